@@ -1,4 +1,4 @@
-"""Attention scores beside the fused kernel: only the asked query rows are ever computed, in at least fp32."""
+"""Attention scores alongside the fused kernel: only the required query rows are computed, in at least fp32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-from espalier.harness.engine.text.step_attention import NAME, announce
+from espalier.harness.engine.text.step_attention import NAME, register_folded
 from espalier.harness.engine.visibility import CAUSAL, Visibility
 from espalier.harness.errors import UserError
 
@@ -21,10 +21,10 @@ Watcher = Callable[[Tensor, Tensor, float], None]
 
 
 class AttentionTap:
-    """Lets watchers see the queries and keys of chosen attention modules while their own kernel runs unchanged.
+    """Shows watchers the queries and keys of chosen attention modules while the modules' kernel runs unchanged.
 
-    The attention functions in use are wrapped under their own names, so mask creation and kernel choice stay as they
-    are, and are put back on exit. torch's own attention module, as in pooling heads, is watched by a hook on its input.
+    The attention functions in use are wrapped under their own names, so mask creation and kernel choice do not change,
+    and are restored on exit. torch's attention module, as in pooling heads, is watched by a hook on its input.
 
     Raises:
         UserError: a watched module runs eager attention, which transformers does not dispatch through its table.
@@ -44,7 +44,7 @@ class AttentionTap:
                 "valid: sdpa, flash_attention_2"
             )
         if "sdpa" in names:  # decoding steps may run it by folded heads
-            announce()
+            register_folded()
             names.add(NAME)
         self._names = sorted(names)
         self._originals: dict[str, Callable[..., Any]] = {}
@@ -70,12 +70,12 @@ class AttentionTap:
         self._handles.clear()
 
     def show(self, module: nn.Module, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Show whoever watches a module the queries and keys of a run of it that has been kept."""
+        """Show a module's watchers the queries and keys of a stored run."""
         for watcher in self._watchers.get(module, ()):
             watcher(query, key, scaling)
 
     def _before_pooling(self, module: nn.MultiheadAttention, args: tuple[Tensor, ...]) -> None:
-        """Project what the module is called with (batch first) to the queries and keys of its heads."""
+        """Project the module's inputs (batch first) to the queries and keys of its heads."""
         states: list[Tensor] = []
         weights, biases = module.in_proj_weight.chunk(3), module.in_proj_bias.chunk(3)
         for value, weight, bias in zip(args[:2], weights[:2], biases[:2], strict=True):
@@ -93,9 +93,9 @@ class AttentionTap:
             if module in watchers:
                 scaling = kwargs.get("scaling")
                 scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-                for part in _segments(query, key, kwargs.get("cu_seq_lens_q")):
+                for segment in _segments(query, key, kwargs.get("cu_seq_lens_q")):
                     for watcher in watchers[module]:
-                        watcher(*part, scaling)
+                        watcher(*segment, scaling)
             return original(module, query, key, value, *args, **kwargs)
 
         return attention
@@ -104,7 +104,7 @@ class AttentionTap:
 def _segments(
     query: Tensor, key: Tensor, boundaries: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Cut a packed call (flash attention over several images at once) into what attends to itself."""
+    """Split a packed call (flash attention over several images at once) into sequences that attend to themselves."""
     if boundaries is None:
         yield query, key
         return
@@ -121,7 +121,7 @@ def head_rows(query: Tensor, key: Tensor, scaling: float, visible: Tensor | None
     """Return the attention probabilities of a few query rows in every head.
 
     Args:
-        query: (B, H, R, Dh) the asked rows, rotary positions applied.
+        query: (B, H, R, Dh) the query rows, rotary positions applied.
         key: (B, H_kv, S, Dh) all keys; query head h reads key head h // (H / H_kv).
         scaling: factor of the logits.
         visible: boolean, broadcastable to (B, 1, R, S), which keys each row may see; None for all.
@@ -140,9 +140,9 @@ def head_rows(query: Tensor, key: Tensor, scaling: float, visible: Tensor | None
 
 
 def last_row(query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
-    """Return (B, S): what the last query pays each key; batches are left-padded, so the last slot is real.
+    """Return (B, S): attention of the last query to each key; batches are left-padded, so the last slot is real.
 
-    The last slot sees every valid key, whoever else sees whom.
+    The last slot sees every valid key under any visibility.
     """
     visible = valid[:, None, None, :]
     return attention_rows(query[:, :, -1:], key, scaling, visible)[:, 0]
@@ -158,7 +158,7 @@ def received_mean(
 ) -> Tensor:
     """Return (B, S): attention each key receives, mean over heads and the real queries that may see it.
 
-    The map is built in blocks of `block` rows, so memory is O(H block S) and not O(H S^2).
+    The map is built in blocks of `block` rows, so memory is O(H block S) instead of O(H S^2).
     """
     n_slots = key.shape[2]
     slot = torch.arange(n_slots, device=key.device)
@@ -166,14 +166,14 @@ def received_mean(
         valid.shape, dtype=torch.promote_types(query.dtype, torch.float32), device=key.device
     )
     for start in range(0, n_slots, block):
-        seen = visibility.sees(slot[start : start + block], n_slots)
-        visible = (seen & valid[:, None, :])[:, None]
+        visible_by_slot = visibility.sees(slot[start : start + block], n_slots)
+        visible = (visible_by_slot & valid[:, None, :])[:, None]
         weights = attention_rows(query[:, :, start : start + block], key, scaling, visible)
         total += (weights * valid[:, start : start + block, None]).sum(1)
     return total / visibility.seen_by(valid)
 
 
-def asked_rows(
+def query_rows(
     query: Tensor,
     key: Tensor,
     scaling: float,
@@ -182,29 +182,29 @@ def asked_rows(
     block: int = 256,
     visibility: Visibility = CAUSAL,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield what the queries in some slots pay each key, `block` of them at a time.
+    """Yield the attention of the queries in some slots to each key, `block` of them at a time.
 
     Args:
         query: (B, H, S, Dh) rotary positions applied.
         key: (B, H_kv, S, Dh).
         scaling: factor of the logits.
-        valid: (B, S) which slots may be attended to.
-        slots: (B, R) slots of the asked queries, -1 where a row has fewer.
+        valid: (B, S) slots that may be attended to.
+        slots: (B, R) slots of the queries, -1 where a row has fewer.
         block: queries at a time.
-        visibility: who sees whom.
+        visibility: attention visibility.
 
     Yields:
-        weights: (B, H, r, S) in at least fp32; what stands in rows that are not real means nothing.
+        weights: (B, H, r, S) in at least fp32; values of rows that are not real are meaningless.
         real: (B, r, 1) which rows are real.
 
     Cost: O(H R S Dh); memory O(H block S).
     """
     rows = torch.arange(slots.shape[0], device=key.device).unsqueeze(1)
-    for some in slots.split(block, dim=1):
-        asked = query.transpose(1, 2)[rows, some.clamp(min=0)].transpose(1, 2)
-        visible = visibility.sees(some, key.shape[2]) & valid.unsqueeze(1)
-        weights = head_rows(asked, key, scaling, visible.unsqueeze(1))
-        yield weights, (some >= 0).unsqueeze(2)
+    for slot_block in slots.split(block, dim=1):
+        queries = query.transpose(1, 2)[rows, slot_block.clamp(min=0)].transpose(1, 2)
+        visible = visibility.sees(slot_block, key.shape[2]) & valid.unsqueeze(1)
+        weights = head_rows(queries, key, scaling, visible.unsqueeze(1))
+        yield weights, (slot_block >= 0).unsqueeze(2)
 
 
 def word_rows(
@@ -216,15 +216,15 @@ def word_rows(
     block: int = 256,
     visibility: Visibility = CAUSAL,
 ) -> Tensor:
-    """Return (B, T, S): what the queries in the slots `words` (B, T) pay each key, 0 where the slot is -1.
+    """Return (B, T, S): attention of the queries in the slots `words` (B, T) to each key, 0 where the slot is -1.
 
     The rows are computed in blocks of `block`, so memory beyond the result is O(H block S).
     """
-    found = asked_rows(query, key, scaling, valid, words, block, visibility)
-    return torch.cat([weights.mean(1) * real for weights, real in found], dim=1)
+    row_blocks = query_rows(query, key, scaling, valid, words, block, visibility)
+    return torch.cat([weights.mean(1) * real for weights, real in row_blocks], dim=1)
 
 
-def received_everywhere(query: Tensor, key: Tensor, scaling: float, block: int = 256) -> Tensor:
+def received_unmasked(query: Tensor, key: Tensor, scaling: float, block: int = 256) -> Tensor:
     """Return (B, S): attention each key receives without a mask, mean over heads and queries; blocks as above."""
     total = torch.zeros((), device=key.device)
     for rows in query.split(block, dim=2):
@@ -238,6 +238,6 @@ def mean_logits(query: Tensor, key: Tensor, scaling: float) -> Tensor:
     Logits are linear in the query, so the mean over queries is the logit of the mean query.
     """
     accumulator = torch.promote_types(query.dtype, torch.float32)
-    asked = query.to(accumulator).mean(2)
+    mean_query = query.to(accumulator).mean(2)
     keys = key.to(accumulator).repeat_interleave(query.shape[1] // key.shape[1], 1)
-    return torch.einsum("bhd,bhsd->bs", asked, keys) * (scaling / query.shape[1])
+    return torch.einsum("bhd,bhsd->bs", mean_query, keys) * (scaling / query.shape[1])

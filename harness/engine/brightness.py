@@ -1,4 +1,4 @@
-"""The pixels that visual tokens were made of, as luma: what a method reads that looks at the picture itself."""
+"""Luma of the pixels that visual tokens are made of, for methods that look at the image itself."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ RED, GREEN, BLUE = 0.299, 0.587, 0.114
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Normalised pixels as the tower gets them, and how the projector's units lie in them.
+    """Normalised pixels as the tower gets them, and their division into the projector's units.
 
     Attributes:
-        pixels: (n, 3, H, W) each, in the order of the projector's calls. Their cells, picture by picture in raster
-            order, are its units.
-        cells: cells along an edge of each; pictures are square.
+        pixels: (n, 3, H, W) each, in the order of the projector's calls. Their cells, image by image in raster order,
+            are its units.
+        cells: cells along an edge of each; images are square.
         side: pixels along the edge of a cell.
         mean: of each colour, by which pixels in [0, 1] were normalised.
-        std: likewise.
+        std: standard deviation of each colour.
     """
 
     pixels: Sequence[Tensor]
@@ -33,15 +33,15 @@ class Pictures:
     std: Sequence[float]
 
     def luma(self) -> Tensor:
-        """Return (units, side + 2, side + 2) luma in [-1, 1]: cells with a border of one pixel, 0 outside a picture.
+        """Return (units, side + 2, side + 2) luma in [-1, 1]: cells with a border of one pixel, 0 outside an image.
 
         Cost: O(pixels), and about as much memory again in fp32.
         """
-        found = [
-            _cells(self._luma(part), count, self.side)
-            for part, count in zip(self.pixels, self.cells, strict=True)
+        cells = [
+            _cells(self._luma(pixels), count, self.side)
+            for pixels, count in zip(self.pixels, self.cells, strict=True)
         ]
-        return torch.cat(found)
+        return torch.cat(cells)
 
     def _luma(self, pixels: Tensor) -> Tensor:
         """Return (n, H, W) luma of normalised pixels."""
@@ -56,7 +56,7 @@ class Pictures:
 def _cells(luma: Tensor, count: int, side: int) -> Tensor:
     """Cut (n, H, W) into (n * count^2, side + 2, side + 2) overlapping cells in raster order."""
     height, width = (count * side - size for size in luma.shape[1:])
-    # A tower whose patches do not fill its picture leaves out pixels at the right and at the bottom (negative padding).
+    # Patches that do not fill the image leave out pixels at the right and at the bottom (negative padding).
     framed = pad(luma, (1, 1 + width, 1, 1 + height))
     cut = framed.unfold(1, side + 2, side).unfold(2, side + 2, side)
     return cut.flatten(0, 2)

@@ -1,4 +1,4 @@
-"""Decoding steps after a shortened prefill: positions, and a mask for each layer's own cache length."""
+"""Decoding steps after a shortened prefill: positions, and a mask for each layer's cache length."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.masks import decode_mask, reference_mask
-from espalier.harness.engine.positions import rotary_at
-from espalier.harness.engine.sites.decode import Focus
+from espalier.harness.engine.positions import rotary_tables
+from espalier.harness.engine.sites.decode import DecodeStepMask
 from espalier.harness.engine.text.step_attention import NAME, RowMask
 
 
-class Steps:
-    """What decoding steps need of the stages that the prefill left.
+class DecodeSteps:
+    """Arguments of decoding steps, derived from the stages of the prefill.
 
     Args:
         stages: of the prefill, first to last.
         config: text configuration.
         emulate: whether dropped tokens are still in the caches and have to be hidden.
-        embedding: the decoder's rotary embedding where gaps are closed after each site; None: positions stay.
-        focus: chooses at each step which visual entries the upper layers attend to, or None.
+        embedding: the decoder's rotary embedding if gaps are closed after each site; None: positions stay.
+        step_mask: chooses at each step which visual entries the upper layers attend to, or None.
     """
 
     def __init__(
@@ -32,28 +32,28 @@ class Steps:
         config: Any,
         emulate: bool,
         embedding: Any = None,
-        focus: Focus | None = None,
+        step_mask: DecodeStepMask | None = None,
     ) -> None:
         self._stages = stages
         self._config = config
         self._emulate = emulate
         self._embedding = embedding
-        self._focus = focus
+        self._step_mask = step_mask
         self._masks: dict[tuple[int, torch.device, bool], Tensor | None] = {}
         self._rows: dict[tuple[int, torch.device], RowMask] = {}
-        #: Positions (B, t) of the new tokens if nothing had been dropped, and the tables of each stage's own.
+        #: Positions (B, t) of the new tokens as if nothing had been dropped, and the rotary tables of each stage.
         self._positions: Tensor | None = None
         self._tables: dict[tuple[int, torch.device], tuple[Tensor, ...]] = {}
 
     @property
     def needed(self) -> bool:
-        """Whether steps need masks or positions of ours; most batches do not."""
+        """Whether steps need masks or positions from here; most batches do not."""
         return self.masked or (self._embedding is not None and len(self._stages) > 1)
 
     @property
     def masked(self) -> bool:
-        """Whether steps need masks of ours, whoever counts the positions."""
-        if self._focus is not None:
+        """Whether steps need masks from here, regardless of who counts the positions."""
+        if self._step_mask is not None:
             return True
         if len(self._stages) == 1:
             return False
@@ -62,7 +62,7 @@ class Steps:
 
     @property
     def staggered(self) -> bool:
-        """Whether a new token has other positions in later layers than in the first."""
+        """Whether a new token has different positions in later layers than in the first."""
         return self._embedding is not None and self._stages[-1].first > 0
 
     def stage(self, layer: int) -> Stage:
@@ -70,22 +70,22 @@ class Steps:
         return next(stage for stage in reversed(self._stages) if stage.first <= layer)
 
     def arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Correct the arguments that a step hands to the decoder stack."""
+        """Correct the arguments that a step passes to the decoder stack."""
         self._masks.clear()
         self._tables.clear()
         corrected = dict(kwargs)
         if self._embedding is not None:
             self._positions = kwargs["position_ids"]
             corrected["position_ids"] = self._closed(self.stage(0))
-        # Where tokens are hidden, the layers' own masks do that.
+        # If tokens are hidden, the layers' masks hide them.
         stage = self._stages[0] if self._emulate else self.stage(0)
         hidden, cache = kwargs["inputs_embeds"], kwargs["past_key_values"]
         stage.move(hidden.device)
         corrected["attention_mask"] = None
         if stage.padded and self._folded:
-            corrected["attention_mask"] = self._mask(stage, hidden, cache, 0, hides=False)
+            corrected["attention_mask"] = self._mask(stage, hidden, cache, 0, hides_entries=False)
         elif stage.padded:
-            corrected["attention_mask"] = _longer(
+            corrected["attention_mask"] = _extend_valid(
                 stage.valid, cache.get_seq_length(0) + hidden.shape[1]
             )
         return corrected
@@ -93,51 +93,51 @@ class Steps:
     def layer_arguments(
         self, layer: int, hidden: Tensor, kwargs: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """Return the arguments of a decoder layer for new tokens `hidden` (B, t, D); None if they stand as they are."""
+        """Return a decoder layer's arguments for new tokens `hidden` (B, t, D); None if they need no change."""
         stage = self.stage(layer)
-        hides = self._focus is not None and self._focus.hides(layer)
-        if stage is self._stages[0] and not hides:
+        hides_entries = self._step_mask is not None and self._step_mask.hides(layer)
+        if stage is self._stages[0] and not hides_entries:
             return None
-        mask = self._mask(stage, hidden, kwargs["past_key_values"], layer, hides)
+        mask = self._mask(stage, hidden, kwargs["past_key_values"], layer, hides_entries)
         changed = {**kwargs, "attention_mask": mask}
         if self._embedding is not None and stage.first > 0:
             changed["position_embeddings"] = self._rotary(stage, hidden)
         return changed
 
     def _closed(self, stage: Stage) -> Tensor:
-        """Return (B, t): the positions that follow on the tokens of a stage."""
+        """Return (B, t): the positions that follow the tokens of a stage."""
         assert self._positions is not None  # `arguments` has read them
-        gone = [a - b for a, b in zip(self._stages[0].counts, stage.counts, strict=True)]
-        shift = torch.tensor(gone, device=self._positions.device).unsqueeze(1)
+        dropped = [a - b for a, b in zip(self._stages[0].counts, stage.counts, strict=True)]
+        shift = torch.tensor(dropped, device=self._positions.device).unsqueeze(1)
         return self._positions - shift
 
     def _rotary(self, stage: Stage, hidden: Tensor) -> tuple[Tensor, ...]:
         """Return the rotary tables of a step, built once for each stage and device."""
         key = (id(stage), hidden.device)
         if key not in self._tables:
-            self._tables[key] = rotary_at(self._embedding, hidden, self._closed(stage))
+            self._tables[key] = rotary_tables(self._embedding, hidden, self._closed(stage))
         return self._tables[key]
 
     def _mask(
-        self, stage: Stage, hidden: Tensor, cache: Any, layer: int, hides: bool
+        self, stage: Stage, hidden: Tensor, cache: Any, layer: int, hides_entries: bool
     ) -> Tensor | None:
         """Return the mask of a step, built once for each stage and device, with and without hidden entries."""
-        key = (id(stage), hidden.device, hides)
+        key = (id(stage), hidden.device, hides_entries)
         if key in self._masks:
             return self._masks[key]
         stage.move(hidden.device)
         valid, padded = stage.valid, stage.padded
-        if hides:
-            assert self._focus is not None
-            valid, padded = self._focus.valid(stage), True
+        if hides_entries:
+            assert self._step_mask is not None
+            valid, padded = self._step_mask.valid(stage), True
         n_past = cache.get_seq_length(layer)
         mask: Tensor | None
         if self._folded:
             mask = None
             if padded or self._emulate:
-                mask = self._row_mask(stage, valid, hidden, hides).of(n_past + 1)
+                mask = self._row_mask(stage, valid, hidden, hides_entries).of(n_past + 1)
         elif self._emulate:
-            alive = _longer(valid, n_past + hidden.shape[1])
+            alive = _extend_valid(valid, n_past + hidden.shape[1])
             mask = reference_mask(self._config, hidden, alive, n_past)
         else:
             mask = decode_mask(self._config, hidden, valid, padded, cache, layer)
@@ -146,13 +146,15 @@ class Steps:
 
     @property
     def _folded(self) -> bool:
-        """Whether steps of one token run by folded heads, whose masks need nothing of the library."""
+        """Whether steps of one token use folded heads, with masks that need nothing from the library."""
         return bool(self._config._attn_implementation == NAME)
 
-    def _row_mask(self, stage: Stage, valid: Tensor, hidden: Tensor, hides: bool) -> RowMask:
-        """Return the mask of a stage's steps, written once; that of a step which hides entries is its own."""
+    def _row_mask(
+        self, stage: Stage, valid: Tensor, hidden: Tensor, hides_entries: bool
+    ) -> RowMask:
+        """Return the mask of a stage's steps, built once; a step that hides entries gets a new one."""
         groups = self._config.num_attention_heads // self._config.num_key_value_heads
-        if hides:
+        if hides_entries:
             return RowMask(valid, groups, hidden.dtype)
         key = (id(stage), hidden.device)
         if key not in self._rows:
@@ -160,6 +162,6 @@ class Steps:
         return self._rows[key]
 
 
-def _longer(valid: Tensor, keys: int) -> Tensor:
-    """Return (B, keys): slots that may be seen, the tokens behind the prompt among them."""
+def _extend_valid(valid: Tensor, keys: int) -> Tensor:
+    """Return (B, keys): slots that may be seen, including the tokens after the prompt."""
     return torch.cat([valid, valid.new_ones(valid.shape[0], keys - valid.shape[1])], 1)

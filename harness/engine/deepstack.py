@@ -1,10 +1,10 @@
-"""DeepStack: what the first decoder layers add to visual tokens, given to the tokens that are still there.
+"""DeepStack: add features to visual tokens after the first decoder layers, for the tokens that remain.
 
-Some models hand features of earlier tower layers to the decoder: behind layer l, the l-th of them are added to the
+Some models pass features of earlier tower layers to the decoder: after layer l, the l-th of them are added to the
 hidden states of the visual tokens (arXiv 2406.04334). The model finds these tokens by a mask over the whole prompt,
-which fits no more once some are gone. The engine therefore takes the features out of the decoder's arguments and adds
-them itself: to the tokens alive behind that layer, wherever they stand, and to no others. A token that a method merges
-gets features merged by the same plan, as if they had been a part of it.
+which no longer fits once some are dropped. The engine therefore takes the features out of the decoder's arguments and
+adds them itself, to the tokens alive after that layer, at their current slots. A token merged by a method gets features
+merged by the same plan, as if they had been part of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEATURES, MASK = "deepstack_visual_embeds", "visual_pos_masks"
 
 
 class DeepStack:
-    """The features of one batch, for each of the first decoder layers one row an original visual token.
+    """The features of one batch: for each of the first decoder layers, one row for each original visual token.
 
     Args:
         layout: of the batch, its rows repeated for beams.
@@ -38,35 +38,35 @@ class DeepStack:
     """
 
     def __init__(self, layout: Layout, features: Sequence[Tensor]) -> None:
-        found, seen = len(features[0]), sum(layout.counts)
-        if found != seen:
-            raise ValueError(f"DeepStack features for {found} tokens, methods see {seen}")
-        self._tables = [_table(layout, one) for one in features]
+        n_features, n_visual = len(features[0]), sum(layout.counts)
+        if n_features != n_visual:
+            raise ValueError(f"DeepStack features for {n_features} tokens, methods see {n_visual}")
+        self._tables = [_table(layout, layer_features) for layer_features in features]
 
     def hook(
         self, layers: Iterable[nn.Module], stage: Callable[[], Stage | None]
     ) -> list[RemovableHandle]:
-        """Add the features behind the first layers; the caller removes the handles.
+        """Add the features after the first layers; the caller removes the handles.
 
         Args:
             layers: of the decoder.
-            stage: returns the stage in force, None outside the prefill.
+            stage: returns the current stage, None outside the prefill.
         """
 
         def adder(number: int) -> Callable[[nn.Module, Any, Tensor], Tensor | None]:
             def add(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-                alive = stage()
-                return None if alive is None else self.added(number, output, alive)
+                active = stage()
+                return None if active is None else self.add_features(number, output, active)
 
             return add
 
         pairs = zip(layers, range(len(self._tables)), strict=False)
         return [layer.register_forward_hook(adder(number)) for layer, number in pairs]
 
-    def added(self, number: int, hidden: Tensor, stage: Stage) -> Tensor:
-        """Return the states (B, M, D) behind layer `number` with the features of the tokens alive added."""
+    def add_features(self, number: int, hidden: Tensor, stage: Stage) -> Tensor:
+        """Return the states (B, M, D) after layer `number` with the features of the alive tokens added."""
         stage.move(hidden.device)
-        rows, places = _real(stage.counts, hidden.device)
+        rows, places = _real_entries(stage.counts, hidden.device)
         slots, origin = stage.slots[rows, places], stage.origin[rows, places]
         table = self._tables[number].to(hidden.device, hidden.dtype)
         hidden = hidden.clone()
@@ -74,29 +74,31 @@ class DeepStack:
         return hidden
 
     def merge(self, decision: Decision, stage: Stage, first: int) -> None:
-        """Merge the features that are still to be added as a decision merges the tokens.
+        """Merge the features not yet added in the way that a decision merges the tokens.
 
         Args:
             decision: the plans of a site.
             stage: before the site.
-            first: decoder layer whose input the site shortens.
+            first: decoder layer with the input that the site shortens.
         """
         device = stage.origin.device
-        for part in decision.merged:
-            every = range(len(stage.counts))
-            members = part.rows if isinstance(part.rows, list) else list(every[part.rows])
+        for merged in decision.merged:
+            all_rows = range(len(stage.counts))
+            members = merged.rows if isinstance(merged.rows, list) else list(all_rows[merged.rows])
             rows = torch.tensor(members, device=device)
             origin = stage.origin[rows][:, : stage.counts[members[0]]]
-            kept = take(origin, part.kept, -1)
+            kept = take(origin, merged.kept, -1)
             for number in range(first, len(self._tables)):
                 table = self._tables[number].to(device)
                 tokens = take(table[rows], origin, -2)
-                table[rows[:, None], kept] = part.merge.apply(tokens, part.kept.shape[1])
+                table[rows[:, None], kept] = merged.merge.apply(tokens, merged.kept.shape[1])
                 self._tables[number] = table
 
 
-def take_over(arguments: dict[str, Any], layout: Layout) -> tuple[DeepStack | None, dict[str, Any]]:
-    """Return the features among a decoder's arguments, None where it has no such, and the arguments without them."""
+def extract_features(
+    arguments: dict[str, Any], layout: Layout
+) -> tuple[DeepStack | None, dict[str, Any]]:
+    """Return the features among a decoder's arguments, None if there are none, and the arguments without them."""
     if not arguments.get(FEATURES):
         return None, arguments
     stack = DeepStack(layout, arguments[FEATURES])
@@ -106,12 +108,12 @@ def take_over(arguments: dict[str, Any], layout: Layout) -> tuple[DeepStack | No
 def _table(layout: Layout, features: Tensor) -> Tensor:
     """Return (B, N, D) of (V, D) features."""
     table = features.new_zeros(*layout.visual.shape, features.shape[-1])
-    table[_real(layout.counts, features.device)] = features
+    table[_real_entries(layout.counts, features.device)] = features
     return table
 
 
-def _real(counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return row and place of each entry that is no padding, row by row; nothing is asked of the device."""
+def _real_entries(counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return row and index of each entry that is not padding, row by row, without synchronising with the device."""
     rows = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     places = torch.cat([torch.arange(count) for count in counts])
     return rows.to(device), places.to(device)

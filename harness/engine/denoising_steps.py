@@ -1,26 +1,202 @@
-"""Denoising steps: prompt and answer run through the decoder stack together, or the answer behind a cached prompt."""
+"""Denoising steps: prompt and answer run through the decoder stack together, or the answer after a cached prompt.
+
+A method may merge entries of the cached prompt in a step, in the layers after the one where its deciders score them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from transformers.cache_utils import Cache
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.attention_probe import AttentionTap
+from espalier.harness.cost.clock import Clock
+from espalier.harness.engine.attention_probe import AttentionTap, attention_rows
 from espalier.harness.engine.finite_logits import NonFiniteLogits
 from espalier.harness.engine.forward_pass import Pass
-from espalier.harness.engine.merged_entries import Merging
-from espalier.harness.engine.positions import closed
-from espalier.harness.engine.prefix_cache import CachedPrompt, remembered, run_behind
+from espalier.harness.engine.layout import Stage
+from espalier.harness.engine.positions import closed_positions, rotary_tables
+from espalier.harness.engine.prefix_cache import CachedPrompt, cache_prompt, run_answer
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import Record
 from espalier.harness.engine.session import Session
+from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.signals.deciders import DECIDERS
+from espalier.harness.engine.text.kv_cache import IndexedLayer
 from espalier.methods.denoiser import as_denoiser
+from espalier.methods.select.entries import Entries
+
+
+class MergedLayer(IndexedLayer):
+    """A layer of one step: entries computed when the layer is reached, followed by the answer's positions.
+
+    Args:
+        make: returns keys and values (B, H_kv, S', D).
+        length: S'.
+    """
+
+    def __init__(self, make: Callable[[], tuple[Tensor, Tensor]], length: int) -> None:
+        super().__init__(room=0)
+        self._make = make
+        self._length = length
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return the entries followed by the new tokens; nothing is stored."""
+        keys, values = self._make()
+        return torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
+
+
+class EntryMerger:
+    """One step's choice, and the layers that follow from it. The prompt's cache is only read.
+
+    Args:
+        setup: of the session; its method merges entries.
+        cached_prompt: the prompt.
+        deciders: (B, G) booleans.
+        keep: visual tokens that stay, for each row.
+    """
+
+    def __init__(
+        self,
+        setup: SessionSetup,
+        cached_prompt: CachedPrompt,
+        deciders: Tensor,
+        keep: Sequence[int],
+    ) -> None:
+        method = as_denoiser(setup.method)
+        assert method is not None  # only denoisers merge
+        self._setup, self._prompt, self._deciders = setup, cached_prompt, deciders
+        self._clock = Clock(*setup.adapter.devices, enabled=setup.timed)
+        self._method = method
+        #: First layer with merged entries.
+        self.first_merged = setup.sites[0].layer + 1
+        self._keep = tuple(keep)
+        (self._prompt_stage,) = cached_prompt.stages
+        #: Whether every token of every row stays.
+        self.idle = self._keep == self._prompt_stage.counts
+        self._lengths = [n + text for n, text in zip(keep, cached_prompt.layout.text, strict=True)]
+        #: (K,) kept visual tokens of each row, once the deciders' layer has run.
+        self.kept: list[Tensor] = []
+        self._tables: dict[torch.device, tuple[Tensor, ...]] = {}
+
+    @property
+    def watched_attention(self) -> tuple[Any, Callable[[Tensor, Tensor, float], None]]:
+        """The attention module of the deciders' layer, and its watcher."""
+        return self._setup.adapter.decoder.layers[self.first_merged - 1].self_attn, self._choose
+
+    def stages(self) -> tuple[Stage, Stage]:
+        """Return the stages up to the deciders' layer and after it; the second without slots."""
+        prompt_stage, width = self._prompt_stage, max(self._lengths)
+        lengths = torch.tensor(self._lengths, device=prompt_stage.valid.device).unsqueeze(1)
+        valid = torch.arange(width, device=prompt_stage.valid.device) >= width - lengths
+        empty = prompt_stage.slots[:, :0]
+        padded = any(length != width for length in self._lengths)
+        return prompt_stage, Stage(
+            self.first_merged, valid, padded, empty, self._keep, empty, empty
+        )
+
+    def cache(self) -> Cache:
+        """Return the cache of this step: the prompt's layers, then merged ones."""
+        prompt_layers, width = self._prompt.cache.indexed, max(self._lengths)
+        merged = [
+            MergedLayer(partial(self._layer_entries, layer), width)
+            for layer in prompt_layers[self.first_merged :]
+        ]
+        return Cache(layers=[*prompt_layers[: self.first_merged], *merged])
+
+    def records(self) -> tuple[Record, ...]:
+        """Return each row's record of the step."""
+        step_records: list[Record] = []
+        select_ms = self._clock.totals_ms().get("select", 0.0) / len(self._keep)
+        for row, (record, keep) in enumerate(zip(self._prompt.records, self._keep, strict=True)):
+            upper_layers = (keep,) * (len(record.entering) - self.first_merged)
+            step = replace(
+                record,
+                requested=(keep,),
+                kept=(keep,),
+                entering=record.entering[: self.first_merged] + upper_layers,
+                held=record.entering,
+                origin=record.origin if self.idle else self.kept[row].cpu(),
+                times_ms={"select": select_ms},
+            )
+            step_records.append(step)
+        return tuple(step_records)
+
+    def _choose(self, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Choose in every row by the attention of its deciders."""
+        with self._clock.phase("select"):
+            stage = self._prompt_stage.move(query.device)
+            alive = torch.cat([stage.valid, stage.valid.new_ones(self._deciders.shape)], 1)
+            rows = attention_rows(query, key, scaling, alive[:, None, None, :])
+            attention = (rows * self._deciders.to(rows.device).unsqueeze(2)).sum(1)
+            for row, (count, keep) in enumerate(zip(stage.counts, self._keep, strict=True)):
+                scores = attention[row : row + 1, stage.slots[row, :count]]
+                chosen = self._method.chosen(scores, keep)[0] if count else stage.slots[row, :0]
+                self.kept.append(chosen)
+
+    def _layer_entries(self, layer: IndexedLayer) -> tuple[Tensor, Tensor]:
+        """Return keys and values (B, H_kv, S', D) of a layer, rows of fewer entries padded on the left."""
+        with self._clock.phase("select"):
+            stage, (keys, values) = self._prompt_stage, layer.entries
+            stage.move(keys.device)
+            width, rows = max(self._lengths), list[list[Tensor]]()
+            for row, (length, keep) in enumerate(zip(self._lengths, self._keep, strict=True)):
+                start = keys.shape[2] - length - stage.counts[row] + keep
+                entries = keys[row, :, start:], values[row, :, start:]
+                if keep < stage.counts[row]:
+                    entries = self._merge_row(row, start, *entries)
+                rows.append([pad(store, (0, 0, width - length, 0)) for store in entries])
+            return torch.stack([k for k, _ in rows]), torch.stack([v for _, v in rows])
+
+    def _merge_row(
+        self, row: int, start: int, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return one row's merged keys and values (H_kv, S', D) in the model's type."""
+        stage, dtype = self._prompt_stage, torch.promote_types(keys.dtype, torch.float32)
+        tables = [table[row, start:].to(dtype) for table in self._rotary(keys)]
+        entries = Entries(
+            keys=unrotate(keys.to(dtype), *tables),
+            values=values.to(dtype),
+            visual=stage.slots[row, : stage.counts[row]] - start,
+            kept=self.kept[row].to(keys.device),
+        )
+        merged_keys, merged_values = self._method.merged(entries)
+        # Closed gaps: positions count from the first token.
+        places = slice(0, merged_keys.shape[1]) if self._setup.renumber else entries.left
+        rotated_keys = rotate(merged_keys, *(table[places] for table in tables))
+        return rotated_keys.to(keys.dtype), merged_values.to(values.dtype)
+
+    def _rotary(self, keys: Tensor) -> tuple[Tensor, ...]:
+        """Return the tables (B, S, D) of the prompt's positions, as the model applied them to its keys."""
+        if keys.device not in self._tables:
+            embedding = self._setup.adapter.decoder.rotary_emb
+            positions = closed_positions(self._prompt_stage.valid.to(keys.device))
+            self._tables[keys.device] = rotary_tables(embedding, keys, positions)
+        return self._tables[keys.device]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return (..., S, D) rotated by tables (S, d): pairs are d / 2 apart; dimensions after the first d stay."""
+    width = cos.shape[-1]
+    rotated_part, unrotated_part = x[..., :width], x[..., width:]
+    first_half, second_half = rotated_part.chunk(2, -1)
+    return torch.cat(
+        [rotated_part * cos + torch.cat([-second_half, first_half], -1) * sin, unrotated_part], -1
+    )
+
+
+def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return the inverse of `rotate` by the same tables, also if they are scaled or rounded."""
+    scale = cos.square() + sin.square()
+    return rotate(x, cos / scale, -sin / scale)
 
 
 @dataclass(frozen=True)
@@ -28,9 +204,9 @@ class Answering:
     """An answer between two steps.
 
     Attributes:
-        ids: (B, G) what stands in each place, masks where nothing has been said.
-        deciders: (B, G) booleans, the places unveiled in the step before.
-        step: number of the step to come.
+        ids: (B, G) token at each position, masks where none has been unveiled.
+        deciders: (B, G) booleans, the positions unveiled in the previous step.
+        step: number of the next step.
     """
 
     ids: Tensor
@@ -39,9 +215,9 @@ class Answering:
 
 
 class DenoisingSession(Session):
-    """Runs single steps of a model that denoises, with visual tokens reduced anew in each.
+    """Runs single steps of a denoising model, with visual tokens reduced again in each.
 
-    Arguments are those of `Session`; its budget is that of steps whose own is not given.
+    Arguments are those of `Session`; its budget is used where a step has none of its own.
     """
 
     steps: ClassVar[bool] = True
@@ -54,90 +230,100 @@ class DenoisingSession(Session):
 
         Args:
             prompt: of the batch, as `prompt` made it.
-            answer: as it stands.
+            answer: its current state.
             samples: one id for each row.
             budget: of this step.
 
         Returns:
-            The logits (B, G, V) of the answer's places, and for each row what was kept and how long it took.
+            The logits (B, G, V) of the answer's positions, and each row's record.
 
         Raises:
-            NonFiniteLogits: the logits hold NaN or infinity.
+            NonFiniteLogits: the logits contain NaN or infinity.
             BudgetError: the budget cannot be met.
             RuntimeError: outside the `with` block.
         """
         adapter, count = self.adapter, answer.ids.shape[1]
-        words = adapter.model.get_input_embeddings()(answer.ids)
-        embeddings = torch.cat([prompt.arguments["inputs_embeds"], words], 1)
-        layout = prompt.layout.followed_by(count)
+        answer_embeddings = adapter.model.get_input_embeddings()(answer.ids)
+        embeddings = torch.cat([prompt.arguments["inputs_embeds"], answer_embeddings], 1)
+        layout = prompt.layout.extended_by(count)
         inputs: Mapping[str, Any] = {**prompt.inputs, DECIDERS: answer.deciders}
-        # Of what a family hands over beside the embeddings, a stack that denoises takes nothing.
-        whole = replace(
+        # A denoising stack takes no other argument of the family than the embeddings.
+        sequence = replace(
             prompt, inputs=inputs, layout=layout, arguments={"inputs_embeds": embeddings}
         )
-        start = self._start("denoise", whole)
+        start = self._start("denoise", sequence)
         setup = replace(self.setup, budget=budget)
         setup.signals.begin(inputs, prompt.signals)
         valid = layout.valid.to(embeddings.device)
         with (
-            Pass(setup, layout, tuple(samples), start.prompt, answer.step) as this,
-            self._current.running(this.clock, this),
+            Pass(setup, layout, tuple(samples), start.prompt, answer.step) as current_pass,
+            self._active.running(current_pass.clock, current_pass),
         ):
             hidden = adapter.decoder(
                 inputs_embeds=embeddings,
                 attention_mask=valid.long(),
-                position_ids=closed(valid),
+                position_ids=closed_positions(valid),
                 use_cache=False,
             ).last_hidden_state
             logits: Tensor = adapter.model.get_output_embeddings()(hidden[:, -count:])
-            records = this.step_records()
+            records = current_pass.step_records()
         _check_finite(logits, samples, answer.step)
         return logits, records
 
-    def remember(self, prompt: Prompt, samples: Sequence[str], places: int) -> CachedPrompt:
-        """Run prompts that see themselves alone, once for all steps of answers of `places` places.
+    def remember(self, prompt: Prompt, samples: Sequence[str], answer_length: int) -> CachedPrompt:
+        """Run prompts that see only themselves, once for all steps of answers of `answer_length` positions.
 
         Raises:
             BudgetError: the budget cannot be met.
             RuntimeError: outside the `with` block.
         """
         self._start("remember", prompt)
-        return remembered(self.setup, self._current, prompt, samples, places)
+        return cache_prompt(self.setup, self._active, prompt, samples, answer_length)
 
     @torch.inference_mode()
     def denoise_behind(
-        self, held: CachedPrompt, answer: Answering, samples: Sequence[str], budget: Budget
+        self, cached_prompt: CachedPrompt, answer: Answering, samples: Sequence[str], budget: Budget
     ) -> tuple[Tensor, tuple[Record, ...]]:
-        """Run one step of the answer's places against a cached prompt; arguments and result as of `denoise`.
+        """Run one step of the answer's positions against a cached prompt; arguments and result as in `denoise`.
 
-        A method that merges entries does so by this step's deciders; what any other kept, it kept in the prompt's run.
+        A method that merges entries does so by this step's deciders; any other method has acted in the prompt's run.
         """
         adapter, count = self.adapter, answer.ids.shape[1]
-        words = adapter.model.get_input_embeddings()(answer.ids)
-        merging, depth = self._merging(held, answer, budget), len(adapter.decoder.layers)
-        if merging is None or merging.idle:
-            states, used = run_behind(self.setup, held, held.stages, held.cache, words), depth
+        answer_embeddings = adapter.model.get_input_embeddings()(answer.ids)
+        merger, depth = (
+            self._make_merger(cached_prompt, answer, budget),
+            len(adapter.decoder.layers),
+        )
+        stages, cache = cached_prompt.stages, cached_prompt.cache
+        if merger is None or merger.idle:
+            states = run_answer(self.setup, cached_prompt, stages, cache, answer_embeddings)
+            n_layers = depth
         else:
-            with AttentionTap([merging.watched]):
-                states = run_behind(self.setup, held, merging.stages(), merging.cache(), words)
-            used = merging.behind
-        held.cache.cut(count, used)
+            stages, merged_cache = merger.stages(), merger.cache()
+            with AttentionTap([merger.watched_attention]):
+                states = run_answer(
+                    self.setup, cached_prompt, stages, merged_cache, answer_embeddings
+                )
+            n_layers = merger.first_merged
+        cached_prompt.cache.cut(count, n_layers)
         logits: Tensor = adapter.model.get_output_embeddings()(states)
         _check_finite(logits, samples, answer.step)
-        return logits, held.step_records() if merging is None else merging.records()
+        return logits, cached_prompt.step_records() if merger is None else merger.records()
 
-    def _merging(self, held: CachedPrompt, answer: Answering, budget: Budget) -> Merging | None:
-        """Return what a step merges; None where the method never does."""
-        method, facts, layout = self.setup.method, self.adapter.facts, held.layout
+    def _make_merger(
+        self, cached_prompt: CachedPrompt, answer: Answering, budget: Budget
+    ) -> EntryMerger | None:
+        """Return the merger of a step; None if the method never merges."""
+        method, facts, layout = self.setup.method, self.adapter.facts, cached_prompt.layout
         if as_denoiser(method) is None or not self.setup.sites:
             return None
         rows = zip(layout.counts, layout.text, strict=True)
         keep = [budget.keep(method, facts, n, text)[0] if n else 0 for n, text in rows]
-        return Merging(self.setup, held, answer.deciders, keep)
+        return EntryMerger(self.setup, cached_prompt, answer.deciders, keep)
 
 
 def _check_finite(logits: Tensor, samples: Sequence[str], step: int) -> None:
-    odd = (~logits.sum((1, 2), dtype=torch.float32).isfinite()).tolist()
-    for sample, bad in zip(samples, odd, strict=True):
-        if bad:
+    non_finite = (~logits.sum((1, 2), dtype=torch.float32).isfinite()).tolist()
+    for sample, row_non_finite in zip(samples, non_finite, strict=True):
+        if row_non_finite:
             raise NonFiniteLogits(sample, step)

@@ -1,4 +1,4 @@
-"""What the engine cannot do right is refused, in one line, before it could go wrong silently."""
+"""Refuse settings that the engine cannot honour, in one line, instead of giving silently wrong results."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from espalier.harness.errors import UserError
 #: generate() arguments that break per-layer cache lengths, and why.
 _REFUSED: Mapping[str, str] = {
     "cache_implementation": "static, offloaded and quantised caches hold one length for all layers",
-    "prefill_chunk_size": "a chunked prefill never shows all visual tokens at once",
+    "prefill_chunk_size": "a chunked prefill never has all visual tokens at once",
     "assistant_model": "assisted decoding rewinds a cache whose layers differ in length",
     "prompt_lookup_num_tokens": "assisted decoding rewinds a cache whose layers differ in length",
     "past_key_values": "a cache from an earlier turn reports the length of layer 0 only",
-    "inputs_embeds": "visual positions are read off input_ids",
+    "inputs_embeds": "visual positions are read from input_ids",
     "compile_config": "compiled graphs have fixed lengths",
 }
 
 #: generate() arguments with one value that the engine can honour, and why.
 _FIXED: Mapping[str, tuple[float, str]] = {
     "num_return_sequences": (1, "a sample has one answer"),
-    "num_beam_groups": (1, "groups of beams are code from outside the library"),
-    "guidance_scale": (1, "guidance runs a second prompt through the model between the steps"),
+    "num_beam_groups": (1, "beam groups are code outside the library"),
+    "guidance_scale": (1, "guidance runs a second prompt between the steps"),
 }
 
 
@@ -61,13 +61,13 @@ def check_text_config(config: Any) -> None:
 
 
 def require_one_beam(beams: int) -> None:
-    """Refuse beam search: beams change places between steps, and what a row attended to stays behind.
+    """Refuse beam search: beams swap rows between steps, and the attended entries of a row would not follow.
 
     Raises:
         UserError: there are several beams.
     """
     if beams > 1:
         raise UserError(
-            f"generation.num_beams={beams} is not supported: this method chooses anew at each step what is attended "
-            "to, and beams change places between steps; valid: 1"
+            f"generation.num_beams={beams} is not supported: this method chooses again at each step what is attended "
+            "to, and beams swap rows between steps; valid: 1"
         )

@@ -1,4 +1,4 @@
-"""Cache eviction: layers are scored as the prompt runs, and shortened when it has run, each to its own budget."""
+"""Cache eviction: layers are scored as the prompt runs, and shortened afterwards, each to its own budget."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ from espalier.methods.blame import Blame
 from espalier.methods.compressor import CacheCompressor, CacheView
 from espalier.methods.plans import require_tensor
 
-#: Ratios are decimal: a count this close to a half is one.
+#: Ratios are decimal: a count this close to a half is rounded as a half.
 TIE = 1e-9
 
 
 @dataclass(frozen=True)
 class CacheBudget:
-    """Implements Evicting: a compressor and the share of the cache that it may not keep.
+    """Implements CacheEvictor: a compressor and the share of the cache to evict.
 
     Attributes:
         compressor: scores entries and splits the budget over layers.
-        ratio: share of the candidates that goes, on average over layers; 0 leaves the cache alone.
+        ratio: share of the candidates to evict, on average over layers; 0 leaves the cache unchanged.
     """
 
     compressor: CacheCompressor
     ratio: float
 
     def total(self, candidates: Sequence[int]) -> int:
-        """Return the entries that all layers keep together: the share (1 - ratio), half up, one a layer at least."""
-        asked = math.floor((1 - self.ratio) * sum(candidates) + 0.5 + TIE)
-        return max(asked, len(candidates))
+        """Return the entries kept over all layers: the share (1 - ratio), rounded half up, at least one per layer."""
+        rounded = math.floor((1 - self.ratio) * sum(candidates) + 0.5 + TIE)
+        return max(rounded, len(candidates))
 
     def begin(self, prefill: Prefill, depth: int) -> ScoredEviction:
-        """Return what scores and evicts in one pass."""
+        """Return the eviction of one pass."""
         return ScoredEviction(self, prefill, depth)
 
 
 @dataclass(frozen=True)
-class Row:
-    """Where a sample's tokens are in a left-padded batch: slots from its first token on, counted from there.
+class RowSlots:
+    """Slots of a sample's tokens in a left-padded batch, counted from its first token.
 
     Attributes:
         start: slot of its first token.
         candidates, visual, words, between, pictures: as in `CacheView`.
-        special: slots of newline and separator tokens that are no visual tokens, where all of the prompt may go.
+        special: slots of newline and separator tokens that are not visual tokens, if the whole prompt may be evicted.
     """
 
     start: int
@@ -67,10 +67,10 @@ class Row:
 
 
 class ScoredEviction:
-    """Implements Eviction: scores and evicts the cache of one pass.
+    """Implements PassEviction: scores and evicts the cache of one pass.
 
     Args:
-        evicting: method and ratio.
+        evicting: compressor and ratio.
         prefill: the batch.
         depth: decoder layers.
     """
@@ -79,34 +79,34 @@ class ScoredEviction:
         self._evicting = evicting
         self._prefill = prefill
         self._depth = depth
-        #: (H, N) of each layer and row; None of a row without candidates.
+        #: (H, N) of each layer and row; None for a row without candidates.
         self._scores: list[list[Tensor | None]] = []
-        self._rows: dict[tuple[int, torch.device], list[Row]] = {}
-        self._placed: list[list[Row]] = []
+        self._rows: dict[tuple[int, torch.device], list[RowSlots]] = {}
+        self._layer_rows: list[list[RowSlots]] = []
         self._generators: list[torch.Generator] = []
-        self._held: list[tuple[int, ...]] = []
+        self._held_visual: list[tuple[int, ...]] = []
         self._held_special: list[tuple[int, ...]] = []
 
     @property
-    def held(self) -> Sequence[Sequence[int]]:
-        """Visual entries that each layer holds, for each row of the batch; empty before `carry_out`."""
-        return self._held
+    def held_visual(self) -> Sequence[Sequence[int]]:
+        """Visual entries that each layer holds, for each row of the batch; empty before `shorten`."""
+        return self._held_visual
 
     @property
     def held_special(self) -> Sequence[Sequence[int]]:
-        """Newline and separator entries that each layer holds, likewise; empty where they are no candidates."""
+        """Newline and separator entries that each layer holds, for each row; empty if they are not candidates."""
         return self._held_special if self._evicting.compressor.scope == "prompt" else ()
 
-    def look(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+    def score_layer(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
         """Score a layer from its queries (B, H, M, D) and keys (B, H_kv, M, D). Cost: the method's, row by row."""
-        stage = self._prefill.alive()
+        stage = self._prefill.active_stage()
         if stage is None:
             return
         if not self._generators:
             names = [name for name in self._prefill.samples for _ in range(self._prefill.beams)]
             self._generators = row_generators(self._prefill.setup.seed, names, 0)
         rows = self._rows_of(stage.move(key.device), key.device)
-        found: list[Tensor | None] = []
+        layer_scores: list[Tensor | None] = []
         for number, row in enumerate(rows):
             view = CacheView(
                 layer=layer,
@@ -120,31 +120,31 @@ class ScoredEviction:
                 between=row.between,
                 pictures=row.pictures,
             )
-            found.append(self._scored(view) if len(row.candidates) else None)
-        self._scores.append(found)
-        self._placed.append(rows)
+            layer_scores.append(self._score(view) if len(row.candidates) else None)
+        self._scores.append(layer_scores)
+        self._layer_rows.append(rows)
 
-    def _scored(self, view: CacheView) -> Tensor:
+    def _score(self, view: CacheView) -> Tensor:
         compressor, (heads, kv_heads) = self._evicting.compressor, view.heads
         with Blame(compressor, "score", Site("cache", view.layer)):
             scores = compressor.score(view)
-            wanted = (None, len(view.candidates))
-            require_tensor("what `score` returns", scores, wanted, view.keys.device, real=True)
+            shape = (None, len(view.candidates))
+            require_tensor("what `score` returns", scores, shape, view.keys.device, real=True)
             if scores.shape[0] not in (1, kv_heads, heads):
                 raise PlanError(
                     f"`score` returns {scores.shape[0]} rows; valid: 1, {kv_heads} (KV heads) or {heads} (heads)"
                 )
         return scores
 
-    def _rows_of(self, stage: Stage, device: torch.device) -> list[Row]:
-        """Return where the tokens of each row are, read off a stage once."""
+    def _rows_of(self, stage: Stage, device: torch.device) -> list[RowSlots]:
+        """Return the slots of each row's tokens, computed once for each stage and device."""
         key = (id(stage), device)
         if key not in self._rows:
             layout = self._prefill.layout.repeat(self._prefill.beams)
             self._rows[key] = [self._row(stage, number, layout) for number in range(layout.rows)]
         return self._rows[key]
 
-    def _row(self, stage: Stage, number: int, layout: Layout) -> Row:
+    def _row(self, stage: Stage, number: int, layout: Layout) -> RowSlots:
         count, width = stage.counts[number], stage.valid.shape[1]
         length = layout.text[number] + count
         start = width - length
@@ -153,9 +153,9 @@ class ScoredEviction:
         words = words[words >= 0] - start
         special = visual[:0]
         if layout.special[number] and self._evicting.compressor.scope == "prompt":
-            others = torch.ones(length, dtype=torch.bool, device=visual.device)
-            others[torch.cat([visual, words])] = False
-            special = others.nonzero().squeeze(1)
+            is_special = torch.ones(length, dtype=torch.bool, device=visual.device)
+            is_special[torch.cat([visual, words])] = False
+            special = is_special.nonzero().squeeze(1)
         pictures = layout.picture[number].to(visual.device)[stage.origin[number, :count]]
         between = words[:0]
         if count:
@@ -164,26 +164,29 @@ class ScoredEviction:
         name = f"sample {self._prefill.samples[number // self._prefill.beams]}"
         if len(words) == 0:
             raise UserError(
-                f"{name}: no word stands behind the picture, "
-                "so that nothing asks what its cache entries are worth; valid: a prompt that ends in text"
+                f"{name}: no word follows the image, so that no query can score its cache entries; "
+                "valid: a prompt that ends in text"
             )
         candidates = visual
         if self._evicting.compressor.scope == "prompt":
-            first, last = self._evicting.compressor.exempt
-            candidates = torch.arange(first, max(length - last, first), device=visual.device)
+            exempt_first, exempt_last = self._evicting.compressor.exempt
+            candidates = torch.arange(
+                exempt_first, max(length - exempt_last, exempt_first), device=visual.device
+            )
             if len(candidates) == 0:
                 raise UserError(
-                    f"{name}: none of its {length} prompt tokens may go, since the first {first} and the last {last} "
-                    "never do; valid: method.params.scope=visual, or a smaller method.params.window or recent"
+                    f"{name}: none of its {length} prompt tokens may be evicted, since the first {exempt_first} "
+                    f"and the last {exempt_last} always stay; "
+                    "valid: method.params.scope=visual, or a smaller method.params.window or recent"
                 )
-        return Row(start, candidates, visual, words, between, pictures, special)
+        return RowSlots(start, candidates, visual, words, between, pictures, special)
 
-    # ------------------------------------------------------------------ when the prompt has run
+    # ------------------------------------------------------------------ after the prefill
 
-    def carry_out(self, cache: Any) -> list[Stage]:
-        """Shorten the cache, layer by layer, and return what decoding steps must know of each layer.
+    def shorten(self, cache: Any) -> list[Stage]:
+        """Shorten the cache, layer by layer, and return each layer's stage for the decoding steps.
 
-        Keys and values are gathered into new storage and the old is let go before the next layer's turn.
+        Keys and values are gathered into new storage, and the old is released before the next layer is shortened.
 
         Raises:
             UserError: a cache of a class that cannot be shortened.
@@ -196,95 +199,109 @@ class ScoredEviction:
         return stages
 
     def _budgets(self) -> list[list[int]]:
-        """Return the candidates that each row keeps in each layer."""
-        found = []
-        for number in range(len(self._placed[0])):
+        """Return the number of candidates that each row keeps in each layer."""
+        budgets = []
+        for number in range(len(self._layer_rows[0])):
             scores = [layer[number] for layer in self._scores]
-            given = [one for one in scores if one is not None]
-            if len(given) < len(scores):
-                found.append([0] * len(scores))
+            candidate_scores = [layer_scores for layer_scores in scores if layer_scores is not None]
+            if len(candidate_scores) < len(scores):
+                budgets.append([0] * len(scores))
                 continue
-            total = self._evicting.total([one.shape[-1] for one in given])
+            total = self._evicting.total(
+                [layer_scores.shape[-1] for layer_scores in candidate_scores]
+            )
             with Blame(self._evicting.compressor, "allocate"):
-                shares = self._evicting.compressor.allocate(given, total)
-                require_tensor("what `allocate` returns", shares, (len(given),), shares.device)
-            found.append(shares.tolist())
-        return found
+                shares = self._evicting.compressor.allocate(candidate_scores, total)
+                require_tensor(
+                    "what `allocate` returns", shares, (len(candidate_scores),), shares.device
+                )
+            budgets.append(shares.tolist())
+        return budgets
 
-    def _evict(self, layer: int, held: Any, budgets: Sequence[int]) -> Stage:
-        """Shorten one layer; `budgets` has the candidates that each row keeps."""
-        rows, scores = self._placed[layer], self._scores[layer]
-        keys, values = held.keys, held.values
+    def _evict(self, layer: int, cache_layer: Any, budgets: Sequence[int]) -> Stage:
+        """Shorten one layer; `budgets` is the number of candidates that each row keeps."""
+        rows, scores = self._layer_rows[layer], self._scores[layer]
+        keys, values = cache_layer.keys, cache_layer.values
         n_rows, kv_heads, width, _ = keys.shape
-        heads = max((one.shape[0] for one in scores if one is not None), default=1)
+        heads = max(
+            (row_scores.shape[0] for row_scores in scores if row_scores is not None), default=1
+        )
         if heads > kv_heads:
-            keys, values = self._repeated(held, heads // kv_heads)
+            keys, values = self._repeated(cache_layer, heads // kv_heads)
             kv_heads = heads
         alive = torch.zeros(n_rows, heads, width, dtype=torch.bool, device=keys.device)
         lengths, visuals, specials = [], [], []
-        for number, (row, scored, budget) in enumerate(zip(rows, scores, budgets, strict=True)):
-            own = alive[number, :, row.start :]
-            own[:] = True
-            lengths.append(own.shape[1] - len(row.candidates) + budget)
-            if scored is None:
+        for number, (row, row_scores_kept, budget) in enumerate(
+            zip(rows, scores, budgets, strict=True)
+        ):
+            row_alive = alive[number, :, row.start :]
+            row_alive[:] = True
+            lengths.append(row_alive.shape[1] - len(row.candidates) + budget)
+            if row_scores_kept is None:
                 visuals.append(len(row.visual))
                 specials.append(len(row.special))
                 continue
             with Blame(self._evicting.compressor, "keep", Site("cache", layer)):
-                kept = self._evicting.compressor.keep(scored, budget)
-                require_tensor("what `keep` returns", kept, (len(scored), budget), scored.device)
-                onto = self._evicting.compressor.merge(scored, kept)
-            if onto is not None:
+                kept = self._evicting.compressor.keep(row_scores_kept, budget)
+                require_tensor(
+                    "what `keep` returns",
+                    kept,
+                    (len(row_scores_kept), budget),
+                    row_scores_kept.device,
+                )
+                merge_targets = self._evicting.compressor.merge(row_scores_kept, kept)
+            if merge_targets is not None:
                 shift = self._evicting.compressor.merge_shift
                 for store in (keys, values):
-                    merge_into(store[number, :, row.start :], row.candidates, onto, shift)
-            own[:, row.candidates] = False
-            own.scatter_(1, row.candidates[kept].expand(heads, -1), True)
-            visuals.append(int(own[:, row.visual].sum()) // heads)
-            specials.append(int(own[:, row.special].sum()) // heads)
-        flat = [length for length in lengths for _ in range(heads)]
-        index, valid, padded = left_padded(alive.flatten(0, 1), flat)
+                    merge_into(store[number, :, row.start :], row.candidates, merge_targets, shift)
+            row_alive[:, row.candidates] = False
+            row_alive.scatter_(1, row.candidates[kept].expand(heads, -1), True)
+            visuals.append(int(row_alive[:, row.visual].sum()) // heads)
+            specials.append(int(row_alive[:, row.special].sum()) // heads)
+        head_lengths = [length for length in lengths for _ in range(heads)]
+        index, valid, padded = left_padded(alive.flatten(0, 1), head_lengths)
         slots = index.view(n_rows, heads, -1, 1)
-        left = [
+        shortened = [
             store.gather(2, slots.expand(n_rows, kv_heads, -1, store.shape[-1]))
             for store in (keys, values)
         ]
         del keys, values
-        _replace(held, *left)
-        self._held.append(tuple(visuals))
+        _replace(cache_layer, *shortened)
+        self._held_visual.append(tuple(visuals))
         self._held_special.append(tuple(specials))
-        none = index.new_zeros(n_rows, 0)
-        own_valid = valid.view(n_rows, heads, -1)[:, 0]
-        return Stage(layer, own_valid, padded, none, tuple(visuals), none, none)
+        empty = index.new_zeros(n_rows, 0)
+        layer_valid = valid.view(n_rows, heads, -1)[:, 0]
+        return Stage(layer, layer_valid, padded, empty, tuple(visuals), empty, empty)
 
-    def _repeated(self, held: Any, copies: int) -> tuple[Tensor, Tensor]:
+    def _repeated(self, cache_layer: Any, copies: int) -> tuple[Tensor, Tensor]:
         """Return keys and values with a copy for each query head.
 
         Raises:
-            UserError: decoding steps of the library, which would repeat them once more.
+            UserError: decoding steps of the library, which would repeat them again.
         """
-        if self._prefill.beams > 1 or not isinstance(held, IndexedLayer):
+        if self._prefill.beams > 1 or not isinstance(cache_layer, IndexedLayer):
             raise UserError(
-                "a cache with a copy for every query head is read by the engine's own loop alone; valid: "
+                "a cache with a copy for every query head can only be read by the engine's own loop; valid: "
                 "engine.decode=loop, generation.num_beams=1"
             )
-        keys, values = (one.repeat_interleave(copies, dim=1) for one in held.held)
+        keys, values = (entries.repeat_interleave(copies, dim=1) for entries in cache_layer.entries)
         return keys, values
 
 
-def _replace(held: Any, keys: Tensor, values: Tensor) -> None:
-    """Let a cache layer hold these keys and values (B, H_kv, S, D) instead of its own.
+def _replace(cache_layer: Any, keys: Tensor, values: Tensor) -> None:
+    """Replace the contents of a cache layer by these keys and values (B, H_kv, S, D).
 
     Raises:
-        UserError: a layer that keeps its entries in another form (quantised, offloaded, of fixed size).
+        UserError: a layer that stores its entries in another form (quantised, offloaded, of fixed size).
     """
-    if isinstance(held, IndexedLayer):
-        held.replace(keys, values)
-    elif type(held) is DynamicLayer:
-        held.keys, held.values = keys, values
+    if isinstance(cache_layer, IndexedLayer):
+        cache_layer.replace(keys, values)
+    elif type(cache_layer) is DynamicLayer:
+        cache_layer.keys, cache_layer.values = keys, values
     else:
         raise UserError(
-            f"a cache layer of class {type(held).__name__} cannot be shortened; valid: IndexedLayer, DynamicLayer"
+            f"a cache layer of class {type(cache_layer).__name__} cannot be shortened; "
+            "valid: IndexedLayer, DynamicLayer"
         )
 
 
@@ -295,19 +312,23 @@ def merge_into(store: Tensor, candidates: Tensor, onto: Tensor, shift: int = 0) 
         store: (H_kv, L, D) keys or values of one sample.
         candidates: (N,) slots.
         onto: (H, N), H = 1 or H_kv: the candidate that each one is averaged into, itself if it stays, -1 if dropped.
-        shift: slots before a candidate that goes at which what is averaged in its place lies, the first slot at least.
+        shift: for an evicted candidate, the entry `shift` slots before it is averaged instead (at least slot 0).
     """
-    exact = torch.promote_types(store.dtype, torch.float32)
-    moved = store[:, candidates].to(exact)
-    onto = onto.expand(moved.shape[0], -1)
+    dtype = torch.promote_types(store.dtype, torch.float32)
+    averaged = store[:, candidates].to(dtype)
+    onto = onto.expand(averaged.shape[0], -1)
     if shift:
-        places = torch.arange(len(candidates), device=onto.device)
-        before = store[:, (candidates - shift).clamp(min=0)].to(exact)
-        moved = torch.where((onto == places).unsqueeze(-1), moved, before)
-    goes = onto >= 0
+        positions = torch.arange(len(candidates), device=onto.device)
+        before = store[:, (candidates - shift).clamp(min=0)].to(dtype)
+        averaged = torch.where((onto == positions).unsqueeze(-1), averaged, before)
+    is_merged = onto >= 0
     target = onto.clamp(min=0).unsqueeze(-1)
-    total = torch.zeros_like(moved).scatter_add_(
-        1, target.expand_as(moved), moved * goes.unsqueeze(-1)
+    total = torch.zeros_like(averaged).scatter_add_(
+        1, target.expand_as(averaged), averaged * is_merged.unsqueeze(-1)
     )
-    count = torch.zeros_like(moved[..., :1]).scatter_add_(1, target, goes.unsqueeze(-1).to(exact))
-    store[:, candidates] = torch.where(count > 0, total / count.clamp(min=1), moved).to(store.dtype)
+    count = torch.zeros_like(averaged[..., :1]).scatter_add_(
+        1, target, is_merged.unsqueeze(-1).to(dtype)
+    )
+    store[:, candidates] = torch.where(count > 0, total / count.clamp(min=1), averaged).to(
+        store.dtype
+    )

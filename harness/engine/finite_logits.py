@@ -1,6 +1,6 @@
-"""Logits that are not finite fail their sample: the likeliest of NaNs is a token like any other, and would be scored.
+"""Fail samples with logits that are not finite: the argmax of NaNs is an ordinary token, and would be scored.
 
-What is watched are the model's own logits. Processors may rule tokens out with minus infinity; the model may not.
+Only the model's own logits are checked. Processors may exclude tokens with minus infinity; the model may not.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class NonFiniteLogits(RuntimeError):
-    """The model's logits hold NaN or infinity."""
+    """The model's logits contain NaN or infinity."""
 
     def __init__(self, sample: str, step: int) -> None:
-        """Name the sample and the token, counted from 0, that the logits were to choose."""
+        """Store the sample and the number, counted from 0, of the token to be chosen from these logits."""
         super().__init__(sample, step)
         self.sample = sample
         self.step = step
-        #: Where the values began, if that was looked for.
+        #: Origin of the values, if determined.
         self.origin = ""
 
     def __str__(self) -> str:
@@ -36,9 +36,9 @@ class NonFiniteLogits(RuntimeError):
 
 
 class FiniteLogits:
-    """Remembers on the device, step by step, whether each row's logits are finite, and is read once at the end.
+    """Records on the device, step by step, whether each row's logits are finite; read once at the end.
 
-    A sum is finite if all its terms are; its cost is one pass over the last position's logits, and nobody waits for it.
+    A sum is finite if all its terms are; it costs one pass over the last position's logits, and no synchronisation.
 
     Args:
         head: the module that returns logits (B, t, V).
@@ -52,11 +52,11 @@ class FiniteLogits:
         self._sums.append(output[:, -1].sum(-1, dtype=torch.float32))
 
     def close(self) -> None:
-        """Look no longer."""
+        """Remove the hook."""
         self._handle.remove()
 
     def check(self, samples: Sequence[str], lengths: Sequence[int]) -> None:
-        """Check every step that made an answer; what a row says behind its end means nothing.
+        """Check every step that made an answer; logits after the end of a row's answer are ignored.
 
         Args:
             samples: one id for each row of the batch, beams together.
@@ -67,33 +67,39 @@ class FiniteLogits:
         """
         if not self._sums:
             return
-        # (B, T): with beams, B rows come to each sample.
-        odd = ~torch.stack(self._sums, 1).isfinite().cpu()
-        for sample, rows, length in zip(samples, odd.chunk(len(samples)), lengths, strict=True):
+        # (B, T): with beams, each sample has several rows.
+        non_finite = ~torch.stack(self._sums, 1).isfinite().cpu()
+        for sample, rows, length in zip(
+            samples, non_finite.chunk(len(samples)), lengths, strict=True
+        ):
             steps = rows[:, :length].any(0).nonzero()
             if len(steps):
                 raise NonFiniteLogits(sample, int(steps[0]))
 
 
-def origin_of(adapter: Parts, run: Callable[[], object]) -> str:
-    """Run a prefill once more and say which module first put out values that are not finite."""
-    with watched_origin(adapter) as found, suppress(NonFiniteLogits):
+def non_finite_origin(adapter: Parts, run: Callable[[], object]) -> str:
+    """Run a prefill again and return a clause that names the first module with output that is not finite."""
+    with record_non_finite(adapter) as module_names, suppress(NonFiniteLogits):
         run()
-    return f"they began in {found[0]}" if found else "every layer of the prefill is finite"
+    return (
+        f"they began in {module_names[0]}"
+        if module_names
+        else "every layer of the prefill is finite"
+    )
 
 
 @contextmanager
-def watched_origin(adapter: Parts) -> Iterator[list[str]]:
-    """Name the modules whose output is not finite, in the order of their work, while the block runs the model again.
+def record_non_finite(adapter: Parts) -> Iterator[list[str]]:
+    """Yield the names of the modules with output that is not finite, in order, while the block runs the model again.
 
-    Cost: a look at every hidden state, and a wait for each.
+    Cost: a check of every hidden state, with a synchronisation for each.
     """
-    found: list[str] = []
+    module_names: list[str] = []
 
-    def look(name: str, value: Any) -> None:
-        tensor = value[0] if isinstance(value, tuple) else value
+    def look(name: str, output: Any) -> None:
+        tensor = output[0] if isinstance(output, tuple) else output
         if isinstance(tensor, Tensor) and not bool(tensor.isfinite().all()):
-            found.append(name)
+            module_names.append(name)
 
     def after(name: str) -> Any:
         return lambda module, args, output: look(name, output)
@@ -115,7 +121,7 @@ def watched_origin(adapter: Parts) -> Iterator[list[str]]:
         adapter.model.get_output_embeddings().register_forward_hook(after("the output head")),
     ]
     try:
-        yield found
+        yield module_names
     finally:
         for handle in handles:
             handle.remove()

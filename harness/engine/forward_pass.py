@@ -1,9 +1,10 @@
-"""One run of a prompt and the answer behind it: the sites act in their order, and what follows stays consistent."""
+"""One run of a prompt and its answer: the sites act in order, later layers and steps follow, and records result."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.peak_memory import kv_bytes
-from espalier.harness.engine.decode_steps import Steps
+from espalier.harness.cost.row_work import Work
+from espalier.harness.engine.decode_steps import DecodeSteps
 from espalier.harness.engine.engine_guards import require_one_beam
 from espalier.harness.engine.finite_logits import FiniteLogits
 from espalier.harness.engine.layer_hooks import LayerHooks
@@ -21,23 +23,110 @@ from espalier.harness.engine.layout import Layout, Stage
 from espalier.harness.engine.positions import check_order
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.prompt import Prompt
-from espalier.harness.engine.record import Generated, Record, answer_lengths, ended
-from espalier.harness.engine.record_writer import Told, records_of, times_of
-from espalier.harness.engine.session_setup import Setup
-from espalier.harness.engine.sites.decode import Focus
-from espalier.harness.engine.sites.site import Arguments
-from espalier.harness.engine.sites.site_table import opened, reads_features
+from espalier.harness.engine.record import Generated, Record, answer_lengths, rows_ended
+from espalier.harness.engine.session_setup import SessionSetup
+from espalier.harness.engine.sites.decode import DecodeStepMask
+from espalier.harness.engine.sites.site import Arguments, Sites
+from espalier.harness.engine.sites.site_table import make_sites, reads_features
 from espalier.harness.engine.vision_pass import VisionSide
+
+PHASES = ("vision", "select", "prefill", "decode")
+
+
+@dataclass(frozen=True)
+class RecordSummary:
+    """Data of a record that is known only at the end of an answer.
+
+    Attributes:
+        times_ms: of each sample.
+        new_tokens: of each row.
+        ended: of each row, as `attended`, as in `Record`.
+        cache_bytes: of the whole cache after the prefill.
+        shared: phases that a stored prompt had completed.
+        held: visual entries that each layer's cache holds, for each row; None: those that entered it.
+        held_special: newline and separator entries that each layer's cache holds, for each row; None: all.
+        loop: as in `Record`.
+    """
+
+    times_ms: Mapping[str, float]
+    new_tokens: Sequence[int]
+    ended: Sequence[bool]
+    attended: Sequence[float | None]
+    cache_bytes: int
+    shared: tuple[str, ...] = ()
+    held: Sequence[Sequence[int]] | None = None
+    held_special: Sequence[Sequence[int]] | None = None
+    loop: str | None = None
+
+
+def sample_times(totals_ms: Mapping[str, float], rows: int, n_steps: int) -> dict[str, float]:
+    """Return each sample's share of a batch's time, and the time of one step."""
+    times = {name: totals_ms.get(name, 0.0) / rows for name in PHASES}
+    times["decode_per_token"] = times["decode"] / max(n_steps, 1)
+    return times
+
+
+def make_records(
+    prefill: Prefill, sites: Sequence[Sites], summary: RecordSummary
+) -> tuple[Record, ...]:
+    """Return a record for each sample of the batch."""
+    layout, beams, last_stage = prefill.layout, prefill.beams, prefill.stage
+    depth, spare = len(prefill.setup.adapter.decoder.layers), prefill.spares()
+    records = []
+    for row, sample in enumerate(prefill.samples):
+        beam = row * beams
+        entering = tuple(prefill.stage_of(layer).counts[beam] for layer in range(depth))
+        held_entries = (
+            entering if summary.held is None else tuple(layer[beam] for layer in summary.held)
+        )
+        held_special = tuple(layer[beam] for layer in summary.held_special or ())
+        record = Record(
+            sample=sample,
+            visual=layout.counts[row],
+            text=layout.text[row],
+            special=layout.special[row],
+            work=_work(prefill, sites, row),
+            requested=prefill.requested[row],
+            kept=tuple(kept[row] for kept in prefill.kept),
+            entering=entering,
+            kv_entries=sum(held_entries),
+            held=None if summary.held is None else held_entries,
+            held_special=held_special or None,
+            kv_bytes=summary.cache_bytes // (layout.rows * beams),
+            new_tokens=summary.new_tokens[row],
+            ended=summary.ended[row],
+            attended=summary.attended[row],
+            spare=spare[row],
+            times_ms=summary.times_ms,
+            shared=summary.shared,
+            loop=summary.loop,
+            origin=last_stage.origin[beam, : last_stage.counts[beam]].cpu(),
+        )
+        records.append(record)
+    return tuple(records)
+
+
+def _work(prefill: Prefill, sites: Sequence[Sites], row: int) -> Work:
+    """Return the cost of a row before the decoder."""
+    work, extra = prefill.layout.work[row], len(prefill.setup.extra_blocks)
+    work = work._replace(
+        reprojected=prefill.reprojected[row],
+        extra_tokens=extra * work.tokens,
+        extra_pairs=extra * work.pairs,
+    )
+    for group in sites:
+        work = work.plus(group.work(row))
+    return work
 
 
 class Pass:
-    """Carries a batch from the tower, or from a kept prompt, to the last decoding step.
+    """Runs a batch from the tower, or from a stored prompt, to the last decoding step.
 
-    What a site does is in harness/engine/sites; a pass calls the sites before the model runs, where the decoder stack
-    is entered and in front of its layers. Decoding steps need hooks only if some row is padded, if gaps were closed, or
-    if the back end wants explicit masks; otherwise all hooks but the one that looks whether logits are finite are gone
-    after the prefill. Several passes over one prompt, each with its step number, are a denoising run: these keep no
-    cache, and end with the decoder stack.
+    Sites are implemented in harness/engine/sites; a pass calls them before the model runs, at the input of the decoder
+    stack and before its layers. Decoding steps need hooks only if some row is padded, if gaps were closed, or if the
+    back end needs explicit masks; otherwise the prefill removes all hooks except the check for finite logits. A
+    denoising run is several passes over one prompt, each with its step number; they keep no cache, and end with the
+    decoder stack.
 
     Args:
         setup: method, model and settings.
@@ -49,7 +138,7 @@ class Pass:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: SessionSetup,
         layout: Layout,
         samples: tuple[str, ...],
         prompt: Prompt | None = None,
@@ -59,22 +148,22 @@ class Pass:
         self._decoder = setup.adapter.decoder
         self._prompt = prompt
         self._prefill = Prefill(setup, layout, samples, step)
-        self._sites = opened(self._prefill)
+        self._sites = make_sites(self._prefill)
         self._vision = VisionSide(setup, self.clock, reads_features(setup.sites))
         self._layers = LayerHooks(self._prefill, self._sites, lambda: self._steps)
         evicting, depth = setup.evicting, len(self._decoder.layers)
         self._eviction = None if evicting is None else evicting.begin(self._prefill, depth)
-        self._steps: Steps
+        self._steps: DecodeSteps
         self._finite: FiniteLogits
-        #: Positions (..., L) of the prompt as the decoder was given them.
+        #: Positions (..., L) of the prompt as passed to the decoder.
         self.positions: Tensor | None = None
         self._cache_bytes = 0
         self._cache_lengths: tuple[int, ...] = ()
-        #: Chooses what decoding steps attend to, once the prefill is over; None if nothing does.
-        self.focus: Focus | None = None
-        #: Positions (..., B, 1) of the token that follows, before gaps are closed.
+        #: Chooses the entries that decoding steps attend to, after the prefill; None without a decode site.
+        self.step_mask: DecodeStepMask | None = None
+        #: Positions (..., B, 1) of the next token, before gaps are closed.
         self.following: Tensor
-        #: Whether a loop hands steps to the decoder without masks of its own, which the pass then puts there.
+        #: Whether the loop's steps come without masks, so that the pass adds them.
         self.completes = False
         self._entry: list[RemovableHandle] = []
         self._handles: list[RemovableHandle] = []
@@ -125,15 +214,15 @@ class Pass:
 
     def prefill_stage(self) -> Stage | None:
         """Return the stage in force while a prefill runs, None outside one."""
-        return self._prefill.alive()
+        return self._prefill.active_stage()
 
     def watch_cache(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Show what evicts queries and keys of a decoder layer."""
+        """Pass queries and keys of a decoder layer to the cache eviction."""
         if self._eviction is not None:
-            self._eviction.look(layer, query, key, scaling)
+            self._eviction.score_layer(layer, query, key, scaling)
 
     def watch_tower(self, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Show the sites queries and keys of the tower's block that runs."""
+        """Pass queries and keys of the running tower block to the sites."""
         for sites in self._sites:
             sites.watch(query, key, scaling)
 
@@ -145,7 +234,7 @@ class Pass:
             return args, self._steps.arguments(kwargs)
         self._check_order(kwargs)
         self.clock.start("prefill")
-        self._vision.over()
+        self._vision.stop_watching()
         features = self._vision.features()
         if self._prompt is not None:
             kwargs, features = self._prompt.enter(kwargs), self._prompt.features
@@ -160,7 +249,7 @@ class Pass:
         return args, kwargs
 
     def _check_order(self, kwargs: Arguments) -> None:
-        """Hold positions on several axes to the rule of the released models; outside every phase that is timed."""
+        """Check positions on several axes against the released models' rule, outside every timed phase."""
         axes, rows = self._setup.adapter.facts.rotary_axes, kwargs["position_ids"].shape[-2]
         if axes > 1:
             layout = self._prefill.layout
@@ -177,57 +266,57 @@ class Pass:
         stages, config, setup = self._prefill.stages, self._decoder.config, self._setup
         if self._eviction is not None:
             with self.clock.phase("select"):
-                stages = [*stages, *self._eviction.carry_out(cache)]
+                stages = [*stages, *self._eviction.shorten(cache)]
         self._cache_bytes = kv_bytes(cache)
         self._cache_lengths = tuple(layer.keys.shape[-2] for layer in cache.layers)
-        self.focus = self._focus_of_steps()
+        self.step_mask = self._make_step_mask()
         embedding = self._decoder.rotary_emb if setup.renumber else None
-        self._steps = Steps(stages, config, setup.emulate, embedding, self.focus)
+        self._steps = DecodeSteps(stages, config, setup.emulate, embedding, self.step_mask)
         if not self._steps.needed:
             _remove(self._handles)
             if not self.completes:
                 _remove(self._entry)
         self.clock.start("decode")
 
-    def _focus_of_steps(self) -> Focus | None:
-        """Return what asks the method at each decoding step; None if it has no decode site."""
+    def _make_step_mask(self) -> DecodeStepMask | None:
+        """Return the mask of the decoding steps; None if the method has no decode site."""
         site = self._setup.decode_site
         if site is None:
             return None
         below = next(stage for stage in reversed(self._prefill.stages) if stage.first < site.layer)
-        return Focus(self._setup.method, site, self._prefill.layout, below)
+        return DecodeStepMask(self._setup.method, site, self._prefill.layout, below)
 
     # ------------------------------------------------------------------ the answer
 
     @property
     def needs_steps(self) -> bool:
-        """Whether decoding steps are wrong without the pass, even for a caller who counts the positions."""
+        """Whether decoding steps are wrong without the pass, even for a caller that counts the positions."""
         return self._steps.masked or self._steps.staggered
 
     def check_finite(self, lengths: Sequence[int]) -> None:
-        """Check the logits behind the first `lengths` tokens of each row.
+        """Check the logits after the first `lengths` tokens of each row.
 
         Raises:
-            NonFiniteLogits: they hold NaN or infinity.
+            NonFiniteLogits: they contain NaN or infinity.
         """
         self._finite.check(self._prefill.samples, lengths)
 
     def step_records(self) -> tuple[Record, ...]:
-        """Return what a denoising step, or the pass of a prompt in front of all steps, did to each row.
+        """Return each row's record of a denoising step, or of the run of a prompt before all steps.
 
-        Time of steps is counted by whoever steps. A step caches nothing.
+        The caller counts the time of steps. A step caches nothing.
         """
-        rows, cached = self._prefill.layout.rows, bool(self._cache_lengths)
-        told = Told(
-            times_ms=times_of(self.clock.totals_ms(), rows, 1),
+        rows, has_cache = self._prefill.layout.rows, bool(self._cache_lengths)
+        summary = RecordSummary(
+            times_ms=sample_times(self.clock.totals_ms(), rows, 1),
             new_tokens=[0] * rows,
             ended=[False] * rows,
             attended=[None] * rows,
             cache_bytes=self._cache_bytes,
             shared=("vision",),
-            held=None if cached else [[0] * rows] * len(self._decoder.layers),
+            held=None if has_cache else [[0] * rows] * len(self._decoder.layers),
         )
-        return records_of(self._prefill, self._sites, told)
+        return make_records(self._prefill, self._sites, summary)
 
     def finish(
         self,
@@ -236,34 +325,34 @@ class Pass:
         steps: int | None = None,
         loop: str | None = None,
     ) -> Generated:
-        """Close the clock and say what happened to each row.
+        """Stop the clock and return the answers with each row's record.
 
         Args:
             ids: (B, T) the new tokens.
-            logits: of each, (B, V), if they were asked for.
+            logits: of each, (B, V), if requested.
             steps: decoding steps that were run; None: T - 1.
             loop: as in `Record`.
 
         Raises:
-            NonFiniteLogits: an answer was chosen by logits that hold NaN or infinity.
+            NonFiniteLogits: a token was chosen from logits that contain NaN or infinity.
         """
         self.clock.stop("decode")
         rows = self._prefill.layout.rows
         new_tokens = answer_lengths(ids, self._setup.adapter.end_ids)
         self.check_finite(new_tokens)
-        ran = ids.shape[1] - 1 if steps is None else steps
-        told = Told(
-            times_ms=times_of(self.clock.totals_ms(), rows, ran),
+        n_steps = ids.shape[1] - 1 if steps is None else steps
+        summary = RecordSummary(
+            times_ms=sample_times(self.clock.totals_ms(), rows, n_steps),
             new_tokens=new_tokens,
-            ended=ended(ids, self._setup.adapter.end_ids),
-            attended=[None] * rows if self.focus is None else self.focus.means(new_tokens),
+            ended=rows_ended(ids, self._setup.adapter.end_ids),
+            attended=[None] * rows if self.step_mask is None else self.step_mask.means(new_tokens),
             cache_bytes=self._cache_bytes,
             shared=() if self._prompt is None else ("vision",),
-            held=None if self._eviction is None else self._eviction.held,
+            held=None if self._eviction is None else self._eviction.held_visual,
             held_special=None if self._eviction is None else self._eviction.held_special,
             loop=loop,
         )
-        records = records_of(self._prefill, self._sites, told)
+        records = make_records(self._prefill, self._sites, summary)
         stacked = None if logits is None else torch.stack(logits, dim=1)
         return Generated(ids, records, stacked, self._cache_lengths)
 

@@ -1,4 +1,4 @@
-"""Hooks in front of the decoder's layers: sites act, and later layers get tables and masks of what is left."""
+"""Hooks before the decoder's layers: sites act, and later layers get tables and masks of the remaining tokens."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from espalier.harness.engine.decode_steps import Steps
+from espalier.harness.engine.decode_steps import DecodeSteps
 from espalier.harness.engine.masks import reference_mask
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.sites.site import Arguments, Sites
 
 
 class LayerHooks:
-    """Carries the stages of a prefill through the layers, and those of decoding steps.
+    """Applies the stages of a prefill, and later of decoding steps, to the layers.
 
     Args:
         prefill: the batch.
         sites: of the method.
-        steps: returns what decoding steps need; asked once the prefill is over.
+        steps: returns the decoding steps; called once the prefill is over.
     """
 
     def __init__(
-        self, prefill: Prefill, sites: Sequence[Sites], steps: Callable[[], Steps]
+        self, prefill: Prefill, sites: Sequence[Sites], steps: Callable[[], DecodeSteps]
     ) -> None:
         self._prefill = prefill
         self._sites = sites
         self._steps = steps
-        self._acting = frozenset(layer for one in sites for layer in one.layers())
+        self._acting = frozenset(layer for group in sites for layer in group.layers())
 
     def install(self) -> list[RemovableHandle]:
         """Hook the decoder layers from the first that differs from the plain model; the caller removes the handles."""
         prefill, setup = self._prefill, self._prefill.setup
         decoder, handles = setup.adapter.decoder, []
         if prefill.deepstack is not None:
-            handles += prefill.deepstack.hook(decoder.layers, prefill.alive)
+            handles += prefill.deepstack.hook(decoder.layers, prefill.active_stage)
         layers = [*self._acting]
         if setup.decode_site is not None:
             layers.append(setup.decode_site.layer)
@@ -45,7 +45,7 @@ class LayerHooks:
             layers.append(0)
         if not layers:
             return handles
-        # Behind the last layer stands the final norm: whoever only looks may look there too.
+        # The final norm follows the last layer; sites that only read may act before it.
         modules = [*decoder.layers, decoder.norm]
         last = max(len(decoder.layers), *(layer + 1 for layer in layers))
         return handles + [
@@ -67,10 +67,10 @@ class LayerHooks:
                 hidden = sites.reach(layer, hidden, rotary)
         if not self._prefill.shortened:
             return ((hidden, *args[1:]), kwargs) if acts else None
-        return (hidden, *args[1:]), self._of_what_is_left(hidden, kwargs)
+        return (hidden, *args[1:]), self._stage_arguments(hidden, kwargs)
 
-    def _of_what_is_left(self, hidden: Tensor, kwargs: Arguments) -> Arguments:
-        """Return the arguments of a layer with the tables and the mask of the stage in force."""
+    def _stage_arguments(self, hidden: Tensor, kwargs: Arguments) -> Arguments:
+        """Return a layer's arguments with the tables and the mask of the current stage."""
         setup = self._prefill.setup
         stage = self._prefill.stage.move(hidden.device)
         if setup.emulate:

@@ -1,4 +1,4 @@
-"""Where the visual tokens of a batch are, and which of them are still alive at a decoder layer."""
+"""Positions of a batch's visual tokens, and which of them are alive at a decoder layer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Token positions of a left-padded batch, as an adapter reads them off the inputs.
+    """Token positions of a left-padded batch, as an adapter reads them from the inputs.
 
     Rows may hold different numbers of visual tokens; everything with an axis N (or T) is padded on the right, and
-    `counts` (or `words` >= 0) says which entries of each row are real.
+    `counts` (or `words` >= 0) marks the real entries of each row.
 
     Attributes:
         valid: (B, L) True for real tokens, False for padding.
@@ -28,13 +28,13 @@ class Layout:
         text: tokens of each row that are neither padding nor prunable.
         special: newline and separator tokens of each row (part of `text`).
         words: (B, T) sequence index of each token that is neither padding nor a placeholder, -1 where a row has fewer.
-        grid: (B, N, 4) image or frame, view, row and column of each visual token. Tokens of one (image, view) stand
-            together and form one rectangle.
+        grid: (B, N, 4) image or frame, view, row and column of each visual token. Tokens of one (image, view) are
+            contiguous and form one rectangle.
         picture: (B, N) number of the image or video that each visual token belongs to, in the row's order.
         tile: (B, N) crop that each visual token lies in, 0 for a global view.
         source: (B, N, S) projector units that each visual token is a mixture of.
         share: (B, N, S) weight of each; None for one unit each.
-        blended: whether a row has tokens that the model blends out of several units.
+        blended: whether a row has tokens that the model blends from several units.
         work: cost of each row before the decoder.
     """
 
@@ -62,35 +62,35 @@ class Layout:
         if times == 1:
             return self
         repeated: dict[str, Any] = {}
-        for one in fields(self):
-            value = getattr(self, one.name)
+        for attribute in fields(self):
+            value = getattr(self, attribute.name)
             if isinstance(value, Tensor):
-                repeated[one.name] = value.repeat_interleave(times, 0)
+                repeated[attribute.name] = value.repeat_interleave(times, 0)
             elif value is not None:
-                repeated[one.name] = tuple(entry for entry in value for _ in range(times))
+                repeated[attribute.name] = tuple(entry for entry in value for _ in range(times))
         return replace(self, **repeated)
 
-    def pictured(self) -> Tensor:
-        """Return (B, L): which tokens are visual."""
-        marks = torch.zeros_like(self.valid)
+    def visual_mask(self) -> Tensor:
+        """Return (B, L): True for visual tokens."""
+        is_visual = torch.zeros_like(self.valid)
         for row, count in enumerate(self.counts):
-            marks[row, self.visual[row, :count]] = True
-        return marks
+            is_visual[row, self.visual[row, :count]] = True
+        return is_visual
 
-    def followed_by(self, count: int) -> Layout:
-        """Return the layout of the same prompts with `count` tokens more behind each, which are text and no words."""
-        new = self.valid.new_ones(self.rows, count)
+    def extended_by(self, count: int) -> Layout:
+        """Return the layout of the same prompts, each followed by `count` more tokens that are text but not words."""
+        added = self.valid.new_ones(self.rows, count)
         text = tuple(number + count for number in self.text)
-        return replace(self, valid=torch.cat([self.valid, new], 1), text=text)
+        return replace(self, valid=torch.cat([self.valid, added], 1), text=text)
 
     def on(self, device: torch.device) -> Layout:
         """Return the layout with its tensors on `device`."""
         if self.valid.device == device:
             return self
         moved: dict[str, Any] = {
-            one.name: getattr(self, one.name).to(device)
-            for one in fields(self)
-            if isinstance(getattr(self, one.name), Tensor)
+            attribute.name: getattr(self, attribute.name).to(device)
+            for attribute in fields(self)
+            if isinstance(getattr(self, attribute.name), Tensor)
         }
         return replace(self, **moved)
 
@@ -109,14 +109,14 @@ class Stage:
     """The tokens alive from decoder layer `first` on.
 
     Attributes:
-        first: first decoder layer that sees this stage.
-        valid: (B, M) which slots may be attended to.
-        padded: whether any slot is not valid (known on the host, so that no layer has to ask the device).
+        first: first decoder layer of this stage.
+        valid: (B, M) slots that may be attended to.
+        padded: whether any slot is not valid (known on the host, so that layers need not synchronise with the device).
         slots: (B, N) slot of each alive visual token, padded on the right.
         counts: alive visual tokens of each row.
         origin: (B, N) index of each alive visual token among the row's original ones.
         words: (B, T) slot of each text token, -1 where a row has fewer.
-        rotary: rotary tables of the slots, once a layer has handed them over.
+        rotary: rotary tables of the slots, set when a layer first receives them.
         mask: attention mask of the prefill, once built.
     """
 
@@ -132,7 +132,7 @@ class Stage:
 
     @classmethod
     def initial(cls, layout: Layout) -> Stage:
-        """Every token alive."""
+        """Return the stage with every token alive."""
         n_slots = layout.valid.shape[1]
         padded = any(v + t != n_slots for v, t in zip(layout.counts, layout.text, strict=True))
         origin = torch.arange(layout.visual.shape[1], device=layout.visual.device)
@@ -147,12 +147,12 @@ class Stage:
         )
 
     def move(self, device: torch.device) -> Stage:
-        """Put the stage on `device`, where the hidden states are: a model may be spread over several devices."""
+        """Move the stage to `device`, the device of the hidden states: a model may be spread over several devices."""
         if self.valid.device != device:
-            for one in fields(self):
-                value = getattr(self, one.name)
+            for attribute in fields(self):
+                value = getattr(self, attribute.name)
                 if isinstance(value, Tensor):
-                    setattr(self, one.name, value.to(device))
+                    setattr(self, attribute.name, value.to(device))
             if self.rotary is not None:
                 self.rotary = tuple(table.to(device) for table in self.rotary)
         return self
@@ -189,7 +189,7 @@ def left_padded(alive: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, b
 
 def groups(keys: Sequence[Key]) -> list[tuple[Key, list[int]]]:
     """Group row numbers by equal keys, in order of first appearance."""
-    found: dict[Key, list[int]] = {}
+    members: dict[Key, list[int]] = {}
     for row, key in enumerate(keys):
-        found.setdefault(key, []).append(row)
-    return list(found.items())
+        members.setdefault(key, []).append(row)
+    return list(members.items())

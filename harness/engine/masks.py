@@ -1,6 +1,6 @@
-"""Attention masks of a shortened batch, in whatever form the model's own attention back end expects.
+"""Attention masks of a shortened batch, in the form that the model's attention back end expects.
 
-Who sees whom is said in `espalier.harness.engine.visibility`; the library builds the masks that it knows itself.
+Visibility is defined in `espalier.harness.engine.visibility`; the library builds the masks that it supports.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from espalier.harness.errors import UserError
 
 
 def prefill_mask(config: Any, hidden: Tensor, valid: Tensor, padded: bool) -> Tensor | None:
-    """Return the mask over the slots of `hidden` (B, M, D); the library builds it, of a stack that is not causal too.
+    """Return the mask over the slots of `hidden` (B, M, D); the library builds it, also for a stack that is not causal.
 
-    Padding queries are allowed to see themselves, so that no softmax row is empty.
+    Padding queries may see themselves, so that no softmax row is empty.
     """
     mask: Any = create_causal_mask(config, hidden, valid if padded else None, None)
     if padded and mask is not None and mask.dim() == 4:
-        own = torch.eye(hidden.shape[1], dtype=torch.bool, device=mask.device)
-        mask = _allow(mask, (~valid)[:, None, :, None] & own)
-    built: Tensor | None = mask
-    return built
+        diagonal = torch.eye(hidden.shape[1], dtype=torch.bool, device=mask.device)
+        mask = _allow(mask, (~valid)[:, None, :, None] & diagonal)
+    result: Tensor | None = mask
+    return result
 
 
 def decode_mask(
     config: Any, hidden: Tensor, valid: Tensor, padded: bool, cache: Any, layer: int
 ) -> Tensor | None:
     """Return the mask of the new tokens of `hidden` (B, t, D) over layer `layer`'s own cache and themselves."""
-    seen = None
+    key_valid = None
     if padded:
         n_new = cache.get_seq_length(layer) + hidden.shape[1] - valid.shape[1]
-        seen = torch.cat([valid, valid.new_ones(valid.shape[0], n_new)], dim=1)
-    mask: Any = create_causal_mask(config, hidden, seen, cache, layer_idx=layer)
-    built: Tensor | None = mask
-    return built
+        key_valid = torch.cat([valid, valid.new_ones(valid.shape[0], n_new)], dim=1)
+    mask: Any = create_causal_mask(config, hidden, key_valid, cache, layer_idx=layer)
+    result: Tensor | None = mask
+    return result
 
 
 def reference_mask(
     config: Any, hidden: Tensor, alive: Tensor, n_past: int, visibility: Visibility | None = None
 ) -> Tensor:
-    """Return the explicit (B, 1, Q, S) mask of new tokens: who sees whom, of the keys that are alive, and each itself.
+    """Return the explicit (B, 1, Q, S) mask of new tokens: visible keys among those alive, and each token itself.
 
     Args:
         config: text configuration; eager attention takes an additive mask, sdpa a boolean one.
         hidden: (B, Q, D) new hidden states, for shape, type and device.
         alive: (B, n_past + Q) keys that may be seen.
         n_past: keys already cached.
-        visibility: who sees whom; None: what the configuration says.
+        visibility: attention visibility; None: as in the configuration.
 
     Raises:
         UserError: the back end takes no mask.
@@ -62,9 +62,9 @@ def reference_mask(
     n_query, n_keys = hidden.shape[1], n_past + hidden.shape[1]
     key = torch.arange(n_keys, device=hidden.device)
     query = n_past + torch.arange(n_query, device=hidden.device)
-    own = key[None, :] == query[:, None]
-    seen = (visibility or visibility_of(config)).sees(query, n_keys)
-    mask = ((seen & alive[:, None, :]) | own)[:, None]
+    diagonal = key[None, :] == query[:, None]
+    visible = (visibility or visibility_of(config)).sees(query, n_keys)
+    mask = ((visible & alive[:, None, :]) | diagonal)[:, None]
     if name == "eager":
         zero = torch.zeros((), dtype=hidden.dtype, device=hidden.device)
         return torch.where(mask, zero, torch.finfo(hidden.dtype).min)

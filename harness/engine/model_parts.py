@@ -1,4 +1,4 @@
-"""What the engine asks of a loaded model: where its parts are, and what its inputs hold."""
+"""The engine's interface to a loaded model: its modules, and the contents of its inputs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.engine.batch_layout import read_layout
 from espalier.harness.engine.brightness import Pictures
 from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.tower_blocks import TowerBlock
-from espalier.harness.engine.visual_items import Item
+from espalier.harness.engine.visual_items import Item, read_layout
 from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import ModelSpec, Separators
 
 
 class Parts(ABC):
-    """The parts of a loaded model. A family implements what is abstract; the rest has defaults that fit most."""
+    """The parts of a loaded model. A family implements the abstract methods; the other defaults fit most models."""
 
     model: Any
     processor: Any
@@ -50,7 +49,7 @@ class Parts(ABC):
         """Return the attention module of a tower layer; None means the layer whose output the projector reads."""
 
     def tower_layers(self) -> nn.ModuleList:
-        """Return all layers of the tower: every tower keeps them in one list, of which one holds the attention."""
+        """Return all layers of the tower, from the one module list that contains the attention."""
         attention = self.tower_attention(None)
         return next(
             module
@@ -64,26 +63,26 @@ class Parts(ABC):
         return 0
 
     def stem_layers(self) -> Sequence[Any]:
-        """Return the layers of the stack that runs before the tower, where there is one."""
+        """Return the layers of the stack that runs before the tower, if any."""
         return ()
 
     def image_tokens(self) -> int | None:
-        """Return the visual tokens of every image; None where they follow its shape."""
+        """Return the visual tokens of every image; None if they depend on its shape."""
         return None
 
     def deepstack(self) -> Mapping[int, nn.Module]:
-        """Return, by tower layer, the projectors whose output the decoder's first layers add to visual tokens."""
+        """Return, by tower layer, the projectors with outputs that the decoder's first layers add to visual tokens."""
         return {}
 
     def unread_blocks(self) -> Sequence[nn.Module]:
-        """Return the tower's blocks behind the one whose output the projector reads, in their order."""
+        """Return the tower's blocks after the one that the projector reads, in order."""
         return ()
 
     def tower_blocks(self) -> Sequence[TowerBlock]:
-        """Return the tower's blocks in two halves each, up to the one whose output the projector reads.
+        """Return the tower's blocks in two halves each, up to the one that the projector reads.
 
         Raises:
-            UserError: no method may act inside this tower.
+            UserError: methods cannot act inside this tower.
         """
         raise UserError(
             f"model={self.spec.name!r} has visual tokens that are not its tower's patches one to one; a method that "
@@ -91,7 +90,7 @@ class Parts(ABC):
         )
 
     def pooling_attention(self) -> nn.MultiheadAttention:
-        """Return the attention by which a head of the tower pools its output with one learned query.
+        """Return the attention with one learned query by which a head pools the tower's output.
 
         Raises:
             UserError: this tower has no such head.
@@ -106,7 +105,7 @@ class Parts(ABC):
         return values.flatten(0, 1)
 
     def features(self, projector_input: Tensor) -> Tensor:
-        """Return what the projector was called with as (units, D)."""
+        """Return the projector's input as (units, D)."""
         return projector_input.flatten(0, -2)
 
     def project(self, features: Tensor) -> Tensor:
@@ -122,27 +121,27 @@ class Parts(ABC):
         """
 
     def layout(self, inputs: Mapping[str, Any], separators: Separators = "keep") -> Layout:
-        """Read visual positions, grid coordinates and projector units off encoded inputs.
+        """Read visual positions, grid coordinates and projector units from encoded inputs.
 
-        With `separators="candidates"` newline and separator tokens are visual tokens, too, and have no place in the
-        grid and no units.
+        With `separators="candidates"` newline and separator tokens are visual tokens as well, with no place in the grid
+        and no units.
         """
         valid = inputs["attention_mask"].bool()
         return read_layout(inputs["input_ids"], valid, self.items(inputs), separators)
 
     def without_pixels(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the inputs of a batch whose pictures have been seen: enough for its prompts and their positions."""
+        """Return a batch's inputs without pixels: enough for its prompts and their positions."""
         return {name: value for name, value in inputs.items() if not name.startswith("pixel_")}
 
     def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
-        """Return the pixels that the tower sees, cell by cell as the projector's units are numbered.
+        """Return the pixels that the tower sees, cell by cell in the order of the projector's units.
 
         Raises:
-            UserError: this family's pixels do not lie in pictures of one size whose cells are units.
+            UserError: this family's pixels are not images of one size with cells that are units.
         """
         del inputs
         raise UserError(
-            f"signal 'luma' needs pictures whose cells are visual tokens, model={self.spec.name!r} has none "
+            f"signal 'luma' needs images with cells that are visual tokens, model={self.spec.name!r} has none "
             "(model.facts.lacking)"
         )
 
@@ -154,8 +153,8 @@ class Parts(ABC):
     @property
     def end_ids(self) -> tuple[int, ...]:
         """Tokens that end an answer."""
-        ends = self.model.generation_config.eos_token_id
-        return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+        end_ids = self.model.generation_config.eos_token_id
+        return () if end_ids is None else (end_ids,) if isinstance(end_ids, int) else tuple(end_ids)
 
     @property
     def device(self) -> torch.device:
@@ -166,5 +165,5 @@ class Parts(ABC):
     @cached_property
     def devices(self) -> tuple[torch.device, ...]:
         """Every device that computes: all GPUs with parameters, else the one of the first parameter."""
-        found = dict.fromkeys(parameter.device for parameter in self.model.parameters())
-        return tuple(one for one in found if one.type == "cuda") or (self.device,)
+        devices = dict.fromkeys(parameter.device for parameter in self.model.parameters())
+        return tuple(device for device in devices if device.type == "cuda") or (self.device,)

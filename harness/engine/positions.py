@@ -1,4 +1,4 @@
-"""Positions of the tokens left: their own, or those of a prompt that never had the others."""
+"""Positions of the remaining tokens: their original ones, or consecutive ones as in a prompt without the others."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import PositionPolicy
 from espalier.methods.base import TokenReducer
 
-#: How positions on several axes go on, in the words of a row; `check_order` holds every prompt to it.
+#: Rule for positions on several axes, as stored in a row; `check_order` checks every prompt against it.
 ORDER = "text behind the largest position"
 
 
 class MisplacedText(RuntimeError):
-    """A prompt's text has other positions than the released models give it, so that answers would not be theirs."""
+    """A prompt's text has other positions than in the released models, so that answers would differ from theirs."""
 
 
 def check_order(positions: Tensor, layout: Layout, axes: int) -> None:
-    """Check that every text token of a prompt stands directly behind the largest position before it, on all axes.
+    """Check that every text token of a prompt directly follows the largest position before it, on all axes.
 
     Args:
-        positions: (axes, B, L) as they enter the decoder; rows ahead of the axes' own are left out.
+        positions: (axes, B, L) as they enter the decoder; additional rows before these axes are ignored.
         layout: of the batch, beams repeated.
         axes: position axes of the decoder.
 
     Raises:
         MisplacedText: some text token does not; the line names the row and the token.
 
-    Cost: a few sums over B L integers; the device is waited for once.
+    Cost: a few sums over B L integers, and one synchronisation with the device.
     """
     places = positions[-axes:]
     valid = layout.valid.to(places.device)
-    reached = places.amax(0).masked_fill(~valid, -1).cummax(1).values
-    expected = pad(reached[:, :-1] + 1, (1, 0))
-    text = valid & ~layout.pictured().to(places.device)
+    largest_so_far = places.amax(0).masked_fill(~valid, -1).cummax(1).values
+    expected = pad(largest_so_far[:, :-1] + 1, (1, 0))
+    text = valid & ~layout.visual_mask().to(places.device)
     misplaced = (places != expected).any(0) & text
     if not misplaced.any():
         return
     row, token = misplaced.nonzero()[0].tolist()
     raise MisplacedText(
-        f"text token {token} of prompt {row} stands at {places[:, row, token].tolist()} and belongs at "
-        f"{int(expected[row, token])}, behind the largest position before it: the installed transformers places text "
-        "otherwise than the released model; valid: the version of constraints.txt"
+        f"text token {token} of prompt {row} is at {places[:, row, token].tolist()} and should be at "
+        f"{int(expected[row, token])}, after the largest position before it: the installed transformers places text "
+        "differently than the released model; valid: the version of constraints.txt"
     )
 
 
 def closes_gaps(policy: PositionPolicy, method: TokenReducer, facts: ModelFacts) -> bool:
-    """Return whether a PositionPolicy renumbers the tokens left after every site.
+    """Return whether a PositionPolicy renumbers the remaining tokens after every site.
 
-    Released codes that close gaps elsewhere keep time, height and width of each token, so that `method` does, too, on
-    a model with several axes.
+    Released codes that close gaps on other models keep time, height and width of each token, so `method` also does on a
+    model with several axes.
 
     Raises:
-        UserError: positions have several axes, in which there is no closing of gaps.
+        UserError: positions have several axes, where gaps cannot be closed.
     """
     if facts.rotary_axes > 1:
         if policy == "renumbered":
@@ -73,16 +73,16 @@ def closes_gaps(policy: PositionPolicy, method: TokenReducer, facts: ModelFacts)
     return (method.positions(depth) if policy == "method" else policy) == "renumbered"
 
 
-def closed(valid: Tensor) -> Tensor:
-    """Return (B, M) positions that count the valid slots from 0; slots that are not valid get any of them."""
+def closed_positions(valid: Tensor) -> Tensor:
+    """Return (B, M) positions that count the valid slots from 0; slots that are not valid get arbitrary ones."""
     return (valid.long().cumsum(1) - 1).clamp(min=0)
 
 
-def rotary_at(embedding: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+def rotary_tables(embedding: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
     """Return the rotary tables of `positions` (B, t), on the device of the states `hidden` that they are for.
 
     Args:
-        embedding: the decoder's own, so that scaled frequencies are its own, too.
+        embedding: the decoder's rotary embedding, so that scaled frequencies are the same.
         hidden: (B, t, D); gives type and device.
         positions: one for each state.
     """

@@ -1,4 +1,4 @@
-"""A batch while its prompt runs: who is alive, and what the method has decided so far."""
+"""State of a batch while its prompt runs: the tokens alive, and the method's decisions so far."""
 
 from __future__ import annotations
 
@@ -8,25 +8,31 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.clock import Clock
-from espalier.harness.engine.deepstack import DeepStack, take_over
-from espalier.harness.engine.layout import Layout, Stage, take
+from espalier.harness.cost.free_memory import fits_beside
+from espalier.harness.engine.deepstack import DeepStack, extract_features
+from espalier.harness.engine.layout import Layout, Stage, groups, take
 from espalier.harness.engine.reduce import (
     Decision,
-    Halves,
+    LayerHalves,
+    MergedTokens,
+    Rows,
     TokensOf,
-    decide,
+    combine,
     hide,
+    merged_values,
     row_generators,
     shrink,
 )
-from espalier.harness.engine.session_setup import Setup
+from espalier.harness.engine.session_setup import SessionSetup
+from espalier.methods.base import Plan, View
+from espalier.methods.select.cosines import judged_by
 
 
 class Prefill:
-    """What the sites of one pass share: the stages so far, and the one way to ask the method and to follow its plans.
+    """State shared by the sites of one pass: the stages so far, and the methods that get and apply plans.
 
-    The tokens alive are described by a growing list of stages. A denoising run makes one of these a step; methods see
-    its number as `view.step`.
+    The tokens alive are described by a growing list of stages. A denoising run makes one prefill for each step; methods
+    see its number as `view.step`.
 
     Args:
         setup: method, model and settings.
@@ -39,7 +45,7 @@ class Prefill:
     """
 
     def __init__(
-        self, setup: Setup, layout: Layout, samples: tuple[str, ...], step: int = 0
+        self, setup: SessionSetup, layout: Layout, samples: tuple[str, ...], step: int = 0
     ) -> None:
         self.setup = setup
         self.step = step
@@ -53,22 +59,22 @@ class Prefill:
             else (0,) * len(setup.sites)
             for visual, text in zip(layout.counts, layout.text, strict=True)
         )
-        #: Rows that the batch has become for each sample.
+        #: Rows of the batch for each sample.
         self.beams = 1
         self.stages: list[Stage] = []
         #: Tokens really kept after each site, for each sample.
         self.kept: list[tuple[int, ...]] = []
-        #: (B,) of each site that says so: kept tokens that only fill up.
+        #: (B,) for each site that reports it: kept tokens that only fill up the count.
         self.spare: list[Tensor] = []
-        #: Units of each sample that went through the projector a second time.
+        #: Units of each sample that were projected twice.
         self.reprojected = (0,) * layout.rows
-        #: What the first decoder layers add to visual tokens; None if the model has no such, or nothing is dropped.
+        #: Features that the first decoder layers add to visual tokens; None if there are none, or nothing is dropped.
         self.deepstack: DeepStack | None = None
-        #: Whether the decoder stack is at work on the prompt.
+        #: Whether the decoder stack is running the prompt.
         self.running = False
 
     def start(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Begin with every token alive; return the arguments of the decoder stack without what is the engine's now."""
+        """Begin with every token alive; return the decoder's arguments without those that the engine takes over."""
         hidden = arguments["inputs_embeds"]
         self.running = True
         self.beams = hidden.shape[0] // self.layout.rows
@@ -76,29 +82,29 @@ class Prefill:
         self.setup.signals.start(layout, hidden)
         self.stages = [Stage.initial(layout)]
         if self.setup.sites:
-            self.deepstack, arguments = take_over(arguments, layout)
+            self.deepstack, arguments = extract_features(arguments, layout)
         return arguments
 
     @property
     def stage(self) -> Stage:
-        """The tokens alive now."""
+        """Tokens currently alive."""
         return self.stages[-1]
 
     def stage_of(self, layer: int) -> Stage:
         """Return the tokens that entered a decoder layer."""
         return next(stage for stage in reversed(self.stages) if stage.first <= layer)
 
-    def alive(self) -> Stage | None:
-        """Return the tokens alive while the decoder stack is at work on the prompt, None before and afterwards."""
+    def active_stage(self) -> Stage | None:
+        """Return the tokens alive while the decoder stack runs the prompt, None before and after."""
         return self.stage if self.running else None
 
     @property
     def shortened(self) -> bool:
-        """Whether any token has gone."""
+        """Whether any token has been dropped."""
         return len(self.stages) > 1
 
     def tokens(self, hidden: Tensor) -> TokensOf:
-        """Return the function that gathers some rows' visual tokens out of (B, M, D) hidden states."""
+        """Return a function that gathers some rows' visual tokens from (B, M, D) hidden states."""
         slots = self.stage.move(hidden.device).slots
         return lambda rows, n: take(hidden[rows], slots[rows][:, :n], -2)
 
@@ -107,36 +113,55 @@ class Prefill:
         number: int,
         tokens_of: TokensOf,
         merge_onto: TokensOf | None = None,
-        halves: Halves | None = None,
+        halves: LayerHalves | None = None,
     ) -> Decision:
-        """Ask the method for its plans at site `number`, one for each row of the batch as it runs.
+        """Get the method's plans at site `number`, from one view for each group of rows with equal counts and budgets.
+
+        An adaptive method may keep a different count in each row, so each row gets its own view.
 
         Args:
             number: of the site.
-            tokens_of: gives the visual tokens of some rows.
-            merge_onto: gives what is merged where features do not stand for tokens one to one.
-            halves: at `block` sites, what merges in place of the tokens where a plan says so.
+            tokens_of: returns the visual tokens of some rows.
+            merge_onto: at a site that shows features, returns the tokens to merge in rows with blended tokens.
+            halves: at `block` sites, the states to merge instead of the view's tokens (`Plan.entering`).
 
         Raises:
             PlanError: a plan breaks its contract.
         """
-        setup, stage = self.setup, self.stage
+        setup, stage, site = self.setup, self.stage, self.setup.sites[number]
         keep = [counts[number] for counts in self.requested for _ in range(self.beams)]
         names = [name for name in self.samples for _ in range(self.beams)]
         with self.clock.phase("select"):
-            return decide(
-                method=setup.method,
-                site=setup.sites[number],
-                keep=keep,
-                layout=self.layout.repeat(self.beams).on(stage.valid.device),
-                stage=stage,
-                signals=setup.signals,
-                generators=row_generators(setup.seed, names, number),
-                tokens_of=tokens_of,
-                merge_onto=merge_onto,
-                step=self.step,
-                halves=halves,
-            )
+            layout = self.layout.repeat(self.beams).on(stage.valid.device)
+            generators = row_generators(setup.seed, names, number)
+            # By row, not by batch: a row must not depend on its neighbours.
+            features = [merge_onto is not None and not blended for blended in layout.blended]
+            group_keys = range(len(keep)) if setup.method.adaptive else (0,) * len(keep)
+            row_groups = groups(list(zip(stage.counts, keep, features, group_keys, strict=True)))
+            plans: list[tuple[Rows, Plan]] = []
+            merged: list[MergedTokens] = []
+            for (n_tokens, n_keep, of_features, _), members in row_groups:
+                if n_tokens == 0:
+                    continue
+                rows: Rows = slice(None) if len(row_groups) == 1 else members
+                origin = stage.origin[rows][:, :n_tokens]
+                view = View(
+                    site=site,
+                    tokens=tokens_of(rows, n_tokens),
+                    grid=take(layout.grid[rows], origin, -2),
+                    signals=setup.signals.collect(site, layout, origin, rows),
+                    generators=[generators[row] for row in members],
+                    step=self.step,
+                )
+                with judged_by(fits_beside):
+                    plan = setup.method.answer(view, n_keep)
+                plans.append((rows, plan))
+                if plan.merge is not None:
+                    onto = None if of_features else merge_onto
+                    tokens = view.tokens if onto is None else onto(rows, n_tokens)
+                    values = merged_values(plan, plan.merge, tokens, rows, halves)
+                    merged.append(MergedTokens(rows, plan.kept, values, plan.merge, of_features))
+            return combine(plans, stage, tuple(merged))
 
     def advance(self, first: int, decision: Decision) -> Tensor | None:
         """Enter the next stage, which holds from decoder layer `first` on.
@@ -164,5 +189,5 @@ class Prefill:
         """Return for each row the tokens that only fill up, over all sites; None if the method never says."""
         if not self.spare:
             return [None] * self.layout.rows
-        told = torch.stack([site.cpu() for site in self.spare])
-        return list(told.clamp(min=0).sum(0).tolist())
+        site_spares = torch.stack([site.cpu() for site in self.spare])
+        return list(site_spares.clamp(min=0).sum(0).tolist())

@@ -1,7 +1,7 @@
-"""A prompt that sees itself alone: run once, its keys and values kept, and an answer's places run against them.
+"""A prompt that sees only itself: run once, its keys and values cached, and an answer's positions run against them.
 
-The mask is that of Prefix-DLM (LaViDa, arXiv 2505.16839): places of the answer see the prompt and one
-another, tokens of the prompt only the prompt, so that nothing of it changes from step to step.
+The mask is that of Prefix-DLM (LaViDa, arXiv 2505.16839): positions of the answer see the prompt and one another,
+tokens of the prompt see only the prompt, so that its keys and values do not change from step to step.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.layout import Layout, Stage
 from espalier.harness.engine.masks import reference_mask
-from espalier.harness.engine.positions import closed, rotary_at
+from espalier.harness.engine.positions import closed_positions, rotary_tables
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import Record
-from espalier.harness.engine.session_setup import Setup
-from espalier.harness.engine.signal_watchers import Current
+from espalier.harness.engine.session_setup import SessionSetup
+from espalier.harness.engine.signal_watchers import ActivePass
 from espalier.harness.engine.text.kv_cache import IndexedCache
 from espalier.methods.denoiser import as_denoiser
 from espalier.methods.none import NoReduction
@@ -35,10 +35,10 @@ class CachedPrompt:
     """A batch of prompts that has been run.
 
     Attributes:
-        cache: keys and values, with room for the answer's places; it holds none between two steps.
+        cache: keys and values, with room for the answer's positions; it holds none of these between two steps.
         layout: of the prompts.
         stages: tokens alive in the cache's layers, first to last.
-        records: of each row, as far as its prompt goes.
+        records: of each row, for the run of its prompt.
     """
 
     cache: IndexedCache
@@ -47,76 +47,84 @@ class CachedPrompt:
     records: tuple[Record, ...]
 
     def step_records(self) -> tuple[Record, ...]:
-        """Return what a step that chooses nothing leaves of each row."""
+        """Return each row's record of a step without a choice."""
         return tuple(replace(record, times_ms={"select": 0.0}) for record in self.records)
 
 
 @torch.inference_mode()
-def remembered(
-    setup: Setup, current: Current, prompt: Prompt, samples: Sequence[str], places: int
+def cache_prompt(
+    setup: SessionSetup,
+    active: ActivePass,
+    prompt: Prompt,
+    samples: Sequence[str],
+    answer_length: int,
 ) -> CachedPrompt:
-    """Run prompts into a cache with room for `places` tokens more. A method of every prefill acts here, and once.
+    """Run prompts into a cache with room for `answer_length` more tokens. A method for one prefill acts here, once.
 
-    One of denoising steps does not act yet: it looks for the deciders, of which there are none.
+    A method for denoising steps does not act yet: it needs the deciders, which do not exist before the first step.
     """
-    waits = as_denoiser(setup.method) is not None
-    if waits:
+    acts_in_steps = as_denoiser(setup.method) is not None
+    if acts_in_steps:
         setup = replace(setup, method=NoReduction(), sites=(), budget=Budget("kept", 0.0))
     adapter, layout = setup.adapter, prompt.layout
     decoder, embeddings = adapter.decoder, prompt.arguments["inputs_embeds"]
-    # Of what a family hands over beside the embeddings, a stack that denoises takes nothing.
-    bare = replace(prompt, arguments={"inputs_embeds": embeddings})
+    # A denoising stack takes no other argument of the family than the embeddings.
+    embeddings_only = replace(prompt, arguments={"inputs_embeds": embeddings})
     setup.signals.begin(prompt.inputs, prompt.signals)
-    cache = IndexedCache(len(decoder.layers), places)
+    cache = IndexedCache(len(decoder.layers), answer_length)
     valid = layout.valid.to(embeddings.device)
     with (
-        Pass(setup, layout, tuple(samples), bare) as this,
-        # No watcher of a method that waits has anything to see.
-        current.running(this.clock, None if waits else this),
+        Pass(setup, layout, tuple(samples), embeddings_only) as current_pass,
+        # A method that acts in steps has nothing to watch yet.
+        active.running(current_pass.clock, None if acts_in_steps else current_pass),
     ):
         decoder(
             inputs_embeds=embeddings,
             attention_mask=valid.long(),
-            position_ids=closed(valid),
+            position_ids=closed_positions(valid),
             past_key_values=cache,
             use_cache=True,
         )
-        return CachedPrompt(cache, layout, this.stages, this.step_records())
+        return CachedPrompt(cache, layout, current_pass.stages, current_pass.step_records())
 
 
-def run_behind(
-    setup: Setup, held: CachedPrompt, stages: Sequence[Stage], cache: Cache, words: Tensor
+def run_answer(
+    setup: SessionSetup,
+    cached_prompt: CachedPrompt,
+    stages: Sequence[Stage],
+    cache: Cache,
+    embeddings: Tensor,
 ) -> Tensor:
-    """Run the answer's places (B, G, D) against the prompt and one another; return their last states.
+    """Run the answer's positions (B, G, D) against the prompt and one another; return their last states.
 
     Args:
         setup: of the session.
-        held: the prompt.
+        cached_prompt: the prompt.
         stages: tokens of the prompt alive in the layers of `cache`, first to last.
-        cache: what places are run against; they are appended to it.
-        words: embeddings of what stands in the places.
+        cache: keys and values of the prompt; those of the positions are appended.
+        embeddings: of the tokens at the positions.
 
-    Cost: a layer's linear maps on G tokens, attention of G queries to the entries left and themselves.
+    Cost: a layer's linear maps on G tokens, attention of G queries to the remaining entries and themselves.
     """
-    behind = _Behind(setup, held.layout, stages)
-    with behind.hooked():
+    hooks = _AnswerHooks(setup, cached_prompt.layout, stages)
+    with hooks.hooked():
         states: Tensor = setup.adapter.decoder(
-            inputs_embeds=words,
-            position_ids=behind.positions(stages[0], words),
+            inputs_embeds=embeddings,
+            position_ids=hooks.positions(stages[0], embeddings),
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
     return states
 
 
-class _Behind:
-    """Gives every decoder layer the mask and the rotary tables of its own stage."""
+class _AnswerHooks:
+    """Hooks that give every decoder layer the mask and the rotary tables of its stage."""
 
-    def __init__(self, setup: Setup, layout: Layout, stages: Sequence[Stage]) -> None:
+    def __init__(self, setup: SessionSetup, layout: Layout, stages: Sequence[Stage]) -> None:
         self._setup = setup
         self._layout = layout
         self._stages = stages
-        self._made: dict[tuple[int, torch.device], dict[str, Any]] = {}
+        self._layer_arguments: dict[tuple[int, torch.device], dict[str, Any]] = {}
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -136,17 +144,17 @@ class _Behind:
     ) -> Any:
         stage = next(stage for stage in reversed(self._stages) if stage.first <= number)
         key = (id(stage), args[0].device)
-        if key not in self._made:
-            self._made[key] = self._arguments(stage.move(args[0].device), args[0])
-        return args, {**kwargs, **self._made[key]}
+        if key not in self._layer_arguments:
+            self._layer_arguments[key] = self._arguments(stage.move(args[0].device), args[0])
+        return args, {**kwargs, **self._layer_arguments[key]}
 
     def _arguments(self, stage: Stage, hidden: Tensor) -> dict[str, Any]:
         decoder = self._setup.adapter.decoder
-        tables = rotary_at(decoder.rotary_emb, hidden, self.positions(stage, hidden))
+        tables = rotary_tables(decoder.rotary_emb, hidden, self.positions(stage, hidden))
         return {"attention_mask": self._mask(stage, hidden), "position_embeddings": tables}
 
     def _mask(self, stage: Stage, hidden: Tensor) -> Tensor | None:
-        """Return the mask of a stage's layers: the library's own knows caches of one length only."""
+        """Return the mask of a stage's layers: the library's masks support caches of one length only."""
         if not (stage.padded or self._setup.emulate):
             return None
         config = self._setup.adapter.decoder.config
@@ -156,9 +164,9 @@ class _Behind:
         return reference_mask(config, hidden, alive, stage.valid.shape[1])
 
     def positions(self, stage: Stage, hidden: Tensor) -> Tensor:
-        """Return (B, G) positions behind the prompt, or behind what a stage has left of it where gaps are closed."""
+        """Return (B, G) positions after the prompt, or after its remaining tokens if gaps are closed."""
         layout = self._layout
         counts = stage.counts if self._setup.renumber else layout.counts
-        first = [text + count for text, count in zip(layout.text, counts, strict=True)]
-        places = torch.arange(hidden.shape[1], device=hidden.device)
-        return torch.tensor(first, device=hidden.device).unsqueeze(1) + places
+        first_position = [text + count for text, count in zip(layout.text, counts, strict=True)]
+        offsets = torch.arange(hidden.shape[1], device=hidden.device)
+        return torch.tensor(first_position, device=hidden.device).unsqueeze(1) + offsets

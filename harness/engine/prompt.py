@@ -1,9 +1,9 @@
-"""A prompt as it stands in front of the decoder: made once, kept, and given to any number of methods that start there.
+"""A stored prompt at the decoder's input: computed once, and reused by any number of methods that start there.
 
-Chats are encoded, pictures go through tower and projector, and the model runs up to the entry of its text stack; what
-it was about to hand to the stack is the prompt. Methods that act behind that start from it as from the inputs, with the
-same answers and records to the bit, but for times. Whatever makes many passes over one prompt begins here, too: the
-steps of a denoising run, the points of a sweep, the two sides of a decoder that reads one video twice.
+Chats are encoded, images go through tower and projector, and the model runs up to the input of its text stack; the
+arguments of the stack are the prompt. A method that acts later gives the same answers and records from the prompt as
+from the inputs, to the bit, except for times. Everything that makes many passes over one prompt starts here: the steps
+of a denoising run, the points of a sweep, the two sides of a decoder that reads one video twice.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from transformers.cache_utils import Cache
 
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.layout import Layout
-from espalier.harness.engine.session_setup import Setup
-from espalier.harness.engine.shared_prefill import Arrived, Trunk
+from espalier.harness.engine.session_setup import SessionSetup
+from espalier.harness.engine.shared_prefill import StopForward, Trunk
 from espalier.harness.engine.sites.site_table import reads_features, tower_sites
 from espalier.harness.engine.vision_pass import VisionSide
 from espalier.harness.errors import UserError
@@ -29,19 +29,19 @@ from espalier.methods.base import MethodError, Site, TokenReducer
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """One batch in front of the decoder stack. It outlives the session that made it; the tensors are nobody's to write.
+    """One batch at the input of the decoder stack. It outlives the session that made it; its tensors are read-only.
 
     Attributes:
-        model: what it was made with.
-        inputs: what was encoded, without the pixels.
+        model: the model that made it.
+        inputs: encoded inputs, without the pixels.
         layout: of the batch.
-        arguments: what the decoder stack was about to be given, but for the cache: `inputs_embeds` (B, L, D),
-            `position_ids` (B, L) or (axes, B, L), `attention_mask`, and what else the family hands over.
-        signals: what was read before the decoder, for each unit of the projector, by `Need.key`.
-        features: (units, D) what went into the projector; None if nobody asked for it, or there are no pictures.
-        keeps_features: whether somebody did.
-        times_ms: milliseconds of the whole batch in `vision` and `select`; a sample that starts here is not charged.
-        trunk: the first decoder layers, if they have been run for all who leave them as they are
+        arguments: arguments of the decoder stack, without the cache: `inputs_embeds` (B, L, D), `position_ids` (B, L)
+            or (axes, B, L), `attention_mask`, and others that the family passes.
+        signals: signals read before the decoder, for each unit of the projector, by `Need.key`.
+        features: (units, D) input of the projector; None if not requested, or without images.
+        keeps_features: whether the features were requested.
+        times_ms: milliseconds of the whole batch in `vision` and `select`; not charged to samples that start here.
+        trunk: the first decoder layers, if run for all methods that leave them unchanged
             (`espalier.harness.engine.shared_prompt.carried_on`).
     """
 
@@ -56,19 +56,19 @@ class Prompt:
     trunk: Trunk | None = field(default=None, repr=False)
 
     def enter(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Put the prompt in the place of what the decoder stack is given by a model that saw no pixels.
+        """Replace the arguments of a decoder stack that saw no pixels by those of the prompt.
 
-        The call's own positions, masks and cache stay: they follow from the inputs alone, and a caller may have others.
+        The call's own positions, masks and cache stay: they follow from the inputs alone, and a caller may use others.
 
         Raises:
-            UserError: beams, and the family hands over what has no row for each sample or visual token.
+            UserError: beams, with an argument that has no row for each sample or visual token.
         """
         times = kwargs["inputs_embeds"].shape[0] // self.layout.rows
-        lacking = {
+        missing = {
             name: self._repeated(name, times) for name in self.arguments if kwargs.get(name) is None
         }
         embeddings = self._repeated("inputs_embeds", times)
-        return {**kwargs, **lacking, "inputs_embeds": embeddings}
+        return {**kwargs, **missing, "inputs_embeds": embeddings}
 
     def _repeated(self, name: str, times: int) -> Any:
         """Repeat an argument sample by sample, as `generate` does for beams."""
@@ -76,71 +76,73 @@ class Prompt:
         if times == 1:
             return value
         parts = value if isinstance(value, list | tuple) else (value,)
-        found = [_repeat(part, self.layout, times) for part in parts]
-        if any(part is None for part in found):
+        repeated = [_repeat(part, self.layout, times) for part in parts]
+        if any(part is None for part in repeated):
             raise UserError(
                 f"generation.num_beams={times}: a prompt cannot repeat the {name} of this family for beams; "
                 "valid: 1, or the inputs in place of the prompt"
             )
-        return type(value)(found) if isinstance(value, list | tuple) else found[0]
+        return type(value)(repeated) if isinstance(value, list | tuple) else repeated[0]
 
-    def check(self, setup: Setup) -> None:
-        """Refuse a method that cannot start here.
+    def check(self, setup: SessionSetup) -> None:
+        """Refuse a method that cannot start from this prompt.
 
         Raises:
             UserError: another model made the prompt.
-            MethodError: the method acts in the tower, or reads what was not kept.
+            MethodError: the method acts in the tower, or reads data that was not stored.
         """
         name = type(setup.method).__name__
         if self.model is not setup.adapter.model:
             raise UserError("this prompt was made with another model; valid: a session of the same")
-        check_behind(setup.method, setup.sites)
+        refuse_tower_sites(setup.method, setup.sites)
         if reads_features(setup.sites) and not self.keeps_features:
             raise MethodError(
-                f"{name} acts on tower features, which this prompt was not asked to keep; "
+                f"{name} acts on tower features, which this prompt does not store; "
                 "valid: a prompt made for a method that acts on them"
             )
         missing = sorted(setup.signals.before_decoder() - set(self.signals))
         if missing:
             raise MethodError(
-                f"{name} reads {', '.join(missing)}, which this prompt was not asked to keep; "
-                f"kept: {', '.join(sorted(self.signals)) or 'nothing'}"
+                f"{name} reads {', '.join(missing)}, which this prompt does not store; "
+                f"stored: {', '.join(sorted(self.signals)) or 'nothing'}"
             )
 
 
-def check_behind(method: TokenReducer, sites: Sequence[Site]) -> None:
-    """Refuse a method that acts in front of the place where prompts are kept.
+def refuse_tower_sites(method: TokenReducer, sites: Sequence[Site]) -> None:
+    """Refuse a method that acts before the point where prompts are stored.
 
     Raises:
         MethodError: it acts inside the tower.
     """
     if tower_sites(sites):
         raise MethodError(
-            f"{type(method).__name__} acts inside the vision tower and cannot start from a prompt, which lies behind "
-            "it; valid: the inputs"
+            f"{type(method).__name__} acts inside the vision tower and cannot start from a stored prompt; "
+            "valid: the inputs"
         )
 
 
-def make_prompt(setup: Setup, inputs: Mapping[str, Any], layout: Layout, clock: Clock) -> Prompt:
-    """Run a batch up to the decoder stack's entry and keep what arrives there.
+def make_prompt(
+    setup: SessionSetup, inputs: Mapping[str, Any], layout: Layout, clock: Clock
+) -> Prompt:
+    """Run a batch up to the decoder stack's input and store the arguments.
 
-    The caller has begun the signals, lets their watchers see, and counts their work on the same clock.
+    The caller has started the signals, enables their watchers, and counts their work on the same clock.
 
     Raises:
         MethodError: the method acts inside the tower.
     """
-    check_behind(setup.method, setup.sites)
+    refuse_tower_sites(setup.method, setup.sites)
     adapter = setup.adapter
     arguments: dict[str, Any] = {}
 
     def arrive(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         arguments.update(kwargs)
-        raise Arrived
+        raise StopForward
 
     vision = VisionSide(setup, clock, reads_features(setup.sites))
     handle = adapter.decoder.register_forward_pre_hook(arrive, with_kwargs=True)
     try:
-        with vision, suppress(Arrived):
+        with vision, suppress(StopForward):
             adapter.model.generate(**inputs, max_new_tokens=1, do_sample=False)
     finally:
         handle.remove()
@@ -160,18 +162,20 @@ def make_prompt(setup: Setup, inputs: Mapping[str, Any], layout: Layout, clock: 
     )
 
 
-def _signals(setup: Setup, layout: Layout) -> dict[str, Tensor]:
+def _signals(setup: SessionSetup, layout: Layout) -> dict[str, Tensor]:
     if any(layout.counts):
-        return setup.signals.kept()
-    return {key: torch.empty(0) for key in setup.signals.before_decoder()}  # nobody will look
+        return setup.signals.kept_units()
+    return {key: torch.empty(0) for key in setup.signals.before_decoder()}  # never read
 
 
 def _repeat(value: Any, layout: Layout, times: int) -> Tensor | None:
-    """Repeat what has a row for each sample, or for each visual token of one after the other; None for all else."""
+    """Repeat a tensor with one row for each sample or visual token; return None for anything else."""
     if not isinstance(value, Tensor):
         return None
     if value.shape[0] == layout.rows:
         return value.repeat_interleave(times, 0)
     if value.shape[0] == sum(layout.counts):
-        return torch.cat([own.repeat(times, 1) for own in value.split(list(layout.counts))])
+        return torch.cat(
+            [sample_values.repeat(times, 1) for sample_values in value.split(list(layout.counts))]
+        )
     return None

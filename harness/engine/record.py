@@ -1,4 +1,4 @@
-"""What really happened to one sample: the counts and times that its row of results is made of."""
+"""Measurements of one sample: the counts and times of its row of results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Record:
         text: other prompt tokens, newline and separator tokens included.
         special: newline and separator tokens alone; `visual + special` positions of the prompt hold images.
         work: cost before the decoder.
-        requested: tokens to keep after each site, as the budget asked.
+        requested: tokens to keep after each site, by the budget.
         kept: tokens really kept after each site.
         entering: visual tokens that entered each decoder layer.
         kv_entries: visual entries held in the KV cache after prefill, summed over layers.
@@ -30,24 +30,27 @@ class Record:
         new_tokens: tokens generated, end of sequence included.
         attended: visual entries that layers from a decode site on attended to, mean over the steps that made the
             answer; None without such a site or step.
-        ended: whether the answer ends by itself, so that the last of `new_tokens` is its end; None if nobody looked.
-        held: visual entries that each layer's cache holds after prefill, where something evicts them or merges them at
-            each step; their sum is `kv_entries`. None: those of `entering`.
-        held_special: the same of newline and separator entries, where these may be evicted; None: all of `special`.
-        spare: kept tokens that only fill up the count because the method's rule had none left; None if it never says.
+        ended: whether the answer ends with an end of sequence, the last of `new_tokens`; None if not checked.
+        held: visual entries that each layer's cache holds after prefill, if they are evicted, or merged at each step;
+            their sum is `kv_entries`. None: those of `entering`.
+        held_special: newline and separator entries that each layer's cache holds, if they may be evicted; None: all of
+            `special`.
+        spare: kept tokens that only fill up the count because the method's rule had no more; None if never reported.
         times_ms: milliseconds of vision, select, prefill (selection inside), decode and decode_per_token,
             each the batch's time divided by its rows.
-        shared: phases that a kept prompt had behind it when the answer began: their time is 0 here, and in the prompt.
-        loop: whose loop said the answer, `loop` (the engine's) or `generate` (the library's); None: a caller's own.
+        shared: phases that a stored prompt had completed before the answer began: their time is 0 here, and counted in
+            the prompt.
+        loop: the loop that generated the answer, `loop` (the engine's) or `generate` (the library's); None: the
+            caller's.
         origin: (n,) original indices of the visual tokens alive in the last layer.
-        origins: the same of each step of a denoised answer.
-        accepted: how the unreduced model judges the answer, if it was asked: how many tokens are its likeliest
-            (`greedy`), the sum of their probabilities (`sampling`), the place of the first that is not
+        origins: the same for each step of a denoised answer.
+        accepted: the unreduced model's judgement of the answer, if requested: how many tokens are its likeliest
+            (`greedy`), the sum of their probabilities (`sampling`), the position of the first that is not
             (`first_refusal`) and the widest `gap` in logits of such a token, both None if there is none.
-        decoding: how a speculative decoder came to the answer, as `DecodingRecord.entry` has it
+        decoding: trace of a speculative decoder, as in `DecodingRecord.entry`
             (harness/decoding/speculative/decoding_record.py).
-        denoising: steps of a denoised answer, as `DenoisingRecord.entry` has it
-        (harness/decoding/diffusion/denoising_record.py).
+        denoising: steps of a denoised answer, as in `DenoisingRecord.entry`
+            (harness/decoding/diffusion/denoising_record.py).
     """
 
     sample: str
@@ -80,7 +83,7 @@ class Record:
 class Generated:
     """Answers of one batch: `ids` (B, T) new tokens only, padded after the end of sequence, and a record for each row.
 
-    `logits` is (B, T, V) if the caller asked for `output_logits`.
+    `logits` is (B, T, V) if the caller requested `output_logits`.
     """
 
     ids: Tensor
@@ -90,17 +93,17 @@ class Generated:
 
 
 def answer_lengths(ids: Tensor, ends: Sequence[int]) -> list[int]:
-    """Return how many tokens each row of (B, T) really says, its end of sequence included.
+    """Return the number of tokens in each row's answer (B, T), its end of sequence included.
 
-    Padding is not told by its own id: many checkpoints pad with the end of sequence.
+    Padding is not recognised by its own id: many checkpoints pad with the end of sequence.
     """
-    ended = torch.isin(ids, torch.tensor(ends, dtype=ids.dtype, device=ids.device))
-    before = ended.long().cumsum(1) - ended.long()
-    lengths: list[int] = (before == 0).sum(1).tolist()
+    is_end = torch.isin(ids, torch.tensor(ends, dtype=ids.dtype, device=ids.device))
+    ends_before = is_end.long().cumsum(1) - is_end.long()
+    lengths: list[int] = (ends_before == 0).sum(1).tolist()
     return lengths
 
 
-def ended(ids: Tensor, ends: Sequence[int]) -> list[bool]:
-    """Return whether each row of (B, T) holds an end of sequence."""
-    found: list[bool] = torch.isin(ids, torch.tensor(ends, device=ids.device)).any(1).tolist()
-    return found
+def rows_ended(ids: Tensor, ends: Sequence[int]) -> list[bool]:
+    """Return whether each row of (B, T) contains an end of sequence."""
+    row_ended: list[bool] = torch.isin(ids, torch.tensor(ends, device=ids.device)).any(1).tolist()
+    return row_ended

@@ -1,4 +1,4 @@
-"""Asking a method for its plan and turning the plan into the next stage."""
+"""Combine a method's plans into a decision, and turn it into the next stage."""
 
 from __future__ import annotations
 
@@ -9,32 +9,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from espalier.harness.cost.free_memory import fits_beside
-from espalier.harness.engine.layout import Layout, Stage, groups, left_padded, take
-from espalier.harness.engine.signals import Signals
-from espalier.methods.base import Assignment, Mixture, Site, TokenReducer, View
-from espalier.methods.select.cosines import judged_by
+from espalier.harness.engine.layout import Stage, left_padded, take
+from espalier.methods.base import Assignment, Mixture, Plan
 
 #: Rows of a batch.
 Rows = list[int] | slice
 
-#: From rows and their token count to their (b, n, D) visual tokens at the site.
+#: Maps rows and their token count to their (b, n, D) visual tokens at the site.
 TokensOf = Callable[[Rows, int], Tensor]
 
 
 @dataclass(frozen=True)
-class Halves:
-    """Where a layer runs in halves: the visual tokens as they entered it, and what its attention put out for them."""
+class LayerHalves:
+    """A layer run in halves: the visual tokens that entered it, and the output of its attention for them."""
 
     entering: TokensOf
     put_out: TokensOf
 
 
 @dataclass(frozen=True)
-class Merged:
-    """New values of kept tokens: `values` (b, k, D) belong to the tokens `kept` (b, k) of `rows`.
+class MergedTokens:
+    """New values of kept tokens: `values` (b, k, D) belong to the tokens `kept` (b, k) of `rows`, computed by `merge`.
 
-    `merge` made them. `features` says that they are features, still to be projected.
+    `features` is True for values that are features, still to be projected.
     """
 
     rows: Rows
@@ -46,104 +43,59 @@ class Merged:
 
 @dataclass(frozen=True)
 class Decision:
-    """The plans of all rows at one site, put together.
+    """The plans of all rows at one site, combined.
 
     Attributes:
         kept: (B, K) index into the stage's alive visual tokens, ascending, padded on the right with 0.
         counts: kept tokens of each row.
-        merged: new values of kept tokens, one entry for each group of rows whose method merges.
-        spare: (B,) kept tokens that only fill up, -1 where the method does not say.
+        merged: new values of kept tokens, one entry for each group of rows with merging.
+        spare: (B,) kept tokens that only fill up the count, -1 where the method does not report it.
     """
 
     kept: Tensor
     counts: tuple[int, ...]
-    merged: tuple[Merged, ...]
+    merged: tuple[MergedTokens, ...]
     spare: Tensor | None = None
 
     def keeps_all(self, stage: Stage) -> bool:
-        """Whether every token alive stays, so that there is nothing to gather."""
+        """Return whether every alive token stays, so that nothing has to be gathered."""
         return self.counts == stage.counts
 
 
-def decide(
-    method: TokenReducer,
-    site: Site,
-    keep: Sequence[int],
-    layout: Layout,
-    stage: Stage,
-    signals: Signals,
-    generators: Sequence[torch.Generator],
-    tokens_of: TokensOf,
-    merge_onto: TokensOf | None = None,
-    step: int = 0,
-    halves: Halves | None = None,
-) -> Decision:
-    """Ask `method` for its plans, one rectangular view for each group of rows with equal counts and budgets.
+def merged_values(
+    plan: Plan, merge: Assignment | Mixture, tokens: Tensor, rows: Rows, halves: LayerHalves | None
+) -> Tensor:
+    """Return the (b, k, D) values of a plan's kept tokens after `merge` of `tokens` (b, n, D).
 
-    An adaptive method keeps another count in each row, so it is shown every row alone.
-
-    Args:
-        method: the reducer.
-        site: where it acts.
-        keep: tokens to keep, for each row.
-        layout: of the batch.
-        stage: tokens alive before the site.
-        signals: captured so far.
-        generators: one for each row.
-        tokens_of: gives the visual tokens of some rows.
-        merge_onto: at a site that shows features, gives the tokens that are merged in rows where those are blends.
-        step: denoising step.
-        halves: at `block` sites, what plans may merge in place of the view's tokens (`Plan.entering`).
-
-    Raises:
-        PlanError: a plan breaks its contract.
+    With halves and `plan.entering`, the states that entered the layer are merged instead, and the attention's output
+    for the kept tokens is added.
     """
-    n_rows = len(keep)
-    counts = [0] * n_rows
-    merged: list[Merged] = []
+    if halves is None or not plan.entering:
+        return merge.apply(tokens, plan.kept.shape[1])
+    values = merge.apply(halves.entering(rows, tokens.shape[1]), plan.kept.shape[1])
+    return values + take(halves.put_out(rows, tokens.shape[1]), plan.kept, -2)
+
+
+def combine(
+    plans: Sequence[tuple[Rows, Plan]], stage: Stage, merged: tuple[MergedTokens, ...]
+) -> Decision:
+    """Return the decision made of the plans of some rows each; rows without a plan keep no token."""
+    every_row = range(len(stage.counts))
+    counts = [0] * len(every_row)
     spare: Tensor | None = None
-    pieces: list[tuple[Rows, Tensor]] = []
-    # By row, not by batch: no row may depend on its neighbours.
-    features = [merge_onto is not None and not blended for blended in layout.blended]
-    alone = range(n_rows) if method.adaptive else (0,) * n_rows
-    found = groups(list(zip(stage.counts, keep, features, alone, strict=True)))
-    for (n_tokens, n_keep, of_features, _), members in found:
-        if n_tokens == 0:
-            continue
-        rows: Rows = slice(None) if len(found) == 1 else members
-        origin = stage.origin[rows][:, :n_tokens]
-        view = View(
-            site=site,
-            tokens=tokens_of(rows, n_tokens),
-            grid=take(layout.grid[rows], origin, -2),
-            signals=signals.collect(site, layout, origin, rows),
-            generators=[generators[row] for row in members],
-            step=step,
-        )
-        with judged_by(fits_beside):
-            plan = method.answer(view, n_keep)
-        for row in members:
+    for rows, plan in plans:
+        for row in every_row[rows] if isinstance(rows, slice) else rows:
             counts[row] = plan.kept.shape[1]
-        pieces.append((rows, plan.kept))
         if plan.spare is not None:
-            spare = stage.slots.new_full((n_rows,), -1) if spare is None else spare
+            spare = stage.slots.new_full((len(counts),), -1) if spare is None else spare
             spare[rows] = plan.spare.to(spare)
-        if plan.merge is not None:
-            onto = None if of_features else merge_onto
-            tokens = view.tokens if onto is None else onto(rows, n_tokens)
-            if plan.entering and halves is not None:
-                tokens = halves.entering(rows, n_tokens)
-            values = plan.merge.apply(tokens, plan.kept.shape[1])
-            if plan.entering and halves is not None:
-                values = values + take(halves.put_out(rows, n_tokens), plan.kept, -2)
-            merged.append(Merged(rows, plan.kept, values, plan.merge, of_features))
-    if len(pieces) == 1 and isinstance(pieces[0][0], slice):
-        kept = pieces[0][1]
+    if len(plans) == 1 and isinstance(plans[0][0], slice):
+        kept = plans[0][1].kept
     else:
-        kept = stage.slots.new_zeros(n_rows, max(counts))
-        for rows, part in pieces:
-            kept[rows, : part.shape[1]] = part
-    return Decision(kept, tuple(counts), tuple(merged), spare)
+        kept = stage.slots.new_zeros(len(counts), max(counts))
+        for rows, plan in plans:
+            kept[rows, : plan.kept.shape[1]] = plan.kept
+    return Decision(kept, tuple(counts), merged, spare)
 
 
 def write_merged(hidden: Tensor, slots: Tensor, decision: Decision) -> Tensor:
@@ -151,17 +103,17 @@ def write_merged(hidden: Tensor, slots: Tensor, decision: Decision) -> Tensor:
     if not decision.merged:
         return hidden
     hidden = hidden.clone()
-    for part in decision.merged:
-        index = take(slots[part.rows], part.kept, -1)
-        rows = torch.arange(hidden.shape[0], device=hidden.device)[part.rows]
-        hidden[rows[:, None], index] = part.values.to(hidden.dtype)
+    for merged in decision.merged:
+        index = take(slots[merged.rows], merged.kept, -1)
+        rows = torch.arange(hidden.shape[0], device=hidden.device)[merged.rows]
+        hidden[rows[:, None], index] = merged.values.to(hidden.dtype)
     return hidden
 
 
 def survivors(stage: Stage, decision: Decision) -> Tensor:
-    """Return (B, M): the slots that stay, which is every valid slot but the visual tokens not kept."""
+    """Return (B, M): the slots that stay, i.e. every valid slot except the visual tokens not kept."""
     n_slots = stage.valid.shape[1]
-    # Right-padded entries must not touch a real slot: they go to one extra column that is cut off again.
+    # Right-padded entries must not touch a real slot: they are written to an extra column that is cut off.
     alive = torch.nn.functional.pad(stage.valid, (0, 1))
     slots = _padded(stage.slots, stage.counts, n_slots)
     alive.scatter_(1, slots, torch.zeros_like(slots, dtype=torch.bool))
@@ -183,11 +135,11 @@ def _padded(slots: Tensor, counts: Sequence[int], filler: int) -> Tensor:
 def shrink(
     stage: Stage, decision: Decision, text: Sequence[int], first: int
 ) -> tuple[Stage, Tensor]:
-    """Drop for real: return the next stage and the (B, M') slots to gather, left-padded.
+    """Drop tokens physically: return the next stage and the (B, M') slots to gather, left-padded.
 
     Args:
         stage: before the site.
-        decision: what stays.
+        decision: plans of the site.
         text: tokens of each row that are neither padding nor prunable.
         first: decoder layer from which the next stage holds.
     """
@@ -198,13 +150,13 @@ def shrink(
     new_slot = alive.long().cumsum(1) + offset.unsqueeze(1)
     slots = take(new_slot, take(stage.slots, decision.kept, -1), -1).clamp(min=0)
     origin = take(stage.origin, decision.kept, -1)
-    moved = take(new_slot, stage.words.clamp(min=0), -1)
-    words = torch.where(stage.words < 0, stage.words, moved)
+    new_words = take(new_slot, stage.words.clamp(min=0), -1)
+    words = torch.where(stage.words < 0, stage.words, new_words)
     return Stage(first, valid, padded, slots, decision.counts, origin, words), index
 
 
 def hide(stage: Stage, decision: Decision, first: int) -> Stage:
-    """Emulate dropping: nothing moves, the dropped slots are only hidden from later layers."""
+    """Emulate dropping: slots stay in place, and dropped ones are hidden from later layers."""
     alive = survivors(stage, decision)
     slots = take(stage.slots, decision.kept, -1)
     origin = take(stage.origin, decision.kept, -1)
@@ -213,10 +165,10 @@ def hide(stage: Stage, decision: Decision, first: int) -> Stage:
 
 def row_generators(seed: int, samples: Sequence[str], site: int) -> list[torch.Generator]:
     """Return one CPU generator for each row, seeded by (run seed, sample id, site number)."""
-    found = []
+    generators = []
     for sample in samples:
         digest = hashlib.sha256(f"{seed}\0{sample}\0{site}".encode()).digest()
         generator = torch.Generator()
         generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        found.append(generator)
-    return found
+        generators.append(generator)
+    return generators

@@ -1,4 +1,4 @@
-"""Attention rollout without an N x N map kept: rows times one block of the map at a time."""
+"""Attention rollout without storing an N x N map: rows times one block of the map at a time."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from torch import Tensor
 from espalier.harness.engine.attention_probe import attention_rows
 
 #: Queries (B, H, S, Dh), keys (B, H_kv, S, Dh) and scaling of one layer.
-Heads = tuple[Tensor, Tensor, float]
+LayerHeads = tuple[Tensor, Tensor, float]
 
-#: From a slice of query slots to which keys they see, broadcastable to (B, 1, R, S); None for all.
-Visible = Callable[[slice], Tensor | None]
+#: Maps a slice of query slots to the keys they see, broadcastable to (B, 1, R, S); None for all.
+VisibleKeys = Callable[[slice], Tensor | None]
 
 
-def rollout(layers: Sequence[Heads], start: Tensor, visible: Visible, block: int = 256) -> Tensor:
+def rollout(
+    layers: Sequence[LayerHeads], start: Tensor, visible: VisibleKeys, block: int = 256
+) -> Tensor:
     """Return `start` (B, R, S) times the product of 0.5 A + 0.5 I over layers, last layer first, A the mean over heads.
 
     Cost: O(H S^2 Dh + R S^2) a layer; memory O(H block S).
     """
     rows = start
     for query, key, scaling in reversed(layers):
-        passed = torch.zeros_like(rows)
+        attended = torch.zeros_like(rows)
         for first in range(0, query.shape[2], block):
-            some = slice(first, first + block)
-            weights = attention_rows(query[:, :, some], key, scaling, visible(some))
-            passed += rows[:, :, some] @ weights.to(rows.dtype)
-        rows = 0.5 * rows + 0.5 * passed
+            block_slots = slice(first, first + block)
+            weights = attention_rows(query[:, :, block_slots], key, scaling, visible(block_slots))
+            attended += rows[:, :, block_slots] @ weights.to(rows.dtype)
+        rows = 0.5 * rows + 0.5 * attended
     return rows

@@ -1,4 +1,4 @@
-"""The session: installs one method on one model for the length of a `with` block, and always restores the model."""
+"""Session: one method installed on one model for the length of a `with` block, after which the model is restored."""
 
 from __future__ import annotations
 
@@ -15,29 +15,27 @@ from transformers.cache_utils import Cache, DynamicCache
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.artifacts.priors import Prior
-from espalier.harness.engine.decode_loop import answered
 from espalier.harness.engine.engine_guards import check_generation, check_text_config
-from espalier.harness.engine.evictor import Evicting
-from espalier.harness.engine.finite_logits import NonFiniteLogits, origin_of
+from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_origin
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.model_parts import Parts
 from espalier.harness.engine.prompt import Prompt, make_prompt
 from espalier.harness.engine.record import Generated
-from espalier.harness.engine.shared_prefill import Replay, untouched
-from espalier.harness.engine.signal_watchers import Current, install
+from espalier.harness.engine.session_setup import CacheEvictor
+from espalier.harness.engine.shared_prefill import TrunkReplay, unreduced_layers
+from espalier.harness.engine.signal_watchers import ActivePass, install
+from espalier.harness.engine.text.generation_loop import generate_answers
 from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import Backend, DecodeLoop, PositionPolicy, Separators
 from espalier.methods.base import MethodError, TokenReducer
 
 
 @dataclass(frozen=True)
-class Prefilled:
-    """A prompt that has been run: `logits` (V,) behind it, the `next` position (..., 1), and how its record is closed.
+class PrefillResult:
+    """A prompt that has run: `logits` (V,) after its last token and the `next` position (..., 1), on the input device.
 
-    Logits and position are on the device that inputs go to.
-
-    `finish` takes the answer's ids (1, T) when decoding is over, and counts the time since the prefill as decoding.
+    `finish` takes the answer's ids (1, T) once decoding is over, and counts the time since the prefill as decoding.
     """
 
     logits: Tensor
@@ -46,8 +44,8 @@ class Prefilled:
 
 
 @dataclass(frozen=True)
-class Start:
-    """What a run begins with: what the model is given, its layout, and the prompt that stands for the vision side."""
+class RunStart:
+    """Inputs of a run, their layout, and the prompt that replaces the vision side, if any."""
 
     inputs: Mapping[str, Any]
     layout: Layout
@@ -58,12 +56,12 @@ class Session:
     """Runs `generate` with visual tokens reduced by a method.
 
     `backend="drop"` removes tokens physically: hidden states, rotary tables, masks and cache all get shorter.
-    `backend="emulate"` is the slow reference: the full sequence runs everywhere and explicit masks hide what was
-    dropped. Both make the same choices; tests hold them against each other.
+    `backend="emulate"` is the slow reference: the full sequence runs everywhere and explicit masks hide dropped tokens.
+    Both make the same choices; tests compare them.
 
     Args:
         adapter: the model.
-        method: the reducer; a method without sites leaves the model alone.
+        method: the reducer; a method without sites leaves the model unchanged.
         budget: rule and ratio.
         seed: run seed, from which every sample's generator is derived.
         backend: `drop` or `emulate`.
@@ -71,16 +69,16 @@ class Session:
             `method` does what the method's released code does.
         prior: calibrated prior, for methods that need one.
         timed: whether phases are timed (the device is synchronised at both ends of each).
-        evicting: what leaves the cache after each prefill; with a ratio of 0, or None: nothing.
-        decode: `loop` says answers by the engine's own loop, `generate` by the library's, which beams always take.
-        separators: `keep` leaves newline and separator tokens of pictures, `candidates` makes them visual tokens.
+        evicting: cache eviction after each prefill; None or a ratio of 0 evicts nothing.
+        decode: `loop` generates by the engine's own loop, `generate` by the library's, which always runs beam search.
+        separators: `keep` leaves newline and separator tokens of images, `candidates` makes them visual tokens.
 
     Raises:
-        MethodError: the model cannot carry the method.
+        MethodError: the model cannot run the method.
         UserError: the model's attention or layers are not supported.
     """
 
-    #: Whether it runs denoising steps, which methods of every prefill take as well.
+    #: Whether it runs denoising steps, which also accept methods for one prefill.
     steps: ClassVar[bool] = False
 
     def __init__(
@@ -94,17 +92,17 @@ class Session:
         positions: PositionPolicy = "original",
         prior: Prior | None = None,
         timed: bool = True,
-        evicting: Evicting | None = None,
+        evicting: CacheEvictor | None = None,
         decode: DecodeLoop = "loop",
         separators: Separators = "keep",
     ) -> None:
         if not method.in_one_prefill and not self.steps:
             raise MethodError(
-                f"{type(method).__name__} is not a token reducer; sessions carry token reducers only"
+                f"{type(method).__name__} is not a token reducer; sessions run token reducers only"
             )
         if evicting is not None and evicting.ratio > 0 and backend == "emulate":
             raise UserError(
-                "engine.backend='emulate' hides tokens of the prompt; cache entries are evicted for real; valid: drop"
+                "engine.backend='emulate' only hides tokens, but evicted cache entries are removed; valid: drop"
             )
         check_text_config(adapter.decoder.config)
         self.adapter = adapter
@@ -112,7 +110,7 @@ class Session:
         self.budget = budget
         self._decode = decode
         self._separators = separators
-        self._current = Current()
+        self._active = ActivePass()
         self.setup, self._tap = install(
             adapter,
             method,
@@ -122,7 +120,7 @@ class Session:
             positions=positions,
             prior=prior,
             timed=timed,
-            current=self._current,
+            active=self._active,
             evicting=evicting if evicting is not None and evicting.ratio > 0 else None,
         )
         self._open = False
@@ -144,7 +142,7 @@ class Session:
         self._tap.__exit__(kind, error, trace)
 
     def layout(self, inputs: Mapping[str, Any]) -> Layout:
-        """Return the layout of a batch, with the candidates that this session has."""
+        """Return the layout of a batch, with this session's candidates for removal."""
         return self.adapter.layout(inputs, self._separators)
 
     @torch.inference_mode()
@@ -157,15 +155,15 @@ class Session:
         """Generate answers for one left-padded batch.
 
         Args:
-            inputs: what the adapter's `encode` returned, or a prompt made of it, which leaves the vision side out.
+            inputs: the output of the adapter's `encode`, or a prompt made from it, which skips the vision side.
             samples: one unique id for each row; they seed the rows' generators.
             **generation: arguments of transformers' `generate`.
 
         Raises:
-            UserError: an argument that the engine cannot honour, a prompt of another model.
+            UserError: an argument that the engine cannot honour, or a prompt of another model.
             MethodError: the method cannot start from this prompt.
             PlanError: the method broke its contract.
-            NonFiniteLogits: the model's logits hold NaN or infinity; the first module that put them out is named.
+            NonFiniteLogits: the model's logits contain NaN or infinity; names the first module with non-finite output.
         """
         start = self._start("generate", inputs)
         check_generation({**start.inputs, **generation})
@@ -176,101 +174,107 @@ class Session:
         try:
             return self._generate(start, names, generation)
         except NonFiniteLogits as error:
-            short = {**generation, "max_new_tokens": 1, "min_new_tokens": None}
-            error.origin = origin_of(self.adapter, lambda: self._generate(start, names, short))
+            first_token = {**generation, "max_new_tokens": 1, "min_new_tokens": None}
+            error.origin = non_finite_origin(
+                self.adapter, lambda: self._generate(start, names, first_token)
+            )
             raise
 
     def _generate(
-        self, start: Start, names: tuple[str, ...], generation: Mapping[str, Any]
+        self, start: RunStart, names: tuple[str, ...], generation: Mapping[str, Any]
     ) -> Generated:
-        with self._run(start, names) as this:
-            done, loop = answered(self.adapter, this, start.inputs, generation, self._decode)
-            return this.finish(done.ids, done.logits, done.steps, loop)
+        with self._run(start, names) as current_pass:
+            result, loop = generate_answers(
+                self.adapter, current_pass, start.inputs, generation, self._decode
+            )
+            return current_pass.finish(result.ids, result.logits, result.steps, loop)
 
     @torch.inference_mode()
     def prompt(self, inputs: Mapping[str, Any]) -> Prompt:
-        """Run a batch up to the decoder's entry, once for all who start there; it outlives this session.
+        """Run a batch up to the decoder's input, to be reused by any number of runs; the prompt outlives this session.
 
-        The prompt holds what this session's method reads before the decoder;
+        The prompt stores the signals that this session's method reads before the decoder;
         `espalier.harness.engine.shared_prompt.shared_prompt` makes one for several methods.
 
         Args:
-            inputs: what the adapter's `encode` returned.
+            inputs: the output of the adapter's `encode`.
 
         Raises:
-            MethodError: the method acts inside the tower, in front of the place where prompts are kept.
+            MethodError: the method acts inside the tower, before the point where prompts are stored.
 
         Cost: tower and projector, and O(B L D) of memory while it is kept.
         """
         start = self._start("prompt", inputs)
         clock = Clock(*self.adapter.devices, enabled=self.setup.timed)
         self.setup.signals.begin(inputs)
-        with self._current.running(clock):
+        with self._active.running(clock):
             return make_prompt(self.setup, inputs, start.layout, clock)
 
     @torch.inference_mode()
     def prefill(
         self, inputs: Mapping[str, Any] | Prompt, cache: Cache, sample: str = "0"
     ) -> tuple[Tensor, Tensor]:
-        """Run one prompt into `cache`, for a decoding loop of the caller's own.
+        """Run one prompt into `cache`, for a decoding loop of the caller.
 
         Returns:
-            logits: (V,) behind the last token of the prompt.
-            next: (..., 1) position of the token that follows, on as many axes as the decoder takes.
+            logits: (V,) after the last token of the prompt.
+            next: (..., 1) position of the next token, on as many axes as the decoder takes.
 
         Raises:
-            ValueError: several prompts, whose padding steps of one's own would have to mask.
-            RuntimeError: outside the `with` block, or the method chooses anew at each decoding step.
+            ValueError: several prompts, since the caller's steps would have to mask their padding.
+            RuntimeError: outside the `with` block, or the method chooses again at each decoding step.
         """
-        done = self.prefilled(inputs, cache, sample)
-        return done.logits, done.next
+        result = self.prefilled(inputs, cache, sample)
+        return result.logits, result.next
 
     @torch.inference_mode()
     def prefilled(
         self, inputs: Mapping[str, Any] | Prompt, cache: Cache, sample: str = "0"
-    ) -> Prefilled:
-        """Do what `prefill` does, and keep what the record of the sample needs.
+    ) -> PrefillResult:
+        """Do the same as `prefill`, and keep the data for the sample's record.
 
         Raises:
-            NonFiniteLogits: the logits hold NaN or infinity; the first module that put them out is named.
+            NonFiniteLogits: the logits contain NaN or infinity; names the first module with non-finite output.
         """
         start = self._start("prefill", inputs)
         if start.layout.rows != 1:
             raise ValueError(f"{start.layout.rows} prompts; a prefill by itself takes one")
         try:
-            return self._prefilled(start, cache, sample)
+            return self._run_prefill(start, cache, sample)
         except NonFiniteLogits as error:
-            error.origin = origin_of(
-                self.adapter, lambda: self._prefilled(start, DynamicCache(), sample)
+            error.origin = non_finite_origin(
+                self.adapter, lambda: self._run_prefill(start, DynamicCache(), sample)
             )
             raise
 
-    def _prefilled(self, start: Start, cache: Cache, sample: str) -> Prefilled:
+    def _run_prefill(self, start: RunStart, cache: Cache, sample: str) -> PrefillResult:
         inputs = start.inputs
         arguments = {**inputs, "past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
         axes = self.adapter.facts.rotary_axes
-        # On several axes the model derives the positions from the pictures, where there are any.
+        # On several axes the model derives the positions from the images, if any.
         if axes == 1 or not any(start.layout.counts):
-            counted = inputs["attention_mask"].long().cumsum(1) - 1
-            arguments["position_ids"] = counted if axes == 1 else counted.expand(axes, -1, -1)
-        with self._run(start, (sample,)) as this:
+            token_positions = inputs["attention_mask"].long().cumsum(1) - 1
+            arguments["position_ids"] = (
+                token_positions if axes == 1 else token_positions.expand(axes, -1, -1)
+            )
+        with self._run(start, (sample,)) as current_pass:
             output = self.adapter.model(**arguments)
-            if this.needs_steps:
+            if current_pass.needs_steps:
                 raise RuntimeError("this method or backend needs the engine in every step")
-            this.check_finite((1,))
-        assert this.positions is not None  # the decoder has run
-        # Wherever a spread model ends, what goes on from here begins on its first device.
-        following = this.positions.amax().to(self.adapter.device) + 1
-        return Prefilled(
+            current_pass.check_finite((1,))
+        assert current_pass.positions is not None  # the decoder has run
+        # A model spread over devices ends on another one; the next step starts on the first.
+        next_position = current_pass.positions.amax().to(self.adapter.device) + 1
+        return PrefillResult(
             logits=output.logits[0, -1].to(self.adapter.device),
-            next=following.expand(*this.positions.shape[:-1], 1),
-            finish=lambda ids: this.finish(ids, None),
+            next=next_position.expand(*current_pass.positions.shape[:-1], 1),
+            finish=lambda ids: current_pass.finish(ids, None),
         )
 
     # ------------------------------------------------------------------ one run
 
-    def _start(self, name: str, inputs: Mapping[str, Any] | Prompt) -> Start:
-        """Return what a run begins with.
+    def _start(self, name: str, inputs: Mapping[str, Any] | Prompt) -> RunStart:
+        """Return the start of a run.
 
         Raises:
             RuntimeError: outside the `with` block.
@@ -280,23 +284,23 @@ class Session:
         if not self._open:
             raise RuntimeError(f"Session.{name} was called outside its `with` block")
         if not isinstance(inputs, Prompt):
-            return Start(inputs, self.layout(inputs))
+            return RunStart(inputs, self.layout(inputs))
         inputs.check(self.setup)
-        return Start(inputs.inputs, inputs.layout, inputs)
+        return RunStart(inputs.inputs, inputs.layout, inputs)
 
     @contextmanager
-    def _run(self, start: Start, samples: tuple[str, ...]) -> Iterator[Pass]:
-        """Install the hooks of one pass and let the watchers see it."""
+    def _run(self, start: RunStart, samples: tuple[str, ...]) -> Iterator[Pass]:
+        """Install the hooks of one pass and show it to the watchers."""
         self.setup.signals.begin(start.inputs, start.prompt.signals if start.prompt else None)
         with (
-            Pass(self.setup, start.layout, samples, start.prompt) as this,
-            self._current.running(this.clock, this),
+            Pass(self.setup, start.layout, samples, start.prompt) as current_pass,
+            self._active.running(current_pass.clock, current_pass),
             self._replay(start.prompt),
         ):
-            yield this
+            yield current_pass
 
-    def _replay(self, prompt: Prompt | None) -> Replay:
-        """Return what puts a prompt's layers in the place of those that the method leaves as they are."""
+    def _replay(self, prompt: Prompt | None) -> TrunkReplay:
+        """Return the replay of a prompt's stored layers, up to the first layer that the method changes."""
         layers, setup = self.adapter.decoder.layers, self.setup
-        count = 0 if setup.emulate else untouched(setup.sites, len(layers))
-        return Replay(None if prompt is None else prompt.trunk, layers[:count], self._tap)
+        count = 0 if setup.emulate else unreduced_layers(setup.sites, len(layers))
+        return TrunkReplay(None if prompt is None else prompt.trunk, layers[:count], self._tap)

@@ -1,21 +1,55 @@
-"""What a session has installed: one method on one model, and how it is to be carried out."""
+"""Setup of a session: one method on one model, how to run it, and the protocols of cache eviction.
+
+harness/engine/eviction.py implements the protocols. The engine depends on these only, so that the code of eviction is
+part of the runs that evict, and of no others.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.evictor import Evicting
+from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.model_parts import Parts
-from espalier.harness.engine.signals import Signals
+from espalier.harness.engine.signals.dispatch import Signals
 from espalier.methods.base import Site, TokenReducer
 
 
+class PassEviction(Protocol):
+    """Eviction from the cache of one pass."""
+
+    @property
+    def held_visual(self) -> Sequence[Sequence[int]]:
+        """Visual entries that each layer holds, for each row of the batch; filled by `shorten`."""
+
+    @property
+    def held_special(self) -> Sequence[Sequence[int]]:
+        """Newline and separator entries that each layer holds, for each row; empty if all of them stay."""
+
+    def score_layer(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Score a layer from its queries (B, H, M, D) and keys (B, H_kv, M, D)."""
+
+    def shorten(self, cache: Any) -> list[Stage]:
+        """Shorten the cache and return each layer's stage for the decoding steps."""
+
+
+class CacheEvictor(Protocol):
+    """Cache eviction of a session, after each prefill."""
+
+    @property
+    def ratio(self) -> float:
+        """Share of the candidates to evict; 0 leaves the cache unchanged."""
+
+    def begin(self, prefill: Any, depth: int) -> PassEviction:
+        """Return the eviction of one pass: a `Prefill` of a decoder of `depth` layers."""
+
+
 @dataclass(frozen=True, eq=False)
-class Setup:
+class SessionSetup:
     """One method on one model, the same for all passes of a session.
 
     Attributes:
@@ -28,10 +62,10 @@ class Setup:
         timed: whether phases are timed.
         sites: where the method shortens the prompt, first to last.
         decode_site: where it chooses what decoding steps attend to, or None.
-        signals: captures what the method reads.
-        extra_blocks: blocks of the tower that run for the method alone.
-        idle_blocks: blocks of the tower that nobody reads.
-        evicting: what leaves the cache after the prefill; None: nothing.
+        signals: captures the signals that the method reads.
+        extra_blocks: blocks of the tower that run for the method only.
+        idle_blocks: blocks of the tower with unused output.
+        evicting: cache eviction after the prefill; None: no eviction.
     """
 
     adapter: Parts
@@ -46,4 +80,4 @@ class Setup:
     signals: Signals
     extra_blocks: Sequence[nn.Module]
     idle_blocks: Sequence[nn.Module]
-    evicting: Evicting | None = None
+    evicting: CacheEvictor | None = None

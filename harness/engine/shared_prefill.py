@@ -1,8 +1,8 @@
-"""The first decoder layers of one prompt, run once for all methods that leave them as they are.
+"""The first decoder layers of one prompt, run once for all methods that leave them unchanged.
 
-Up to the layer in front of which a method first acts, its prefill is that of the unreduced model. A trunk keeps what
-those layers gave: states, keys and values, and the queries that methods score with. A pass that starts behind it puts
-these in the place of the layers' own work, so that its answers, logits and records are the same to the bit.
+Up to the layer before which a method first acts, its prefill is that of the unreduced model. A trunk stores the output
+of those layers: states, keys and values, and the queries that methods score with. A pass that starts from it uses these
+instead of running the layers, so that its answers, logits and records are bit-identical.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from espalier.harness.errors import UserError
 from espalier.methods.base import Site
 
 
-class Arrived(BaseException):
-    """A model has run as far as it was wanted. No error: nothing may catch it on its way out of the model."""
+class StopForward(BaseException):
+    """Ends a model's forward early. Not an error: nothing may catch it inside the model."""
 
 
 @dataclass(eq=False)
 class Trunk:
-    """What the first layers of a decoder gave for one batch; nobody may write to it.
+    """Output of the first layers of a decoder for one batch; read-only.
 
     It takes `4 B L D` numbers a layer (fewer where heads share keys and values) and lives as long as its prompt.
 
     Attributes:
-        outputs: (B, L, D) states behind each layer.
+        outputs: (B, L, D) states after each layer.
         heads: queries (B, H, L, Dh), keys (B, H_kv, L, Dh) and scaling of each layer; empty under eager attention,
-            whose queries nothing may read.
+            where queries cannot be read.
         cached: keys and values (B, H_kv, L, Dh) of each layer.
     """
 
@@ -44,48 +44,50 @@ class Trunk:
 
     @property
     def bytes(self) -> int:
-        """Bytes held. Keys that are read are those of the cache."""
+        """Bytes held. Keys in `heads` are those of the cache."""
         queries = (query for query, _, _ in self.heads)
-        pairs = (part for pair in self.cached for part in pair)
-        return sum(one.nbytes for one in (*self.outputs, *queries, *pairs))
+        entries = (entry for pair in self.cached for entry in pair)
+        return sum(tensor.nbytes for tensor in (*self.outputs, *queries, *entries))
 
 
-def untouched(sites: Sequence[Site], depth: int) -> int:
+def unreduced_layers(sites: Sequence[Site], depth: int) -> int:
     """Return how many of `depth` decoder layers run as in the unreduced model: those before the first site."""
     return min((site.shortens or 0 for site in sites), default=depth)
 
 
-class Growing:
-    """Hooks that fill a trunk while the unreduced model runs, and end the run behind its last layer.
+class TrunkRecorder:
+    """Hooks that fill a trunk while the unreduced model runs, and end the run after its last layer.
 
     Args:
         decoder: the text stack.
-        depth: layers wanted, at least one.
-        room: bytes that the trunk may take; no further layer is begun where they are used up.
+        depth: number of layers, at least one.
+        room: limit of the trunk in bytes; once reached, no further layer is run.
     """
 
     def __init__(self, decoder: Any, depth: int, room: float) -> None:
         self.trunk = Trunk()
-        # Behind the last layer stands the final norm.
+        # The final norm follows the last layer.
         self._modules = [*decoder.layers, decoder.norm][: depth + 1]
         self._depth, self._room = depth, room
-        seen = decoder.config._attn_implementation != "eager"
-        layers = self._modules[:depth] if seen else []
-        self._tap = AttentionTap([(layer.self_attn, self._look) for layer in layers])
+        readable = decoder.config._attn_implementation != "eager"
+        layers = self._modules[:depth] if readable else []
+        self._tap = AttentionTap([(layer.self_attn, self._record_heads) for layer in layers])
         self._open = ExitStack()
 
-    def __enter__(self) -> Growing:
+    def __enter__(self) -> TrunkRecorder:
         """Install the hooks."""
         with ExitStack() as opening:
             opening.enter_context(self._tap)
             for number, module in enumerate(self._modules):
-                before = module.register_forward_pre_hook(partial(self._before, number))
-                opening.callback(before.remove)
+                before_handle = module.register_forward_pre_hook(
+                    partial(self._before_layer, number)
+                )
+                opening.callback(before_handle.remove)
                 if number < self._depth:
-                    behind = module.register_forward_hook(
-                        partial(self._behind, number), with_kwargs=True
+                    after_handle = module.register_forward_hook(
+                        partial(self._after_layer, number), with_kwargs=True
                     )
-                    opening.callback(behind.remove)
+                    opening.callback(after_handle.remove)
             self._open = opening.pop_all()
         return self
 
@@ -95,18 +97,18 @@ class Growing:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Remove them; the end of the run is no error."""
+        """Remove the hooks; the early end of the run is not an error."""
         self._open.close()
-        return isinstance(error, Arrived)
+        return isinstance(error, StopForward)
 
-    def _before(self, number: int, module: nn.Module, args: Any) -> None:
+    def _before_layer(self, number: int, module: nn.Module, args: Any) -> None:
         if number == self._depth or (number and self.trunk.bytes >= self._room):
-            raise Arrived
+            raise StopForward
 
-    def _look(self, query: Tensor, key: Tensor, scaling: float) -> None:
+    def _record_heads(self, query: Tensor, key: Tensor, scaling: float) -> None:
         self.trunk.heads.append((query, key, scaling))
 
-    def _behind(
+    def _after_layer(
         self, number: int, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor
     ) -> None:
         layer = kwargs["past_key_values"].layers[number]
@@ -114,13 +116,13 @@ class Growing:
         self.trunk.cached.append((layer.keys, layer.values))
 
 
-class Replay:
-    """Puts what a trunk kept in the place of the first layers' forward, for one prefill.
+class TrunkReplay:
+    """Replaces the first layers' forward by a trunk's stored output, for one prefill.
 
     Args:
         trunk: of the prompt; None: nothing is replaced.
-        layers: of the decoder, those that the pass leaves as they are; the trunk may have fewer.
-        tap: shows the queries and keys of these layers to whoever watches them.
+        layers: of the decoder, those that the pass leaves unchanged; the trunk may have fewer.
+        tap: shows the queries and keys of these layers to their watchers.
     """
 
     def __init__(self, trunk: Trunk | None, layers: Sequence[nn.Module], tap: AttentionTap) -> None:
@@ -129,7 +131,7 @@ class Replay:
         self._tap = tap
         self._saved: list[tuple[nn.Module, Any]] = []
 
-    def __enter__(self) -> Replay:
+    def __enter__(self) -> TrunkReplay:
         """Replace the layers' forward."""
         for number, layer in enumerate(self._layers):
             self._saved.append((layer, layer.__dict__.get("forward")))
@@ -137,7 +139,7 @@ class Replay:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Give the layers their own forward back."""
+        """Restore the layers' forward."""
         for layer, forward in self._saved:
             del layer.__dict__["forward"]
             if forward is not None:
@@ -148,8 +150,8 @@ class Replay:
         trunk, output = self._trunk, self._trunk.outputs[number]
         if hidden.shape != output.shape:
             raise UserError(
-                f"generation.num_beams: a prompt was carried on for {len(output)} rows, {len(hidden)} came; valid: "
-                "as many"
+                f"generation.num_beams: the prompt's stored layers have {len(output)} rows, got {len(hidden)}; "
+                "valid: the same number"
             )
         cache = kwargs["past_key_values"]
         if cache is not None:

@@ -1,4 +1,4 @@
-"""A prompt for several methods: what they read before the decoder, and layers that they leave alone, once for all."""
+"""A prompt for several methods: the signals they read before the decoder, and layers that they share, computed once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.model_parts import Parts
-from espalier.harness.engine.prompt import Prompt, check_behind
+from espalier.harness.engine.prompt import Prompt, refuse_tower_sites
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.shared_prefill import Growing
+from espalier.harness.engine.shared_prefill import TrunkRecorder
 from espalier.harness.engine.signals.table import BEFORE_DECODER
 from espalier.harness.engine.sites.site_table import reads_features
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
@@ -20,20 +20,20 @@ from espalier.methods.none import NoReduction
 
 
 @dataclass(frozen=True)
-class Reader(TokenReducer):
-    """Reads before the decoder what others read there, and would keep every token.
+class PromptReader(TokenReducer):
+    """Reads the signals that several methods read before the decoder; its plan keeps every token.
 
     Attributes:
         wanted: signals.
-        features: whether anybody acts on what goes into the projector.
+        features: whether any method acts on the projector's input.
     """
 
     wanted: tuple[Need, ...] = ()
     features: bool = False
 
     @classmethod
-    def of(cls, adapter: Parts, methods: Sequence[TokenReducer]) -> Reader:
-        """Return what reads for all of the methods.
+    def of(cls, adapter: Parts, methods: Sequence[TokenReducer]) -> PromptReader:
+        """Return the reader for all of the methods.
 
         Raises:
             MethodError: one acts inside the tower.
@@ -42,18 +42,18 @@ class Reader(TokenReducer):
         features = False
         for method in methods:
             sites = method.all_sites(adapter.facts.tower.layers, adapter.facts.text.layers)
-            check_behind(method, sites)
+            refuse_tower_sites(method, sites)
             features |= reads_features(sites)
             needs = (need for site in sites for need in method.needs(site))
             wanted |= dict.fromkeys(need for need in needs if need.signal in BEFORE_DECODER)
         return cls(tuple(wanted), features)
 
     def sites(self, depth: int) -> tuple[Site, ...]:
-        """Return one site in front of the decoder."""
+        """Return one site before the decoder."""
         return (Site("vision" if self.features else "prefix"),)
 
     def needs(self, site: Site) -> tuple[Need, ...]:
-        """Return what anybody reads."""
+        """Return the signals."""
         return self.wanted
 
     def plan(self, view: View, keep: int) -> Plan:
@@ -72,9 +72,9 @@ def shared_prompt(
     """Make a prompt that all of the methods can start from; see `Session.prompt`.
 
     Raises:
-        MethodError: a method acts inside the vision tower, or reads what the model does not have.
+        MethodError: a method acts inside the vision tower, or reads a signal that the model lacks.
     """
-    reader = Reader.of(adapter, methods)
+    reader = PromptReader.of(adapter, methods)
     with Session(adapter, reader, Budget("kept", 0.0), timed=timed) as session:
         return session.prompt(inputs)
 
@@ -82,13 +82,13 @@ def shared_prompt(
 def carried_on(
     adapter: Parts, prompt: Prompt, depth: int, room: float = float("inf"), **generation: Any
 ) -> Prompt:
-    """Return a prompt with its first decoder layers run, for all who start there and act only behind them.
+    """Return a prompt with its first decoder layers run, for all methods that start there and act only after them.
 
     Args:
         adapter: the model.
         prompt: of the batch.
         depth: layers; 0 leaves the prompt as it is.
-        room: bytes that their states, queries, keys and values may take: whoever wants more layers runs the rest.
+        room: limit in bytes on their states, queries, keys and values; layers beyond it are not stored.
         **generation: arguments of `generate` of the answers to come.
 
     Cost: these layers of the unreduced prompt.
@@ -98,7 +98,7 @@ def carried_on(
     nothing = Budget("kept", 0.0)
     with (
         Session(adapter, NoReduction(), nothing, timed=False) as session,
-        Growing(adapter.decoder, depth, room) as growing,
+        TrunkRecorder(adapter.decoder, depth, room) as recorder,
     ):
         session.generate(prompt, **generation)
-    return replace(prompt, trunk=growing.trunk)
+    return replace(prompt, trunk=recorder.trunk)

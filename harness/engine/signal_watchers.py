@@ -1,4 +1,4 @@
-"""What a session installs for its whole life: the watchers of a method's signals, asleep while nothing runs."""
+"""Watchers of a method's signals, installed for the life of a session and inactive while nothing runs."""
 
 from __future__ import annotations
 
@@ -12,43 +12,42 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.artifacts.priors import Prior
 from espalier.harness.engine.attention_probe import AttentionTap, Watcher
-from espalier.harness.engine.evictor import Evicting
 from espalier.harness.engine.forward_pass import Pass
-from espalier.harness.engine.idle_blocks import split_unread
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.model_parts import Parts
 from espalier.harness.engine.positions import closes_gaps
-from espalier.harness.engine.session_setup import Setup
-from espalier.harness.engine.signals import Signals
+from espalier.harness.engine.session_setup import CacheEvictor, SessionSetup
+from espalier.harness.engine.signals.dispatch import Signals
 from espalier.harness.engine.sites.decode import decode_site
-from espalier.harness.engine.sites.site_table import check_carried, tower_sites
+from espalier.harness.engine.sites.site_table import check_site_kinds, tower_sites
 from espalier.harness.engine.tower.tower_views import watched_blocks
+from espalier.harness.engine.vision_pass import split_idle
 from espalier.harness.specs.run_spec import PositionPolicy
 from espalier.methods.base import Site, TokenReducer
 
 
-class Current:
-    """The run in progress, for watchers that outlive it."""
+class ActivePass:
+    """The pass in progress, for watchers that outlive it."""
 
     def __init__(self) -> None:
         self._pass: Pass | None = None
         self._clock: Clock | None = None
 
     @contextmanager
-    def running(self, clock: Clock, this: Pass | None = None) -> Iterator[None]:
-        """Let the watchers see what runs inside the block; `this` is None where no decoder is going to run."""
-        self._pass, self._clock = this, clock
+    def running(self, clock: Clock, current_pass: Pass | None = None) -> Iterator[None]:
+        """Activate the watchers inside the block; `current_pass` is None if no decoder will run."""
+        self._pass, self._clock = current_pass, clock
         try:
             yield
         finally:
             self._pass = self._clock = None
 
     def stage(self) -> Stage | None:
-        """Return the stage in force while a prefill runs, None outside one."""
+        """Return the current stage while a prefill runs, None otherwise."""
         return None if self._pass is None else self._pass.prefill_stage()
 
     def as_selection(self, watcher: Watcher) -> Watcher:
-        """Count a watcher's work as selection, and let it see nothing outside a run."""
+        """Return the watcher, timed as selection and inactive outside a run."""
 
         def watch(query: Tensor, key: Tensor, scaling: float) -> None:
             if self._clock is not None:
@@ -58,19 +57,19 @@ class Current:
         return watch
 
     def watch_tower(self, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Show queries and keys of a tower block to the sites inside the tower."""
+        """Pass queries and keys of a tower block to the sites inside the tower."""
         if self._pass is not None:
             self._pass.watch_tower(query, key, scaling)
 
     def watch_cache(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Show queries and keys of a decoder layer to what evicts cache entries."""
+        """Pass queries and keys of a decoder layer to the cache eviction."""
         if self._pass is not None:
             self._pass.watch_cache(layer, query, key, scaling)
 
     def watch_step(self, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Show queries and keys of the layer below a decode site; this counts as decoding, not as selection."""
-        if self._pass is not None and self._pass.focus is not None:
-            self._pass.focus.look(query, key, scaling)
+        """Pass queries and keys of the layer below a decode site; this counts as decoding, not as selection."""
+        if self._pass is not None and self._pass.step_mask is not None:
+            self._pass.step_mask.choose(query, key, scaling)
 
 
 def install(
@@ -83,31 +82,31 @@ def install(
     positions: PositionPolicy,
     prior: Prior | None,
     timed: bool,
-    current: Current,
-    evicting: Evicting | None = None,
-) -> tuple[Setup, AttentionTap]:
-    """Return what all passes of a session share, and the tap that shows the watchers what they asked for.
+    active: ActivePass,
+    evicting: CacheEvictor | None = None,
+) -> tuple[SessionSetup, AttentionTap]:
+    """Return the setup shared by all passes of a session, and the tap that feeds the watchers.
 
     Raises:
-        MethodError: the model cannot carry the method.
+        MethodError: the model cannot run the method.
         UserError: the model's attention is not supported.
     """
     depth = adapter.facts.text.layers
     sites = method.all_sites(adapter.facts.tower.layers, depth)
-    check_carried(method, sites)
-    at_steps = decode_site(method, depth)
+    check_site_kinds(method, sites)
+    step_site = decode_site(method, depth)
     renumber = closes_gaps(positions, method, adapter.facts)
-    signals = Signals(adapter, method, sites, prior, stage=current.stage)
-    inside = watched_blocks(adapter, method, tower_sites(sites))
+    signals = Signals(adapter, method, sites, prior, stage=active.stage)
+    tower_blocks = watched_blocks(adapter, method, tower_sites(sites))
     watchers = [
         *signals.watchers(),
-        *((block.attention, current.watch_tower) for block in inside),
-        *_cache_watchers(adapter, evicting, current),
+        *((block.attention, active.watch_tower) for block in tower_blocks),
+        *_cache_watchers(adapter, evicting, active),
     ]
-    looked_at = [*(module for module, _ in watchers), *signals.watched_layers]
-    # Blocks of the tower that the projector does not read: those that a method looks at, and those that idle.
-    extra, idle = split_unread(adapter.unread_blocks(), looked_at)
-    setup = Setup(
+    watched_modules = [*(module for module, _ in watchers), *signals.watched_layers]
+    # Tower blocks that the projector does not read: those that a method reads, and idle ones.
+    extra, idle = split_idle(adapter.unread_blocks(), watched_modules)
+    setup = SessionSetup(
         adapter=adapter,
         method=method,
         budget=budget,
@@ -116,30 +115,30 @@ def install(
         renumber=renumber,
         timed=timed,
         sites=sites,
-        decode_site=at_steps,
+        decode_site=step_site,
         signals=signals,
         extra_blocks=extra,
         idle_blocks=idle,
         evicting=evicting,
     )
-    taps = [(module, current.as_selection(watcher)) for module, watcher in watchers]
-    return setup, AttentionTap([*taps, *_step_watchers(adapter, at_steps, current)])
+    taps = [(module, active.as_selection(watcher)) for module, watcher in watchers]
+    return setup, AttentionTap([*taps, *_step_watchers(adapter, step_site, active)])
 
 
 def _cache_watchers(
-    adapter: Parts, evicting: Evicting | None, current: Current
+    adapter: Parts, evicting: CacheEvictor | None, active: ActivePass
 ) -> Sequence[tuple[nn.Module, Watcher]]:
-    """Watch every decoder layer where cache entries are to go."""
+    """Watch every decoder layer if cache entries will be evicted."""
     if evicting is None:
         return []
     layers = enumerate(adapter.decoder.layers)
-    return [(layer.self_attn, partial(current.watch_cache, number)) for number, layer in layers]
+    return [(layer.self_attn, partial(active.watch_cache, number)) for number, layer in layers]
 
 
 def _step_watchers(
-    adapter: Parts, site: Site | None, current: Current
+    adapter: Parts, site: Site | None, active: ActivePass
 ) -> Sequence[tuple[nn.Module, Watcher]]:
     """Watch the layer below a decode site."""
     if site is None:
         return []
-    return [(adapter.decoder.layers[site.layer - 1].self_attn, current.watch_step)]
+    return [(adapter.decoder.layers[site.layer - 1].self_attn, active.watch_step)]

@@ -1,4 +1,4 @@
-"""The halves of a pre-norm block of a vision tower, so that a method may act between them."""
+"""The halves of a pre-norm block of a vision tower, so that a method can act between them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class TowerBlock:
-    """One pre-norm block: `attend`, then `transform`, do what its forward does.
+    """One pre-norm block: `attend`, then `transform`, compute its forward.
 
     Args:
         module: the block.

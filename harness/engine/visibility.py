@@ -1,7 +1,7 @@
-"""Who sees whom: which keys a query of the text stack attends to, and how many queries see a key.
+"""Attention visibility: which keys each query of the text stack attends to, and how many queries see a key.
 
-Slots count a prompt and what was generated behind it from 0 on, padding included. This is about places alone: whether
-a slot may be seen at all (padding, dropped tokens) is for `valid` to say.
+Slots count a prompt and its answer from 0, padding included. This is about positions only: whether a slot may be seen
+at all (padding, dropped tokens) is stored in `valid`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Visibility(ABC):
-    """What each query sees of the keys, by their slots."""
+    """The keys that each query sees, by their slots."""
 
     @abstractmethod
     def sees(self, queries: Tensor, n_keys: int) -> Tensor:
@@ -31,7 +31,7 @@ class Causal(Visibility):
     """A query sees the keys up to its own."""
 
     def sees(self, queries: Tensor, n_keys: int) -> Tensor:
-        """Return whether each key stands at its query or before it."""
+        """Return whether each key is at or before its query."""
         return _slots(n_keys, queries) <= queries.unsqueeze(-1)
 
     def seen_by(self, valid: Tensor) -> Tensor:
@@ -54,16 +54,16 @@ class Bidirectional(Visibility):
 
 @dataclass(frozen=True, eq=False)
 class Prefix(Visibility):
-    """Every query sees the whole prefix; behind it, a query sees the keys up to its own.
+    """Every query sees the whole prefix; after the prefix, a query sees the keys up to its own.
 
     Attributes:
-        ends: (B,) first slot of each row behind its prefix, padding on the left counted.
+        ends: (B,) first slot of each row after its prefix, padding on the left counted.
     """
 
     ends: Tensor
 
     def sees(self, queries: Tensor, n_keys: int) -> Tensor:
-        """Return (B, R, n_keys): whether each key stands in the row's prefix, or up to its query."""
+        """Return (B, R, n_keys): whether each key is in the row's prefix, or at or before its query."""
         slots = _slots(n_keys, queries)
         inside = slots < self.ends.to(queries.device)[:, None, None]
         return inside | (slots <= queries.unsqueeze(-1))
@@ -74,17 +74,17 @@ class Prefix(Visibility):
         return torch.where(inside, Bidirectional().seen_by(valid), Causal().seen_by(valid))
 
     def gathered(self, index: Tensor, valid: Tensor) -> Prefix:
-        """Return the prefix of a shortened batch that holds the slots `index` (B, M), those real that are `valid`."""
-        behind = (index >= self.ends.to(index.device).unsqueeze(1)) & valid
-        return Prefix(index.shape[1] - behind.sum(1))
+        """Return the prefix of a shortened batch with the slots `index` (B, M), those real that are `valid`."""
+        after_prefix = (index >= self.ends.to(index.device).unsqueeze(1)) & valid
+        return Prefix(index.shape[1] - after_prefix.sum(1))
 
 
-#: What a text stack does unless its configuration says otherwise.
+#: Default visibility of a text stack.
 CAUSAL = Causal()
 
 
 def visibility_of(config: Any) -> Visibility:
-    """Return what a text stack's queries see, read off its configuration as the library reads it (`is_causal`)."""
+    """Return the visibility of a text stack, read from its configuration as the library reads it (`is_causal`)."""
     return CAUSAL if getattr(config, "is_causal", True) else Bidirectional()
 
 

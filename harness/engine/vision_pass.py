@@ -1,7 +1,8 @@
-"""From pixels to the decoder's entry: what is timed, watched and kept while the vision side of a model runs."""
+"""Time, watch and store the vision side of a model, from pixels to the decoder input; skip unused tower blocks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -10,20 +11,19 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from espalier.harness.cost.clock import Clock
-from espalier.harness.engine.idle_blocks import IdleBlocks
-from espalier.harness.engine.session_setup import Setup
+from espalier.harness.engine.session_setup import SessionSetup
 
 
 class VisionSide:
-    """Hooks on tower and projector for one run of them.
+    """Hooks on tower and projector for one run.
 
     Args:
         setup: method, model and settings.
         clock: times the vision phase.
-        keeps_features: whether what goes into the projector is wanted.
+        keeps_features: whether to store the projector's input.
     """
 
-    def __init__(self, setup: Setup, clock: Clock, keeps_features: bool) -> None:
+    def __init__(self, setup: SessionSetup, clock: Clock, keeps_features: bool) -> None:
         self._setup = setup
         self._clock = clock
         self._keeps_features = keeps_features
@@ -32,7 +32,7 @@ class VisionSide:
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> VisionSide:
-        """Install the hooks, and let blocks idle that nobody reads."""
+        """Install the hooks, and skip blocks with unused output."""
         adapter = self._setup.adapter
         self._idle.__enter__()
         self._handles = [
@@ -49,18 +49,18 @@ class VisionSide:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Remove what is left."""
-        self.over()
+        """Remove the remaining hooks."""
+        self.stop_watching()
         self._idle.__exit__()
 
-    def over(self) -> None:
-        """Look no longer: whatever goes through the projector from here on is the engine's own."""
+    def stop_watching(self) -> None:
+        """Remove the hooks: later calls of the projector are the engine's."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def features(self) -> Tensor | None:
-        """Return (units, D) what went into the projector; None if it was not wanted, or there were no pictures."""
+        """Return (units, D) input of the projector; None if not requested, or without images."""
         return torch.cat(self._features) if self._features else None
 
     def _before_tower(self, module: nn.Module, args: Any) -> None:
@@ -72,3 +72,54 @@ class VisionSide:
 
     def _after_projector(self, module: nn.Module, args: Any, output: Any) -> None:
         self._clock.stop("vision")
+
+
+class IdleBlocks:
+    """Makes blocks return their input, for one pass.
+
+    CLIP's last block computes a state that LLaVA's projector, which reads the last but one, never uses. The library
+    runs it anyway; skipping it leaves every state that is used bit-identical.
+
+    Args:
+        blocks: the blocks to skip.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        self._blocks = blocks
+        self._saved: list[tuple[nn.Module, Any]] = []
+
+    def __enter__(self) -> IdleBlocks:
+        """Replace the blocks' forward by the identity."""
+        for block in self._blocks:
+            self._saved.append((block, block.__dict__.get("forward")))
+            block.__dict__["forward"] = _pass_through
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Restore the blocks' forward."""
+        for block, forward in self._saved:
+            del block.__dict__["forward"]
+            if forward is not None:
+                block.__dict__["forward"] = forward
+        self._saved.clear()
+
+
+def split_idle(
+    unread: Sequence[nn.Module], watched: Iterable[nn.Module]
+) -> tuple[Sequence[nn.Module], Sequence[nn.Module]]:
+    """Return (blocks that run, blocks that may idle) among those that the projector does not read.
+
+    Args:
+        unread: in their order in the tower.
+        watched: modules with inputs or outputs that a method reads; the blocks before them have to run.
+    """
+    watched_modules = set(watched)
+    last_watched = max(
+        (number for number, block in enumerate(unread) if watched_modules & set(block.modules())),
+        default=-1,
+    )
+    return unread[: last_watched + 1], unread[last_watched + 1 :]
+
+
+def _pass_through(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return hidden

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lmms_eval.api.instance import Instance
 
 from espalier.harness.cost.free_memory import DeviceMemory
-from espalier.harness.engine.shared_prefill import untouched
+from espalier.harness.engine.shared_prefill import unreduced_layers
 from espalier.harness.engine.shared_prompt import carried_on, shared_prompt
 from espalier.harness.evaluation.batch_answers import Prepared, key_of
 from espalier.harness.evaluation.chat_model import HOPELESS, Answered, ChatModel
@@ -77,7 +77,7 @@ class Sharer:
         """How many decoder layers run as in the unreduced model."""
         facts = self.spec.model.facts
         sites = self.reducer.all_sites(facts.tower.layers, facts.text.layers)
-        return untouched(sites, facts.text.layers)
+        return unreduced_layers(sites, facts.text.layers)
 
     def lacks(self, block: Sequence[Instance]) -> bool:
         """Say whether it is to answer a batch: one of which it has a part is answered again as a whole."""

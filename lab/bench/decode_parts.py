@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 
-from espalier.harness.engine.decode_steps import Steps
+from espalier.harness.engine.decode_steps import DecodeSteps
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.model_parts import Parts
 from espalier.harness.engine.text.generation_loop import AnswerLoop
@@ -105,7 +105,7 @@ class _Behind:
     def __init__(self, decoder: Any, valid: Tensor) -> None:
         none, rows = valid.new_zeros(len(valid), 0, dtype=torch.long), len(valid)
         stage = Stage(0, valid, not bool(valid.all()), none, (0,) * rows, none, none)
-        self._steps = Steps([stage], decoder.config, emulate=False)
+        self._steps = DecodeSteps([stage], decoder.config, emulate=False)
         self.following: Tensor
         self._first = True
 

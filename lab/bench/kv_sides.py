@@ -14,10 +14,10 @@ from espalier.harness.cost.free_memory import DeviceMemory
 from espalier.harness.cost.peak_memory import reset_resident_peak, resident_peak
 from espalier.harness.cost.speedup_bound import Gain
 from espalier.harness.engine.eviction import CacheBudget
-from espalier.harness.engine.evictor import Eviction
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.record import Generated
 from espalier.harness.engine.session import Session
+from espalier.harness.engine.session_setup import PassEviction
 from espalier.harness.evaluation.latency import Reads, Turn, in_turns, tokens_of
 from espalier.harness.evaluation.synthetic_prompts import composed, parts
 from espalier.harness.kinds.lookup import as_compressor
@@ -45,32 +45,32 @@ class Noted:
 
 @dataclass
 class WatchedEviction:
-    """Implements Eviction: another one, timed, with its peak of memory."""
+    """Implements PassEviction: another one, timed, with its peak of memory."""
 
-    inner: Eviction
+    inner: PassEviction
     noted: Noted
 
     @property
-    def held(self) -> Sequence[Sequence[int]]:
+    def held_visual(self) -> Sequence[Sequence[int]]:
         """As the other has them."""
-        return self.inner.held
+        return self.inner.held_visual
 
     @property
     def held_special(self) -> Sequence[Sequence[int]]:
         """Newline and separator entries likewise."""
         return self.inner.held_special
 
-    def look(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+    def score_layer(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
         """Score a layer."""
         started = perf_counter()
-        self.inner.look(layer, query, key, scaling)
+        self.inner.score_layer(layer, query, key, scaling)
         self.noted.scoring += perf_counter() - started
 
-    def carry_out(self, cache: Any) -> list[Stage]:
+    def shorten(self, cache: Any) -> list[Stage]:
         """Evict."""
         reset_resident_peak()
         before, started = DeviceMemory("cpu").used(), perf_counter()
-        stages = self.inner.carry_out(cache)
+        stages = self.inner.shorten(cache)
         self.noted.evicting = perf_counter() - started
         self.noted.above = max(resident_peak() - before, 0)
         return stages
@@ -78,7 +78,7 @@ class WatchedEviction:
 
 @dataclass(frozen=True)
 class Watched:
-    """Implements Evicting: a compressor with its budget, every pass of which is noted."""
+    """Implements CacheEvictor: a compressor with its budget, every pass of which is noted."""
 
     budget: CacheBudget
     passes: list[Noted] = field(default_factory=list)

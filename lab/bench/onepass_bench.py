@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.engine.shared_prefill import untouched
+from espalier.harness.engine.shared_prefill import unreduced_layers
 from espalier.harness.kinds.lookup import in_front
 from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.runs.model_pool import Pool
@@ -180,7 +180,7 @@ def _untouched(spec: RunSpec, row: Mapping[str, Any]) -> float:
     reducer = in_front(method_of(spec.method))
     assert reducer is not None
     depth = facts.text.layers
-    leaves = untouched(reducer.all_sites(facts.tower.layers, depth), depth)
+    leaves = unreduced_layers(reducer.all_sites(facts.tower.layers, depth), depth)
     return min(1.0, leaves / depth / float(row["flops"]["share_of_full"]))
 
 

@@ -98,7 +98,7 @@ def test_a_recorded_step_is_the_plain_step(name: str) -> None:
     assert tapes.recorded[-1] % SMALL
     assert tapes.replays == len(kept)
     for layer, theirs in zip(own.cache.layers, other.cache.layers, strict=True):
-        for found, expected in zip(layer.held, theirs.held, strict=True):
+        for found, expected in zip(layer.entries, theirs.entries, strict=True):
             close(found, expected)
 
 
@@ -183,10 +183,10 @@ def test_layers_of_different_lengths_take_plain_steps() -> None:
 def test_a_full_cache_is_an_error_before_anything_is_written() -> None:
     one = side("llava", graphs=Tapes(), room=2)
     one.rows([5, 6], NOTHING)
-    held = [layer.held[0].clone() for layer in one.cache.layers]
+    held = [layer.entries[0].clone() for layer in one.cache.layers]
     with pytest.raises(RuntimeError, match="room"):
         one.rows([5, 6, 7], NOTHING)
-    assert all(map(torch.equal, held, (layer.held[0] for layer in one.cache.layers)))
+    assert all(map(torch.equal, held, (layer.entries[0] for layer in one.cache.layers)))
 
 
 def test_windows_and_steps_follow_each_other() -> None:
@@ -316,7 +316,7 @@ EXPERTS = replace(in_doubles("llava").facts.text, experts=4)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"device": "cpu"}, "model.device='cpu' is no GPU"),
+        ({"device": "cpu"}, "model.device='cpu' is not a GPU"),
         ({"attention": "eager"}, "model.attention='eager' is not sdpa"),
         ({"facts": replace(in_doubles("llava").facts, text=EXPERTS)}, "experts"),
     ],

@@ -126,5 +126,5 @@ def test_the_model_is_itself_again(adapter) -> None:
 
 
 def test_who_decides_is_unknown_outside_a_step(adapter) -> None:
-    with pytest.raises(MethodError, match="sessions carry token reducers only"):
+    with pytest.raises(MethodError, match="sessions run token reducers only"):
         Session(adapter, D3ToM(K=1), WHOLE)

@@ -41,9 +41,9 @@ def step_logits(
         mask = torch.ones(length, length, dtype=torch.bool).tril()
         for first, alive in drops:
             if number >= first:
-                gone = torch.ones(len(visual), dtype=torch.bool)
-                gone[torch.as_tensor(alive)] = False
-                mask[:, visual[gone]] = False
+                dropped = torch.ones(len(visual), dtype=torch.bool)
+                dropped[torch.as_tensor(alive)] = False
+                mask[:, visual[dropped]] = False
         masks.append(mask | torch.eye(length, dtype=torch.bool))
     for step in range(1, ids.shape[1]):
         row = prompt + step - 1

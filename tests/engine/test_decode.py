@@ -97,9 +97,9 @@ def span(tensor):
 def test_steps_equal_whole_forwards_with_handwritten_masks(load, name, where):
     adapter, eager = load(name), load(name, "eager")
     method = Turns(where)
-    for one in FAMILIES[name].chats:
-        inputs = adapter.encode([one])
-        got = run(adapter, method, [one])
+    for sample_chat in FAMILIES[name].chats:
+        inputs = adapter.encode([sample_chat])
+        got = run(adapter, method, [sample_chat])
         (grid,) = adapter.layout(inputs).grid
         kept = [torch.arange(len(grid))]
         for count in got.records[0].kept:  # the same hash of coordinates, among those still alive
@@ -131,12 +131,12 @@ def test_a_padded_batch_equals_its_rows_and_emulation(load, name, where):
     slow = run(adapter, Turns(where), chats, backend="emulate")
     assert torch.equal(batch.ids, slow.ids)
     assert span(batch.logits - slow.logits) < 1e-9 * span(slow.logits)
-    for row, one in enumerate(chats):
-        alone = run(adapter, Turns(where), [one])
-        assert torch.equal(batch.ids[row], alone.ids[0])
-        assert span(batch.logits[row] - alone.logits[0]) < 1e-6
+    for row, row_chat in enumerate(chats):
+        single = run(adapter, Turns(where), [row_chat])
+        assert torch.equal(batch.ids[row], single.ids[0])
+        assert span(batch.logits[row] - single.logits[0]) < 1e-6
         assert batch.records[row].attended == slow.records[row].attended
-        assert batch.records[row].attended == alone.records[0].attended
+        assert batch.records[row].attended == single.records[0].attended
 
 
 @pytest.mark.parametrize("explicit", [False, True])
@@ -151,19 +151,19 @@ def test_attending_to_everything_changes_nothing(load, name, explicit):
 
 
 def test_the_cache_keeps_every_entry_and_records_say_what_was_attended_to(load):
-    adapter, one = load("llava"), FAMILIES["llava"].chats[:1]
-    got = run(adapter, Turns(()), one)
+    adapter, chats = load("llava"), FAMILIES["llava"].chats[:1]
+    got = run(adapter, Turns(()), chats)
     (record,) = got.records
     # Columns 0 to 3 of a row of the 4 x 4 grid: steps 2 to 5 leave out 5, 5, 6 and 5 of 16 entries.
     row, column = torch.arange(4).repeat_interleave(4), torch.arange(4).repeat(4)
-    left = [int(((row + 2 * column + step) % 3 > 0).sum()) for step in range(2, STEPS)]
-    assert record.attended == (16 + sum(left)) / (STEPS - 1)
+    attended_counts = [int(((row + 2 * column + step) % 3 > 0).sum()) for step in range(2, STEPS)]
+    assert record.attended == (16 + sum(attended_counts)) / (STEPS - 1)
     assert record.kept == record.requested == ()
     assert record.entering == (16,) * DEPTH
     assert got.cache_lengths == (16 + record.text,) * DEPTH
-    untouched = run(adapter, Scatter(()), one).records[0]
-    assert record.kv_bytes == untouched.kv_bytes
-    assert untouched.attended is None
+    plain_record = run(adapter, Scatter(()), chats).records[0]
+    assert record.kv_bytes == plain_record.kv_bytes
+    assert plain_record.attended is None
 
 
 def test_an_answer_of_one_token_has_no_steps(load):
@@ -172,19 +172,21 @@ def test_an_answer_of_one_token_has_no_steps(load):
 
 
 def test_steps_after_the_end_of_an_answer_do_not_count(load, monkeypatch):
-    adapter, one = load("qwen2_5_vl"), FAMILIES["qwen2_5_vl"].chats[:1]
-    said = run(adapter, Turns(()), one).ids[0].tolist()
-    length = next(n for n in range(3, len(said)) if said[n - 1] not in said[: n - 1])
-    end = said[length - 1]
+    adapter, chats = load("qwen2_5_vl"), FAMILIES["qwen2_5_vl"].chats[:1]
+    ids = run(adapter, Turns(()), chats).ids[0].tolist()
+    length = next(n for n in range(3, len(ids)) if ids[n - 1] not in ids[: n - 1])
+    end = ids[length - 1]
     # The library does not know of this end, so that steps go on after it, as in a batch with longer answers.
     monkeypatch.setattr(type(adapter), "end_ids", (end,))
-    got = run(adapter, Turns(()), one)
+    got = run(adapter, Turns(()), chats)
     (record,) = got.records
     assert record.new_tokens == length < got.ids.shape[1]
-    (grid,) = adapter.layout(adapter.encode(list(one))).grid
+    (grid,) = adapter.layout(adapter.encode(list(chats))).grid
     image, _, row, column = grid.unbind(-1)
-    left = [int(((image + row + 2 * column + step) % 3 > 0).sum()) for step in range(2, length)]
-    assert record.attended == (record.visual + sum(left)) / (length - 1)
+    attended_counts = [
+        int(((image + row + 2 * column + step) % 3 > 0).sum()) for step in range(2, length)
+    ]
+    assert record.attended == (record.visual + sum(attended_counts)) / (length - 1)
 
 
 def test_a_batch_without_dropping_above_a_site_leaves_no_hooks_behind(load):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.deepstack import FEATURES, MASK, DeepStack, take_over
+from espalier.harness.engine.deepstack import FEATURES, MASK, DeepStack, extract_features
 from espalier.harness.engine.session import Session
 from espalier.methods.base import Assignment, Mixture, Plan, Site, TokenReducer, View
 from espalier.methods.none import NoReduction
@@ -87,9 +87,9 @@ def test_kept_tokens_get_their_own_features_and_nothing_else_does(name: str) -> 
             added = watch.added(number)
             for row, record in enumerate(done.records):
                 expected = by_row(watch, number)[row][record.origin]
-                found = added[row][added[row].abs().sum(-1) > 0]
-                assert found.shape == expected.shape
-                assert (found - expected).abs().max() < 1e-9 * expected.abs().max()
+                row_features = added[row][added[row].abs().sum(-1) > 0]
+                assert row_features.shape == expected.shape
+                assert (row_features - expected).abs().max() < 1e-9 * expected.abs().max()
                 assert expected.abs().max() > 1e-3
 
 
@@ -103,9 +103,9 @@ def test_a_site_between_layers_changes_what_is_added_behind_them_alone(site: int
             continue
         added = watch.added(number)[0]
         expected = features if number < site else features[done.records[0].origin]
-        found = added[added.abs().sum(-1) > 0]
-        assert found.shape == expected.shape
-        assert (found - expected).abs().max() < 1e-9 * expected.abs().max()
+        row_features = added[added.abs().sum(-1) > 0]
+        assert row_features.shape == expected.shape
+        assert (row_features - expected).abs().max() < 1e-9 * expected.abs().max()
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ def test_merged_tokens_get_features_merged_alike(site: Site, matrix: bool) -> No
                 assert len(features) % 2 == 0
                 expected = features.unflatten(0, (-1, 2)).mean(1)
                 assert record.kept == (len(expected),)
-                found = added[row][added[row].abs().sum(-1) > 0]
-                assert (found - expected).abs().max() < 1e-6 * expected.abs().max()
+                row_features = added[row][added[row].abs().sum(-1) > 0]
+                assert (row_features - expected).abs().max() < 1e-6 * expected.abs().max()
 
 
 @pytest.mark.sampled(4)
@@ -177,19 +177,19 @@ def test_features_matter() -> None:
         return args, {**kwargs, FEATURES: None}
 
     with torch.inference_mode():
-        whole = tiny.adapter.model(**tiny.inputs(0)).logits
+        full_logits = tiny.adapter.model(**tiny.inputs(0)).logits
         handle = tiny.adapter.decoder.register_forward_pre_hook(strip, with_kwargs=True)
         without = tiny.adapter.model(**tiny.inputs(0)).logits
         handle.remove()
-    assert (whole - without).abs().max() > 1e-2 * whole.abs().max()
+    assert (full_logits - without).abs().max() > 1e-2 * full_logits.abs().max()
 
 
 def test_a_decoder_without_features_is_left_alone() -> None:
     layout = Tiny("llava").adapter.layout(Tiny("llava").inputs())
     for arguments in ({}, {FEATURES: None, MASK: None}, {FEATURES: [], MASK: None}):
-        stack, same = take_over(arguments, layout)
+        stack, unchanged = extract_features(arguments, layout)
         assert stack is None
-        assert same is arguments
+        assert unchanged is arguments
 
 
 def test_features_of_tokens_that_no_method_sees_are_refused() -> None:

@@ -66,32 +66,32 @@ def run(adapter, method, chats, ratio=0.6, reducer=None, budget=0.0, **changes):
 @contextmanager
 def noted(monkeypatch):
     """The layers' keys and values as they are after eviction."""
-    found, original = [], ScoredEviction.carry_out
+    caches, original = [], ScoredEviction.shorten
 
-    def carry_out(self, held):
-        stages = original(self, held)
-        found.append([(layer.keys.clone(), layer.values.clone()) for layer in held.layers])
+    def shorten(self, cache):
+        stages = original(self, cache)
+        caches.append([(layer.keys.clone(), layer.values.clone()) for layer in cache.layers])
         return stages
 
     with monkeypatch.context() as patch:
-        patch.setattr(ScoredEviction, "carry_out", carry_out)
-        yield found
+        patch.setattr(ScoredEviction, "shorten", shorten)
+        yield caches
 
 
-def places(whole, left):
+def places(full, shortened):
     """Which slots of (H, L, D) keys are left, as (H, L) booleans: random keys are all different."""
-    same = (whole.unsqueeze(2) == left.unsqueeze(1)).all(-1)
-    assert (same.sum(1) == 1).all(), "something is left that was not there, or twice"
-    return same.any(-1)
+    equal = (full.unsqueeze(2) == shortened.unsqueeze(1)).all(-1)
+    assert (equal.sum(1) == 1).all(), "something is left that was not there, or twice"
+    return equal.any(-1)
 
 
 def whole_cache_logits(adapter, inputs, ids, masks, stored=None):
     """Logits of an answer (1, T) with the whole cache and (H, L) masks of its slots for each layer."""
-    held = DynamicCache()
+    cache = DynamicCache()
     with Session(adapter, NoReduction(), Budget("kept", 0)) as session:
-        first, following = session.prefill(inputs, held)
+        first, following = session.prefill(inputs, cache)
     if stored is not None:
-        stored(held)
+        stored(cache)
     n_new = ids.shape[1] - 1
     order = torch.arange(n_new)
     among = (order[:, None] >= order).expand(1, 1, -1, -1)
@@ -99,9 +99,9 @@ def whole_cache_logits(adapter, inputs, ids, masks, stored=None):
 
     def hook(layer):
         def hide(module, args, kwargs):
-            seen = masks[layer].repeat_interleave(heads // len(masks[layer]), 0)
-            seen = seen[None, :, None].expand(1, heads, n_new, -1)
-            mask = torch.cat([seen, among.expand(1, heads, -1, -1)], -1)
+            visible = masks[layer].repeat_interleave(heads // len(masks[layer]), 0)
+            visible = visible[None, :, None].expand(1, heads, n_new, -1)
+            mask = torch.cat([visible, among.expand(1, heads, -1, -1)], -1)
             return args, {**kwargs, "attention_mask": mask}
 
         return hide
@@ -113,7 +113,7 @@ def whole_cache_logits(adapter, inputs, ids, masks, stored=None):
     try:
         with torch.inference_mode():
             output = adapter.model(
-                input_ids=ids[:, :-1], position_ids=following + order, past_key_values=held
+                input_ids=ids[:, :-1], position_ids=following + order, past_key_values=cache
             )
     finally:
         for handle in handles:
@@ -126,19 +126,19 @@ def whole_cache_logits(adapter, inputs, ids, masks, stored=None):
 @pytest.mark.parametrize("label", METHODS)
 def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, name, label):
     adapter, method = load(name), built(label)
-    one = FAMILIES[name].chats[0]
-    inputs = adapter.encode([one])
-    with noted(monkeypatch) as left:
-        got = run(adapter, method, [one])
-    whole = DynamicCache()
+    sample_chat = FAMILIES[name].chats[0]
+    inputs = adapter.encode([sample_chat])
+    with noted(monkeypatch) as caches:
+        got = run(adapter, method, [sample_chat])
+    full_cache = DynamicCache()
     with Session(adapter, NoReduction(), Budget("kept", 0)) as session:
-        session.prefill(inputs, whole)
+        session.prefill(inputs, full_cache)
     masks = [
         places(
             layer.keys[0].repeat_interleave(max(keys.shape[1] // layer.keys.shape[1], 1), 0),
             keys[0],
         )
-        for layer, (keys, _) in zip(whole.layers, left[0], strict=True)
+        for layer, (keys, _) in zip(full_cache.layers, caches[0], strict=True)
     ]
     expected = whole_cache_logits(adapter, inputs, got.ids, masks)
     # The models normalise in single precision whatever their own.
@@ -158,7 +158,7 @@ def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, nam
         assert sum(record.held) == int((1 - 0.6) * layout.counts[0] * depth + 0.5)
     assert record.held == tuple(int(mask[:, visual].sum()) // len(mask) for mask in masks)
     assert record.kv_entries == sum(record.held)
-    size = sum(tensor.numel() * tensor.element_size() for pair in left[0] for tensor in pair)
+    size = sum(tensor.numel() * tensor.element_size() for pair in caches[0] for tensor in pair)
     assert record.kv_bytes == size
     assert record.entering == (layout.counts[0],) * len(masks)
 
@@ -181,10 +181,10 @@ def test_a_padded_batch_equals_its_rows(load, name, label):
         adapter, NoReduction(), Budget("kept", 0), evicting=CacheBudget(method, 0.7)
     ) as session:
         batch = session.generate(inputs, ids, **settings)
-        for row, one in enumerate(chats):
-            alone = adapter.encode([one])
+        for row, row_chat in enumerate(chats):
+            single = adapter.encode([row_chat])
             got = session.generate(
-                alone, [ids[row]], **generation(adapter, alone, max_new_tokens=STEPS)
+                single, [ids[row]], **generation(adapter, single, max_new_tokens=STEPS)
             )
             assert got.records[0].held == batch.records[row].held
             assert got.ids[0].tolist() == batch.ids[row].tolist()
@@ -197,31 +197,33 @@ def test_in_single_precision_every_row_of_several_media_equals_the_hidden_refere
     load, monkeypatch, name
 ):
     adapter, method = load(name, "float32"), built("aircache")
-    for one in FAMILIES[name].chats:
-        inputs = adapter.encode([one])
-        with noted(monkeypatch) as left:
-            got = run(adapter, method, [one])
-        whole = DynamicCache()
+    for sample_chat in FAMILIES[name].chats:
+        inputs = adapter.encode([sample_chat])
+        with noted(monkeypatch) as caches:
+            got = run(adapter, method, [sample_chat])
+        full_cache = DynamicCache()
         with Session(adapter, NoReduction(), Budget("kept", 0)) as session:
-            session.prefill(inputs, whole)
-        stores = zip(whole.layers, left[0], strict=True)
+            session.prefill(inputs, full_cache)
+        stores = zip(full_cache.layers, caches[0], strict=True)
         masks = [places(layer.keys[0], keys[0]) for layer, (keys, _) in stores]
         expected = whole_cache_logits(adapter, inputs, got.ids, masks)
         assert (got.logits[0] - expected).abs().max() < 5e-6 * expected.abs().max()
 
 
 def test_the_allocator_lets_the_whole_cache_go(load, monkeypatch):
-    adapter, sizes, original = load("llava"), [], ScoredEviction.carry_out
+    adapter, sizes, original = load("llava"), [], ScoredEviction.shorten
 
-    def carry_out(self, held):
-        stages = original(self, held)
+    def shorten(self, cache):
+        stages = original(self, cache)
         stores = {
-            store.untyped_storage() for one in held.layers for store in (one.keys, one.values)
+            store.untyped_storage()
+            for layer in cache.layers
+            for store in (layer.keys, layer.values)
         }
         sizes.append(sum(store.nbytes() for store in stores))
         return stages
 
-    monkeypatch.setattr(ScoredEviction, "carry_out", carry_out)
+    monkeypatch.setattr(ScoredEviction, "shorten", shorten)
     got = run(adapter, built("aircache"), FAMILIES["llava"].chats[:1], ratio=0.8)
     text, record = adapter.decoder.config, got.records[0]
     slots = record.kv_entries + record.text * len(record.held)
@@ -243,7 +245,9 @@ def test_a_copy_for_each_query_head_costs_a_group_of_them(load):
 
 def test_beams_do_not_read_a_copy_for_each_query_head(load):
     method = built("h2o, a copy for each query head")
-    with pytest.raises(UserError, match=r"engine.s own loop alone; valid: engine\.decode=loop"):
+    with pytest.raises(
+        UserError, match=r"only be read by the engine.s own loop; valid: engine\.decode=loop"
+    ):
         run(load("llava"), method, FAMILIES["llava"].chats[:1], num_beams=2)
 
 
@@ -253,7 +257,9 @@ def test_ratio_zero_is_bit_identical(load, name):
     plain, got = run(adapter, None, chats), run(adapter, built("aircache"), chats, ratio=0.0)
     assert torch.equal(plain.ids, got.ids)
     assert torch.equal(plain.logits, got.logits)
-    assert [one.kv_bytes for one in plain.records] == [one.kv_bytes for one in got.records]
+    assert [record.kv_bytes for record in plain.records] == [
+        record.kv_bytes for record in got.records
+    ]
 
 
 @pytest.mark.parametrize(
@@ -261,17 +267,17 @@ def test_ratio_zero_is_bit_identical(load, name):
 )
 def test_what_goes_is_averaged_into_what_stays(load, monkeypatch, name, params):
     adapter = load("llava")
-    one = FAMILIES["llava"].chats[0]
-    inputs = adapter.encode([one])
+    sample_chat = FAMILIES["llava"].chats[0]
+    inputs = adapter.encode([sample_chat])
     method = build_method(name, params)
-    with noted(monkeypatch) as left:
-        run(adapter, method, [one], ratio=0.75)
-    whole = DynamicCache()
+    with noted(monkeypatch) as caches:
+        run(adapter, method, [sample_chat], ratio=0.75)
+    full_cache = DynamicCache()
     with Session(adapter, NoReduction(), Budget("kept", 0)) as session:
-        session.prefill(inputs, whole)
+        session.prefill(inputs, full_cache)
     layout = adapter.layout(inputs)
     visual = layout.visual[0].tolist()
-    for layer, stores in zip(whole.layers, left[0], strict=True):
+    for layer, stores in zip(full_cache.layers, caches[0], strict=True):
         for full, short in zip((layer.keys[0], layer.values[0]), stores, strict=True):
             # Words are as they were; the kept entries are means of neighbours that make up all visual ones.
             n_words = full.shape[1] - len(visual)
@@ -292,24 +298,24 @@ def test_what_goes_is_averaged_into_what_stays(load, monkeypatch, name, params):
 def test_the_released_merge_averages_the_slot_before_each_that_goes(load, monkeypatch):
     adapter, chats = load("llava"), FAMILIES["llava"].chats
     official = {"argsort_as_rank": True, "shifted_merge": True}
-    for one in chats:
-        inputs = adapter.encode([one])
-        whole = DynamicCache()
+    for sample_chat in chats:
+        inputs = adapter.encode([sample_chat])
+        full_cache = DynamicCache()
         with Session(adapter, NoReduction(), Budget("kept", 0)) as session:
-            session.prefill(inputs, whole)
-        with noted(monkeypatch) as left:
+            session.prefill(inputs, full_cache)
+        with noted(monkeypatch) as caches:
             for merged in (0.0, 1.0):
                 method = build_method("elastic", {**official, "merged": merged})
-                run(adapter, method, [one], ratio=0.6)
+                run(adapter, method, [sample_chat], ratio=0.6)
         visual = adapter.layout(inputs).visual[0].tolist()
-        for layer, plain, averaged in zip(whole.layers, *left, strict=True):
+        for layer, plain, averaged in zip(full_cache.layers, *caches, strict=True):
             mask = places(layer.keys[0], plain[0][0])[0].tolist()
             kept = [slot for slot in visual if mask[slot]]
             groups = {slot: [slot] for slot in kept}
             for slot in visual:
                 if not mask[slot]:
                     before = slot - 1
-                    nearest = min(kept, key=lambda other: (abs(other - before), other))
+                    nearest = min(kept, key=lambda index: (abs(index - before), index))
                     groups[nearest].append(before)
             slots = [slot for slot in range(len(mask)) if mask[slot]]
             for full, short in zip((layer.keys[0], layer.values[0]), averaged, strict=True):
@@ -321,13 +327,15 @@ def test_a_reducer_and_a_compressor_act_one_behind_the_other(load):
     adapter, chats = load("llava"), FAMILIES["llava"].chats
     method = built("aircache")
     got = run(adapter, method, chats, ratio=0.5, reducer=Scatter((2,)), budget=0.5)
-    alone = run(adapter, None, chats, reducer=Scatter((2,)), budget=0.5)
-    for both, one in zip(got.records, alone.records, strict=True):
-        assert both.entering == one.entering
-        assert both.kept == one.kept
-        assert one.kv_entries == sum(one.entering)
-        assert sum(both.held) == int(sum(one.entering) / 2 + 0.5)
-        assert all(held <= entered for held, entered in zip(both.held, both.entering, strict=True))
+    reducer_only = run(adapter, None, chats, reducer=Scatter((2,)), budget=0.5)
+    for record, reduced in zip(got.records, reducer_only.records, strict=True):
+        assert record.entering == reduced.entering
+        assert record.kept == reduced.kept
+        assert reduced.kv_entries == sum(reduced.entering)
+        assert sum(record.held) == int(sum(reduced.entering) / 2 + 0.5)
+        assert all(
+            n_held <= entered for n_held, entered in zip(record.held, record.entering, strict=True)
+        )
 
 
 def test_the_model_is_left_as_it_was_and_answers_text_alone(load):
@@ -349,7 +357,9 @@ def test_every_layer_keeps_an_entry_however_high_the_ratio(load):
 def test_a_window_that_leaves_nothing_to_evict_is_refused(load):
     chats = FAMILIES["llava"].chats[:1]
     method = build_method("snapkv", {"scope": "prompt", "window": 1000})
-    with pytest.raises(UserError, match=r"none of its \d+ prompt tokens may go.* valid: ") as error:
+    with pytest.raises(
+        UserError, match=r"none of its \d+ prompt tokens may be evicted.* valid: "
+    ) as error:
         run(load("llava"), method, chats)
     assert "\n" not in str(error.value)
 
@@ -375,7 +385,7 @@ def test_a_prompt_that_ends_in_a_picture_is_refused(load):
     evicting = CacheBudget(built("h2o"), 0.5)
     with (
         Session(adapter, NoReduction(), Budget("kept", 0), evicting=evicting) as session,
-        pytest.raises(UserError, match="no word stands behind the picture"),
+        pytest.raises(UserError, match="no word follows the image"),
     ):
         session.generate(cut, None, max_new_tokens=2, do_sample=False)
 

@@ -35,9 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_llava(tmp_path_factory.mktemp("tiny"))
 
 
-def generate(adapter: Adapter, chats: list[Any], **more: Any) -> Any:
+def generate(adapter: Adapter, chats: list[Any], **settings: Any) -> Any:
     with Session(adapter, Scatter((2,)), HALF) as session:
-        return session.generate(adapter.encode(chats), ["a", "b", "c"][: len(chats)], **more)
+        return session.generate(adapter.encode(chats), ["a", "b", "c"][: len(chats)], **settings)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_first_module_with_a_value_that_is_not_finite_is_named(
 ) -> None:
     adapter = load_llava(folder, "float32")
     module = adapter.model.get_submodule(part)
-    weight = next(one for one in module.parameters() if one.dim() >= 2)
+    weight = next(parameter for parameter in module.parameters() if parameter.dim() >= 2)
     with torch.no_grad():
         weight.flatten()[0] = value
     with pytest.raises(NonFiniteLogits) as caught:
@@ -63,8 +63,10 @@ def test_the_first_module_with_a_value_that_is_not_finite_is_named(
     assert str(caught.value) == (
         f"the logits of a hold NaN or infinity in the prefill; they began in {name}"
     )
-    left = [hook for one in adapter.model.modules() for hook in one._forward_hooks.values()]
-    assert not [hook for hook in left if hook.__module__.startswith("espalier.harness.")]
+    hooks = [
+        hook for parameter in adapter.model.modules() for hook in parameter._forward_hooks.values()
+    ]
+    assert not [hook for hook in hooks if hook.__module__.startswith("espalier.harness.")]
     if part != "lm_head":
         with (
             Session(adapter, NoReduction(), NONE) as session,
@@ -84,14 +86,14 @@ def test_overflow_of_half_precision_is_found_as_well(folder: Path) -> None:
 def test_the_step_and_the_row_are_those_that_went_wrong(folder: Path) -> None:
     """The prefill is finite everywhere, and only one row ever says the token whose embedding is not."""
     adapter = load_llava(folder, "float32")
-    said = generate(adapter, CHATS, **SHORT).ids
+    ids = generate(adapter, CHATS, **SHORT).ids
     only = [
-        (row, step) for row in range(3) for step in range(2) if (said == said[row, step]).sum() == 1
+        (row, step) for row in range(3) for step in range(2) if (ids == ids[row, step]).sum() == 1
     ]
     row, step = only[0]
     with torch.no_grad():
         embeddings = adapter.model.get_input_embeddings().weight
-        embeddings[said[row, step]] = float("nan")
+        embeddings[ids[row, step]] = float("nan")
     with pytest.raises(NonFiniteLogits) as caught:
         generate(adapter, CHATS, **SHORT)
     assert (caught.value.sample, caught.value.step) == ("abc"[row], step + 1)

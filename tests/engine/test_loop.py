@@ -53,24 +53,24 @@ def said(
 def check(adapter: Adapter, inputs: Any, settings: dict[str, Any], **session: Any) -> Generated:
     """Hold the loop to the library's, and return its answer."""
     settings = {"suppress_tokens": list(adapter.items(inputs)), **settings}
-    own = said(adapter, inputs, "loop", settings, **session)
+    ours = said(adapter, inputs, "loop", settings, **session)
     wanted = said(adapter, inputs, "generate", settings, **session)
-    assert {record.loop for record in own.records} == {"loop"}
+    assert {record.loop for record in ours.records} == {"loop"}
     assert {record.loop for record in wanted.records} == {"generate"}
-    assert torch.equal(own.ids, wanted.ids)
-    assert (own.logits is None) == (wanted.logits is None)
-    if own.logits is not None and wanted.logits is not None:
-        assert own.logits.shape == wanted.logits.shape
+    assert torch.equal(ours.ids, wanted.ids)
+    assert (ours.logits is None) == (wanted.logits is None)
+    if ours.logits is not None and wanted.logits is not None:
+        assert ours.logits.shape == wanted.logits.shape
         span = wanted.logits[wanted.logits.isfinite()].abs().max()
         ruled = wanted.logits.isinf()
-        assert torch.equal(ruled, own.logits.isinf())
-        assert (own.logits - wanted.logits)[~ruled].abs().max() < 1e-5 * span
-    assert own.cache_lengths == wanted.cache_lengths
-    for one, other in zip(own.records, wanted.records, strict=True):
-        assert one.kv_bytes == other.kv_bytes > 0
-        assert one.new_tokens == other.new_tokens
-        assert one.attended == other.attended
-    return own
+        assert torch.equal(ruled, ours.logits.isinf())
+        assert (ours.logits - wanted.logits)[~ruled].abs().max() < 1e-5 * span
+    assert ours.cache_lengths == wanted.cache_lengths
+    for one, expected_record in zip(ours.records, wanted.records, strict=True):
+        assert one.kv_bytes == expected_record.kv_bytes > 0
+        assert one.new_tokens == expected_record.new_tokens
+        assert one.attended == expected_record.attended
+    return ours
 
 
 @pytest.mark.sampled(4)
@@ -137,8 +137,8 @@ def test_what_is_said_behind_the_last_end_is_cut(
     settings = {**SAMPLED, "suppress_tokens": list(tiny.adapter.items(tiny.inputs(1)))}
     plain = said(tiny.adapter, tiny.inputs(1), "generate", settings).ids[0].tolist()
     end = next(n for n in range(1, STEPS) if plain[n] not in plain[:n])
-    own = check(tiny.adapter, tiny.inputs(1), {**settings, "eos_token_id": plain[end]})
-    assert own.ids[0].tolist() == plain[: end + 1]
+    ours = check(tiny.adapter, tiny.inputs(1), {**settings, "eos_token_id": plain[end]})
+    assert ours.ids[0].tolist() == plain[: end + 1]
 
 
 @pytest.mark.parametrize("lazy", [1, 4])
@@ -151,10 +151,10 @@ def test_stop_strings(lazy: int, monkeypatch: pytest.MonkeyPatch) -> None:
     strings = [word for word in tokenizer.batch_decode(plain[:, 3:4]) if word.strip()]
     assert strings, "the test needs an answer that can be written"
     check(adapter, inputs, {**GREEDY, "stop_strings": strings, "tokenizer": tokenizer})
-    alone = check(
+    single = check(
         adapter, tiny.inputs(0), {**GREEDY, "stop_strings": strings, "tokenizer": tokenizer}
     )
-    assert alone.ids.shape[1] < STEPS
+    assert single.ids.shape[1] < STEPS
 
 
 @pytest.mark.parametrize("rows", [(1,), (0, 1, 2)])
@@ -167,8 +167,8 @@ def test_closed_gaps_hidden_tokens_and_chosen_entries(name: str, rows: tuple[int
         check(adapter, inputs, GREEDY, method=Scatter(where), backend="emulate")
         check(adapter, inputs, GREEDY, method=Turns(where))
         check(adapter, inputs, GREEDY, method=Turns(where), backend="emulate")
-    both = {"positions": "renumbered", "backend": "emulate"}
-    check(adapter, inputs, GREEDY, method=Scatter(("prefix", 2)), **both)
+    combined = {"positions": "renumbered", "backend": "emulate"}
+    check(adapter, inputs, GREEDY, method=Scatter(("prefix", 2)), **combined)
 
 
 @pytest.mark.parametrize("rows", [(1,), (0, 1, 2)])
@@ -202,10 +202,10 @@ def test_eager_attention_of_a_padded_batch() -> None:
 def test_beams_and_asked_for_scores_are_the_librarys() -> None:
     tiny = Tiny("llava")
     for settings in ({"num_beams": 2}, {"output_scores": True}):
-        own = said(tiny.adapter, tiny.inputs(), "loop", {**GREEDY, **settings})
+        ours = said(tiny.adapter, tiny.inputs(), "loop", {**GREEDY, **settings})
         wanted = said(tiny.adapter, tiny.inputs(), "generate", {**GREEDY, **settings})
-        assert {record.loop for record in own.records} == {"generate"}
-        assert torch.equal(own.ids, wanted.ids)
+        assert {record.loop for record in ours.records} == {"generate"}
+        assert torch.equal(ours.ids, wanted.ids)
 
 
 def test_one_race_is_what_the_library_draws_by() -> None:
@@ -216,7 +216,7 @@ def test_one_race_is_what_the_library_draws_by() -> None:
         wanted = torch.multinomial(probabilities, num_samples=1).squeeze(1)
         after = torch.rand(())
         torch.manual_seed(rows)
-        assert torch.equal(loop.drawn(probabilities), wanted)
+        assert torch.equal(loop.draw_ids(probabilities), wanted)
         assert torch.equal(torch.rand(()), after)
 
 
@@ -226,7 +226,7 @@ def test_processors_that_leave_nothing_to_draw_are_an_error() -> None:
 
     tiny = Tiny("llava")
     settings = {**SAMPLED, "logits_processor": LogitsProcessorList([nothing])}
-    with pytest.raises(RuntimeError, match="left none to draw"):
+    with pytest.raises(RuntimeError, match="left none with a probability"):
         said(tiny.adapter, tiny.inputs(), "loop", settings)
 
 
@@ -235,7 +235,9 @@ def test_the_model_is_as_it_was() -> None:
 
     def hooks() -> int:
         modules = tiny.adapter.model.modules()
-        return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in modules)
+        return sum(
+            len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules
+        )
 
     before = hooks()
     check(tiny.adapter, tiny.inputs(), generation(tiny.adapter, tiny.inputs()))
@@ -252,21 +254,21 @@ def test_no_step_writes_as_much_as_a_layer_of_the_cache_holds() -> None:
         inputs = tiny.inputs(*rows)
         layer = len(inputs["input_ids"]) * 2 * 8 * 4  # bytes of the keys of one token: 2 heads of 8
         for decode in ("loop", "generate"):
-            with written(tiny.adapter.decoder) as seen:
+            with written(tiny.adapter.decoder) as writes:
                 method = Scatter(where) if where else None
-                own = said(tiny.adapter, inputs, decode, GREEDY, method=method, backend=backend)
-            shortest = layer * min(own.cache_lengths)
-            _, first, *later, _ = [size for size, _ in seen.steps]  # the last: the whole answer
+                ours = said(tiny.adapter, inputs, decode, GREEDY, method=method, backend=backend)
+            shortest = layer * min(ours.cache_lengths)
+            _, first, *later, _ = [size for size, _ in writes.steps]  # the last: the whole answer
             if decode == "loop":
-                assert max(later) < shortest / 2, seen.steps
+                assert max(later) < shortest / 2, writes.steps
             # Not vacuous: the cache moves to roomier storage in the first step.
-            assert first > layer * max(own.cache_lengths)
+            assert first > layer * max(ours.cache_lengths)
 
 
 def test_the_librarys_cache_is_copied_at_every_step() -> None:
     tiny = Tiny("llava", "float32")
     inputs = tiny.inputs(1)
-    with torch.inference_mode(), written(tiny.adapter.decoder) as seen:
+    with torch.inference_mode(), written(tiny.adapter.decoder) as writes:
         tiny.adapter.model.generate(**inputs, do_sample=False, max_new_tokens=4)
     layer = 2 * 8 * 4 * inputs["input_ids"].shape[1]
-    assert all(size > layer and "cat" in name for size, name in seen.steps[1:-1])
+    assert all(size > layer and "cat" in name for size, name in writes.steps[1:-1])

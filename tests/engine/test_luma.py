@@ -51,14 +51,14 @@ def tower_pictures(name: str, inputs: dict) -> list[np.ndarray]:
 def slow_luma(picture: np.ndarray, row: int, column: int, side: int) -> np.ndarray:
     """Luma of one cell of a picture with its border, pixel by pixel."""
     size = picture.shape[1]
-    found = np.zeros((side + 2, side + 2))
+    cell = np.zeros((side + 2, side + 2))
     for y in range(-1, side + 1):
         for x in range(-1, side + 1):
             at = row * side + y, column * side + x
             if 0 <= at[0] < size and 0 <= at[1] < size:
                 red, green, blue = (2 * picture[c][at] - 1 for c in range(3))
-                found[y + 1, x + 1] = 0.299 * red + 0.587 * green + 0.114 * blue
-    return found
+                cell[y + 1, x + 1] = 0.299 * red + 0.587 * green + 0.114 * blue
+    return cell
 
 
 #: Cells along the edge of a picture, and their pixels.
@@ -75,20 +75,20 @@ CELLS = {
 def test_global_views_are_cut_where_their_tokens_stand(name: str):
     """Row by row of the batch, whatever the tower's pictures before it were."""
     adapter, (cells, side) = adapter_of(name), CELLS[name]
-    for one in FAMILIES[name].chats:
-        inputs = adapter.encode([one])
+    for sample_chat in FAMILIES[name].chats:
+        inputs = adapter.encode([sample_chat])
         pictures = tower_pictures(name, inputs)
-        (view,) = watched(name, [one])
+        (view,) = watched(name, [sample_chat])
         luma = view.signals["luma"][0]
         assert luma.shape[1:] == (side + 2, side + 2)
-        whole = whole_views(name, inputs, len(pictures))
-        seen = 0
+        views = whole_views(name, inputs, len(pictures))
+        n_views = 0
         for token, (image, kind, row, column) in enumerate(view.grid[0].tolist()):
             if kind == 0:
-                wanted = slow_luma(pictures[whole[image]], row, column, side)
+                wanted = slow_luma(pictures[views[image]], row, column, side)
                 assert np.abs(luma[token].numpy() - wanted).max() < 1e-9
-                seen += 1
-        assert seen == len(whole) * cells**2
+                n_views += 1
+        assert n_views == len(views) * cells**2
 
 
 def whole_views(name: str, inputs: dict, n_pictures: int) -> list[int]:
@@ -108,8 +108,8 @@ def whole_views(name: str, inputs: dict, n_pictures: int) -> list[int]:
 def test_crops_are_cut_by_the_projectors_units(name: str):
     """Unit u of the projector is cell u of the pictures the tower was given, fillers left out."""
     adapter = adapter_of(name)
-    one = FAMILIES[name].chats[1]
-    inputs = adapter.encode([one])
+    sample_chat = FAMILIES[name].chats[1]
+    inputs = adapter.encode([sample_chat])
     pictures = tower_pictures(name, inputs)
     if name == "llava_next":
         tiles = inputs["pixel_values"].shape[1]
@@ -123,7 +123,7 @@ def test_crops_are_cut_by_the_projectors_units(name: str):
         for row in range(picture.shape[1] // side)
         for column in range(picture.shape[1] // side)
     ]
-    (view,) = watched(name, [one])
+    (view,) = watched(name, [sample_chat])
     source = adapter.layout(inputs).source[0, :, 0].tolist()
     for token, unit in enumerate(source):
         assert np.abs(view.signals["luma"][0, token].numpy() - cut[unit]).max() < 1e-9
@@ -157,11 +157,11 @@ def test_pictures_that_cells_do_not_fill_lose_their_edge():
 # ---------------------------------------------------------------- edges
 
 
-def slow_edges(luma: np.ndarray, tau: float, whole: bool) -> float:
+def slow_edges(luma: np.ndarray, tau: float, bordered: bool) -> float:
     """Share of steep pixels of one patch with border."""
     k = np.array([[1, 0, -1], [2, 0, -2], [1, 0, -1]])
     side = luma.shape[0] - 2
-    if not whole:
+    if not bordered:
         luma = np.pad(luma[1:-1, 1:-1], 1)
     steep = 0
     for y in range(side):
@@ -178,10 +178,10 @@ def test_edges_equal_the_slow_ones(tau: float, whole: bool):
     generator = torch.Generator().manual_seed(0)
     luma = torch.rand(2, 3, 9, 9, generator=generator) * 0.8
     luma[0, 0] = 0.3
-    found = edge_share(luma, tau, whole)
+    share = edge_share(luma, tau, whole)
     for row in range(2):
         for token in range(3):
-            assert found[row, token] == pytest.approx(
+            assert share[row, token] == pytest.approx(
                 slow_edges(luma[row, token].double().numpy(), tau, whole)
             )
 

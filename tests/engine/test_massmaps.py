@@ -7,7 +7,7 @@ import torch
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.signals.received_max import received_max, words_behind
+from espalier.harness.engine.signals.received_max import received_max, words_after_image
 from espalier.methods.base import Need, Site
 from tests.families import FAMILIES
 from tests.methods.runs import adapter_of
@@ -43,28 +43,28 @@ def test_masses_are_column_means_of_the_eager_head_max_map(folder, sdpa, one):
         maps = eager.model(**inputs, output_attentions=True).attentions
     layout = eager.layout(inputs)
     visual = layout.visual[0].tolist()
-    behind = range(max(visual) + 1, inputs["input_ids"].shape[1])
+    words_after = range(max(visual) + 1, inputs["input_ids"].shape[1])
     for view, site in zip(record(sdpa, [one]), SITES, strict=True):
         largest = maps[site.layer - 1][0].amax(dim=0).tolist()
-        for signal, asking in zip(MASSES, (behind, visual), strict=True):
+        for signal, asking in zip(MASSES, (words_after, visual), strict=True):
             wanted = [sum(largest[q][j] for q in asking) / len(asking) for j in visual]
-            found = view.signals[signal][0]
-            assert found.dtype == torch.float64
+            values = view.signals[signal][0]
+            assert values.dtype == torch.float64
             # Eager attention takes its softmax in fp32 whatever the weights are.
-            assert (found - torch.tensor(wanted, dtype=torch.float64)).abs().max() < 1e-7
+            assert (values - torch.tensor(wanted, dtype=torch.float64)).abs().max() < 1e-7
 
 
 def test_words_between_images_do_not_ask_even_when_the_second_image_lost_much(sdpa):
     """Recorder keeps the first tokens: at ratio 0.75 nothing of the second image is left at the second site."""
-    both = chat("<image> w1 w2 <image> w3 w4 w5", 0, 1)
-    fast, slow = (record(sdpa, [both], 0.75, backend) for backend in ("drop", "emulate"))
+    two_images = chat("<image> w1 w2 <image> w3 w4 w5", 0, 1)
+    fast, slow = (record(sdpa, [two_images], 0.75, backend) for backend in ("drop", "emulate"))
     assert fast[1].tokens.shape[1] == 8
     assert fast[1].grid[0, :, 0].tolist() == [0] * 8
-    layout = sdpa.layout(sdpa.encode([both]))
+    layout = sdpa.layout(sdpa.encode([two_images]))
     words, last = layout.words[0], int(layout.visual.max())
     between = (words > int(layout.visual[0, 15])) & (words < last)
     assert int(between.sum()) >= 2
-    assert torch.equal(words_behind(layout)[0], words > last)
+    assert torch.equal(words_after_image(layout)[0], words > last)
     for signal in MASSES:
         assert torch.allclose(fast[1].signals[signal], slow[1].signals[signal], atol=1e-12)
 
@@ -82,11 +82,11 @@ def test_a_padded_batch_gives_the_masses_of_single_rows(name: str, ratio: float)
         ]
 
     together = rows_of(record(adapter, chats, ratio))
-    alone = [row for one in chats for row in rows_of(record(adapter, [one], ratio))]
-    assert len(together) == len(alone) == 6
-    for site, grid, values in alone:
-        same = [v for s, g, v in together if s == site and torch.equal(g, grid)]
-        assert min(float((values - other).abs().max()) for other in same) < 1e-9
+    single_rows = [row for row_chat in chats for row in rows_of(record(adapter, [row_chat], ratio))]
+    assert len(together) == len(single_rows) == 6
+    for site, grid, values in single_rows:
+        matches = [v for s, g, v in together if s == site and torch.equal(g, grid)]
+        assert min(float((values - match_values).abs().max()) for match_values in matches) < 1e-9
 
 
 def test_blocks_and_padding_change_nothing():
@@ -96,21 +96,21 @@ def test_blocks_and_padding_change_nothing():
     valid = torch.ones(2, 11, dtype=torch.bool)
     valid[1, :4] = False
     slots = torch.tensor([[0, 1, 7, 8, 10], [5, 9, 10, -1, -1]])
-    whole = received_max(query, key, 0.3, valid, slots)
-    assert torch.allclose(received_max(query, key, 0.3, valid, slots, block=2), whole, atol=1e-7)
-    for row, asked in enumerate(([0, 1, 7, 8, 10], [5, 9, 10])):
+    masses = received_max(query, key, 0.3, valid, slots)
+    assert torch.allclose(received_max(query, key, 0.3, valid, slots, block=2), masses, atol=1e-7)
+    for row, query_slots in enumerate(([0, 1, 7, 8, 10], [5, 9, 10])):
         total = [0.0] * 11
-        for q in asked:
-            seen = [j for j in range(q + 1) if valid[row, j]]
-            for j in seen:
+        for q in query_slots:
+            visible = [j for j in range(q + 1) if valid[row, j]]
+            for j in visible:
                 heads = []
                 for head in range(4):
                     exps = {
                         i: float((query[row, head, q] @ key[row, head // 2, i] * 0.3).exp())
-                        for i in seen
+                        for i in visible
                     }
                     heads.append(exps[j] / sum(exps.values()))
-                total[j] += max(heads) / len(asked)
-        assert torch.allclose(whole[row], torch.tensor(total), atol=1e-6)
+                total[j] += max(heads) / len(query_slots)
+        assert torch.allclose(masses[row], torch.tensor(total), atol=1e-6)
     nobody = received_max(query, key, 0.3, valid, torch.full((2, 3), -1))
     assert not nobody.any()

@@ -48,10 +48,10 @@ def living(adapter, inputs, method, counts):
     (grid,) = adapter.layout(inputs).grid
     alive = [torch.arange(len(grid))] * DEPTH
     for site, count in zip(method.sites(DEPTH), counts, strict=True):
-        left = alive[-1]
-        view = View(Site("prefix"), torch.zeros(1, len(left), 0), grid[left][None])
-        left = left[method.plan(view, count).kept[0]]
-        alive = [*alive[: site.layer], *[left] * (DEPTH - site.layer)]
+        kept = alive[-1]
+        view = View(Site("prefix"), torch.zeros(1, len(kept), 0), grid[kept][None])
+        kept = kept[method.plan(view, count).kept[0]]
+        alive = [*alive[: site.layer], *[kept] * (DEPTH - site.layer)]
     return alive
 
 
@@ -60,27 +60,27 @@ def living(adapter, inputs, method, counts):
 def test_every_layer_counts_its_own_tokens_while_reading_and_answering(name, where):
     """One whole forward with masks and places written by hand: each layer's are those of its tokens alone."""
     adapter, eager, method = adapter_of(name), adapter_of(name, attention="eager"), Scatter(where)
-    one = FAMILIES[name].chats[1]
-    inputs = adapter.encode([one])
-    got = run(name, method, [one])
+    sample_chat = FAMILIES[name].chats[1]
+    inputs = adapter.encode([sample_chat])
+    got = run(name, method, [sample_chat])
     longer = extended(inputs, got.ids[:, :-1])
     length, prompt = longer["input_ids"].shape[1], inputs["input_ids"].shape[1]
     visual = adapter.layout(inputs).visual[0]
     masks, places = [], []
     for alive in living(adapter, inputs, method, got.records[0].kept):
-        here = torch.ones(length, dtype=torch.bool)
-        here[visual] = False
-        here[visual[alive]] = True
-        causal = torch.ones(length, length, dtype=torch.bool).tril() & here
+        remaining = torch.ones(length, dtype=torch.bool)
+        remaining[visual] = False
+        remaining[visual[alive]] = True
+        causal = torch.ones(length, length, dtype=torch.bool).tril() & remaining
         masks.append(causal | torch.eye(length, dtype=torch.bool))
         place = torch.zeros(length, dtype=torch.long)
-        place[here] = torch.arange(int(here.sum()))
+        place[remaining] = torch.arange(int(remaining.sum()))
         places.append(place)
     assert not torch.equal(places[0], places[-1])
     expected = forward(eager, longer, masks, places).logits[:, prompt - 1 :]
     assert span(got.logits - expected) < 2e-6 * span(expected)
     # The test is not vacuous: neither the places of the first layer nor a prefill alone will do.
-    assert span(got.logits - run(name, method, [one], positions="original").logits) > 1e-3
+    assert span(got.logits - run(name, method, [sample_chat], positions="original").logits) > 1e-3
     first = forward(eager, longer, masks, [places[0]] * DEPTH).logits[:, prompt - 1 :]
     assert span(first - expected) > 1e-3
 
@@ -95,10 +95,10 @@ def test_a_padded_batch_equals_its_rows_and_emulation(name, where):
     assert torch.equal(batch.ids, slow.ids)
     assert span(batch.logits - slow.logits) < 1e-9 * span(slow.logits)
     assert span(batch.logits - run(name, Scatter(where), chats, positions="original").logits) > 1e-3
-    for row, one in enumerate(chats):
-        alone = run(name, Scatter(where), [one])
-        assert torch.equal(batch.ids[row], alone.ids[0])
-        assert span(batch.logits[row] - alone.logits[0]) < 1e-6 * span(alone.logits)
+    for row, row_chat in enumerate(chats):
+        single = run(name, Scatter(where), [row_chat])
+        assert torch.equal(batch.ids[row], single.ids[0])
+        assert span(batch.logits[row] - single.logits[0]) < 1e-6 * span(single.logits)
 
 
 @pytest.mark.parametrize("name", ["llava", "internvl"])
@@ -106,8 +106,8 @@ def test_beams(name):
     chats, beams = FAMILIES[name].chats, {"num_beams": 3, "output_logits": False}
     batch = run(name, Scatter((1, 3)), chats, **beams)
     assert torch.equal(batch.ids, run(name, Scatter((1, 3)), chats, backend="emulate", **beams).ids)
-    for row, one in enumerate(chats):
-        assert torch.equal(batch.ids[row], run(name, Scatter((1, 3)), [one], **beams).ids[0])
+    for row, row_chat in enumerate(chats):
+        assert torch.equal(batch.ids[row], run(name, Scatter((1, 3)), [row_chat], **beams).ids[0])
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -160,7 +160,9 @@ def test_positions_on_several_axes_stay():
     name, chats = "qwen2_5_vl", FAMILIES["qwen2_5_vl"].chats
     facts = adapter_of(name).facts
     assert not closes_gaps("method", RELEASED, facts)
-    followed, kept = (run(name, RELEASED, chats, positions=one) for one in ("method", "original"))
+    followed, kept = (
+        run(name, RELEASED, chats, positions=policy) for policy in ("method", "original")
+    )
     assert torch.equal(followed.logits, kept.logits)
     with pytest.raises(UserError, match=r"'renumbered' needs positions on one axis, .* has 3; val"):
         closes_gaps("renumbered", RELEASED, facts)

@@ -8,12 +8,12 @@ import torch
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.attention_probe import (
     mean_logits,
-    received_everywhere,
     received_mean,
+    received_unmasked,
     word_rows,
 )
-from espalier.harness.engine.idle_blocks import IdleBlocks
 from espalier.harness.engine.session import Session
+from espalier.harness.engine.vision_pass import IdleBlocks
 from espalier.harness.errors import UserError
 from espalier.methods.base import MethodError, Need, Site
 from tests.families import FAMILIES
@@ -71,9 +71,9 @@ def test_blocks_do_not_change_the_mean():
     key = torch.randn(2, 2, 11, 8, generator=generator)
     valid = torch.ones(2, 11, dtype=torch.bool)
     valid[1, :4] = False
-    whole = received_mean(query, key, 0.3, valid, block=64)
+    mean = received_mean(query, key, 0.3, valid, block=64)
     parts = received_mean(query, key, 0.3, valid, block=3)
-    assert torch.allclose(whole, parts, atol=1e-6)
+    assert torch.allclose(mean, parts, atol=1e-6)
 
 
 def test_probes_equal_whole_maps_written_out():
@@ -84,18 +84,18 @@ def test_probes_equal_whole_maps_written_out():
     valid = torch.ones(2, 11, dtype=torch.bool)
     valid[1, :4] = False
     logits = 0.3 * query @ key.repeat_interleave(2, 1).transpose(2, 3)
-    seen = torch.ones(11, 11, dtype=torch.bool).tril() & valid[:, None, None]
-    maps = logits.masked_fill(~seen, -1e30).softmax(-1).mean(1)
+    visible = torch.ones(11, 11, dtype=torch.bool).tril() & valid[:, None, None]
+    maps = logits.masked_fill(~visible, -1e30).softmax(-1).mean(1)
     for row, first in ((0, 0), (1, 4)):
         for slot in range(first, 11):
             got = received_mean(query, key, 0.3, valid, block=3)[row, slot]
             torch.testing.assert_close(got, maps[row, slot:, slot].mean())
-    asked = torch.tensor([[2, 10], [7, -1]])
-    rows = word_rows(query, key, 0.3, valid, asked, block=1)
+    query_slots = torch.tensor([[2, 10], [7, -1]])
+    rows = word_rows(query, key, 0.3, valid, query_slots, block=1)
     torch.testing.assert_close(rows[0], maps[0, [2, 10]])
     torch.testing.assert_close(rows[1], torch.stack([maps[1, 7], torch.zeros(11).double()]))
     torch.testing.assert_close(mean_logits(query, key, 0.3), logits.mean((1, 2)))
-    everywhere = received_everywhere(query, key, 0.3, block=3)
+    everywhere = received_unmasked(query, key, 0.3, block=3)
     torch.testing.assert_close(everywhere, logits.softmax(-1).mean((1, 2)))
 
 
@@ -103,13 +103,13 @@ def test_blocks_that_idled_have_the_forward_that_they_had():
     """Also one of their own, as accelerate's hooks put there."""
     plain, hooked = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     hooked.forward = lambda hidden: hidden + 1
-    one = torch.ones(1, 2)
-    before = plain(one)
+    states = torch.ones(1, 2)
+    before = plain(states)
     with IdleBlocks([plain, hooked]):
-        assert plain(one) is one
-        assert hooked(one) is one
-    assert torch.equal(plain(one), before)
-    assert torch.equal(hooked(one), one + 1)
+        assert plain(states) is states
+        assert hooked(states) is states
+    assert torch.equal(plain(states), before)
+    assert torch.equal(hooked(states), states + 1)
     assert "forward" not in vars(plain)
 
 
@@ -120,10 +120,10 @@ def test_padded_batch_gives_the_signals_of_single_rows(sdpa):
     for view in batch:  # one view for each token count
         for position, row in enumerate([1] if view.tokens.shape[1] == 32 else [0, 2]):
             together[row] = {key: value[position] for key, value in view.signals.items()}
-    for row, one in enumerate(CHATS):
-        alone = record(sdpa, Recorder(wants=needs), [one])[0].signals
+    for row, row_chat in enumerate(CHATS):
+        single = record(sdpa, Recorder(wants=needs), [row_chat])[0].signals
         for need in needs:
-            assert torch.allclose(together[row][need.key], alone[need.key][0], atol=5e-6)
+            assert torch.allclose(together[row][need.key], single[need.key][0], atol=5e-6)
 
 
 def test_signals_after_an_earlier_drop_see_only_what_is_left(sdpa):
@@ -162,12 +162,12 @@ def test_tower_signals_equal_eager(sdpa, eager):
 def test_tower_signals_follow_their_own_image(sdpa):
     """Two images in one row: its signals are those of the images alone, one after the other."""
     needs = (Need("cls_attention"),)
-    both = record(sdpa, Recorder((Site("vision"),), needs), [chat("w1", 1, 2)])[0]
-    one = record(sdpa, Recorder((Site("vision"),), needs), [chat("w1", 1)])[0]
+    two_images = record(sdpa, Recorder((Site("vision"),), needs), [chat("w1", 1, 2)])[0]
+    one_image = record(sdpa, Recorder((Site("vision"),), needs), [chat("w1", 1)])[0]
     two = record(sdpa, Recorder((Site("vision"),), needs), [chat("w1", 2)])[0]
-    expected = torch.cat([one.signals["cls_attention"], two.signals["cls_attention"]], 1)
-    assert torch.allclose(both.signals["cls_attention"], expected, atol=1e-6)
-    assert both.grid[0, :, 0].tolist() == [0] * 16 + [1] * 16
+    expected = torch.cat([one_image.signals["cls_attention"], two.signals["cls_attention"]], 1)
+    assert torch.allclose(two_images.signals["cls_attention"], expected, atol=1e-6)
+    assert two_images.grid[0, :, 0].tolist() == [0] * 16 + [1] * 16
 
 
 def test_watching_leaves_the_logits_alone(sdpa):
@@ -208,10 +208,12 @@ def test_two_sites_share_a_tower_signal_that_comes_in_parts(tmp_path):
     family = FAMILIES["qwen2_vl"]
     adapter = load_tiny(family.spec, save_tiny(family.spec, tmp_path), "float32")
     two = next(
-        one for one in family.chats if sum(p["type"] == "image" for p in one[0]["content"]) == 2
+        family_chat
+        for family_chat in family.chats
+        if sum(p["type"] == "image" for p in family_chat[0]["content"]) == 2
     )
     places = (Site("prefix"), Site("layer", 2))
     views = record(adapter, Recorder(places, (Need("cls_attention"),)), [two])
-    alone = record(adapter, Recorder(places[:1], (Need("cls_attention"),)), [two])
+    single = record(adapter, Recorder(places[:1], (Need("cls_attention"),)), [two])
     for view in views:
-        assert torch.equal(view.signals["cls_attention"], alone[0].signals["cls_attention"])
+        assert torch.equal(view.signals["cls_attention"], single[0].signals["cls_attention"])

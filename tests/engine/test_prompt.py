@@ -37,23 +37,23 @@ def method_of(name: str) -> TokenReducer:
 def answered(tiny: Tiny, method: TokenReducer, start: Any, *rows: int, **changes: Any) -> Generated:
     settings = {key: changes.pop(key) for key in ("backend", "positions") if key in changes}
     samples = [f"s{row}" for row in rows or ROWS]
-    asked = generation(tiny.adapter, tiny.inputs(*rows), **{"max_new_tokens": 3, **changes})
+    arguments = generation(tiny.adapter, tiny.inputs(*rows), **{"max_new_tokens": 3, **changes})
     with Session(tiny.adapter, method, HALF, seed=3, **settings) as session:
-        return session.generate(start, samples, **asked)
+        return session.generate(start, samples, **arguments)
 
 
-def same(one: Generated, other: Generated) -> bool:
+def same(actual: Generated, expected: Generated) -> bool:
     """Say whether two batches were answered alike, to the bit."""
-    logits = (one.logits is None) == (other.logits is None)
-    if one.logits is not None and other.logits is not None:
-        logits = torch.equal(one.logits, other.logits)
-    origins = zip(one.records, other.records, strict=True)
+    logits = (actual.logits is None) == (expected.logits is None)
+    if actual.logits is not None and expected.logits is not None:
+        logits = torch.equal(actual.logits, expected.logits)
+    origins = zip(actual.records, expected.records, strict=True)
     return (
-        torch.equal(one.ids, other.ids)
+        torch.equal(actual.ids, expected.ids)
         and logits
-        and one.cache_lengths == other.cache_lengths
-        and [untimed(record) for record in one.records]
-        == [untimed(record) for record in other.records]
+        and actual.cache_lengths == expected.cache_lengths
+        and [untimed(record) for record in actual.records]
+        == [untimed(record) for record in expected.records]
         and all(equal(a.origin, b.origin) for a, b in origins)
     )
 
@@ -62,8 +62,8 @@ def untimed(record: Record) -> Record:
     return replace(record, times_ms={}, shared=())
 
 
-def equal(one: Tensor | None, other: Tensor | None) -> bool:
-    return one is not None and other is not None and torch.equal(one, other)
+def equal(actual: Tensor | None, expected: Tensor | None) -> bool:
+    return actual is not None and expected is not None and torch.equal(actual, expected)
 
 
 @pytest.mark.sampled(3)
@@ -76,8 +76,8 @@ def test_methods_that_share_a_prompt_answer_as_from_the_inputs(name: str) -> Non
         inputs = tiny.inputs(*rows)
         prompt = shared_prompt(tiny.adapter, inputs, methods)
         expected = [answered(tiny, method, inputs, *rows) for method in methods]
-        for method, found in zip((*methods, methods[1]), (*expected, expected[1]), strict=True):
-            assert same(answered(tiny, method, prompt, *rows), found)
+        for method, result in zip((*methods, methods[1]), (*expected, expected[1]), strict=True):
+            assert same(answered(tiny, method, prompt, *rows), result)
 
 
 @pytest.mark.sampled(3)
@@ -115,14 +115,14 @@ def test_a_decoding_loop_of_ones_own_starts_from_a_prompt(name: str) -> None:
         for start in (inputs, prompt):
             cache = DynamicCache(config=tiny.adapter.decoder.config)
             runs.append((session.prefilled(start, cache), cache))
-    (one, cache), (other, again) = runs
-    assert torch.equal(one.logits, other.logits)
-    assert torch.equal(one.next, other.next)
-    for mine, yours in zip(cache.layers, again.layers, strict=True):
+    (first, cache), (second, second_cache) = runs
+    assert torch.equal(first.logits, second.logits)
+    assert torch.equal(first.next, second.next)
+    for mine, yours in zip(cache.layers, second_cache.layers, strict=True):
         assert torch.equal(mine.keys, yours.keys)
         assert torch.equal(mine.values, yours.values)
     ids = torch.zeros(1, 1, dtype=torch.long)
-    assert same(one.finish(ids), other.finish(ids))
+    assert same(first.finish(ids), second.finish(ids))
 
 
 @pytest.mark.parametrize("name", ["llava", "onevision_image", "internvl", "qwen2_5_vl_mixed"])
@@ -131,15 +131,15 @@ def test_what_the_tower_says_is_kept_for_those_who_ask(name: str) -> None:
     tiny = Tiny(name)
     signals = ("cls_attention", "tower_keys", "tower_states", "projected")
     method = Recorder((Site("prefix"), Site("layer", 2)), tuple(map(Need, signals)))
-    other = Recorder((Site("prefix"),), (Need("cls_logits"),))
+    logits_reader = Recorder((Site("prefix"),), (Need("cls_logits"),))
     inputs = tiny.inputs()
-    prompt = shared_prompt(tiny.adapter, inputs, [method, other])
-    for one in (method, other):
-        expected = answered(tiny, one, inputs)
-        seen = [*one.views]
-        one.views.clear()
-        assert same(answered(tiny, one, prompt), expected)
-        for before, after in zip(seen, one.views, strict=True):
+    prompt = shared_prompt(tiny.adapter, inputs, [method, logits_reader])
+    for reader in (method, logits_reader):
+        expected = answered(tiny, reader, inputs)
+        views = [*reader.views]
+        reader.views.clear()
+        assert same(answered(tiny, reader, prompt), expected)
+        for before, after in zip(views, reader.views, strict=True):
             assert before.signals.keys() == after.signals.keys()
             for key, value in before.signals.items():
                 assert torch.equal(value, after.signals[key]), key
@@ -152,8 +152,8 @@ def test_pixels_are_read_for_those_who_ask() -> None:
         prompt = session.prompt(tiny.inputs())
     assert same(answered(tiny, method, prompt), answered(tiny, method, tiny.inputs()))
     ours, theirs = method.views[: len(method.views) // 2], method.views[len(method.views) // 2 :]
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.equal(one.signals["luma"], other.signals["luma"])
+    for ours_view, their_view in zip(ours, theirs, strict=True):
+        assert torch.equal(ours_view.signals["luma"], their_view.signals["luma"])
 
 
 @pytest.mark.parametrize("positions", ["renumbered", "method"])
@@ -176,12 +176,12 @@ def test_the_tower_runs_once_and_its_time_is_the_prompts(monkeypatch: pytest.Mon
     assert len(runs) == 1
     assert prompt.times_ms["vision"] > 0
     assert not [name for name in prompt.inputs if "pixel" in name]
-    for record in (one for each in got for one in each.records):
+    for record in (row_record for each in got for row_record in each.records):
         assert record.times_ms["vision"] == 0
         assert record.shared == ("vision",)
-    alone = answered(tiny, method_of("none"), tiny.inputs())
-    assert alone.records[0].shared == ()
-    assert alone.records[0].times_ms["vision"] > 0
+    single = answered(tiny, method_of("none"), tiny.inputs())
+    assert single.records[0].shared == ()
+    assert single.records[0].times_ms["vision"] > 0
 
 
 def test_nobody_changes_a_prompt_and_the_model_is_left_as_it_was() -> None:
@@ -239,7 +239,7 @@ def test_what_a_prompt_does_not_hold_is_refused() -> None:
     assert "tower features" in refused(tiny, Scatter(("vision",)), bare)
     message = refused(tiny, method_of("fastervlm"), bare)
     assert "cls_attention" in message
-    assert "kept: nothing" in message
+    assert "stored: nothing" in message
     assert "another model" in refused(Tiny("llava", "float32"), method_of("none"), bare)
     with pytest.raises(MethodError, match="inside the vision tower"):
         shared_prompt(tiny.adapter, tiny.inputs(), [method_of("none"), method_of("tome")])

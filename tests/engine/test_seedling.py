@@ -99,7 +99,7 @@ def test_every_kind_of_method_gives_a_batch_what_it_gives_its_rows(adapter, spec
     budget, names = Budget("kept", 0.8), ["a", "b", "c"]
     batch = run(adapter, spec, case, budget, chats, names)
     for row, chat in enumerate(chats):
-        alone = run(adapter, spec, case, budget, [chat], [names[row]])
-        assert torch.equal(batch.records[row].origin, alone.records[0].origin)
-        length = int((alone.ids[0] != adapter.pad_id).sum())
-        assert torch.equal(batch.ids[row, :length], alone.ids[0, :length])
+        single = run(adapter, spec, case, budget, [chat], [names[row]])
+        assert torch.equal(batch.records[row].origin, single.records[0].origin)
+        length = int((single.ids[0] != adapter.pad_id).sum())
+        assert torch.equal(batch.ids[row, :length], single.ids[0, :length])

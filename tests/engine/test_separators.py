@@ -78,12 +78,12 @@ def test_a_share_of_candidates_is_one_of_all_positions(name, ratio):
         assert sum(record.held) == share
         check_held(evicting, record)
         # As they stay, the share is one of the others.
-        left = max(math.floor((1 - ratio) * depth * before.visual + 0.5 + 1e-9), depth)
-        assert sum(before.held) == left
+        n_left = max(math.floor((1 - ratio) * depth * before.visual + 0.5 + 1e-9), depth)
+        assert sum(before.held) == n_left
         block = cache_blocks(evicting, [before])["cache"]
-        assert block["share"] == pytest.approx(left / (depth * before.visual))
-        beside = (left + depth * before.special) / (depth * places_of_image)
-        assert block["positions_share"] == pytest.approx(beside)
+        assert block["share"] == pytest.approx(n_left / (depth * before.visual))
+        expected_share = (n_left + depth * before.special) / (depth * places_of_image)
+        assert block["positions_share"] == pytest.approx(expected_share)
         block = cache_blocks(evicting, [record])["cache"]
         assert block["share"] == block["positions_share"] == share / (depth * places_of_image)
 
@@ -94,28 +94,28 @@ def test_steps_equal_the_whole_cache_with_evicted_separators_hidden(monkeypatch,
     tiny = Tiny(name)
     evicting = CacheBudget(build_method(method, {}), 0.6)
     batch = ran(name, evicting=evicting, separators="candidates")
-    gone = 0
+    n_evicted = 0
     for row in (0, 1, 2):
         inputs = tiny.inputs(row)
-        with noted(monkeypatch) as left:
+        with noted(monkeypatch) as caches:
             got = ran(name, evicting=evicting, rows=(row,), separators="candidates")
-        whole = DynamicCache()
+        full_cache = DynamicCache()
         with Session(tiny.adapter, NoReduction(), WHOLE) as session:
-            session.prefill(inputs, whole)
-        stores = zip(whole.layers, left[0], strict=True)
+            session.prefill(inputs, full_cache)
+        stores = zip(full_cache.layers, caches[0], strict=True)
         masks = [places(layer.keys[0], keys[0]) for layer, (keys, _) in stores]
         expected = whole_cache_logits(tiny.adapter, inputs, got.ids, masks)
         assert (got.logits[0] - expected).abs().max() < 2e-6 * expected.abs().max()
         layout = tiny.adapter.layout(inputs)
-        others = torch.ones(masks[0].shape[1], dtype=torch.bool)
-        others[layout.visual[0]] = False
-        words = torch.zeros_like(others).index_fill(0, layout.words[0], True)
+        is_special = torch.ones(masks[0].shape[1], dtype=torch.bool)
+        is_special[layout.visual[0]] = False
+        words = torch.zeros_like(is_special).index_fill(0, layout.words[0], True)
         assert all(mask[:, words].all() for mask in masks), "words are never evicted"
-        gone += sum(int((~mask[:, others & ~words]).sum()) for mask in masks)
+        n_evicted += sum(int((~mask[:, is_special & ~words]).sum()) for mask in masks)
         # And a row of a padded batch is what it is alone.
         assert got.records[0].held == batch.records[row].held
         assert got.ids[0].tolist() == batch.ids[row].tolist()
-    assert gone > 0, "no separator was evicted"
+    assert n_evicted > 0, "no separator was evicted"
 
 
 def test_of_a_whole_prompt_that_may_go_the_separators_left_are_counted(monkeypatch):
@@ -123,22 +123,22 @@ def test_of_a_whole_prompt_that_may_go_the_separators_left_are_counted(monkeypat
     tiny = Tiny("llava_next")
     for row in (0, 1, 2):
         inputs = tiny.inputs(row)
-        with noted(monkeypatch) as left:
+        with noted(monkeypatch) as caches:
             (record,) = ran("llava_next", evicting=evicting, rows=(row,)).records
-        whole = DynamicCache()
+        full_cache = DynamicCache()
         with Session(tiny.adapter, NoReduction(), WHOLE) as session:
-            session.prefill(inputs, whole)
+            session.prefill(inputs, full_cache)
         layout = tiny.adapter.layout(inputs)
         special = torch.ones(inputs["input_ids"].shape[1], dtype=torch.bool)
         special[torch.cat([layout.visual[0], layout.words[0]])] = False
-        found = []
-        for layer, (keys, _) in zip(whole.layers, left[0], strict=True):
+        counts = []
+        for layer, (keys, _) in zip(full_cache.layers, caches[0], strict=True):
             mask = places(layer.keys[0], keys[0])
-            found.append(int(mask[:, special].sum()) // len(mask))
-        assert record.held_special == tuple(found)
+            counts.append(int(mask[:, special].sum()) // len(mask))
+        assert record.held_special == tuple(counts)
         share = cache_blocks(evicting, [record])["cache"]["positions_share"]
-        positions = len(found) * (record.visual + record.special)
-        assert share == pytest.approx((sum(record.held) + sum(found)) / positions)
+        positions = len(counts) * (record.visual + record.special)
+        assert share == pytest.approx((sum(record.held) + sum(counts)) / positions)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -181,10 +181,10 @@ def test_dropping_equals_hiding_and_reads_no_grid(monkeypatch, name):
         drop, hidden = ran(name, **options), ran(name, **options, backend="emulate")
         assert torch.equal(drop.ids, hidden.ids), label
         assert (drop.logits - hidden.logits).abs().max() < 2e-6 * hidden.logits.abs().max(), label
-        for own, other in zip(drop.records, hidden.records, strict=True):
-            assert own.special == 0
-            assert own.kept == other.kept, label
-            assert torch.equal(own.origin, other.origin), label
+        for dropped, emulated in zip(drop.records, hidden.records, strict=True):
+            assert dropped.special == 0
+            assert dropped.kept == emulated.kept, label
+            assert torch.equal(dropped.origin, emulated.origin), label
         if label == "random":  # shares out by image and view, which separators have
             continue
         original = type(adapter_of(name)).layout
@@ -202,7 +202,7 @@ def test_dropping_equals_hiding_and_reads_no_grid(monkeypatch, name):
 
 
 def test_separators_leave_like_any_token():
-    left = {"keep": 0, "candidates": 0}
+    counts = {"keep": 0, "candidates": 0}
     adapter = adapter_of("llava_next")
     inputs = Tiny("llava_next").inputs()
     layout = adapter.layout(inputs, "candidates")
@@ -217,9 +217,9 @@ def test_separators_leave_like_any_token():
         patches = set(plain.visual[row, : plain.counts[row]].tolist())
         every = layout.visual[row, : layout.counts[row]]
         kept = set(every[record.origin].tolist())
-        left["keep"] += len(kept - patches)
-        left["candidates"] += len(set(every.tolist()) - patches - kept)
-    assert left["candidates"] > 0, "no separator left"
+        counts["keep"] += len(kept - patches)
+        counts["candidates"] += len(set(every.tolist()) - patches - kept)
+    assert counts["candidates"] > 0, "no separator left"
 
 
 @pytest.mark.parametrize("label", names_of(TokenReducer))
@@ -248,38 +248,38 @@ def test_methods_of_patches_are_refused_in_one_line(label, why):
     method = build_method(label, {})
     model = FAMILIES["llava_next"].spec
     facts = replace(model.facts, signals=frozenset({*model.facts.signals, "cls_attention", "tile"}))
-    asked = replace(asked_of("llava_next", label), model=replace(model, facts=facts))
+    spec = replace(asked_of("llava_next", label), model=replace(model, facts=facts))
     compressor = build_method("aircache", {})
-    for one in (method, Composed(method, compressor, 0.5)):
+    for candidate in (method, Composed(method, compressor, 0.5)):
         with pytest.raises(Refused) as refused:
-            kind_of(one).settle(asked, one)
+            kind_of(candidate).settle(spec, candidate)
         line = str(refused.value)
         assert f"engine.separators='candidates': method='{label}' {why}" in line
         assert "valid: keep" in line
         assert "\n" not in line
     # Where separators stay nothing is refused.
-    kind_of(method).settle(replace(asked, engine=EngineSpec()), method)
+    kind_of(method).settle(replace(spec, engine=EngineSpec()), method)
 
 
 def test_a_method_that_drops_nothing_has_no_candidates():
     for label in ("none", "autoregressive", "pearl", "onsd"):
         method = build_method(label, {})
-        asked = asked_of("llava_video", label)
+        spec = asked_of("llava_video", label)
         if method.takes_draft:
-            asked = replace(asked, method=MethodSpec(label, draft=asked.model))
-        assert kind_of(method).settle(asked, method).engine.separators == "keep", label
-    both = Composed(NoReduction(), build_method("aircache", {}), 0.5)
-    assert kind_of(both).settle(asked_of("llava_video", "none"), both).engine.separators == (
-        "candidates"
-    )
+            spec = replace(spec, method=MethodSpec(label, draft=spec.model))
+        assert kind_of(method).settle(spec, method).engine.separators == "keep", label
+    composed = Composed(NoReduction(), build_method("aircache", {}), 0.5)
+    assert kind_of(composed).settle(
+        asked_of("llava_video", "none"), composed
+    ).engine.separators == ("candidates")
 
 
 def test_the_key_tells_the_two_apart_and_a_row_without_the_setting_stands_beside_keep():
     method = build_method("aircache", {})
-    asked = asked_of("llava_video", "aircache")
-    stays = replace(asked, engine=EngineSpec())
+    spec = asked_of("llava_video", "aircache")
+    stays = replace(spec, engine=EngineSpec())
     identity = kind_of(method).identity
-    assert identity(asked, method).engine["separators"] == "candidates"
+    assert identity(spec, method).engine["separators"] == "candidates"
     assert identity(stays, method).engine["separators"] is None
     command = read_command(["method=aircache", "engine.separators=candidates"])
     assert build_spec(command.cells[0]).engine.separators == "candidates"
@@ -301,25 +301,29 @@ def test_what_a_draft_sees_is_a_share_of_all_positions(method, separators):
     (plain,) = ran(name, rows=(1,)).records
     draft = adapter.spec if method.source == "model" else None
     engine = EngineSpec(separators=separators, transport="sequential")
-    asked = asked_of(name, "parallelvlm", engine, draft=draft)
-    asked = replace(asked, model=adapter.spec)
-    with Speculation(asked, adapter, method) as both:
+    spec = asked_of(name, "parallelvlm", engine, draft=draft)
+    spec = replace(spec, model=adapter.spec)
+    with Speculation(spec, adapter, method) as both:
         (record,) = both.generate(
             both.encode([chat]), ["0"], max_new_tokens=STEPS, do_sample=False
         ).records
-    seen = DecodingRecord.from_entry(record.decoding)
-    assert seen.mismatch is None
+    decoding = DecodingRecord.from_entry(record.decoding)
+    assert decoding.mismatch is None
     positions = plain.visual + plain.special
     kind = kind_of(method)
-    block = kind.account(kind.settle(asked, method), method, [record])
-    told = block.extra["speculative"]
+    block = kind.account(kind.settle(spec, method), method, [record])
+    speculative = block.extra["speculative"]
     if separators == "keep":
-        assert seen.draft_visual == math.floor(plain.visual / 2 + 0.5)
-        assert told["draft_positions"] == seen.draft_visual + plain.special
+        assert decoding.draft_visual == math.floor(plain.visual / 2 + 0.5)
+        assert speculative["draft_positions"] == decoding.draft_visual + plain.special
     else:
-        assert told["draft_positions"] == seen.draft_visual == math.floor(positions / 2 + 0.5)
+        assert (
+            speculative["draft_positions"]
+            == decoding.draft_visual
+            == math.floor(positions / 2 + 0.5)
+        )
     assert block.tokens["positions"] == positions
-    assert told["draft_positions_share"] == told["draft_positions"] / positions
+    assert speculative["draft_positions_share"] == speculative["draft_positions"] / positions
 
 
 # ------------------------------------------------------------------------------------ rows, pages
@@ -329,9 +333,9 @@ def test_a_row_counts_the_positions_that_reducers_leave():
     method = build_method("fastv", {"K": 2})
     budget = Budget("kept", 0.5)
     for separators in ("keep", "candidates"):
-        asked = asked_of("llava_next", "fastv", EngineSpec(separators=separators))
+        spec = asked_of("llava_next", "fastv", EngineSpec(separators=separators))
         records = ran("llava_next", method, budget=budget, separators=separators).records
-        tokens = kind_of(method).account(asked, method, records).tokens
+        tokens = kind_of(method).account(spec, method, records).tokens
         special = sum(record.special for record in records) / len(records)
         assert tokens["positions_kept"] == pytest.approx(tokens["kept_final"] + special)
         assert tokens["positions"] == pytest.approx(tokens["visual"] + special)

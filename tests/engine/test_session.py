@@ -67,26 +67,26 @@ def test_merging_without_dropping_is_applied(double, where):
     """At ratio 0 nothing moves, but merged values (here: halved ones) still arrive."""
     fast = run(double, Scatter(where, merge=True), NONE)
     slow = run(double, Scatter(where, merge=True), NONE, backend="emulate")
-    _, untouched = plain(double, double.encode(CHATS))
+    _, plain_logits = plain(double, double.encode(CHATS))
     assert torch.equal(fast.ids, slow.ids)
     assert (fast.logits - slow.logits).abs().max() < 1e-9 * slow.logits.abs().max()
-    assert (fast.logits[:, 0] - untouched[:, 0]).abs().max() > 1e-2
+    assert (fast.logits[:, 0] - plain_logits[:, 0]).abs().max() > 1e-2
 
 
 def test_merging_before_the_decoder_computes_the_plan(double):
     """What layer 0 receives is the kept tokens' merged values at the kept tokens' positions."""
-    seen = {}
+    captured = {}
 
     def spy(module, args, kwargs):
-        seen.update(hidden=args[0], rotary=kwargs["position_embeddings"])
+        captured.update(hidden=args[0], rotary=kwargs["position_embeddings"])
 
-    one = [chat("w1 w2", 5)]
-    inputs = double.encode(one)
+    chats = [chat("w1 w2", 5)]
+    inputs = double.encode(chats)
     handle = double.decoder.layers[0].register_forward_pre_hook(spy, with_kwargs=True)
     generation = {"max_new_tokens": 1, "do_sample": False}
     with Session(double, Scatter(("prefix",)), NONE) as session:
         session.generate(inputs, **generation)
-    full = {**seen}
+    full = {**captured}
     with Session(double, Scatter(("prefix",), merge=True), MOST) as session:
         record = session.generate(inputs, **generation).records[0]
     handle.remove()
@@ -96,16 +96,16 @@ def test_merging_before_the_decoder_computes_the_plan(double):
     for k, j in enumerate(kept):
         members = [start + i for i in range(16) if slot[i] == k]
         expected = 0.5 * full["hidden"][0, members].sum(0)
-        assert torch.allclose(seen["hidden"][0, start + k], expected, rtol=0, atol=1e-9)
-        assert torch.equal(seen["rotary"][0][0, start + k], full["rotary"][0][0, start + j])
+        assert torch.allclose(captured["hidden"][0, start + k], expected, rtol=0, atol=1e-9)
+        assert torch.equal(captured["rotary"][0][0, start + k], full["rotary"][0][0, start + j])
 
 
 @pytest.mark.parametrize("where", [("prefix",), ("vision",)])
 def test_renumbered_equals_a_prompt_with_fewer_placeholders(double, where):
     """Closing the gaps is the same as feeding only the kept features to a shorter prompt."""
-    for one in CHATS:
-        inputs = double.encode([one])
-        got = run(double, Scatter(where), MOST, [one], positions="renumbered")
+    for row_chat in CHATS:
+        inputs = double.encode([row_chat])
+        got = run(double, Scatter(where), MOST, [row_chat], positions="renumbered")
         kept = got.records[0].origin
         ids = inputs["input_ids"][0]
         visual = (ids == IMAGE_ID).nonzero()[:, 0]
@@ -135,9 +135,9 @@ def test_renumbered_batch_and_emulation_agree(double, where):
     slow = run(double, Scatter(where), MOST, positions="renumbered", backend="emulate")
     assert torch.equal(fast.ids, slow.ids)
     assert (fast.logits - slow.logits).abs().max() < 1e-6
-    for row, one in enumerate(CHATS):
-        alone = run(double, Scatter(where), MOST, [one], positions="renumbered")
-        assert (fast.logits[row] - alone.logits[0]).abs().max() < 1e-6
+    for row, row_chat in enumerate(CHATS):
+        single = run(double, Scatter(where), MOST, [row_chat], positions="renumbered")
+        assert (fast.logits[row] - single.logits[0]).abs().max() < 1e-6
 
 
 def hooks(model) -> int:
@@ -166,12 +166,12 @@ class Unsorted(Scatter):
 def test_the_model_is_restored_even_after_an_error(double, where):
     inputs = double.encode(CHATS)
     before_ids, before = plain(double, inputs)
-    own = hooks(double.model)  # the library hooks its tower for hidden states
+    hooks_before = hooks(double.model)  # the library hooks its tower for hidden states
     with pytest.raises(PlanError, match=r"method Broken.*: the method failed"):
         run(double, Broken(where), MOST)
-    assert hooks(double.model) == own
+    assert hooks(double.model) == hooks_before
     run(double, Scatter(where), MOST)
-    assert hooks(double.model) == own
+    assert hooks(double.model) == hooks_before
     after_ids, after = plain(double, inputs)
     assert torch.equal(before_ids, after_ids)
     assert torch.equal(before, after)
@@ -212,15 +212,15 @@ def test_generate_outside_the_block_is_refused(double):
 
 
 def test_merged_features_are_projected_once_more(double):
-    seen = []
+    projected = []
     handle = double.projector.linear_1.register_forward_hook(
-        lambda module, args, output: seen.append(args[0].shape[:-1].numel())
+        lambda module, args, output: projected.append(args[0].shape[:-1].numel())
     )
     pruned = run(double, Scatter(("vision",)), MOST)
     merged = run(double, Scatter(("vision",), merge=True), MOST)
     handle.remove()
     # All four images, and 40 % of 16, 32 and 16 again.
-    assert seen == [4 * 16, 4 * 16, 6 + 6, 13]
+    assert projected == [4 * 16, 4 * 16, 6 + 6, 13]
     assert [record.work.reprojected for record in pruned.records] == [0, 0, 0]
     assert [record.work.reprojected for record in merged.records] == [6, 13, 6]
 

@@ -84,15 +84,15 @@ class Timed(TokenReducer):
         return Plan(torch.arange(keep).expand(view.tokens.shape[0], -1))
 
 
-def run(adapter: Adapter, method: TokenReducer, chats: Any, **more: Any) -> Generated:
+def run(adapter: Adapter, method: TokenReducer, chats: Any, **settings: Any) -> Generated:
     with Session(adapter, method, HALF) as session:
-        return session.generate(adapter.encode(chats), None, **{**GENERATION, **more})
+        return session.generate(adapter.encode(chats), None, **{**GENERATION, **settings})
 
 
 def times(generated: Generated) -> dict[str, float]:
     """Return the times of the batch; each sample has the same share of it."""
-    first, *others = (dict(record.times_ms) for record in generated.records)
-    assert all(other == first for other in others)
+    first, *other_rows = (dict(record.times_ms) for record in generated.records)
+    assert all(row_times == first for row_times in other_rows)
     return first
 
 
@@ -137,12 +137,12 @@ def test_signals_count_as_selection_where_they_are_computed(
 
     monkeypatch.setattr(probe, "head_rows", slow)
     rows = len(chats)
-    found = times(run(adapter, Timed(now, wants=(Need(signal),)), chats))
+    times_ms = times(run(adapter, Timed(now, wants=(Need(signal),)), chats))
     assert calls == [1]
     expected = {"vision": TOWER + PROJECTOR, "prefill": DEPTH * LAYER + PLAN}
     expected[phase] += ROWS
-    assert found["select"] == (PLAN + ROWS) / rows
-    assert {name: found[name] for name in expected} == {
+    assert times_ms["select"] == (PLAN + ROWS) / rows
+    assert {name: times_ms[name] for name in expected} == {
         name: value / rows for name, value in expected.items()
     }
 
@@ -152,23 +152,23 @@ def test_what_a_layer_runs_ahead_for_a_method_is_selection(adapter: Adapter, now
     layer = adapter.decoder.layers[2].self_attn.q_proj
     handle = layer.register_forward_hook(lambda *_: now.spend(ROWS))
     method = Timed(now, wants=(Need("next_last_attention"),))
-    found = times(run(adapter, method, BATCHES[0], max_new_tokens=1))
+    times_ms = times(run(adapter, method, BATCHES[0], max_new_tokens=1))
     handle.remove()
-    assert found["select"] == PLAN + ROWS
-    assert found["prefill"] == DEPTH * LAYER + PLAN + 2 * ROWS
+    assert times_ms["select"] == PLAN + ROWS
+    assert times_ms["prefill"] == DEPTH * LAYER + PLAN + 2 * ROWS
 
 
 def test_unequal_rows_pay_for_every_plan_that_is_made(adapter: Adapter, now: Now) -> None:
     """Two images in the second row: its count is another, so a second plan is made."""
-    found = times(run(adapter, Timed(now), CHATS))
-    assert found["select"] == 2 * PLAN / 3
-    assert found["prefill"] == (DEPTH * LAYER + 2 * PLAN) / 3
+    times_ms = times(run(adapter, Timed(now), CHATS))
+    assert times_ms["select"] == 2 * PLAN / 3
+    assert times_ms["prefill"] == (DEPTH * LAYER + 2 * PLAN) / 3
 
 
 def test_a_step_is_timed_by_the_steps_that_ran(adapter: Adapter, now: Now) -> None:
     """The first token comes out of the prefill; an answer of one token has no step."""
-    found = times(run(adapter, Timed(now), BATCHES[0], max_new_tokens=1))
-    assert (found["decode"], found["decode_per_token"]) == (0, 0)
+    times_ms = times(run(adapter, Timed(now), BATCHES[0], max_new_tokens=1))
+    assert (times_ms["decode"], times_ms["decode_per_token"]) == (0, 0)
 
 
 def test_judging_has_a_phase_of_its_own(adapter: Adapter, now: Now) -> None:
@@ -176,9 +176,9 @@ def test_judging_has_a_phase_of_its_own(adapter: Adapter, now: Now) -> None:
         generated = Rescored(adapter, session).generate(
             adapter.encode(BATCHES[1]), None, **GENERATION
         )
-    found = times(generated)
-    assert found["rescore"] == (TOWER + PROJECTOR + 2 * DEPTH * LAYER) / 3
-    assert found["prefill"] == (DEPTH * LAYER + PLAN) / 3
+    times_ms = times(generated)
+    assert times_ms["rescore"] == (TOWER + PROJECTOR + 2 * DEPTH * LAYER) / 3
+    assert times_ms["prefill"] == (DEPTH * LAYER + PLAN) / 3
 
 
 def test_every_device_of_the_model_is_waited_for(
@@ -223,11 +223,11 @@ class Slower(Calculator):
 
     wall: float = 0.0
 
-    def generate(self, inputs: Any, samples: Any, **more: Any) -> Generated:
+    def generate(self, inputs: Any, samples: Any, **settings: Any) -> Generated:
         cold = not self.batches
         number = len(self.batches)
         self.wall += 1000.0 if cold else 2.0
-        generated = super().generate(inputs, samples, **more)
+        generated = super().generate(inputs, samples, **settings)
         for record in generated.records:
             record.times_ms.update(vision=1000.0 if cold else float(number))  # type: ignore[attr-defined]
         return generated
@@ -245,7 +245,7 @@ def test_the_cold_batch_is_not_the_measurement(
     journal = Journal(tmp_path / "journal.jsonl")
     result = evaluate_session(spec, model, journal)
     assert model.batches[0] == model.batches[1]
-    assert [one.record.times_ms["vision"] for one in result.samples] == [1, 1, 2, 2, 3, 3]
+    assert [sample.record.times_ms["vision"] for sample in result.samples] == [1, 1, 2, 2, 3, 3]
     assert result.time["vision_ms"] == 2
     assert (result.seconds, result.samples_per_second) == (6, 1)
     entries = [entry for entry in journal.entries() if "answer" in entry]

@@ -59,17 +59,17 @@ def test_answers_logits_and_bytes_are_those_of_the_librarys_cache(
         ((2,), (), {"num_beams": 2}),
     ):
         inputs = tiny.inputs(*rows)
-        own = answer(tiny.adapter, inputs, where, **changes)
+        ours = answer(tiny.adapter, inputs, where, **changes)
         with librarys_cache(tiny.adapter):
             wanted = answer(tiny.adapter, inputs, where, **changes)
-        assert torch.equal(own.ids, wanted.ids)
-        assert own.logits is not None
+        assert torch.equal(ours.ids, wanted.ids)
+        assert ours.logits is not None
         assert wanted.logits is not None
-        assert torch.equal(own.logits, wanted.logits)
-        assert own.cache_lengths == wanted.cache_lengths
-        for one, other in zip(own.records, wanted.records, strict=True):
-            assert one.kv_bytes == other.kv_bytes > 0
-            assert one.kv_entries == other.kv_entries
+        assert torch.equal(ours.logits, wanted.logits)
+        assert ours.cache_lengths == wanted.cache_lengths
+        for record, expected_record in zip(ours.records, wanted.records, strict=True):
+            assert record.kv_bytes == expected_record.kv_bytes > 0
+            assert record.kv_entries == expected_record.kv_entries
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -78,13 +78,13 @@ def drawn(*shape: int) -> torch.Tensor:
 
 def test_a_layer_moves_when_it_is_full_and_not_at_every_token() -> None:
     layer = IndexedLayer(room=0, step=4)
-    said = [drawn(2, 3, count, 8) for count in (5, 1, 1, 1, 1, 1, 1)]
+    states = [drawn(2, 3, count, 8) for count in (5, 1, 1, 1, 1, 1, 1)]
     places = []
-    for part in said:
+    for part in states:
         keys, values = layer.update(part, -part)
         places.append(keys.data_ptr())
-    assert torch.equal(keys, torch.cat(said, 2))
-    assert torch.equal(values, -torch.cat(said, 2))
+    assert torch.equal(keys, torch.cat(states, 2))
+    assert torch.equal(values, -torch.cat(states, 2))
     assert len(set(places)) == 3  # the prompt's, then every five tokens
 
 
@@ -92,9 +92,9 @@ def test_beams_change_places() -> None:
     layer = IndexedLayer(room=0, step=4)
     layer.update(drawn(3, 2, 5, 8), drawn(3, 2, 5, 8))
     layer.update(drawn(3, 2, 1, 8), drawn(3, 2, 1, 8))
-    before = layer.held[0].clone()
+    before = layer.entries[0].clone()
     layer.reorder_cache(torch.tensor([2, 0, 0]))
-    assert torch.equal(layer.held[0], before[[2, 0, 0]])
+    assert torch.equal(layer.entries[0], before[[2, 0, 0]])
     assert torch.equal(layer.keys, before[[2, 0, 0]])
 
 
@@ -102,5 +102,5 @@ def test_a_layer_that_may_not_move_is_full() -> None:
     layer = IndexedLayer(room=1)
     layer.update(drawn(1, 2, 5, 8), drawn(1, 2, 5, 8))
     layer.update(drawn(1, 2, 1, 8), drawn(1, 2, 1, 8))
-    with pytest.raises(RuntimeError, match="room for 6 tokens, 7 came"):
+    with pytest.raises(RuntimeError, match="room for 6 tokens, got 7"):
         layer.update(drawn(1, 2, 1, 8), drawn(1, 2, 1, 8))

@@ -14,14 +14,13 @@ from torch import Tensor
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.flops import tower_flops
-from espalier.harness.engine.batch_layout import read_layout
-from espalier.harness.engine.image_rows import Owners, share_out
 from espalier.harness.engine.rollout import rollout
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.signals.text_rollout import rollout_of_words
-from espalier.harness.engine.signals.tower_states import TowerStates
-from espalier.harness.engine.tower.tower_views import Asking
-from espalier.harness.engine.visual_items import Item, rectangle
+from espalier.harness.engine.signals.tower_attention import TowerStates
+from espalier.harness.engine.tower.tower_images import ImageOwners, share_out
+from espalier.harness.engine.tower.tower_views import TowerPlanner
+from espalier.harness.engine.visual_items import Item, read_layout, rectangle
 from espalier.harness.errors import UserError
 from espalier.methods.base import (
     Assignment,
@@ -76,8 +75,8 @@ class Thinning(TokenReducer):
             return Plan(kept, Assignment(slot, sizes / total.gather(1, slot)))
         if self.merge == "mixture":
             matrix = torch.nn.functional.one_hot(slot, keep).transpose(1, 2) * 0.25
-            own = torch.nn.functional.one_hot(kept, n)
-            return Plan(kept, Mixture(matrix + own * 0.5))
+            kept_mask = torch.nn.functional.one_hot(kept, n)
+            return Plan(kept, Mixture(matrix + kept_mask * 0.5))
         return Plan(kept)
 
 
@@ -101,8 +100,8 @@ def test_dropping_equals_emulation_and_a_batch_its_rows(name: str, method: Thinn
 def test_a_row_of_a_batch_costs_what_it_costs_alone() -> None:
     adapter, chats = adapter_of("llava_next"), chats_of("llava_next")
     batch = kept_by(adapter, CASES[1], chats, 0.6).records
-    alone = [kept_by(adapter, CASES[1], [one], 0.6).records[0] for one in chats]
-    assert [record.work for record in batch] == [record.work for record in alone]
+    single = [kept_by(adapter, CASES[1], [row_chat], 0.6).records[0] for row_chat in chats]
+    assert [record.work for record in batch] == [record.work for record in single]
 
 
 def by_hand(tower, pixels: Tensor, counts: list[int], weigh: bool) -> tuple[Tensor, Tensor]:
@@ -144,8 +143,8 @@ def by_hand(tower, pixels: Tensor, counts: list[int], weigh: bool) -> tuple[Tens
 def test_what_reaches_the_decoder_is_a_tower_run_by_hand(weigh: bool) -> None:
     adapter, chats = adapter_of("llava"), list(FAMILIES["llava"].chats)[:1]
     inputs = adapter.encode(chats)
-    seen = []
-    handle = adapter.projector.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    captured = []
+    handle = adapter.projector.register_forward_pre_hook(lambda _, args: captured.append(args[0]))
     method = Thinning(merge="sizes", proportional=weigh)
     with torch.inference_mode(), handle:
         result = kept_by(adapter, method, chats, 0.6)
@@ -154,7 +153,7 @@ def test_what_reaches_the_decoder_is_a_tower_run_by_hand(weigh: bool) -> None:
         assert n_pictures == 1
         features, place = by_hand(adapter.tower, inputs["pixel_values"], list(counts), weigh)
     assert torch.equal(result.records[0].origin, place)
-    assert (seen[0][0][place] - features).abs().max() < 1e-5
+    assert (captured[0][0][place] - features).abs().max() < 1e-5
 
 
 def test_signals_of_a_block_are_those_of_the_plain_tower() -> None:
@@ -203,11 +202,11 @@ def test_rollout_equals_the_product_of_maps() -> None:
     for logits in maps:
         weights = logits.masked_fill(~causal, torch.finfo(torch.float64).min).softmax(-1).mean(1)
         product = (0.5 * weights + 0.5 * identity) @ product
-    found = rollout_of_words(layers, valid, words)
+    rows = rollout_of_words(layers, valid, words)
     for row in range(2):
         for number, word in enumerate(words[row].tolist()):
             wanted = product[row, word] if word >= 0 else torch.zeros(11).double()
-            assert torch.allclose(found[row, number], wanted)
+            assert torch.allclose(rows[row, number], wanted)
 
 
 def test_the_tower_is_restored_also_after_an_error() -> None:
@@ -266,8 +265,8 @@ def test_counts_are_shared_out_in_proportion_and_never_fall_back() -> None:
 
 def test_a_picture_draws_by_its_row_and_its_place_in_it() -> None:
     """Not by its place in the batch, or no row would get what it gets alone."""
-    run = object.__new__(Asking)
-    run._owners = Owners([0, 1, 1, 2], [4] * 4, torch.ones(4, 4, dtype=torch.bool))
+    run = object.__new__(TowerPlanner)
+    run._owners = ImageOwners([0, 1, 1, 2], [4] * 4, torch.ones(4, 4, dtype=torch.bool))
     run._generator_of = lambda row, picture, site: (row, picture, site)
     drawn = [run._generator(picture, 5) for picture in range(4)]
     assert drawn == [(0, 0, 5), (1, 0, 5), (1, 1, 5), (2, 0, 5)]

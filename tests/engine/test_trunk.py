@@ -19,8 +19,8 @@ METHODS = ("none", "fastv", "sparsevlm", "pyramiddrop", "divprune")
 
 
 def trunk_of(tiny: Tiny, prompt: Any, depth: int, **changes: Any) -> Any:
-    asked = generation(tiny.adapter, prompt.inputs, **{"max_new_tokens": 3, **changes})
-    return carried_on(tiny.adapter, prompt, depth, **asked)
+    settings = generation(tiny.adapter, prompt.inputs, **{"max_new_tokens": 3, **changes})
+    return carried_on(tiny.adapter, prompt, depth, **settings)
 
 
 @pytest.mark.sampled(3)
@@ -36,8 +36,8 @@ def test_methods_start_behind_layers_that_they_leave_alone(name: str) -> None:
         expected = [answered(tiny, method, inputs, *rows) for method in methods]
         prompt = trunk_of(tiny, shared_prompt(tiny.adapter, inputs, methods), depth)
         assert len(prompt.trunk.outputs) == depth
-        for method, found in zip((*methods, methods[0]), (*expected, expected[0]), strict=True):
-            assert same(answered(tiny, method, prompt, *rows), found), method
+        for method, result in zip((*methods, methods[0]), (*expected, expected[0]), strict=True):
+            assert same(answered(tiny, method, prompt, *rows), result), method
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -46,19 +46,19 @@ def test_a_trunk_ends_where_its_room_is_used_up(attention: str) -> None:
     tiny = Tiny("llava", "float32", attention)
     method = Scatter((3,))
     prompt = shared_prompt(tiny.adapter, tiny.inputs(), [method])
-    asked = generation(tiny.adapter, prompt.inputs, max_new_tokens=3)
-    short = carried_on(tiny.adapter, prompt, 4, room=1, **asked)
+    settings = generation(tiny.adapter, prompt.inputs, max_new_tokens=3)
+    short = carried_on(tiny.adapter, prompt, 4, room=1, **settings)
     assert short.trunk is not None
     assert len(short.trunk.outputs) == 1
     assert len(short.trunk.heads) == (attention == "sdpa")
     expected = answered(tiny, method, tiny.inputs())
-    for start in (short, carried_on(tiny.adapter, prompt, 2, **asked)):
+    for start in (short, carried_on(tiny.adapter, prompt, 2, **settings)):
         assert same(answered(tiny, method, start), expected)
-    assert carried_on(tiny.adapter, prompt, 0, **asked) is prompt
+    assert carried_on(tiny.adapter, prompt, 0, **settings) is prompt
 
 
 def test_a_trunk_of_one_beam_is_not_taken_for_several() -> None:
     tiny = Tiny("llava", "float32")
     prompt = trunk_of(tiny, shared_prompt(tiny.adapter, tiny.inputs()), 2)
-    with pytest.raises(UserError, match=r"generation.num_beams: .* 3 rows, 6 came"):
+    with pytest.raises(UserError, match=r"generation.num_beams: .* 3 rows, got 6"):
         answered(tiny, method_of("none"), prompt, num_beams=2, output_logits=False)

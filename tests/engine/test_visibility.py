@@ -43,12 +43,12 @@ def sees(way: str, row: int, query: int, key: int) -> bool:
 
 def pairs(way: str) -> Tensor:
     """(2, S, S): which valid keys each query sees."""
-    found = torch.zeros(2, SLOTS, SLOTS, dtype=torch.bool)
+    visible = torch.zeros(2, SLOTS, SLOTS, dtype=torch.bool)
     for row in range(2):
         for query in range(SLOTS):
             for key in range(SLOTS):
-                found[row, query, key] = sees(way, row, query, key) and bool(VALID[row, key])
-    return found
+                visible[row, query, key] = sees(way, row, query, key) and bool(VALID[row, key])
+    return visible
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -58,9 +58,9 @@ def test_pairs_and_their_counts(way: str) -> None:
     wanted = pairs(way)
     got = visibility.sees(slots, SLOTS) & VALID[:, None]
     assert torch.equal(got, wanted)
-    asked = torch.tensor([[10, 2, 5], [4, 9, 8]])
-    got = visibility.sees(asked, SLOTS) & VALID[:, None]
-    assert torch.equal(got, torch.stack([wanted[row, asked[row]] for row in range(2)]))
+    query_slots = torch.tensor([[10, 2, 5], [4, 9, 8]])
+    got = visibility.sees(query_slots, SLOTS) & VALID[:, None]
+    assert torch.equal(got, torch.stack([wanted[row, query_slots[row]] for row in range(2)]))
     counts = visibility.seen_by(VALID).expand(2, SLOTS)
     for row in range(2):
         for key in range(SLOTS):
@@ -82,24 +82,24 @@ def test_every_probe_sees_what_the_stack_sees(way: str) -> None:
     maps = logits.masked_fill(~pairs(way)[:, None], -1e30).softmax(-1)
     mean, largest = maps.mean(1), maps.amax(1)
     received = received_mean(query, key, 0.3, VALID, block=3, visibility=visibility)
-    asked = torch.tensor([[2, 10, 5], [7, 9, -1]])
-    rows = word_rows(query, key, 0.3, VALID, asked, block=2, visibility=visibility)
-    tops = received_max(query, key, 0.3, VALID, asked, block=2, visibility=visibility)
+    query_slots = torch.tensor([[2, 10, 5], [7, 9, -1]])
+    rows = word_rows(query, key, 0.3, VALID, query_slots, block=2, visibility=visibility)
+    tops = received_max(query, key, 0.3, VALID, query_slots, block=2, visibility=visibility)
     layers = [(query, key, 0.3), (query.flip(1), key, 0.3)]
-    rolled = rollout_of_words(layers, VALID, asked, visibility)
+    rolled = rollout_of_words(layers, VALID, query_slots, visibility)
     logits = 0.3 * query.flip(1) @ key.repeat_interleave(2, 1).transpose(2, 3)
     second = logits.masked_fill(~pairs(way)[:, None], -1e30).softmax(-1).mean(1)
-    own = torch.eye(SLOTS, dtype=torch.float64)
+    identity = torch.eye(SLOTS, dtype=torch.float64)
     for row in range(2):
         real = [slot for slot in range(SLOTS) if VALID[row, slot]]
         for slot in real:
             paying = [q for q in real if sees(way, row, q, slot)]
             wanted = sum(float(mean[row, q, slot]) for q in paying) / len(paying)
             assert float(received[row, slot]) == pytest.approx(wanted, abs=1e-12)
-        words = [word for word in asked[row].tolist() if word >= 0]
+        words = [word for word in query_slots[row].tolist() if word >= 0]
         torch.testing.assert_close(rows[row, : len(words)], mean[row, words])
         torch.testing.assert_close(tops[row], largest[row, words].mean(0))
-        product = (0.5 * second[row] + 0.5 * own) @ (0.5 * mean[row] + 0.5 * own)
+        product = (0.5 * second[row] + 0.5 * identity) @ (0.5 * mean[row] + 0.5 * identity)
         torch.testing.assert_close(rolled[row, : len(words)], product[words])
     assert not rows[1, 2].any()
     assert not rolled[1, 2].any()
@@ -113,11 +113,11 @@ def test_masks_of_new_tokens_written_out(way: str, attention: str) -> None:
     mask = reference_mask(config, hidden, VALID, SLOTS - 3, WAYS[way])
     assert mask.shape == (2, 1, 3, SLOTS)
     open_ = mask if attention == "sdpa" else mask == 0
-    own = torch.eye(SLOTS, dtype=torch.bool)[-3:]
-    assert torch.equal(open_[:, 0], pairs(way)[:, -3:] | own)
+    diagonal = torch.eye(SLOTS, dtype=torch.bool)[-3:]
+    assert torch.equal(open_[:, 0], pairs(way)[:, -3:] | diagonal)
     nothing = reference_mask(config, hidden, torch.zeros_like(VALID), SLOTS - 3, WAYS[way])
     open_ = nothing if attention == "sdpa" else nothing == 0
-    assert torch.equal(open_[:, 0], own.expand(2, -1, -1))
+    assert torch.equal(open_[:, 0], diagonal.expand(2, -1, -1))
 
 
 def test_a_back_end_without_masks_is_refused() -> None:
@@ -130,12 +130,12 @@ def test_a_prefix_ends_where_its_last_token_went() -> None:
     index = torch.tensor([[0, 2, 5, 7, 10], [0, 0, 4, 8, 9]])
     valid = torch.tensor([[True] * 5, [False, False, True, True, True]])
     shortened = Prefix(torch.tensor(ENDS)).gathered(index, valid)
-    whole = Prefix(torch.tensor(ENDS)).sees(torch.arange(SLOTS), SLOTS)
-    found = shortened.sees(torch.arange(5), 5)
+    full = Prefix(torch.tensor(ENDS)).sees(torch.arange(SLOTS), SLOTS)
+    visible = shortened.sees(torch.arange(5), 5)
     for row in range(2):
         real = valid[row].nonzero()[:, 0]
         old = index[row, real]
-        assert torch.equal(found[row][real][:, real], whole[row][old][:, old])
+        assert torch.equal(visible[row][real][:, real], full[row][old][:, old])
 
 
 def without_causality(adapter):
@@ -164,11 +164,11 @@ ONE = {"max_new_tokens": 1, "do_sample": False, "output_logits": True}
 def test_dropping_equals_emulation_without_causality(free, where, chats) -> None:
     assert visibility_of(free.decoder.config) == Bidirectional()
     inputs = free.encode(chats)
-    found = {}
+    logits = {}
     for backend in ("drop", "emulate"):
         with Session(free, Scatter(where), Budget("kept", 0.5), backend=backend) as session:
-            found[backend] = session.generate(inputs, **ONE).logits
-    assert (found["drop"] - found["emulate"]).abs().max() < 1e-10
+            logits[backend] = session.generate(inputs, **ONE).logits
+    assert (logits["drop"] - logits["emulate"]).abs().max() < 1e-10
 
 
 def test_a_later_token_reaches_an_earlier_one(folder, free) -> None:
@@ -186,12 +186,12 @@ def test_a_later_token_reaches_an_earlier_one(folder, free) -> None:
 def test_signals_equal_eager_maps_without_causality(folder, free) -> None:
     names = ("last_attention", "mean_attention", "text_attention", "visual_received_max")
     eager = without_causality(load_llava(folder, attention="eager"))
-    for one in CHATS:
+    for sample_chat in CHATS:
         recorder = Recorder((Site("layer", 2),), tuple(map(Need, names)))
         with Session(free, recorder, Budget("kept", 0.0)) as session:
-            session.generate(free.encode([one]), **ONE)
+            session.generate(free.encode([sample_chat]), **ONE)
         signals = recorder.views[0].signals
-        inputs = eager.encode([one])
+        inputs = eager.encode([sample_chat])
         layout = eager.layout(inputs)
         with torch.inference_mode():
             maps = eager.model(**inputs, output_attentions=True).attentions[1][0]

@@ -81,8 +81,8 @@ def test_a_padded_batch_gives_the_signals_of_single_rows(sdpa):
     views = {view.tokens.shape[1]: view for view in record(sdpa, CHATS)}
     for row, (n_tokens, place) in enumerate([(16, 0), (32, 0), (16, 1)]):
         together = {key: value[place] for key, value in views[n_tokens].signals.items()}
-        alone = {key: value[0] for key, value in record(sdpa, [CHATS[row]])[0].signals.items()}
-        n_words = len(alone["text_positions"])
+        single = {key: value[0] for key, value in record(sdpa, [CHATS[row]])[0].signals.items()}
+        n_words = len(single["text_positions"])
         for name in NAMES:
             axis = 1 if name == "text_keys" else 0
             real = 16 * len(CHATS[row][0]["content"][:-1]) if name.startswith("all_") else n_words
@@ -90,7 +90,7 @@ def test_a_padded_batch_gives_the_signals_of_single_rows(sdpa):
             if name not in ("normed", "visual_positions"):
                 filler = part.narrow(axis, real, part.shape[axis] - real)
                 part = part.narrow(axis, 0, real)
-            assert close(part, alone[name])
+            assert close(part, single[name])
             assert (filler == (-1 if name in ("all_positions", "text_positions") else 0)).all()
     widths = {view.signals["all_positions"].shape[1] for view in views.values()}
     assert widths == {32}
@@ -119,15 +119,15 @@ def test_blocks_of_words_change_nothing():
     valid = torch.ones(2, 11, dtype=torch.bool)
     valid[1, :4] = False
     words = torch.tensor([[0, 1, 7, 8, 10], [4, 9, 10, -1, -1]])
-    whole = word_rows(query, key, 0.3, valid, words)
-    assert torch.allclose(word_rows(query, key, 0.3, valid, words, block=2), whole, atol=1e-7)
+    rows = word_rows(query, key, 0.3, valid, words)
+    assert torch.allclose(word_rows(query, key, 0.3, valid, words, block=2), rows, atol=1e-7)
     for row in range(2):
         for place, word in enumerate(words[row].tolist()):
             if word < 0:
-                assert not whole[row, place].any()
+                assert not rows[row, place].any()
                 continue
-            seen = valid[row].clone()
-            seen[word + 1 :] = False
-            one = slice(row, row + 1)
-            wanted = attention_rows(query[one, :, [word]], key[one], 0.3, seen)[0, 0]
-            assert torch.allclose(whole[row, place], wanted, atol=1e-7)
+            visible = valid[row].clone()
+            visible[word + 1 :] = False
+            row_slice = slice(row, row + 1)
+            wanted = attention_rows(query[row_slice, :, [word]], key[row_slice], 0.3, visible)[0, 0]
+            assert torch.allclose(rows[row, place], wanted, atol=1e-7)

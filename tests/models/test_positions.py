@@ -258,7 +258,7 @@ def test_the_librarys_own_rule_is_refused(name, backend):
     del adapter.model.model.get_rope_index
     with (
         Session(adapter, Scatter((1,)), Budget("kept", 0.5), backend=backend) as session,
-        pytest.raises(MisplacedText, match=r"prompt 0 stands at \[.*behind the largest position"),
+        pytest.raises(MisplacedText, match=r"prompt 0 is at \[.*after the largest position"),
     ):
         session.generate(inputs, max_new_tokens=1, do_sample=False)
 

@@ -159,7 +159,7 @@ BAD: list[tuple[str, tuple[str, ...]]] = [
     ("engine.graphs=maybe", ("engine.graphs='maybe'", "true, false or auto")),
     (
         "method=pearl engine.graphs=true model.device=cpu",
-        ("engine.graphs=true", "model.device='cpu' is no GPU", "valid: false, auto"),
+        ("engine.graphs=true", "model.device='cpu' is not a GPU", "valid: false, auto"),
     ),
     ("engine.rescore=1", ("engine.rescore=1", "true or false")),
     ("model.drafts=seedling_draft", ("model.drafts='seedling_draft'", "list of names")),

@@ -18,7 +18,7 @@ from espalier.harness.decoding.speculative.meter import Meter
 from espalier.harness.decoding.speculative.position_random import RandomNumbers
 from espalier.harness.decoding.speculative.samplers import sampler_of
 from espalier.harness.decoding.speculative.trace import Trace
-from espalier.harness.engine.session import Prefilled, Session
+from espalier.harness.engine.session import PrefillResult, Session
 from espalier.harness.engine.text.cuda_graphs import Graphs
 from espalier.harness.models.chat_media import Chat
 
@@ -54,7 +54,7 @@ class Answer:
 
     trace: Trace
     spent: Spent
-    prefilled: Prefilled
+    prefilled: PrefillResult
     draft_visual: float = 0.0
 
 
@@ -73,7 +73,7 @@ class Target:
     ) -> None:
         adapter, inputs = session.adapter, question.inputs
 
-        self.prefilled: Prefilled
+        self.prefilled: PrefillResult
         #: When the prompt had been run, by the clock of time.perf_counter.
         self.ready = 0.0
 

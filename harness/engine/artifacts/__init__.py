@@ -1,1 +1,1 @@
-"""What a calibration left behind, found and read."""
+"""Find and read the results of calibrations."""

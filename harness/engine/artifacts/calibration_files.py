@@ -1,8 +1,8 @@
-"""What a calibration leaves behind: a pair of files that belongs to one revision of one model.
+"""Result of a calibration: a pair of files that belongs to one revision of one model.
 
-`<model>_<part>.safetensors` holds one tensor and `.json` beside it what it was made from. harness/tools/calibration
-makes them, in `<store>/calibration`, where they are found first. Those of the models in this repository lie beside
-the weights; they are read only, never written.
+`<model>_<part>.safetensors` holds one tensor and `<model>_<part>.json` its origin. harness/tools/calibration writes
+them to `<store>/calibration`, which is searched first. Those of the models in this repository are next to the weights;
+they are only read, never written.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 HARNESS = Path(__file__).resolve().parents[2]
 SHIPPED = HARNESS / "seedling" / "calibration"
 DEFAULT_STORE = HARNESS.parent / "results"
-#: What a file of tensors that is damaged raises.
+#: Errors that a damaged file of tensors raises.
 BROKEN: tuple[type[Exception], ...] = (*FOREIGN, SafetensorError)
 
 
 def is_shipped(model: ModelSpec) -> bool:
-    """Say whether the model's weights lie in this repository: then its artifacts do too, and scenes calibrate it."""
+    """Return whether the model's weights are in this repository: then its artifacts are too, made from scenes."""
     inside = model.path is not None and model.path.resolve().is_relative_to(HARNESS)
     return inside and model.weights == "trained"
 
@@ -46,13 +46,13 @@ class Artifact:
 
     Attributes:
         model: the model.
-        part: what of the model's calibrations it is, in the name of the file.
+        part: kind of calibration, in the name of the file.
         tensor: name of the tensor in the file.
-        noun: what error lines call it.
-        place: where in the model it belongs, for the line that says it is missing.
-        options: what the command that makes it needs beside method and model.
-        identity: what the description must say beside the model and its revision.
-        store: the run store that calibrations are written to and found in first; None: the usual one.
+        noun: name in error lines.
+        place: location in the model, for the error line of a missing file.
+        options: options of the command that makes it, in addition to method and model.
+        identity: entries that the description must have, in addition to the model and its revision.
+        store: the run store that calibrations are written to and searched in first; None: the default one.
     """
 
     model: ModelSpec
@@ -66,27 +66,27 @@ class Artifact:
 
     @property
     def path(self) -> Path:
-        """Return where the tensor is kept: in the store, else where it was shipped.
+        """Return the path of the tensor: in the store, else where it was shipped.
 
-        What was made there with other weights gives way to what was shipped for these.
+        A file in the store made with other weights yields to the file shipped for these.
         """
-        return self._found(None)
+        return self._existing_path(None)
 
-    def _found(self, digests: Digests | None) -> Path:
-        places = self._places()
-        there = [place for place in places if place.is_file()]
-        if len(there) > 1 and not self._belongs(there[0], digests):
-            return there[1]
-        return next(iter(there), places[0])
+    def _existing_path(self, digests: Digests | None) -> Path:
+        places = self._paths()
+        existing = [place for place in places if place.is_file()]
+        if len(existing) > 1 and not self._belongs(existing[0], digests):
+            return existing[1]
+        return next(iter(existing), places[0])
 
-    def _places(self) -> list[Path]:
+    def _paths(self) -> list[Path]:
         suffix = "" if self.model.weights == "trained" else f"-{self.model.weights}"
         name = f"{self.model.name}{suffix}_{self.part}.safetensors"
         shipped = [SHIPPED / name] if is_shipped(self.model) else []
         return [(self.store or DEFAULT_STORE) / "calibration" / name, *shipped]
 
     def _belongs(self, place: Path, digests: Digests | None) -> bool:
-        """Say whether the description beside a file is whole and names these very weights."""
+        """Return whether the description of a file is complete and names exactly these weights."""
         try:
             described = read_json(place.with_suffix(".json"))
             wanted = self._identity(digests)
@@ -97,16 +97,16 @@ class Artifact:
     def describe(
         self, method: str | None = None, digests: Digests | None = None
     ) -> Mapping[str, Any]:
-        """Return the description of files that are there and belong to these very weights; no tensor is read.
+        """Return the description of existing files that belong to exactly these weights; no tensor is read.
 
         Args:
-            method: registry name of the method that asks, for the command in the error line.
-            digests: file hashes known already, so that weights are not read twice.
+            method: registry name of the method, for the command in the error line.
+            digests: file hashes already known, so that weights are not read twice.
 
         Raises:
             UserError: a file is missing, edited or made with other weights; the line prints the command.
         """
-        path = self._found(digests)
+        path = self._existing_path(digests)
         described_in = path.with_suffix(".json")
         if not path.is_file() or not described_in.is_file():
             raise UserError(
@@ -128,28 +128,28 @@ class Artifact:
         """Return the tensor, on the CPU; arguments and errors as in `describe`."""
         described = self.describe(method, digests)
         try:
-            with safe_open(self._found(digests), framework="pt") as stream:
-                found: Tensor = stream.get_tensor(self.tensor)
+            with safe_open(self._existing_path(digests), framework="pt") as stream:
+                tensor_read: Tensor = stream.get_tensor(self.tensor)
                 key = (stream.metadata() or {}).get("key")
         except BROKEN as error:
             raise self.broken(f"does not open ({first_words(error)})", method) from error
         if key != described["key"]:
             raise self.broken("does not belong to the .json file beside it", method)
-        return found
+        return tensor_read
 
     def save(self, tensor: Tensor, made_from: Mapping[str, Any]) -> Path:
-        """Write the tensor with its description to the store and return its path. A file appears whole or not at all.
+        """Write the tensor with its description to the store and return its path. Each file is written atomically.
 
         Args:
-            tensor: what was calibrated.
-            made_from: what else identifies it: prompt, number and hash of the images.
+            tensor: the calibrated values.
+            made_from: further identity: prompt, number and hash of the images.
 
         Raises:
             StoreLost: the disk is full or cannot be written.
         """
         described = {**self._identity(None), "dtype": self.model.dtype, **made_from}
         described["key"] = _key(described)
-        path = self._places()[0]
+        path = self._paths()[0]
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {self.tensor: tensor.contiguous().cpu()}
         durable.replace(path, save(tensors, metadata={"key": described["key"]}))
@@ -157,7 +157,7 @@ class Artifact:
         return path
 
     def broken(self, problem: str, method: str | None = None) -> UserError:
-        """Return the error for files that are there and of no use."""
+        """Return the error for files that exist but cannot be used."""
         return UserError(f"{self.noun} {self.path.name} {problem}; run: {self._command(method)}")
 
     def _identity(self, digests: Digests | None) -> dict[str, Any]:

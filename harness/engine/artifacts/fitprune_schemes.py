@@ -1,4 +1,4 @@
-"""FitPrune's scheme of a model: stored once, and put into the method when a run is built."""
+"""FitPrune's scheme of a model: stored once, and set in the method when a run is built."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Scheme = tuple[tuple[float, ...], ...]
 
 
 def scheme_artifact(model: ModelSpec, store: Path | None = None) -> Artifact:
-    """Return the scheme of a model, present or not; `store` is where it is looked for first."""
+    """Return the scheme of a model, present or not; `store` is searched first."""
     return Artifact(model, part="fitprune", tensor="scheme", noun="fitted scheme", store=store)
 
 
@@ -32,16 +32,16 @@ def with_scheme(
     digests: Digests | None = None,
     store: Path | None = None,
 ) -> TokenReducer:
-    """Return FitPrune with the model's own scheme where none is given, and any other method as it is.
+    """Return FitPrune with the model's scheme if it has none yet, and any other method unchanged.
 
-    A hyper-parameter like any other from then on, the scheme is part of the run key and of the row.
+    From then on the scheme is an ordinary hyper-parameter, part of the run key and of the row.
 
     Args:
-        model: the model; nothing of it is loaded.
+        model: the model; it is not loaded.
         method: the built method.
         name: its registry name, for the command in the error line.
-        digests: file hashes known already, so that weights are not read twice.
-        store: where the scheme is looked for first.
+        digests: file hashes already known, so that weights are not read twice.
+        store: searched first for the scheme.
 
     Raises:
         UserError: the scheme is missing, damaged or of other weights; the line prints the command that makes it.
@@ -62,5 +62,7 @@ def save_scheme(
     model: ModelSpec, scheme: Scheme, made_from: Mapping[str, Any], store: Path | None = None
 ) -> Path:
     """Store a scheme with its description and return its path; see `Artifact.save`."""
-    made = {"alphas": len(scheme), **made_from}
-    return scheme_artifact(model, store).save(torch.tensor(scheme, dtype=torch.float64), made)
+    description = {"alphas": len(scheme), **made_from}
+    return scheme_artifact(model, store).save(
+        torch.tensor(scheme, dtype=torch.float64), description
+    )

@@ -1,11 +1,11 @@
-"""The positional prior of a model: one artifact for each layer that some method reads, and its shape on other grids.
+"""The positional prior of a model: one artifact for each layer that some method reads, and its resizing to other grids.
 
-An image is seen in one view or in several, and each has its own map: the global view (0), then the stitched crops (1)
-or, where a model does not stitch them, tile by tile (1, 2, ...). Frames of a video are global views.
+An image has one view or several, and each has its own map: the global view (0), then the stitched crops (1) or, where a
+model does not stitch them, tile by tile (1, 2, ...). Frames of a video are global views.
 
-The artifact of a model with one view holds that map (h, w). With several views (format 2) it holds their maps one after
-the other, flat, and `grids` in the description gives their shapes. What earlier versions made for such models, one map
-averaged over all views of an image, is refused.
+The artifact of a model with one view holds that map (h, w). With several views (format 2) it holds their maps
+concatenated, flat, and `grids` in the description gives their shapes. Artifacts of earlier versions for such models,
+one map averaged over all views of an image, are refused.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 #: (h, w) map of each view, the global view's first.
 Prior = tuple[Tensor, ...]
 
-#: Of an artifact with several views; what holds one view has no number.
+#: Format of an artifact with several views; one with a single view has no format entry.
 FORMAT = 2
 
 
 def prior_artifact(model: ModelSpec, layer: int, store: Path | None = None) -> Artifact:
-    """Return the prior of decoder layer `layer` of a model, present or not; `store` is where it is looked for first."""
+    """Return the prior of decoder layer `layer` of a model, present or not; `store` is searched first."""
     return Artifact(
         model,
         part=f"layer{layer}",
@@ -48,19 +48,19 @@ def prior_artifact(model: ModelSpec, layer: int, store: Path | None = None) -> A
 
 
 def artifact_path(model: ModelSpec, layer: int, store: Path | None = None) -> Path:
-    """Return where the prior of decoder layer `layer` of a model is kept, present or not."""
+    """Return the path of the prior of decoder layer `layer` of a model, present or not."""
     return prior_artifact(model, layer, store).path
 
 
 def prior_layers(method: Method, depth: int) -> tuple[int, ...]:
     """Return the decoder layers whose prior the method needs on a model of `depth` layers, ascending."""
-    found = {
+    layers = {
         site.layer - 1 if need.layer is None else need.layer
         for site in method.sites(depth)
         for need in method.needs(site)
         if need.signal == "prior"
     }
-    return tuple(sorted(found))
+    return tuple(sorted(layers))
 
 
 def require_prior(
@@ -76,8 +76,8 @@ def require_prior(
         model: the model.
         method: the built method.
         name: the method's registry name, for the command in the error line.
-        digests: file hashes known already, so that weights are not read twice.
-        store: where the artifacts are looked for first.
+        digests: file hashes already known, so that weights are not read twice.
+        store: searched first for the artifacts.
 
     Raises:
         UserError: an artifact is missing, belongs to other weights or mixes an image's views; the line prints the
@@ -91,7 +91,7 @@ def require_prior(
 
 
 def _describe(artifact: Artifact, name: str | None, digests: Digests | None) -> Mapping[str, Any]:
-    """Return the description of an artifact of a format that is read here."""
+    """Return the description of an artifact of a supported format."""
     described = artifact.describe(name, digests)
     if "grids" not in described and described.get("maps") != described.get("images"):
         raise artifact.broken("has one map for all views of an image", name)
@@ -137,20 +137,20 @@ def save_prior(
     made_from: Mapping[str, Any],
     store: Path | None = None,
 ) -> Path:
-    """Store a prior with its description and return its path. Each file appears whole or not at all.
+    """Store a prior with its description and return its path. Each file is written atomically.
 
     Args:
         model: the model.
-        layer: the decoder layer whose attention was averaged.
+        layer: the decoder layer with the averaged attention.
         prior: mean attention of each view.
-        made_from: what else identifies it: prompt, number and hash of the images.
-        store: the run store that it is written to.
+        made_from: further identity: prompt, number and hash of the images.
+        store: the run store to write to.
     """
-    grids = [list(one.shape) for one in prior]
+    grids = [list(view_map.shape) for view_map in prior]
     artifact = prior_artifact(model, layer, store)
     if len(prior) == 1:
         return artifact.save(prior[0].float(), {"grid": grids[0], **made_from})
-    flat = torch.cat([one.float().flatten() for one in prior])
+    flat = torch.cat([view_map.float().flatten() for view_map in prior])
     return artifact.save(flat, {"format": FORMAT, "grids": grids, **made_from})
 
 
@@ -158,8 +158,8 @@ def resize_prior(prior: Prior, grid: Tensor) -> Tensor:
     """Return the prior of each token: its view's map, resized bilinearly (align_corners=False) to the view's grid.
 
     Args:
-        prior: mean attention of each view; every image and frame gets its own copy. Tiles beyond the last one known
-            take the last one's map.
+        prior: mean attention of each view; every image and frame gets its own copy. Tiles beyond the last known one use
+            the last one's map.
         grid: (B, N, 4) image, view, row and column of ALL visual tokens of each row, so that the largest coordinates
             of a view are its size.
 
@@ -167,7 +167,8 @@ def resize_prior(prior: Prior, grid: Tensor) -> Tensor:
         (B, N) in fp32. Cost: O(V B N) for V views, no loop over tokens.
 
     Raises:
-        MethodError: there are crops, and the prior knows the global view alone. Waits for the device in that case.
+        MethodError: there are crops, and the prior covers the global view only. Only that check synchronises with the
+            device.
     """
     view = grid[..., 1]
     if len(prior) == 1 and bool((view > 0).any()):
@@ -177,25 +178,29 @@ def resize_prior(prior: Prior, grid: Tensor) -> Tensor:
         )
     tiles = Tiles.of(grid)
     sizes = (tiles.of_token(tiles.height), tiles.of_token(tiles.width))
-    found = _resized(prior[0], grid, sizes)
+    resized = _resized(prior[0], grid, sizes)
     for number, values in enumerate(prior[1:], 1):
-        found = torch.where(view >= number, _resized(values, grid, sizes), found)
-    return found
+        resized = torch.where(view >= number, _resized(values, grid, sizes), resized)
+    return resized
 
 
 def _resized(values: Tensor, grid: Tensor, sizes: tuple[Tensor, Tensor]) -> Tensor:
-    """Return a map (h, w) at the place of each token of grid (B, N, 4) whose views have `sizes`, (B, N) each."""
-    (top, bottom, down), (left, right, across) = (
+    """Return a map (h, w) at the position of each token of grid (B, N, 4), in views of `sizes`, (B, N) each."""
+    (top_row, bottom_row, row_weight), (left_column, right_column, column_weight) = (
         _between(grid[..., 2 + axis], sizes[axis], values.shape[axis]) for axis in (0, 1)
     )
     values = values.float()
-    upper = torch.lerp(values[top, left], values[top, right], across)
-    lower = torch.lerp(values[bottom, left], values[bottom, right], across)
-    return torch.lerp(upper, lower, down)
+    upper_values = torch.lerp(
+        values[top_row, left_column], values[top_row, right_column], column_weight
+    )
+    lower_values = torch.lerp(
+        values[bottom_row, left_column], values[bottom_row, right_column], column_weight
+    )
+    return torch.lerp(upper_values, lower_values, row_weight)
 
 
 def _between(place: Tensor, length: Tensor, source: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the two source indices around each place of an axis and the weight of the second."""
-    at = ((place + 0.5) * (source / length.clamp(min=1)) - 0.5).clamp(0, source - 1)
-    low = at.floor().long()
-    return low, (low + 1).clamp(max=source - 1), at - low
+    """Return the two source indices around each position of an axis and the weight of the second."""
+    position = ((place + 0.5) * (source / length.clamp(min=1)) - 0.5).clamp(0, source - 1)
+    low = position.floor().long()
+    return low, (low + 1).clamp(max=source - 1), position - low

@@ -1,4 +1,4 @@
-"""Values of a calibration at each token's place: `prior`. Nothing is captured."""
+"""Values of a calibration at each token's position: `prior`. Nothing is captured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from espalier.harness.engine.artifacts.priors import Prior, resize_prior
 from espalier.harness.engine.layout import take
-from espalier.harness.engine.signals.producer import Asked, Context, Producer
+from espalier.harness.engine.signals.producer import Context, Producer, ViewRequest
 from espalier.methods.base import MethodError, Need, Site
 
 
@@ -23,8 +23,8 @@ class CalibratedPrior(Producer):
             raise MethodError("signal 'prior' needs a calibration (python -m espalier calibrate)")
         self._prior: Prior = context.prior
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n)."""
-        grid = asked.layout.grid[asked.rows]
+        grid = request.layout.grid[request.rows]
         prior = tuple(values.to(grid.device) for values in self._prior)
-        return take(resize_prior(prior, grid), asked.origin, -1)
+        return take(resize_prior(prior, grid), request.origin, -1)

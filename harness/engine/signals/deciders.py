@@ -1,6 +1,6 @@
-"""What a denoising step reads: `decider_attention`, `layer_normed`.
+"""Signals of a denoising step: `decider_attention`, `layer_normed`.
 
-The attention is that of the layer named, or of a `block` site's own, which has just run; the states are those that
+The attention is that of the named layer, or of a `block` site's layer, which has just run; the states are those that
 entered it.
 """
 
@@ -14,39 +14,39 @@ from torch import Tensor, nn
 
 from espalier.harness.engine.attention_probe import Watcher, attention_rows
 from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.signals.producer import Asked, InDecoder
-from espalier.harness.engine.signals.states import Reached
+from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
+from espalier.harness.engine.signals.states import ReachedStates
 from espalier.methods.base import MethodError
 
-#: Under this name the inputs of a step say which of the answer's tokens, its last ones, decide: booleans (B, G).
+#: Key of a step's inputs with the mask (B, G) of the answer's tokens, the last ones, that are deciders.
 DECIDERS = "deciders"
 
 
-def places_behind(inputs: Mapping[str, Any]) -> int:
-    """Return how many places of an answer stand behind the prompt: none outside denoising steps."""
+def answer_length(inputs: Mapping[str, Any]) -> int:
+    """Return the number of answer positions after the prompt: 0 outside denoising steps."""
     deciders: Tensor | None = inputs.get(DECIDERS)
     return 0 if deciders is None else deciders.shape[1]
 
 
-class DeciderAttention(InDecoder):
-    """From the tokens unveiled in the step before, summed up."""
+class DeciderAttention(DecoderSignal):
+    """Attention from the tokens unveiled in the previous step, summed."""
 
     _deciders: Tensor | None = None
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Note who decides."""
+        """Store the deciders."""
         super().begin(inputs)
         self._deciders = inputs.get(DECIDERS)
 
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
-        """Return the attention of the site's own layer."""
+        """Return the attention of the site's layer."""
         index = self.site.layer if self.need.layer is None else self.need.layer
         return [(self.context.parts.decoder.layers[index].self_attn, self._watch)]
 
-    def look(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
-        """Compute the rows of the answer's tokens, and add up those that decide."""
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Compute the rows of the answer's tokens, and sum those of the deciders."""
         if self._deciders is None:
-            raise MethodError("decider_attention is there in denoising steps alone")
+            raise MethodError("signal 'decider_attention' is available in denoising steps only")
         deciders = self._deciders.to(query.device)
         first = query.shape[2] - deciders.shape[1]
         slots = torch.arange(first, query.shape[2], device=query.device)
@@ -55,19 +55,19 @@ class DeciderAttention(InDecoder):
         rows = attention_rows(query[:, :, first:], key, scaling, visible)
         return self.per_token(stage, (rows * deciders.unsqueeze(2)).sum(1))
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n)."""
-        return asked.chosen(self.found)
+        return request.select(self.captured)
 
 
-class LayerNormed(Reached):
-    """Visual tokens after the layer's own input norm."""
+class LayerNormed(ReachedStates):
+    """Visual tokens after the layer's input norm."""
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
-        """Take the visual tokens and norm them."""
+        """Take the visual tokens and normalise them."""
         layer = self.context.parts.decoder.layers[self.site.layer]
-        self._found = layer.input_layernorm(self.per_token(stage, hidden))
+        self._captured = layer.input_layernorm(self.per_token(stage, hidden))
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n, D)."""
-        return asked.chosen(self.found)
+        return request.select(self.captured)

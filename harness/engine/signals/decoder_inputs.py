@@ -1,4 +1,4 @@
-"""What entered the decoder: `projected`, `all_projected`, `text_embeddings`.
+"""Inputs of the decoder: `projected`, `all_projected`, `text_embeddings`.
 
 Captured once a pass, the same at every site.
 """
@@ -11,54 +11,54 @@ from typing import Any
 from torch import Tensor
 
 from espalier.harness.engine.layout import Layout, take
-from espalier.harness.engine.signals.producer import Asked, Producer, of_words
+from espalier.harness.engine.signals.producer import Producer, ViewRequest, word_states
 
 
-class Entering(Producer):
-    """Base of what is taken from the decoder's input."""
+class DecoderInput(Producer):
+    """Base of signals taken from the decoder's input."""
 
     shared = True
     _taken: Tensor | None = None
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Forget what was taken."""
+        """Drop the tokens of the last pass."""
         self._taken = None
 
     @property
     def taken(self) -> Tensor:
-        """What was taken in this pass."""
-        assert self._taken is not None  # the decoder is entered before any site is asked
+        """Tokens taken in this pass."""
+        assert self._taken is not None  # the decoder is entered before any site
         return self._taken
 
 
-class Projected(Entering):
+class Projected(DecoderInput):
     """Visual tokens of the view."""
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Take all visual tokens."""
         self._taken = take(hidden, layout.visual, -2)
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n, D)."""
-        return asked.chosen(self.taken)
+        return request.select(self.taken)
 
 
 class AllProjected(Projected):
-    """Visual tokens, those dropped since included."""
+    """Visual tokens, including dropped ones."""
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, M, D)."""
-        real = asked.real.to(self.taken.device)
-        return self.taken[asked.rows] * real.unsqueeze(-1)
+        real = request.real.to(self.taken.device)
+        return self.taken[request.rows] * real.unsqueeze(-1)
 
 
-class TextEmbeddings(Entering):
+class TextEmbeddings(DecoderInput):
     """Words."""
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Take the words."""
-        self._taken = of_words(hidden, layout.words)
+        self._taken = word_states(hidden, layout.words)
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, T, D)."""
-        return self.taken[asked.rows]
+        return self.taken[request.rows]

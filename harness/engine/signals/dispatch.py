@@ -1,4 +1,4 @@
-"""The producers that a method's needs name, and the moments of a pass at which each of them looks."""
+"""The producers of the signals that a method needs, called at each moment of a pass."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from espalier.harness.engine.artifacts.priors import Prior
 from espalier.harness.engine.attention_probe import Watcher
 from espalier.harness.engine.layout import Layout, Stage
 from espalier.harness.engine.model_parts import Parts
-from espalier.harness.engine.signals.producer import Asked, Context, Producer
+from espalier.harness.engine.signals.producer import Context, Producer, ViewRequest
 from espalier.harness.engine.signals.table import BEFORE_DECODER, INSIDE_TOWER, PRODUCERS
 from espalier.harness.engine.visibility import visibility_of
 from espalier.methods.base import MethodError, Need, Site, TokenReducer
 
 
 class Signals:
-    """Captures what a method's needs name during a pass and hands it over per visual token.
+    """Captures the signals that a method needs during a pass and returns them per visual token.
 
     Args:
         adapter: the model's facts and modules.
-        method: whose needs to serve.
+        method: the method with these needs.
         sites: its sites.
         prior: calibrated prior, for methods that need one.
-        stage: returns the stage in force while a decoder layer of a prefill runs, None outside a prefill.
+        stage: returns the current stage while a decoder layer of a prefill runs, None outside a prefill.
 
     Raises:
         MethodError: the model lacks a signal, or a calibration is missing.
@@ -41,79 +41,85 @@ class Signals:
         prior: Prior | None,
         stage: Callable[[], Stage | None],
     ) -> None:
-        seen = visibility_of(adapter.decoder.config)
-        self._context = Context(adapter, sites, prior, stage, seen)
+        visibility = visibility_of(adapter.decoder.config)
+        self._context = Context(adapter, sites, prior, stage, visibility)
         self._producers: list[Producer] = []
-        self._of: dict[Site, dict[str, Producer]] = {}
+        self._by_site: dict[Site, dict[str, Producer]] = {}
         shared: dict[str, Producer] = {}
         for site in sites:
-            self._of[site] = {}
+            self._by_site[site] = {}
             for need in method.needs(site):
                 self._check(need)
                 if need.signal in INSIDE_TOWER:
                     continue
-                found = shared.get(need.key) or self._made(site, need)
-                if found.shared:
-                    shared[need.key] = found
-                self._of[site][need.key] = found
+                producer = shared.get(need.key) or self._make_producer(site, need)
+                if producer.shared:
+                    shared[need.key] = producer
+                self._by_site[site][need.key] = producer
 
     def _check(self, need: Need) -> None:
-        known = self._context.parts.facts.signals
-        if need.signal not in known:
+        available = self._context.parts.facts.signals
+        if need.signal not in available:
             raise MethodError(
-                f"signal {need.signal!r} is not available on this model; valid: {', '.join(sorted(known))}"
+                f"signal {need.signal!r} is not available on this model; valid: {', '.join(sorted(available))}"
             )
 
-    def _made(self, site: Site, need: Need) -> Producer:
-        kind: type[Producer] = PRODUCERS.load(need.signal)
-        made = kind(self._context, site, need)
-        self._producers.append(made)
-        return made
+    def _make_producer(self, site: Site, need: Need) -> Producer:
+        producer_class: type[Producer] = PRODUCERS.load(need.signal)
+        producer = producer_class(self._context, site, need)
+        self._producers.append(producer)
+        return producer
 
     # ------------------------------------------------------------------ capturing
 
     def watchers(self) -> list[tuple[nn.Module, Watcher]]:
-        """Return what an `AttentionTap` must watch."""
+        """Return the modules that an `AttentionTap` must watch, with their watchers."""
         return [pair for producer in self._producers for pair in producer.watchers()]
 
     @property
     def watched_layers(self) -> list[nn.Module]:
-        """The tower's layers whose outputs are read."""
+        """The tower's layers with outputs that are read."""
         return [layer for producer in self._producers for layer in producer.watched_layers]
 
     def hook_tower(self, clock: Clock) -> list[RemovableHandle]:
-        """Watch the tower's layers for one pass, if their states are asked for; the caller removes the handles."""
+        """Watch the tower's layers for one pass, if their states are needed; the caller removes the handles."""
         return [handle for producer in self._producers for handle in producer.hook_tower(clock)]
 
-    def begin(self, inputs: Mapping[str, Any], given: Mapping[str, Tensor] | None = None) -> None:
-        """Forget the last pass; `inputs` are what the next one's model is given.
+    def begin(
+        self, inputs: Mapping[str, Any], kept_units: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Drop the last pass's captures; `inputs` are those of the next pass.
 
         Args:
             inputs: of the batch.
-            given: what a kept prompt holds of the signals before the decoder, as `kept` returned it.
+            kept_units: a stored prompt's signals before the decoder, as `kept_units` returned them.
         """
         for producer in self._producers:
             producer.begin(inputs)
-            producer.given = (given or {}).get(producer.need.key)
+            producer.kept_units = (kept_units or {}).get(producer.need.key)
 
     def before_decoder(self) -> set[str]:
         """Return the keys of the needs that are read before the decoder."""
         needs = (producer.need for producer in self._producers)
         return {need.key for need in needs if need.signal in BEFORE_DECODER}
 
-    def kept(self) -> dict[str, Tensor]:
-        """Return what was read before the decoder, for each unit of the projector."""
+    def kept_units(self) -> dict[str, Tensor]:
+        """Return the signals read before the decoder, for each unit of the projector."""
         keys = self.before_decoder()
-        return {one.need.key: one.units() for one in self._producers if one.need.key in keys}
+        return {
+            producer.need.key: producer.units()
+            for producer in self._producers
+            if producer.need.key in keys
+        }
 
     def start(self, layout: Layout, hidden: Tensor) -> None:
-        """Note what (B, L, D) enters the decoder."""
+        """Capture the states (B, L, D) that enter the decoder."""
         for producer in self._producers:
             producer.enter(layout, hidden)
 
     def reach(self, site: Site, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
-        """Note the states (B, M, D) that enter the layer of `site`, before the method is asked."""
-        for producer in self._of[site].values():
+        """Capture the states (B, M, D) that enter the layer of `site`, before the method plans."""
+        for producer in self._by_site[site].values():
             producer.reach(stage, hidden, rotary)
 
     # ------------------------------------------------------------------ handing over
@@ -129,5 +135,5 @@ class Signals:
             origin: (b, n) original visual index of the tokens in the view.
             rows: the batch rows of the view.
         """
-        asked = Asked(layout, origin, rows)
-        return {key: producer.hand_over(asked) for key, producer in self._of[site].items()}
+        request = ViewRequest(layout, origin, rows)
+        return {key: producer.view_values(request) for key, producer in self._by_site[site].items()}

@@ -1,6 +1,6 @@
 """Attention of a decoder layer that has not run yet: `next_last_attention`.
 
-Captured when the site is reached: queries and keys of the site's own layer, for the states that are about to enter it.
+Captured when the site is reached: queries and keys of the site's layer, for the states that are about to enter it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 from espalier.harness.engine.attention_probe import Watcher, last_row
 from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.signals.deciders import places_behind
-from espalier.harness.engine.signals.producer import Asked, InDecoder
+from espalier.harness.engine.signals.deciders import answer_length
+from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 
 
-class NextLastAttention(InDecoder):
-    """`last_attention` of the layer that the site stands before."""
+class NextLastAttention(DecoderSignal):
+    """`last_attention` of the layer after the site."""
 
-    _behind = 0
+    _answer_length = 0
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Note where the prompt ends."""
+        """Store the length of the answer after the prompt."""
         super().begin(inputs)
-        self._behind = places_behind(inputs)
+        self._answer_length = answer_length(inputs)
 
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
         """Return the layer's attention."""
@@ -34,63 +34,63 @@ class NextLastAttention(InDecoder):
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
         """Run the layer up to its attention."""
-        self._found = self.per_token(
-            stage, self._row.last(hidden, rotary, stage.valid, self._behind)
+        self._captured = self.per_token(
+            stage, self._row.last(hidden, rotary, stage.valid, self._answer_length)
         )
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n)."""
-        return asked.chosen(self.found)
+        return request.select(self.captured)
 
 
 class NextRow:
-    """Runs a layer's own forward up to its attention, and no further: no kernel, no MLP, nothing cached.
+    """Runs a layer's forward up to its attention and no further: no kernel, no MLP, nothing cached.
 
-    So norm, projections and rotary positions are the layer's, whatever the family. The attention is left by an
-    exception that the watcher raises once it has seen queries and keys; the layer's later run passes undisturbed.
+    So norm, projections and rotary positions are the layer's, in every family. The watcher ends the forward by an
+    exception once it has queries and keys; the layer's later run is not affected.
 
     Args:
-        layer: the decoder layer; `watch` must be among what watches its attention.
+        layer: the decoder layer; `watch` must be among the watchers of its attention.
     """
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
         self._valid: Tensor | None = None
-        self._behind = 0
+        self._answer_length = 0
 
     def watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
         """Take the row and leave the layer, if it runs for this purpose."""
         if self._valid is not None:
-            prompt = query[:, :, : query.shape[2] - self._behind]
-            raise _Seen(last_row(prompt, key, scaling, self._valid.to(query.device)))
+            prompt = query[:, :, : query.shape[2] - self._answer_length]
+            raise _RowCaptured(last_row(prompt, key, scaling, self._valid.to(query.device)))
 
     def last(
-        self, hidden: Tensor, rotary: tuple[Tensor, ...], valid: Tensor, behind: int = 0
+        self, hidden: Tensor, rotary: tuple[Tensor, ...], valid: Tensor, answer_length: int = 0
     ) -> Tensor:
-        """Return (B, M): what the prompt's last slot would pay each slot in this layer, mean over heads; 0: not valid.
+        """Return (B, M): attention of the prompt's last slot to each slot in this layer, mean over heads; 0: not valid.
 
         Args:
             hidden: (B, M, D) states that enter the layer.
             rotary: tables of the slots.
-            valid: (B, M) which slots may be attended to.
-            behind: slots of an answer behind the prompt.
+            valid: (B, M) slots that may be attended to.
+            answer_length: slots of an answer after the prompt.
 
         Cost: the layer's projections of M slots, and one row of attention.
         """
-        self._valid, self._behind = valid, behind
+        self._valid, self._answer_length = valid, answer_length
         try:
-            # Not by calling the layer, whose hooks belong to its real run.
+            # Not by calling the layer: its hooks belong to its real run.
             self._layer.forward(
                 hidden, attention_mask=None, past_key_values=None, position_embeddings=rotary
             )
-        except _Seen as seen:
+        except _RowCaptured as seen:
             return seen.row.to(hidden.device)
         finally:
             self._valid = None
         raise RuntimeError("the decoder layer ran without calling its attention")
 
 
-class _Seen(Exception):
+class _RowCaptured(Exception):
     """Carries the row out of the layer."""
 
     def __init__(self, row: Tensor) -> None:

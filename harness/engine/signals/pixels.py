@@ -1,6 +1,6 @@
 """Luma of the pixels that each visual token was made of: `luma`.
 
-Nothing is captured: it is computed from the inputs when first asked for in a pass.
+Nothing is captured: it is computed from the inputs when first needed in a pass.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any
 from torch import Tensor
 
 from espalier.harness.engine.layout import take
-from espalier.harness.engine.signals.producer import Asked, Producer
+from espalier.harness.engine.signals.producer import Producer, ViewRequest
 
 
 class Luma(Producer):
-    """The same at every site."""
+    """Luma, the same at every site."""
 
     shared = True
     _luma: Tensor | None = None
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Forget the last pass's pictures."""
+        """Drop the last pass's images."""
         self._luma, self._inputs = None, inputs
 
     def units(self) -> Tensor:
@@ -30,9 +30,9 @@ class Luma(Producer):
             self._luma = self.context.parts.pictures(self._inputs).luma()
         return self._luma
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n, h + 2, w + 2)."""
-        luma = self.units() if self.given is None else self.given
-        # Such tokens are one unit.
-        unit = take(asked.layout.source[asked.rows], asked.origin, -2)[..., 0]
+        luma = self.units() if self.kept_units is None else self.kept_units
+        # Tokens with luma are single units.
+        unit = take(request.layout.source[request.rows], request.origin, -2)[..., 0]
         return luma[unit.to(luma.device)]

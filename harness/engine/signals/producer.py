@@ -1,4 +1,4 @@
-"""What a producer of a signal is: it captures during a pass and hands over per visual token."""
+"""Producers of signals: they capture during a pass and return values per visual token."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from espalier.methods.base import Need, Site
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What all producers of a session share.
+    """Data shared by all producers of a session.
 
     Attributes:
         parts: the model's facts and modules.
         sites: of the method, first to last.
         prior: calibrated prior, for methods that need one.
-        stage: returns the stage in force while a decoder layer of a prefill runs, None outside a prefill.
-        visibility: who sees whom in the decoder.
+        stage: returns the current stage while a decoder layer of a prefill runs, None outside a prefill.
+        visibility: attention visibility in the decoder.
     """
 
     parts: Parts
@@ -40,13 +40,13 @@ class Context:
 
     @property
     def class_tokens(self) -> int:
-        """1 if slot 0 of each of the tower's pictures is a class token."""
+        """1 if slot 0 of each of the tower's images is a class token."""
         return int(self.parts.facts.class_attention == "token")
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """Whose signals a view is to hold.
+class ViewRequest:
+    """The rows and tokens of a view.
 
     Attributes:
         layout: of the batch (its rows already repeated for beams).
@@ -58,13 +58,13 @@ class Asked:
     origin: Tensor
     rows: list[int] | slice
 
-    def chosen(self, table: Tensor) -> Tensor:
-        """Return (b, n, ...): of (B, N, ...) values of all original visual tokens, those of the view."""
+    def select(self, table: Tensor) -> Tensor:
+        """Return (b, n, ...): the view's tokens out of (B, N, ...) values of all original visual tokens."""
         values, index = table[self.rows], self.origin.to(table.device)
         if values.dim() == 2:
             return take(values, index, -1)
-        found = take(values.flatten(2), index, -2)
-        return found.view(*found.shape[:2], *values.shape[2:])
+        view_values = take(values.flatten(2), index, -2)
+        return view_values.view(*view_values.shape[:2], *values.shape[2:])
 
     @property
     def real(self) -> Tensor:
@@ -75,22 +75,22 @@ class Asked:
 
 
 class Producer(ABC):
-    """Makes one signal for one site, or for all sites at once. Whatever it has no use for stays as it is here.
+    """Makes one signal for one site, or for all sites at once. Methods that do not apply keep the defaults.
 
-    In a pass the engine calls `begin`, then `enter` when the decoder is entered, then `reach` when states come to the
-    site, then `hand_over` for each view; watchers and hooks look whenever their modules run.
+    In a pass the engine calls `begin`, then `enter` at the decoder's input, then `reach` when states arrive at the
+    site, then `view_values` for each view; watchers and hooks run with their modules.
 
     Args:
         context: of the session.
-        site: where the method asks; of a shared producer, the first such site.
+        site: where the method needs the signal; for a shared producer, the first such site.
         need: the signal, and the layer if the method names one.
     """
 
-    #: Whether it is the same at every site, so that one producer serves all of them.
+    #: Whether the signal is the same at every site, so that one producer serves all of them.
     shared: ClassVar[bool] = False
 
-    #: What a kept prompt holds of it, in place of a capture of its own.
-    given: Tensor | None = None
+    #: Values stored in a prompt, used instead of a capture.
+    kept_units: Tensor | None = None
 
     def __init__(self, context: Context, site: Site, need: Need) -> None:
         self.context = context
@@ -98,12 +98,12 @@ class Producer(ABC):
         self.need = need
 
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
-        """Return the attention modules whose queries and keys it sees, for as long as the session is open."""
+        """Return the attention modules with queries and keys to watch, for as long as the session is open."""
         return ()
 
     @property
     def watched_layers(self) -> Sequence[nn.Module]:
-        """The tower's layers whose outputs it reads, which therefore must run."""
+        """The tower's layers with outputs to read, which therefore must run."""
         return ()
 
     def hook_tower(self, clock: Clock) -> list[RemovableHandle]:
@@ -112,30 +112,30 @@ class Producer(ABC):
         return []
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Forget the last pass; `inputs` are what the next one's model is given."""
+        """Drop the last pass's captures; `inputs` are those of the next pass."""
         del inputs
 
     def units(self) -> Tensor:
-        """Return what it says of each unit of the projector, if it is read before the decoder."""
+        """Return the signal for each unit of the projector, if it is read before the decoder."""
         raise NotImplementedError
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
-        """Look at what (B, L, D) enters the decoder, for a batch of this layout."""
+        """Capture from the states (B, L, D) that enter the decoder, for a batch of this layout."""
         del layout, hidden
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
-        """Look at the states (B, M, D) that enter the layer of the site, before the method is asked."""
+        """Capture from the states (B, M, D) that enter the layer of the site, before the method plans."""
         del stage, hidden, rotary
 
     @abstractmethod
-    def hand_over(self, asked: Asked) -> Tensor:
-        """Return the signal in the shape that `espalier.methods.base.SIGNALS` says."""
+    def view_values(self, request: ViewRequest) -> Tensor:
+        """Return the signal in the shape given in `espalier.methods.base.SIGNALS`."""
 
 
-class InDecoder(Producer):
-    """Base of what a decoder layer's attention tells while it runs: the layer before the site, or the one named."""
+class DecoderSignal(Producer):
+    """Base of signals from a decoder layer's attention as it runs: the layer before the site, or the named one."""
 
-    _found: Tensor | None = None
+    _captured: Tensor | None = None
     _width = 0
 
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
@@ -146,28 +146,28 @@ class InDecoder(Producer):
     def _watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
         stage = self.context.stage()
         if stage is not None:
-            self._found = self.look(stage.move(query.device), query, key, scaling)
+            self._captured = self.capture(stage.move(query.device), query, key, scaling)
 
-    def look(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
-        """Return what to keep of (B, H, S, Dh) queries and (B, H_kv, S, Dh) keys of a prefill."""
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Return the values to keep, from (B, H, S, Dh) queries and (B, H_kv, S, Dh) keys of a prefill."""
         raise NotImplementedError
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Forget what was kept."""
-        self._found = None
+        """Drop the captured values."""
+        self._captured = None
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
-        """Note how many visual tokens the longest row has."""
+        """Store the number of visual tokens of the longest row."""
         self._width = layout.visual.shape[1]
 
     @property
-    def found(self) -> Tensor:
-        """What was kept in this pass."""
-        assert self._found is not None  # the layer runs before the site is asked
-        return self._found
+    def captured(self) -> Tensor:
+        """Values captured in this pass."""
+        assert self._captured is not None  # the layer runs before the site
+        return self._captured
 
     def per_token(self, stage: Stage, values: Tensor) -> Tensor:
-        """Return (B, S, ...) per original visual token, so that a later site finds its own whatever is gone by then."""
+        """Return (B, S, ...) per original visual token, so that a later site finds its tokens' values by index."""
         flat = values.flatten(2) if values.dim() > 2 else values.unsqueeze(-1)
         table = flat.new_zeros(stage.slots.shape[0], self._width, flat.shape[2])
         index = stage.origin.unsqueeze(-1).expand(-1, -1, flat.shape[2])
@@ -175,7 +175,7 @@ class InDecoder(Producer):
         return table.view(*table.shape[:2], *values.shape[2:])
 
 
-def of_words(states: Tensor, words: Tensor) -> Tensor:
+def word_states(states: Tensor, words: Tensor) -> Tensor:
     """Return the (B, ..., T, D) states in the slots `words` (B, T) of (B, ..., M, D); words are never dropped."""
     real = (words >= 0).view(words.shape[0], *[1] * (states.dim() - 3), -1, 1)
     return take(states, words.clamp(min=0), -2) * real

@@ -8,36 +8,36 @@ from __future__ import annotations
 from torch import Tensor
 
 from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.signals.producer import Asked, InDecoder, of_words
+from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest, word_states
 
 
-class VisualKeys(InDecoder):
+class VisualKeys(DecoderSignal):
     """Keys of the visual tokens."""
 
-    def look(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Keep (B, N, H_kv, Dh)."""
         return self.per_token(stage, key.transpose(1, 2))
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, H_kv, n, Dh)."""
-        return asked.chosen(self.found).transpose(1, 2)
+        return request.select(self.captured).transpose(1, 2)
 
 
-class TextKeys(InDecoder):
+class TextKeys(DecoderSignal):
     """Keys of the words."""
 
-    def look(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Keep (B, H_kv, T, Dh)."""
-        return of_words(key, stage.words)
+        return word_states(key, stage.words)
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, H_kv, T, Dh)."""
-        return self.found[asked.rows]
+        return self.captured[request.rows]
 
 
 class TextQueries(TextKeys):
     """Queries of the words."""
 
-    def look(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Keep (B, H, T, Dh)."""
-        return of_words(query, stage.words)
+        return word_states(query, stage.words)

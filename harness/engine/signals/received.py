@@ -1,4 +1,4 @@
-"""What a decoder layer pays each visual token: `last_attention`, `mean_attention`.
+"""Attention of a decoder layer to each visual token: `last_attention`, `mean_attention`.
 
 Captured in the prefill, in the layer before the site.
 """
@@ -12,39 +12,39 @@ from torch import Tensor
 
 from espalier.harness.engine.attention_probe import last_row, received_mean
 from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.signals.deciders import places_behind
-from espalier.harness.engine.signals.producer import Asked, InDecoder
+from espalier.harness.engine.signals.deciders import answer_length
+from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 
 
-class LastAttention(InDecoder):
-    """From the prompt's last token, behind which a denoising step has the answer."""
+class LastAttention(DecoderSignal):
+    """Attention from the prompt's last token, which in a denoising step precedes the answer."""
 
-    _behind = 0
+    _answer_length = 0
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Note where the prompt ends."""
+        """Store the length of the answer after the prompt."""
         super().begin(inputs)
-        self._behind = places_behind(inputs)
+        self._answer_length = answer_length(inputs)
 
-    def look(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Compute one row."""
-        prompt = query[:, :, : query.shape[2] - self._behind]
+        prompt = query[:, :, : query.shape[2] - self._answer_length]
         return self.per_token(stage, last_row(prompt, key, scaling, stage.valid))
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n)."""
-        return asked.chosen(self.found)
+        return request.select(self.captured)
 
 
-class MeanAttention(InDecoder):
-    """From all queries that see the token."""
+class MeanAttention(DecoderSignal):
+    """Mean attention from all queries that see the token."""
 
-    def look(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Compute all rows, block by block."""
-        seen = self.context.visibility
-        paid = received_mean(query, key, scaling, stage.valid, visibility=seen)
-        return self.per_token(stage, paid)
+        visibility = self.context.visibility
+        received = received_mean(query, key, scaling, stage.valid, visibility=visibility)
+        return self.per_token(stage, received)
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n)."""
-        return asked.chosen(self.found)
+        return request.select(self.captured)

@@ -1,6 +1,6 @@
-"""What some queries pay each key, largest over heads: `text_received_max`, `visual_received_max`.
+"""Attention of some queries to each key, largest over heads: `text_received_max`, `visual_received_max`.
 
-Captured in the prefill, in the layer before the site, summed up block by block: the maps themselves are never held.
+Captured in the prefill, in the layer before the site, and summed block by block: full maps are never stored.
 """
 
 from __future__ import annotations
@@ -9,50 +9,50 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from espalier.harness.engine.attention_probe import asked_rows
+from espalier.harness.engine.attention_probe import query_rows
 from espalier.harness.engine.layout import Layout, Stage
-from espalier.harness.engine.signals.producer import Asked, InDecoder
+from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 from espalier.harness.engine.visibility import CAUSAL, Visibility
 
 
-class VisualReceivedMax(InDecoder):
-    """From the visual tokens that are left."""
+class VisualReceivedMax(DecoderSignal):
+    """Attention from the remaining visual tokens."""
 
-    def asking(self, stage: Stage) -> Tensor:
+    def query_slots(self, stage: Stage) -> Tensor:
         """Return the (B, R) slots of the queries, -1 where a row has fewer."""
         counts = torch.tensor(stage.counts, device=stage.slots.device).unsqueeze(1)
         place = torch.arange(stage.slots.shape[1], device=stage.slots.device)
         return torch.where(place < counts, stage.slots, -1)
 
-    def look(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
-        """Compute the asked rows."""
-        slots, seen = self.asking(stage), self.context.visibility
-        paid = received_max(query, key, scaling, stage.valid, slots, visibility=seen)
-        return self.per_token(stage, paid)
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Compute the rows of these queries."""
+        slots, visibility = self.query_slots(stage), self.context.visibility
+        received = received_max(query, key, scaling, stage.valid, slots, visibility=visibility)
+        return self.per_token(stage, received)
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n)."""
-        return asked.chosen(self.found)
+        return request.select(self.captured)
 
 
 class TextReceivedMax(VisualReceivedMax):
-    """From the words behind the image."""
+    """Attention from the words after the image."""
 
-    _behind: Tensor
+    _answer_length: Tensor
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
-        """Note which words they are, while all visual tokens are there."""
+        """Find these words while no visual token has been dropped."""
         super().enter(layout, hidden)
-        self._behind = words_behind(layout)
+        self._answer_length = words_after_image(layout)
 
-    def asking(self, stage: Stage) -> Tensor:
+    def query_slots(self, stage: Stage) -> Tensor:
         """Return the (B, R) slots of the queries, -1 where a row has fewer."""
-        return torch.where(self._behind.to(stage.words.device), stage.words, -1)
+        return torch.where(self._answer_length.to(stage.words.device), stage.words, -1)
 
 
-def words_behind(layout: Layout) -> Tensor:
-    """Return (B, T): which words stand behind the last visual token of their row, dropped since or not."""
-    # A batch may be of words alone.
+def words_after_image(layout: Layout) -> Tensor:
+    """Return (B, T): True for words after the last visual token of their row, dropped or not."""
+    # A batch may have no visual tokens.
     last = pad(layout.visual, (1, 0), value=-1).amax(dim=1, keepdim=True)
     return layout.words > last
 
@@ -66,12 +66,12 @@ def received_max(
     block: int = 256,
     visibility: Visibility = CAUSAL,
 ) -> Tensor:
-    """Return (B, S): the largest attention over heads that each key receives, mean over the asked queries.
+    """Return (B, S): the largest attention over heads that each key receives, mean over the given queries.
 
-    Arguments and cost are those of `asked_rows`; a row that nobody asks in receives 0. FitPrune (arXiv 2409.10197).
+    Arguments and cost are those of `query_rows`; a row without queries receives 0. FitPrune (arXiv 2409.10197).
     """
     accumulator = torch.promote_types(query.dtype, torch.float32)
     total = torch.zeros(valid.shape, dtype=accumulator, device=key.device)
-    for weights, real in asked_rows(query, key, scaling, valid, slots, block, visibility):
+    for weights, real in query_rows(query, key, scaling, valid, slots, block, visibility):
         total += (weights.amax(dim=1) * real).sum(dim=1)
     return total / (slots >= 0).sum(dim=1, keepdim=True).clamp(min=1)

@@ -9,44 +9,44 @@ from torch import Tensor, nn
 
 from espalier.harness.engine.attention_probe import Watcher
 from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.signals.producer import Asked, InDecoder, of_words
+from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest, word_states
 
 
-class Reached(InDecoder):
-    """Base of what is taken from the states themselves."""
+class ReachedStates(DecoderSignal):
+    """Base of signals taken from the states themselves."""
 
     def watchers(self) -> list[tuple[nn.Module, Watcher]]:
         """Watch nothing."""
         return []
 
 
-class TextStates(Reached):
+class TextStates(ReachedStates):
     """Words as they are."""
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
         """Take the words."""
-        self._found = of_words(hidden, stage.words)
+        self._captured = word_states(hidden, stage.words)
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, T, D)."""
-        return self.found[asked.rows]
+        return self.captured[request.rows]
 
 
 class TextNormed(TextStates):
     """Words after the decoder's final norm."""
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
-        """Take the words and norm them."""
-        self._found = self.context.parts.decoder.norm(of_words(hidden, stage.words))
+        """Take the words and normalise them."""
+        self._captured = self.context.parts.decoder.norm(word_states(hidden, stage.words))
 
 
-class Normed(Reached):
+class Normed(ReachedStates):
     """Visual tokens after the decoder's final norm."""
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
-        """Take the visual tokens and norm them."""
-        self._found = self.context.parts.decoder.norm(self.per_token(stage, hidden))
+        """Take the visual tokens and normalise them."""
+        self._captured = self.context.parts.decoder.norm(self.per_token(stage, hidden))
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n, D)."""
-        return asked.chosen(self.found)
+        return request.select(self.captured)

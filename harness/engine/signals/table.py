@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from espalier.harness.specs.registry import Registry
 
-#: Made where a site inside the tower is asked, by the engine's own run of the tower's blocks.
+#: Made at a site inside the tower, by the engine's run of the tower's blocks.
 INSIDE_TOWER = frozenset({"sizes", "sequence", "block_keys", "rollout"})
 
-#: Read before the decoder: for each unit of the projector, so that a kept prompt can hold them.
+#: Read before the decoder, for each unit of the projector, so that a prompt can store them.
 BEFORE_DECODER = frozenset(
     {
         "cls_attention",
@@ -28,7 +28,7 @@ PRODUCERS.add(
     "wide_cls_attention", "espalier.harness.engine.signals.tower_attention:ClassAttention"
 )
 PRODUCERS.add("wide_tower_keys", "espalier.harness.engine.signals.tower_attention:TowerKeys")
-PRODUCERS.add("tower_states", "espalier.harness.engine.signals.tower_states:TowerStates")
+PRODUCERS.add("tower_states", "espalier.harness.engine.signals.tower_attention:TowerStates")
 PRODUCERS.add("projected", "espalier.harness.engine.signals.decoder_inputs:Projected")
 PRODUCERS.add("all_projected", "espalier.harness.engine.signals.decoder_inputs:AllProjected")
 PRODUCERS.add("text_embeddings", "espalier.harness.engine.signals.decoder_inputs:TextEmbeddings")

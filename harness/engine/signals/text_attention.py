@@ -1,4 +1,4 @@
-"""What each word pays each visual token: `text_attention`. Captured in the prefill, in the layer before the site."""
+"""Attention of each word to each visual token: `text_attention`. Captured in the prefill, before the site."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from torch import Tensor
 
 from espalier.harness.engine.attention_probe import word_rows
 from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.signals.producer import Asked, InDecoder
+from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 
 
-class TextAttention(InDecoder):
-    """Rows of all words, mean over heads."""
+class TextAttention(DecoderSignal):
+    """Attention rows of all words, mean over heads."""
 
-    def look(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Compute the words' rows."""
-        seen = self.context.visibility
-        rows = word_rows(query, key, scaling, stage.valid, stage.words, visibility=seen)
+        visibility = self.context.visibility
+        rows = word_rows(query, key, scaling, stage.valid, stage.words, visibility=visibility)
         return self.per_token(stage, rows.transpose(1, 2))
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, T, n)."""
-        return asked.chosen(self.found).transpose(1, 2)
+        return request.select(self.captured).transpose(1, 2)

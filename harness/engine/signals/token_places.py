@@ -1,4 +1,4 @@
-"""Places, read off the layout; nothing is captured: `text_positions`, `visual_positions`, `all_positions`, `tile`."""
+"""Positions, read from the layout without a capture: `text_positions`, `visual_positions`, `all_positions`, `tile`."""
 
 from __future__ import annotations
 
@@ -6,42 +6,46 @@ import torch
 from torch import Tensor
 
 from espalier.harness.engine.layout import take
-from espalier.harness.engine.signals.producer import Asked, Producer
+from espalier.harness.engine.signals.producer import Producer, ViewRequest
 
 
 class Tile(Producer):
     """Crop that each visual token lies in."""
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n)."""
-        return take(asked.layout.tile[asked.rows], asked.origin, -1)
+        return take(request.layout.tile[request.rows], request.origin, -1)
 
 
 class VisualPositions(Producer):
-    """Place of each visual token in its row's prompt."""
+    """Position of each visual token in its row's prompt."""
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n)."""
-        return take(asked.layout.visual[asked.rows], asked.origin, -1) - _padding(asked)
+        return take(request.layout.visual[request.rows], request.origin, -1) - _padding_length(
+            request
+        )
 
 
 class AllPositions(Producer):
-    """Place of each visual token, those dropped since included."""
+    """Position of each visual token, including dropped ones."""
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, M), -1 where a row has fewer."""
-        return torch.where(asked.real, asked.layout.visual[asked.rows] - _padding(asked), -1)
+        return torch.where(
+            request.real, request.layout.visual[request.rows] - _padding_length(request), -1
+        )
 
 
 class TextPositions(Producer):
-    """Place of each word."""
+    """Position of each word."""
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, T), -1 where a row has fewer."""
-        words = asked.layout.words[asked.rows]
-        return torch.where(words < 0, words, words - _padding(asked))
+        words = request.layout.words[request.rows]
+        return torch.where(words < 0, words, words - _padding_length(request))
 
 
-def _padding(asked: Asked) -> Tensor:
-    """Return (b, 1): how many slots of padding stand before each row's prompt."""
-    return (~asked.layout.valid[asked.rows]).sum(1, keepdim=True)
+def _padding_length(request: ViewRequest) -> Tensor:
+    """Return (b, 1): the number of padding slots before each row's prompt."""
+    return (~request.layout.valid[request.rows]).sum(1, keepdim=True)

@@ -1,46 +1,51 @@
-"""Attention and keys of the tower, unit by unit: `cls_attention`, `cls_logits`, `tower_keys`, and both of one head.
+"""Signals of the tower, by unit: `cls_attention`, `cls_logits`, `tower_keys`, both of one head, and `tower_states`.
 
-Watches the layer whose output the projector reads, or the one named; where a learned query pools the tower's output,
-the pooling head. Captured at every call of the tower; handed over as the model blends units into tokens.
+Attention and keys come from the layer that the projector reads, or the named one; if a learned query pools the tower's
+output, from the pooling head. `tower_states` is the mean of the hidden states over the tower's last third. Captured at
+every call of the tower; units are blended into tokens as the model does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.attention_probe import (
     Watcher,
     attention_rows,
     mean_logits,
-    received_everywhere,
+    received_unmasked,
 )
 from espalier.harness.engine.layout import mix, take
-from espalier.harness.engine.signals.producer import Asked, Producer
+from espalier.harness.engine.signals.producer import Context, Producer, ViewRequest
+from espalier.methods.base import Need, Site
 
 
-class OfUnits(Producer):
-    """Base of what the tower tells about each unit that goes into the projector; the same at every site."""
+class UnitSignal(Producer):
+    """Base of the tower's signals for each unit of the projector; the same at every site."""
 
     shared = True
 
-    def hand_over(self, asked: Asked) -> Tensor:
+    def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n) or (b, n, D)."""
-        units = self.units() if self.given is None else self.given
-        units, layout = units.to(asked.origin.device), asked.layout
-        source = take(layout.source[asked.rows], asked.origin, -2)
+        units = self.units() if self.kept_units is None else self.kept_units
+        units, layout = units.to(request.origin.device), request.layout
+        source = take(layout.source[request.rows], request.origin, -2)
         share = None
         if layout.share is not None:
-            share = take(layout.share[asked.rows], asked.origin, -2)
+            share = take(layout.share[request.rows], request.origin, -2)
         if units.dim() == 1:
             return mix(units.unsqueeze(-1), source, share).squeeze(-1)
         return mix(units, source, share)
 
 
-class TowerAttention(OfUnits):
+class TowerAttention(UnitSignal):
     """Reads queries and keys of one attention module of the tower."""
 
     _parts: Sequence[Tensor] = ()
@@ -58,7 +63,7 @@ class TowerAttention(OfUnits):
         return by_probe and "keys" not in self.need.signal
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Forget the last pass's pictures."""
+        """Drop the last pass's images."""
         self._parts = []
 
     def _watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
@@ -69,7 +74,7 @@ class TowerAttention(OfUnits):
         self._parts = [*self._parts, self.context.parts.to_units(values)]
 
     def units(self) -> Tensor:
-        """Return what was read, over all calls of the tower."""
+        """Return the values of all calls of the tower."""
         return torch.cat(list(self._parts))
 
     def read(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
@@ -86,26 +91,69 @@ class TowerKeys(TowerAttention):
 
 
 class ClassLogits(TowerAttention):
-    """What the class token asks, before the softmax."""
+    """Logits of the class token's query, before the softmax."""
 
     def read(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
-        """Return (P, N), from the one query of a picture, or from all where it has none."""
+        """Return (P, N), from the one class query of an image, or from all queries if there is none."""
         averaged = self.context.parts.facts.class_attention == "mean"
-        asked = query if averaged else query[:, :, :1]
-        return mean_logits(asked, key, scaling)[:, self.context.class_tokens :]
+        class_query = query if averaged else query[:, :, :1]
+        return mean_logits(class_query, key, scaling)[:, self.context.class_tokens :]
 
 
 class ClassAttention(TowerAttention):
-    """What the class token asks, after the softmax."""
+    """Attention of the class token's query, after the softmax."""
 
     def read(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
-        """Return (P, N), from the one query of a picture (class token, or probe of the pooling head), or from all."""
+        """Return (P, N), from the one query of an image (class token, or probe of the pooling head), or from all."""
         if self.context.parts.facts.class_attention in ("token", "probe"):
             rows = attention_rows(query[:, :, :1], key, scaling, None)
             return rows[:, 0, self.context.class_tokens :]
-        return received_everywhere(query, key, scaling)
+        return received_unmasked(query, key, scaling)
 
 
 def _one_head(states: Tensor) -> Tensor:
     """Return (B, 1, S, H Dh) of (B, H, S, Dh)."""
     return states.transpose(1, 2).flatten(2).unsqueeze(1)
+
+
+class TowerStates(UnitSignal):
+    """Sums states as they are computed.
+
+    With hidden state 0 the input of layer 0 and hidden state i the output of layer i - 1, the states from 2 n / 3 to n
+    of the n layers are used: 16 to 24 of 24. n counts all layers of the tower, including one with output that the
+    projector does not read.
+    """
+
+    def __init__(self, context: Context, site: Site, need: Need) -> None:
+        super().__init__(context, site, need)
+        layers = context.parts.tower_layers()
+        self._layers = list(layers)[-(-2 * len(layers) // 3) - 1 :]
+        self._sums: list[Tensor] = []
+
+    @property
+    def watched_layers(self) -> list[nn.Module]:
+        """The layers with outputs that are summed."""
+        return self._layers
+
+    def hook_tower(self, clock: Clock) -> list[RemovableHandle]:
+        """Reset the sums and watch the layers until the handles are removed; `clock` counts it as selection."""
+        self._sums = []
+        return [
+            layer.register_forward_hook(partial(self._add, clock, layer is self._layers[0]))
+            for layer in self._layers
+        ]
+
+    def _add(self, clock: Clock, first: bool, module: nn.Module, args: Any, output: Tensor) -> None:
+        with clock.phase("select"):
+            states = output.to(torch.promote_types(output.dtype, torch.float32))
+            # A tower of packed images has no image axis.
+            states = states.unsqueeze(0) if states.dim() == 2 else states
+            units = self.context.parts.to_units(states[:, self.context.class_tokens :])
+            if first:
+                self._sums.append(units)
+            else:
+                self._sums[-1] = self._sums[-1].to(units.device) + units
+
+    def units(self) -> Tensor:
+        """Return (units, D) in the projector's order, in at least fp32."""
+        return torch.cat(self._sums) / len(self._layers)

@@ -1,1 +1,1 @@
-"""One file for each kind of site: what it shortens, when, and the hooks that it needs for that."""
+"""One file for each kind of site: what it shortens, when, and with which hooks."""

@@ -1,8 +1,7 @@
 """`block` sites: they shorten the states between a decoder layer's attention and its MLP.
 
-The layer runs in two halves, in the place of its own forward for as long as the pass lasts: its attention still sees
-every token, its MLP and all later layers what is left. Layers are those with a norm in front of each half, which all
-families here have.
+During the pass the layer runs in two halves, which replace its forward: its attention still sees every token, its MLP
+and all later layers only the remaining ones. Layers need a norm before each half, as in all supported families.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from typing import Any
 from torch import Tensor
 
 from espalier.harness.engine.prefill import Prefill
-from espalier.harness.engine.reduce import Halves
-from espalier.harness.engine.sites.layer import shortened
-from espalier.harness.engine.sites.site import Numbered, Sites
+from espalier.harness.engine.reduce import LayerHalves
+from espalier.harness.engine.sites.layer import shorten_states
+from espalier.harness.engine.sites.site import NumberedSite, Sites
 from espalier.methods.base import MethodError
 
-#: What a layer must hold to be run in halves.
+#: Modules that a layer needs to be run in halves.
 PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 
 
 class BlockSites(Sites):
-    """The method sees the states behind the attention."""
+    """The method sees the states after the attention."""
 
-    def __init__(self, prefill: Prefill, sites: Sequence[Numbered]) -> None:
+    def __init__(self, prefill: Prefill, sites: Sequence[NumberedSite]) -> None:
         super().__init__(prefill, sites)
         layers = prefill.setup.adapter.decoder.layers
         self._numbers = {site.layer: number for number, site in sites}
@@ -40,12 +39,12 @@ class BlockSites(Sites):
         self._rotary: tuple[Tensor, ...] = ()
 
     def open(self) -> None:
-        """Put the halves in the place of the layers' own forward."""
+        """Replace the layers' forward by the halves."""
         for layer, module in self._modules.items():
             module.__dict__["forward"] = partial(self._forward, layer)
 
     def close(self) -> None:
-        """Give the layers their own forward back."""
+        """Restore the layers' forward."""
         for module in self._modules.values():
             module.__dict__.pop("forward", None)
 
@@ -54,7 +53,7 @@ class BlockSites(Sites):
         return list(self._modules)
 
     def reach(self, layer: int, hidden: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:
-        """Note what enters the layer."""
+        """Capture signals from the states that enter the layer."""
         if layer in self._modules:
             prefill, site = self.prefill, dict(self.sites)[self._numbers[layer]]
             before = prefill.stage.move(hidden.device)
@@ -67,8 +66,8 @@ class BlockSites(Sites):
         module, prefill = self._modules[layer], self.prefill
         put_out, _ = module.self_attn(hidden_states=module.input_layernorm(hidden), **kwargs)
         attended = hidden + put_out
-        halves = Halves(prefill.tokens(hidden), prefill.tokens(put_out))
+        halves = LayerHalves(prefill.tokens(hidden), prefill.tokens(put_out))
         decision = prefill.decide(self._numbers[layer], prefill.tokens(attended), halves=halves)
-        attended = shortened(prefill, layer + 1, decision, attended, self._rotary)
-        behind: Tensor = attended + module.mlp(module.post_attention_layernorm(attended))
-        return behind
+        attended = shorten_states(prefill, layer + 1, decision, attended, self._rotary)
+        output: Tensor = attended + module.mlp(module.post_attention_layernorm(attended))
+        return output

@@ -1,8 +1,7 @@
-"""`layer` sites: they shorten the hidden states that enter their decoder layer, and with them all later layers.
+"""`layer` sites: they shorten the hidden states that enter their decoder layer, and so all later layers.
 
-Layers below still see every token, and their caches stay long. `shortened` is where hidden states lose
-tokens between layers; what a family adds to them behind later layers follows by itself (harness/engine/deepstack.py). A
-sweep that forks one prefill at layer K would keep the states, tables and mask that arrive there.
+Earlier layers still see every token, and their caches stay long. `shorten_states` removes tokens from hidden states
+between layers; features that a family adds after later layers follow automatically (harness/engine/deepstack.py).
 """
 
 from __future__ import annotations
@@ -13,21 +12,21 @@ from torch import Tensor
 
 from espalier.harness.engine.layout import take
 from espalier.harness.engine.masks import prefill_mask
-from espalier.harness.engine.positions import closed, rotary_at
+from espalier.harness.engine.positions import closed_positions, rotary_tables
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.reduce import Decision, write_merged
-from espalier.harness.engine.sites.prefix import ask_before_decoder
+from espalier.harness.engine.sites.prefix import plan_before_decoder
 from espalier.harness.engine.sites.site import Arguments, Sites
 
 
 class LayerSites(Sites):
-    """The method sees hidden states; in front of layer 0 these are the input of the decoder stack."""
+    """The method sees hidden states; before layer 0 these are the input of the decoder stack."""
 
     def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
-        """Ask at sites in front of layer 0."""
+        """Apply the sites before layer 0."""
         for number, site in self.sites:
             if site.layer == 0:
-                kwargs = ask_before_decoder(self.prefill, number, kwargs)
+                kwargs = plan_before_decoder(self.prefill, number, kwargs)
         return kwargs
 
     def layers(self) -> Sequence[int]:
@@ -35,7 +34,7 @@ class LayerSites(Sites):
         return [site.layer for _, site in self.sites if site.layer > 0]
 
     def reach(self, layer: int, hidden: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:
-        """Ask at the sites of this layer, and prepare tables and masks of the later ones."""
+        """Apply the sites of this layer, and prepare tables and masks of the later ones."""
         prefill = self.prefill
         for number, site in self.sites:
             if site.layer != layer:
@@ -44,11 +43,11 @@ class LayerSites(Sites):
             with prefill.clock.phase("select"):
                 prefill.setup.signals.reach(site, before, hidden, before.rotary or rotary)
             decision = prefill.decide(number, prefill.tokens(hidden))
-            hidden = shortened(prefill, layer, decision, hidden, rotary)
+            hidden = shorten_states(prefill, layer, decision, hidden, rotary)
         return hidden
 
 
-def shortened(
+def shorten_states(
     prefill: Prefill, first: int, decision: Decision, hidden: Tensor, rotary: tuple[Tensor, ...]
 ) -> Tensor:
     """Apply a decision that holds from layer `first` on to hidden states (B, M, D), and prepare that layer's tables."""
@@ -61,5 +60,5 @@ def shortened(
         stage.rotary = tuple(take(table, index, -2) for table in before.rotary or rotary)
         stage.mask = prefill_mask(decoder.config, hidden, stage.valid, stage.padded)
     if prefill.setup.renumber and stage is not before:
-        stage.rotary = rotary_at(decoder.rotary_emb, hidden, closed(stage.valid))
+        stage.rotary = rotary_tables(decoder.rotary_emb, hidden, closed_positions(stage.valid))
     return hidden

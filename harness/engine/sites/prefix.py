@@ -1,7 +1,7 @@
-"""`prefix` sites: they shorten the input of decoder layer 0, the projected tokens among their words.
+"""`prefix` sites: they shorten the input of decoder layer 0, projected tokens among words.
 
-`gathered` is where the arguments of the decoder stack lose tokens, for every kind of site that takes effect there. What
-a family adds to tokens behind its first layers is no argument any more by then (harness/engine/deepstack.py).
+`gather_arguments` removes tokens from the arguments of the decoder stack, for every kind of site that takes effect
+there. Features that a family adds after its first layers have been taken out by then (harness/engine/deepstack.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from espalier.harness.engine.layout import take
-from espalier.harness.engine.positions import closed
+from espalier.harness.engine.positions import closed_positions
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.reduce import Decision, write_merged
 from espalier.harness.engine.sites.site import Arguments, Sites
@@ -20,26 +20,26 @@ class PrefixSites(Sites):
     """The method sees the tokens as they enter the decoder."""
 
     def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
-        """Ask at each site and gather what is left."""
+        """Apply each site and gather the remaining tokens."""
         for number, _ in self.sites:
-            kwargs = ask_before_decoder(self.prefill, number, kwargs)
+            kwargs = plan_before_decoder(self.prefill, number, kwargs)
         return kwargs
 
 
-def ask_before_decoder(prefill: Prefill, number: int, kwargs: Arguments) -> Arguments:
-    """Ask the method about the tokens that enter the decoder, and drop what it drops."""
+def plan_before_decoder(prefill: Prefill, number: int, kwargs: Arguments) -> Arguments:
+    """Get the method's plans for the tokens that enter the decoder, and drop the others."""
     decision = prefill.decide(number, prefill.tokens(kwargs["inputs_embeds"]))
-    return gathered(prefill, decision, kwargs)
+    return gather_arguments(prefill, decision, kwargs)
 
 
-def gathered(prefill: Prefill, decision: Decision, kwargs: Arguments) -> Arguments:
+def gather_arguments(prefill: Prefill, decision: Decision, kwargs: Arguments) -> Arguments:
     """Apply a decision that takes effect before layer 0 to the arguments of the decoder stack."""
     hidden = write_merged(kwargs["inputs_embeds"], prefill.stage.slots, decision)
     index = prefill.advance(0, decision)
     stage = prefill.stage
     position_ids = kwargs["position_ids"]
     if prefill.setup.renumber:
-        position_ids = closed(stage.valid)
+        position_ids = closed_positions(stage.valid)
     elif index is not None:
         position_ids = _take_positions(position_ids, index)
     if index is not None:

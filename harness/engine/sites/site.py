@@ -1,4 +1,4 @@
-"""What the sites of every kind have in common, so that a pass only has to call them in turn."""
+"""Common interface of all kinds of sites: a pass calls them in turn."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from espalier.methods.base import Site
 Arguments = dict[str, Any]
 
 #: A site and its number among all of the method's.
-Numbered = tuple[int, Site]
+NumberedSite = tuple[int, Site]
 
 
 class Sites:
-    """Sites of one kind that stand next to each other, in one pass. A kind overrides the moments at which it acts.
+    """Consecutive sites of one kind, in one pass. A kind overrides the moments at which it acts.
 
     Args:
         prefill: the batch.
         sites: these sites, first to last.
     """
 
-    #: Whether the kind reads what goes into the projector.
+    #: Whether the kind reads the projector's input.
     reads_features = False
-    #: Whether the kind acts before there is a prompt to keep (harness/engine/prompt.py).
+    #: Whether the kind acts before the point where prompts are stored (harness/engine/prompt.py).
     in_tower = False
 
-    def __init__(self, prefill: Prefill, sites: Sequence[Numbered]) -> None:
+    def __init__(self, prefill: Prefill, sites: Sequence[NumberedSite]) -> None:
         self.prefill = prefill
         self.sites = sites
 
@@ -41,40 +41,40 @@ class Sites:
         """Undo what `open` did; it may not have been called."""
 
     def watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Note queries and keys of the tower's block that runs."""
+        """Store queries and keys of the running tower block."""
 
     def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
-        """Act where the decoder stack is entered.
+        """Act at the input of the decoder stack.
 
         Args:
             kwargs: arguments of the decoder stack.
-            features: (units, D) what went into the projector; None if nobody reads it, or there are no pictures.
+            features: (units, D) input of the projector; None if not needed, or without images.
 
         Returns:
-            The arguments that take their place.
+            The new arguments.
         """
         del features
         return kwargs
 
     def layers(self) -> Sequence[int]:
-        """Return the decoder layers in front of which these sites act."""
+        """Return the decoder layers before which these sites act."""
         return ()
 
     def reach(self, layer: int, hidden: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:
-        """Act in front of a decoder layer.
+        """Act before a decoder layer.
 
         Args:
             layer: its number.
-            hidden: (B, M, D) what enters it.
-            rotary: tables of the positions that it was handed; empty for the final norm.
+            hidden: (B, M, D) states that enter it.
+            rotary: tables of the positions that it was given; empty for the final norm.
 
         Returns:
-            The states (B, M', D) that enter it instead.
+            The new states (B, M', D).
         """
         del layer, rotary
         return hidden
 
     def work(self, row: int) -> Work:
-        """Return what these sites changed in the cost of a row before the decoder."""
+        """Return the change in a row's cost before the decoder."""
         del row
         return NO_WORK

@@ -1,4 +1,4 @@
-"""Which part of the engine carries out which kind of site."""
+"""The classes that implement each kind of site."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from espalier.harness.engine.sites.tower import TowerSites
 from espalier.harness.engine.sites.vision import VisionSites
 from espalier.methods.base import MethodError, Site, TokenReducer
 
-#: The kinds that shorten a prompt. What a method attends to while it answers is no site of these (`decode.py`).
+#: The kinds that shorten a prompt. Decode sites are not among them (`decode.py`).
 KINDS: Mapping[str, type[Sites]] = {
     "tower": TowerSites,
     "vision": VisionSites,
@@ -24,8 +24,8 @@ KINDS: Mapping[str, type[Sites]] = {
 }
 
 
-def check_carried(method: TokenReducer, sites: Sequence[Site]) -> None:
-    """Refuse sites that nothing carries out.
+def check_site_kinds(method: TokenReducer, sites: Sequence[Site]) -> None:
+    """Refuse sites without an implementation.
 
     Raises:
         MethodError: names the first one.
@@ -33,13 +33,13 @@ def check_carried(method: TokenReducer, sites: Sequence[Site]) -> None:
     for site in sites:
         if site.where not in KINDS:
             raise MethodError(
-                f"{type(method).__name__} acts at a {site.where!r} site, which nothing carries out; "
+                f"{type(method).__name__} acts at a {site.where!r} site, which is not implemented; "
                 f"valid: {', '.join(KINDS)}"
             )
 
 
-def opened(prefill: Prefill) -> list[Sites]:
-    """Return what carries out the sites of a pass, neighbours of one kind together, in their order."""
+def make_sites(prefill: Prefill) -> list[Sites]:
+    """Return the sites of a pass in their order, consecutive ones of one kind together."""
     numbered = enumerate(prefill.setup.sites)
     return [
         KINDS[where](prefill, list(sites))
@@ -48,7 +48,7 @@ def opened(prefill: Prefill) -> list[Sites]:
 
 
 def reads_features(sites: Sequence[Site]) -> bool:
-    """Return whether any site reads what goes into the projector."""
+    """Return whether any site reads the projector's input."""
     return any(KINDS[site.where].reads_features for site in sites)
 
 

@@ -1,7 +1,7 @@
 """`vision` sites: they decide on the features that enter the projector, and shorten the input of decoder layer 0.
 
-The tokens leave where the decoder is entered, for every model alike: some call the projector once, some several times,
-some inside the tower. Features that the method merged are projected once more.
+The tokens are dropped at the decoder's input for every model: some call the projector once, some several times, some
+inside the tower. Features that the method merged are projected again.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from torch import Tensor
 from espalier.harness.engine.layout import mix
 from espalier.harness.engine.model_parts import Parts
 from espalier.harness.engine.reduce import Decision, Rows
-from espalier.harness.engine.sites.prefix import gathered
+from espalier.harness.engine.sites.prefix import gather_arguments
 from espalier.harness.engine.sites.site import Arguments, Sites
 
 
 class VisionSites(Sites):
     """The method sees features; a merged token is the projection of merged features.
 
-    Where the model blends projected units into tokens (bilinear pooling), no features stand for one token: the blend is
-    what the method sees, and merging happens after the projector.
+    Where the model blends projected units into tokens (bilinear pooling), features do not correspond to tokens: the
+    method sees the blend, and merging happens after the projector.
     """
 
     reads_features = True
 
     def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
-        """Ask at each site and gather what is left."""
-        # No picture in the whole batch, no features: then no row has tokens to mix.
+        """Apply each site and gather the remaining tokens."""
+        # Without images in the batch there are no features, and no row has tokens to mix.
         units = torch.empty(0) if features is None else features
         for number, _ in self.sites:
             kwargs = self._reduce(number, units, kwargs)
@@ -43,23 +43,23 @@ class VisionSites(Sites):
             share = None if layout.share is None else layout.share[rows][:, :n]
             return mix(units, layout.source[rows][:, :n], share)
 
-        onto = prefill.tokens(kwargs["inputs_embeds"])
-        decision = prefill.decide(number, blended, onto)
+        projected = prefill.tokens(kwargs["inputs_embeds"])
+        decision = prefill.decide(number, blended, projected)
         if decision.merged:
             decision = _projected(prefill.setup.adapter, decision)
             counts = zip(decision.counts, layout.blended, strict=True)
-            again = tuple(0 if mixed else count for count, mixed in counts)
-            prefill.reprojected = again[:: prefill.beams]
-        return gathered(prefill, decision, kwargs)
+            reprojected = tuple(0 if mixed else count for count, mixed in counts)
+            prefill.reprojected = reprojected[:: prefill.beams]
+        return gather_arguments(prefill, decision, kwargs)
 
 
 def _projected(adapter: Parts, decision: Decision) -> Decision:
-    """Return the decision with merged features as wide as the decoder."""
-    parts = tuple(
-        replace(part, values=_project(adapter, part.values)) if part.features else part
-        for part in decision.merged
+    """Return the decision with merged features projected to the decoder's width."""
+    merged = tuple(
+        replace(group, values=_project(adapter, group.values)) if group.features else group
+        for group in decision.merged
     )
-    return replace(decision, merged=parts)
+    return replace(decision, merged=merged)
 
 
 def _project(adapter: Parts, features: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Steps of one token whose shapes do not change while an answer grows, so that one recording of them serves many."""
+"""Steps of one token with shapes that stay constant while an answer grows, so that one recording serves many steps."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from espalier.harness.engine.text.cuda_graphs import Graphs
 from espalier.harness.engine.text.kv_cache import IndexedCache
 from espalier.harness.engine.text.step_attention import step_mask
 
-#: A recording attends to a multiple of so many slots. Another one is made when an answer outgrows it: few slots beyond
-#: those held are read for nothing, and few recordings are made.
+#: A recording attends to a multiple of this many slots; a new one is made when an answer outgrows it. This limits both
+#: the number of unused slots read and the number of recordings.
 BUCKET = 256
 
 
 @dataclass(frozen=True)
-class Text:
-    """What a token goes through: embedding, layers, head."""
+class TextForward:
+    """Forward of a token: embedding, layers, head."""
 
     embed: nn.Module
     decoder: Any
     head: nn.Module
 
     def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache) -> Tensor:
-        """Return the logits (B, t, V) behind the tokens `ids` (B, t) at `positions` (..., B, t)."""
+        """Return the logits (B, t, V) after the tokens `ids` (B, t) at `positions` (..., B, t)."""
         hidden = self.decoder(
             inputs_embeds=self.embed(ids),
             position_ids=positions,
@@ -41,43 +41,43 @@ class Text:
         return logits
 
     @classmethod
-    def of(cls, adapter: Parts) -> Text:
+    def of(cls, adapter: Parts) -> TextForward:
         """Return the text stack of a loaded model."""
         model = adapter.model
         return cls(model.get_input_embeddings(), adapter.decoder, model.get_output_embeddings())
 
 
 class FixedCache(Cache):
-    """A cache that takes one token at `slot` (1,) of its storage and shows the first `keys` slots, filled or not."""
+    """A cache that writes one token at `slot` (1,) of its storage and shows the first `keys` slots, filled or not."""
 
     def __init__(self, cache: IndexedCache, slot: Tensor, keys: int) -> None:
         super().__init__(layers=cache.layers)
-        self._storage, self._slot, self._shown = cache.storage, slot, keys
+        self._storage, self._slot, self._n_keys = cache.storage, slot, keys
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write one token; what is held is counted by whoever runs the step, for no number here can change."""
+        """Write one token. The caller counts the tokens held, since a recorded step cannot change a number here."""
         keys, values = self._storage[layer_idx]
         keys.index_copy_(2, self._slot, key_states)
         values.index_copy_(2, self._slot, value_states)
-        return keys[:, :, : self._shown], values[:, :, : self._shown]
+        return keys[:, :, : self._n_keys], values[:, :, : self._n_keys]
 
 
 @dataclass(frozen=True)
 class FixedStep:
-    """One token through the text stack: a function of tensors whose shapes, and whose operations, are always the same.
+    """One token through the text stack: a function of tensors with constant shapes and operations.
 
     Attributes:
         text: the stack.
-        cache: has its prompt, and is blank behind it.
+        cache: has its prompt, and zeros in the room after it.
         following: (..., 1, 1) position of the answer's first token.
         groups: query heads that share a key head.
         dtype: of the queries.
         keys: slots that the step attends to.
     """
 
-    text: Text
+    text: TextForward
     cache: IndexedCache
     following: Tensor
     groups: int
@@ -85,11 +85,11 @@ class FixedStep:
     keys: int
 
     def __call__(self, ids: Tensor, slot: Tensor, place: Tensor) -> Tensor:
-        """Return the logits (1, V) behind a token.
+        """Return the logits (1, V) after a token.
 
         Args:
             ids: (1, 1).
-            slot: (1,) of the cache, where it goes.
+            slot: (1,) of the cache, where the token is written.
             place: (1,) of the token in the answer.
         """
         mask = step_mask(slot, self.keys, self.groups, self.dtype)
@@ -102,15 +102,15 @@ class FixedSteps:
 
     Args:
         text: the stack.
-        cache: has run its prompt; all layers hold the same number of tokens.
+        cache: contains its prompt; all layers hold the same number of tokens.
         following: as in `FixedStep`.
         shape: groups and dtype of `FixedStep`.
-        graphs: records.
+        graphs: records the steps.
     """
 
     def __init__(
         self,
-        text: Text,
+        text: TextForward,
         cache: IndexedCache,
         following: Tensor,
         shape: tuple[int, torch.dtype],
@@ -119,27 +119,27 @@ class FixedSteps:
         self._text, self._cache, self._following = text, cache, following
         self._shape, self._graphs = shape, graphs
         self._capacity = cache.storage[0][0].shape[2]
-        # Recordings read and write at these addresses: values are copied in, tensors are never put in their place.
+        # Recordings read and write at these addresses: values are copied in, and the tensors are never replaced.
         self._ids = torch.zeros(1, 1, dtype=torch.long, device=following.device)
         self._slot, self._place = self._ids[0].clone(), self._ids[0].clone()
         self._replays: dict[int, Callable[[], Tensor]] = {}
         cache.blank()
 
     def run(self, ids: Tensor, place: int) -> Tensor:
-        """Run one token `ids` (1,) at `place` of the answer and return the logits (1, V) behind it.
+        """Run one token `ids` (1,) at `place` of the answer and return the logits (1, V) after it.
 
         Raises:
             RuntimeError: the cache is full.
         """
         slot = self._cache.lengths[0]
         if slot == self._capacity:
-            raise RuntimeError(f"the cache has room for {slot} tokens, {slot + 1} came")
+            raise RuntimeError(f"the cache has room for {slot} tokens, got {slot + 1}")
         self._ids.copy_(ids[None])
         self._slot.fill_(slot)
         self._place.fill_(place)
         logits = self._replay(slot)()
         self._cache.grow()
-        return logits.clone()  # the next replay writes over it
+        return logits.clone()  # the next replay overwrites it
 
     def _replay(self, slot: int) -> Callable[[], Tensor]:
         keys = min(-(-(slot + 1) // BUCKET) * BUCKET, self._capacity)

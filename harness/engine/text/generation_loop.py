@@ -1,41 +1,48 @@
-"""The loop of an ordinary answer: one prefill by the whole model, then steps by its text stack alone.
+"""Generate ordinary answers: by the engine's loop, or by the library's if requested or if the loop does not apply.
 
-The library prepares everything (`generate`, which takes this loop as its `custom_generate`): settings, positions and
-masks of the prompt, logits processors, stopping criteria. What is chosen from the logits is what its own loop chooses,
-and sampling draws what it draws from the same seed. What its loop does at every step and this one does not: prepare the
-inputs of a whole multimodal model, make positions and masks anew, and wait for the device.
+The engine's loop is one prefill by the full model, then steps by its text stack alone. The library prepares everything
+(`generate`, which takes this loop as its `custom_generate`): settings, positions and masks of the prompt, logits
+processors, stopping criteria. Tokens are chosen from the logits as in its own loop, and sampling draws the same ids
+from the same seed. Unlike the library's loop, this one does not prepare the inputs of a full multimodal model, build
+positions and masks again, or wait for the device at every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteriaList
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.stopping_criteria import StopStringCriteria
 
+from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.model_parts import Parts
-from espalier.harness.engine.text.fixed_steps import Text
+from espalier.harness.engine.text.fixed_steps import TextForward
+from espalier.harness.engine.text.kv_cache import answer_cache
 from espalier.harness.engine.text.step_attention import attention_configs, folded
+from espalier.harness.specs.run_spec import DecodeLoop
 
-#: Tokens between two looks at whether a GPU has said the last end: each look waits for all that was launched.
-LAZY = 8
+#: Tokens between two checks on a GPU whether all rows have ended: each check waits for all launched kernels.
+END_CHECK_INTERVAL = 8
 
 
-class Behind(Protocol):
-    """What the prefill leaves behind, known once it has run."""
+class PrefillState(Protocol):
+    """State after the prefill, available once it has run."""
 
     following: Tensor
     """Position (..., B, 1) of the token that follows."""
 
     def check_finite(self, lengths: Sequence[int]) -> None:
-        """Raise if the logits behind the first `lengths` tokens of a row are not finite."""
+        """Raise if the logits after the first `lengths` tokens of a row are not finite."""
 
 
 @dataclass(frozen=True)
-class Answered:
-    """What a loop said: `ids` (B, T), the logits (B, V) of each token if asked for, and the steps that it took."""
+class LoopOutput:
+    """Output of a loop: `ids` (B, T), the logits (B, V) of each token if requested, and the number of steps."""
 
     ids: Tensor
     logits: tuple[Tensor, ...] | None
@@ -43,17 +50,17 @@ class Answered:
 
 
 class AnswerLoop:
-    """Says the answers of a batch, greedily or by sampling.
+    """Generates the answers of a batch, greedily or by sampling.
 
     Args:
         adapter: the model.
-        behind: sees the prefill, and completes what the decoder stack is given at each step.
+        prefill: observes the prefill, and completes the decoder's arguments at each step.
     """
 
-    def __init__(self, adapter: Parts, behind: Behind) -> None:
+    def __init__(self, adapter: Parts, prefill: PrefillState) -> None:
         self._adapter = adapter
-        self._behind = behind
-        self._text = Text.of(adapter)
+        self._prefill = prefill
+        self._text = TextForward.of(adapter)
 
     def __call__(
         self,
@@ -63,11 +70,11 @@ class AnswerLoop:
         stopping_criteria: Any,
         generation_config: Any,
         **model_kwargs: Any,
-    ) -> Answered:
-        """Run the prompt and say the answers; the arguments are those of the library's own loop.
+    ) -> LoopOutput:
+        """Run the prompt and generate the answers; the arguments are those of the library's loop.
 
         Raises:
-            RuntimeError: sampling from probabilities that are none, and the model's own logits are finite.
+            RuntimeError: sampling from invalid probabilities, although the model's logits are finite.
         """
         cache = model_kwargs["past_key_values"]
         inputs = model.prepare_inputs_for_generation(
@@ -77,69 +84,69 @@ class AnswerLoop:
             **model_kwargs,
         )
         logits = model(**inputs, return_dict=True).logits[:, -1]
-        said = _Said(input_ids, logits_processor, stopping_criteria, generation_config)
+        answer = _GeneratedAnswer(input_ids, logits_processor, stopping_criteria, generation_config)
         del inputs
-        following = self._behind.following
+        following = self._prefill.following
         with model._optimize_model_for_decode(), folded(attention_configs(self._adapter.decoder)):
-            while not said.ended(logits):
-                positions = following + (said.count - 1)
-                logits = self._text(said.last, positions, None, cache)[:, -1]
-        if said.drew_nothing:
-            self._behind.check_finite([said.needed] * len(input_ids))
-            raise RuntimeError("no token has a probability: the processors left none to draw")
-        return said.answered()
+            while not answer.extend(logits):
+                positions = following + (answer.count - 1)
+                logits = self._text(answer.last_tokens, positions, None, cache)[:, -1]
+        if answer.sampling_failed:
+            self._prefill.check_finite([answer.needed] * len(input_ids))
+            raise RuntimeError("no token can be drawn: the processors left none with a probability")
+        return answer.output()
 
 
 def interval(device: torch.device) -> int:
-    """Return the tokens between two looks at whether all rows have ended."""
-    return 1 if device.type == "cpu" else LAZY
+    """Return the number of tokens between two checks whether all rows have ended."""
+    return 1 if device.type == "cpu" else END_CHECK_INTERVAL
 
 
-def drawn(probabilities: Tensor) -> Tensor:
+def draw_ids(probabilities: Tensor) -> Tensor:
     """Draw one id (B,) a row from probabilities (B, V), without waiting for the device.
 
-    torch.multinomial draws one sample by this very race, so the same seed draws the same ids; on a GPU it waits twice,
-    to check what it was given.
+    torch.multinomial draws one sample by the same computation, so the same seed draws the same ids; on a GPU it
+    synchronises twice, to check its arguments.
     """
-    race = torch.empty_like(probabilities).exponential_(1)
-    return torch.div(probabilities, race, out=race).argmax(-1)
+    noise = torch.empty_like(probabilities).exponential_(1)
+    return torch.div(probabilities, noise, out=noise).argmax(-1)
 
 
-class _Said:
-    """The tokens said so far, and which rows go on."""
+class _GeneratedAnswer:
+    """The tokens generated so far, and which rows continue."""
 
     def __init__(self, prompt: Tensor, processors: Any, criteria: Any, config: Any) -> None:
         rows, self._start = prompt.shape
         self._processors, self._criteria, self._config = processors, criteria, config
-        # Written by index; processors and criteria see what is written.
+        # Written by index; processors and criteria see the written part.
         self._ids = prompt.new_empty(rows, config.max_length)
         self._ids[:, : self._start] = prompt
         self._end = self._start
         self._unfinished = torch.ones(rows, dtype=torch.long, device=prompt.device)
         self._needed = self._unfinished.new_zeros(())
-        self._odd = self._unfinished.new_zeros((), dtype=torch.bool)
-        self._pads = any(hasattr(one, "eos_token_id") for one in criteria)
+        self._has_nan = self._unfinished.new_zeros((), dtype=torch.bool)
+        self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         self._logits: list[Tensor] | None = [] if config.output_logits else None
         self._interval = interval(prompt.device)
 
     @property
     def count(self) -> int:
-        """Tokens said to each row."""
+        """Tokens generated for each row."""
         return self._end - self._start
 
     @property
-    def last(self) -> Tensor:
+    def last_tokens(self) -> Tensor:
         """The latest tokens (B, 1)."""
         return self._ids[:, self._end - 1 : self._end]
 
-    def ended(self, logits: Tensor) -> bool:
-        """Say one more token to each row, from logits (B, V), and return whether all rows are known to have ended."""
+    def extend(self, logits: Tensor) -> bool:
+        """Add one token to each row, from logits (B, V), and return whether all rows are known to have ended."""
         # A copy in fp32, which processors may write to, as in the library's loop.
         logits = logits.to(copy=True, dtype=torch.float32, device=self._ids.device)
         scores = self._processors(self._ids[:, : self._end], logits)
         if self._logits is not None:
             self._logits.append(logits)
-        tokens = self._chosen(scores)
+        tokens = self._choose(scores)
         if self._pads:
             pad = self._config._pad_token_tensor.to(tokens.device)
             tokens = tokens * self._unfinished + pad * (1 - self._unfinished)
@@ -151,25 +158,95 @@ class _Said:
             return True
         return self.count % self._interval == 0 and not bool(self._unfinished.any())
 
-    def _chosen(self, scores: Tensor) -> Tensor:
+    def _choose(self, scores: Tensor) -> Tensor:
         if not self._config.do_sample:
             return scores.argmax(-1)
         probabilities = scores.softmax(-1)
-        self._odd |= probabilities.isnan().any()
-        return drawn(probabilities)
+        self._has_nan |= probabilities.isnan().any()
+        return draw_ids(probabilities)
 
     @property
-    def drew_nothing(self) -> bool:
-        """Whether a row had no probabilities to draw from. Cost: waits for the device."""
-        return bool(self._odd)
+    def sampling_failed(self) -> bool:
+        """Whether a row had no probabilities to draw from. Cost: one synchronisation with the device."""
+        return bool(self._has_nan)
 
     @property
     def needed(self) -> int:
-        """Tokens until the last row ended. Cost: waits for the device."""
+        """Tokens until the last row ended. Cost: one synchronisation with the device."""
         return int(self._needed)
 
-    def answered(self) -> Answered:
-        """Return the answers without what was said behind the end of all rows."""
+    def output(self) -> LoopOutput:
+        """Return the answers without the tokens after the end of all rows."""
         ids = self._ids[:, self._start : self._start + self.needed].clone()
         logits = None if self._logits is None else tuple(self._logits[: self.needed])
-        return Answered(ids, logits, self.count - 1)
+        return LoopOutput(ids, logits, self.count - 1)
+
+
+#: Modes of the engine's loop. Beams and all other modes are left to the library.
+LOOPED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+
+#: Arguments of `generate` that only the library's loops support.
+LIBRARYS = (
+    *("streamer", "synced_gpus", "custom_generate"),
+    *("output_scores", "output_attentions", "output_hidden_states"),
+)
+
+
+def generate_answers(
+    adapter: Parts,
+    current_pass: Pass,
+    inputs: Mapping[str, Any],
+    generation: Mapping[str, Any],
+    decode: DecodeLoop,
+) -> tuple[LoopOutput, DecodeLoop]:
+    """Generate the answers of a batch.
+
+    Args:
+        adapter: the model.
+        current_pass: the open pass.
+        inputs: of the batch.
+        generation: arguments of `generate`.
+        decode: the loop to use where both apply.
+
+    Returns:
+        The answers, and the loop that generated them.
+    """
+    arguments = {**inputs, **generation, "past_key_values": answer_cache(adapter.decoder)}
+    config = _resolved(adapter, generation)
+    if decode == "loop" and _loops(config, generation):
+        current_pass.completes = True
+        loop = AnswerLoop(adapter, current_pass)
+        result: LoopOutput = adapter.model.generate(
+            **{**arguments, **_stopping(config, generation)}, custom_generate=loop
+        )
+        return result, "loop"
+    output = adapter.model.generate(**arguments, return_dict_in_generate=True)
+    ids = output.sequences[:, inputs["input_ids"].shape[1] :]
+    return LoopOutput(ids, getattr(output, "logits", None), ids.shape[1] - 1), "generate"
+
+
+def _resolved(adapter: Parts, generation: Mapping[str, Any]) -> GenerationConfig:
+    """Return the settings as `generate` will resolve them."""
+    settings = {name: value for name, value in generation.items() if name != "generation_config"}
+    generation_config = generation.get("generation_config")
+    resolved: GenerationConfig = adapter.model._prepare_generation_config(
+        generation_config, **settings
+    )[0]
+    return resolved
+
+
+def _loops(config: GenerationConfig, generation: Mapping[str, Any]) -> bool:
+    """Return whether the engine's loop supports these settings."""
+    if any(generation.get(name) or getattr(config, name, None) for name in LIBRARYS):
+        return False
+    return config.get_generation_mode() in LOOPED
+
+
+def _stopping(config: GenerationConfig, generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stop strings as criteria: `generate` does not pass its tokenizer on to a custom loop."""
+    tokenizer = generation.get("tokenizer")
+    if config.stop_strings is None or tokenizer is None:  # without a tokenizer `generate` raises
+        return {}
+    strings = StopStringCriteria(stop_strings=config.stop_strings, tokenizer=tokenizer)
+    criteria = StoppingCriteriaList([*(generation.get("stopping_criteria") or ()), strings])
+    return {"stop_strings": None, "stopping_criteria": criteria}

@@ -1,4 +1,4 @@
-"""A key-value cache that is written by index: no token costs a copy of what is there, and going back is free."""
+"""A key-value cache written by index: adding a token copies nothing already stored, and cropping is free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-#: An ordinary answer's cache grows by room for so many tokens at a time: it is copied once in as many steps, where the
+#: An ordinary answer's cache grows by this many tokens at a time, so that it is copied once in as many steps; the
 #: library's is copied at every step.
 STEP = 256
 
@@ -17,7 +17,7 @@ class IndexedLayer(CacheLayerMixin):
 
     Args:
         room: tokens.
-        step: when full, move to storage with room for so many tokens more; 0: never move, as recorded steps need it.
+        step: when full, move to storage with room for this many more tokens; 0: never move, as recorded steps need it.
 
     Raises:
         RuntimeError: more tokens than there is room for, in a layer that does not move.
@@ -33,7 +33,7 @@ class IndexedLayer(CacheLayerMixin):
         self._length = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take the storage, sized by the first call."""
+        """Allocate the storage, sized by the first call."""
         self.dtype, self.device = key_states.dtype, key_states.device
         shape = list(key_states.shape)
         shape[2] += self._room
@@ -44,9 +44,9 @@ class IndexedLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write behind what is there and return views of all. Cost: the new tokens only.
+        """Append the new entries and return views of all. Cost: the new tokens only.
 
-        Heads stay grouped, unless what is held has been replaced by copies for every query head.
+        Heads stay grouped, unless the entries have been replaced by copies for every query head.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -59,58 +59,58 @@ class IndexedLayer(CacheLayerMixin):
         if end > self._keys.shape[2]:
             if not self._step:
                 room = self._keys.shape[2]
-                raise RuntimeError(f"the cache has room for {room} tokens, {end} came")
-            self._keys = self._moved(self._keys, end + self._step)
-            self._values = self._moved(self._values, end + self._step)
+                raise RuntimeError(f"the cache has room for {room} tokens, got {end}")
+            self._keys = self._enlarge(self._keys, end + self._step)
+            self._values = self._enlarge(self._values, end + self._step)
         self._keys.narrow(2, self._length, count).copy_(key_states)
         self._values.narrow(2, self._length, count).copy_(value_states)
-        return self._show(end)
+        return self._set_length(end)
 
-    def _moved(self, store: Tensor, capacity: int) -> Tensor:
+    def _enlarge(self, store: Tensor, capacity: int) -> Tensor:
         """Return larger storage with the tokens held."""
         larger = store.new_empty(*store.shape[:2], capacity, store.shape[3])
         larger.narrow(2, 0, self._length).copy_(store.narrow(2, 0, self._length))
         return larger
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Let each row go on from another one, as beams do. Cost: one copy of the tokens held."""
+        """Let each row continue from another one, as beams do. Cost: one copy of the tokens held."""
         for store in (self._keys, self._values):
-            held = store.narrow(2, 0, self._length)
-            held.copy_(held.index_select(0, beam_idx.to(store.device)))
+            entries = store.narrow(2, 0, self._length)
+            entries.copy_(entries.index_select(0, beam_idx.to(store.device)))
 
     def crop(self, max_length: int) -> None:
-        """Forget all but the first `max_length` tokens; nothing moves."""
+        """Drop all but the first `max_length` tokens, without a copy."""
         if max_length < self._length:
-            self._show(max_length)
+            self._set_length(max_length)
 
     def keep(self, last: int, kept: Tensor) -> None:
-        """Keep of the last `last` tokens those at `kept` (K,), ascending from 0, moved together. Cost: those alone."""
+        """Keep those at `kept` (K,), ascending from 0, of the last `last` tokens, moved together. Cost: one copy."""
         start, end = self._length - last, self._length
         stop = start + len(kept)
         for store in (self._keys, self._values):
             store[:, :, start:stop] = store[:, :, start:end].index_select(2, kept.to(store.device))
-        self._show(stop)
+        self._set_length(stop)
 
     def replace(self, keys: Tensor, values: Tensor) -> None:
-        """Hold these keys and values (B, H_kv, S, D) and no room; whatever was held is let go."""
+        """Store these keys and values (B, H_kv, S, D) without room, and release the old ones."""
         self._keys, self._values = keys, values
-        self._show(keys.shape[2])
+        self._set_length(keys.shape[2])
 
     @property
-    def held(self) -> tuple[Tensor, Tensor]:
+    def entries(self) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H_kv, S, D) of the tokens held, as views."""
         return self._keys[:, :, : self._length], self._values[:, :, : self._length]
 
     @property
     def storage(self) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H_kv, capacity, D): the tokens held, and whatever lies in the room behind them."""
+        """Keys and values (B, H_kv, capacity, D): the tokens held, and the room after them."""
         return self._keys, self._values
 
     def grow(self) -> None:
-        """Count one token more as held, which was written into the storage."""
-        self._show(self._length + 1)
+        """Count one more token as held, after it was written into the storage."""
+        self._set_length(self._length + 1)
 
-    def _show(self, length: int) -> tuple[Tensor, Tensor]:
+    def _set_length(self, length: int) -> tuple[Tensor, Tensor]:
         self._length = length
         self.keys, self.values = self._keys.narrow(2, 0, length), self._values.narrow(2, 0, length)
         return self.keys, self.values
@@ -124,12 +124,12 @@ class IndexedLayer(CacheLayerMixin):
         return self._length + query_length, 0
 
     def get_max_length(self) -> int:
-        """Return no bound: the caller asked for the room it needs."""
+        """Return -1, no bound: the caller requested the room it needs."""
         return -1
 
 
 class IndexedCache(Cache):
-    """An empty cache whose layers will have room for `room` tokens behind the prompt, and grow by `step` (0: never)."""
+    """An empty cache with room for `room` tokens after the prompt in each layer, growing by `step` (0: never)."""
 
     def __init__(self, n_layers: int, room: int, step: int = 0) -> None:
         self._indexed = [IndexedLayer(room, step) for _ in range(n_layers)]
@@ -137,47 +137,47 @@ class IndexedCache(Cache):
 
     @property
     def indexed(self) -> tuple[IndexedLayer, ...]:
-        """The layers, for those who read one at a time."""
+        """The layers, for callers that read one at a time."""
         return tuple(self._indexed)
 
-    def cut(self, gone: int, layers: int | None = None) -> None:
-        """Take the last `gone` tokens off every layer, or the first `layers`, however long each is."""
+    def cut(self, count: int, layers: int | None = None) -> None:
+        """Drop the last `count` tokens of every layer, or of the first `layers`, regardless of their lengths."""
         for layer in self._indexed[:layers]:
-            layer.crop(layer.get_seq_length() - gone)
+            layer.crop(layer.get_seq_length() - count)
 
     def keep(self, last: int, kept: Tensor) -> None:
-        """Keep of the last `last` tokens of every layer those at `kept` (K,), ascending from 0."""
+        """Keep those at `kept` (K,), ascending from 0, of the last `last` tokens of every layer."""
         for layer in self._indexed:
             layer.keep(last, kept)
 
     def copy(self, other: IndexedCache, before: int, length: int) -> None:
-        """Append what `other` holds of `length` tokens, in every layer `before` tokens away from its end."""
-        for layer, theirs in zip(self._indexed, other._indexed, strict=True):
-            start = theirs.get_seq_length() - before
-            keys, values = theirs.held
+        """Append `length` tokens of `other`, in every layer those that start `before` tokens from its end."""
+        for layer, source in zip(self._indexed, other._indexed, strict=True):
+            start = source.get_seq_length() - before
+            keys, values = source.entries
             layer.update(keys[:, :, start : start + length], values[:, :, start : start + length])
 
     def gather(self, other: IndexedCache, slots: Tensor) -> None:
-        """Begin with the tokens `slots` (layers, M) of each layer of `other`; the one copy this cache ever costs."""
+        """Start with the tokens `slots` (layers, M) of each layer of `other`; costs one copy of these."""
         pairs = zip(self._indexed, other._indexed, slots, strict=True)
-        for layer, theirs, chosen in pairs:
-            keys, values = theirs.held
+        for layer, source, chosen in pairs:
+            keys, values = source.entries
             index = chosen.to(keys.device)
             layer.update(keys.index_select(2, index), values.index_select(2, index))
 
     @property
     def storage(self) -> list[tuple[Tensor, Tensor]]:
-        """What every layer writes into; it stays where it is for as long as the cache lives."""
+        """Storage that every layer writes into; its address does not change during the cache's life."""
         return [layer.storage for layer in self._indexed]
 
     def blank(self) -> None:
-        """Zero the room behind the tokens held, for readers of the whole storage: a masked NaN would still be one."""
+        """Zero the room after the tokens held, for readers of the full storage: a masked NaN would still be NaN."""
         for layer in self._indexed:
             for store in layer.storage:
                 store[:, :, layer.get_seq_length() :].zero_()
 
     def grow(self) -> None:
-        """Count one token more as held in every layer."""
+        """Count one more token as held in every layer."""
         for layer in self._indexed:
             layer.grow()
 
@@ -188,8 +188,9 @@ class IndexedCache(Cache):
 
 
 def answer_cache(decoder: Any) -> IndexedCache:
-    """Return an empty cache for an ordinary answer of any length, of one row or several, of beams too.
+    """Return an empty cache for an ordinary answer of any length, with one row or several, beams included.
 
-    After the prefill it holds the prompt and no room, so that its storage is what the answer's record calls its bytes.
+    After the prefill it holds the prompt and no room, so that its storage equals the cache bytes in the answer's
+    record.
     """
     return IndexedCache(len(decoder.layers), room=0, step=STEP)

@@ -1,8 +1,8 @@
-"""Attention of decoding steps that reads the cache once and copies nothing of it.
+"""Attention of decoding steps that reads the cache once without copying it.
 
 transformers' sdpa path repeats keys and values for every query head of a group as soon as there is a mask, which every
-window of several tokens has: a copy of the whole cache, in every layer, at every call. Here the heads of a group become
-further queries of the same key head instead, and one call of the same kernel serves all of them.
+window of several tokens has: a copy of the complete cache, in every layer, at every call. Here the heads of a group
+become additional queries of the same key head instead, and one call of the same kernel serves all of them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-#: The name under which transformers finds the function below; models that do not ask for it are not touched.
+#: Name of `folded_attention` in transformers; models configured otherwise are not affected.
 NAME = "espalier_folded"
 
-#: Keys that the mask of an answer's steps is written ahead for.
+#: Spare keys in the mask of an answer's steps.
 ROOM = 256
 
 
 @contextmanager
 def folded(configs: Sequence[Any]) -> Iterator[bool]:
-    """Run a text stack with folded heads instead of sdpa; others keep what they have.
+    """Run a text stack with folded heads instead of sdpa; other implementations stay.
 
-    The stack's own configuration names the function, so no other model is touched. Nested uses only look: whoever
-    runs many steps, or shares one model among threads, opens it once around all of them.
+    The stack's configuration names the function, so other models are not affected. Nested uses only read it: callers
+    that run many steps, or share one model among threads, open it once around all of them.
 
     Args:
         configs: `attention_configs` of the stack.
@@ -43,7 +43,7 @@ def folded(configs: Sequence[Any]) -> Iterator[bool]:
         yield False
         return
     changed = [config for config, name in zip(configs, before, strict=True) if name == "sdpa"]
-    announce()
+    register_folded()
     try:
         for config in changed:
             config._attn_implementation = NAME
@@ -53,8 +53,8 @@ def folded(configs: Sequence[Any]) -> Iterator[bool]:
             config._attn_implementation = "sdpa"
 
 
-def announce() -> None:
-    """Let transformers find the function below by its name; whoever watches sdpa has to watch this name, too."""
+def register_folded() -> None:
+    """Register `folded_attention` in transformers under its name; watchers of sdpa have to watch this name as well."""
     if NAME not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register(NAME, folded_attention)
         AttentionMaskInterface.register(NAME, sdpa_mask)
@@ -62,8 +62,8 @@ def announce() -> None:
 
 def attention_configs(decoder: Any) -> list[Any]:
     """Return the configurations that name the attention of a text stack, each once."""
-    found = [decoder.config, *(layer.self_attn.config for layer in decoder.layers)]
-    return list({id(config): config for config in found}.values())
+    configs = [decoder.config, *(layer.self_attn.config for layer in decoder.layers)]
+    return list({id(config): config for config in configs}.values())
 
 
 def folded_attention(
@@ -84,12 +84,12 @@ def folded_attention(
         key: (B, H_kv, S, D).
         value: (B, H_kv, S, D_v).
         attention_mask: (B or 1, H or 1, t, S or more), boolean or added to the logits, `window_mask`, `chain_mask` or
-            that of a `RowMask`; a wider one than the keys is cut on the left, where layers of one stack may hold more
-            or fewer tokens. None with t = 1: all keys are seen. None with t > 1 is a prefill, which stays the
-            library's.
-        dropout: as sdpa takes it.
+            that of a `RowMask`; a mask wider than the keys is cut on the left, where layers of one stack may hold more
+            or fewer tokens. None with t = 1: all keys are seen. None with t > 1 is a prefill, done by the library's
+            function.
+        dropout: as in sdpa.
         scaling: factor of the logits.
-        **kwargs: what transformers' own function takes.
+        **kwargs: further arguments of transformers' function.
 
     Returns:
         (B, t, H, D_v), None.
@@ -119,7 +119,7 @@ def folded_attention(
 def _fold(mask: Tensor, groups: int, length: int) -> Tensor:
     """Return a mask (B, H or 1, t, S) as (B, H_kv or 1, groups * t, S).
 
-    One that is folded already stays as it is, or loses the repetitions for heads that a layer does not share.
+    A mask already folded stays, or loses the repetitions for heads that a layer does not share.
     """
     if mask.shape[1] == 1 and mask.shape[2] > groups * length:
         return mask[:, :, : groups * length]
@@ -130,52 +130,52 @@ def _fold(mask: Tensor, groups: int, length: int) -> Tensor:
     return mask.reshape(mask.shape[0], -1, groups * length, mask.shape[3])
 
 
-def window_mask(seen: Tensor, keys: int, groups: int, dtype: torch.dtype) -> Tensor:
+def window_mask(visible: Tensor, keys: int, groups: int, dtype: torch.dtype) -> Tensor:
     """Return the mask (1, 1, groups * t, keys) of t new tokens, to be added to the logits of every layer.
 
-    Built once for all layers, in the model's own type: a boolean mask would be turned into one in each of them.
+    Built once for all layers, in the model's dtype: every layer would convert a boolean mask again.
 
     Args:
-        seen: (t, s) which of the last s keys each token sees; it sees all those before.
-        keys: of the layer that holds most.
+        visible: (t, s) which of the last s keys each token sees; it sees all earlier ones.
+        keys: of the layer with most.
         groups: query heads that share a key head, 1 for attention that does not fold.
         dtype: of the queries.
     """
-    mask = torch.zeros(seen.shape[0], keys, dtype=dtype, device=seen.device)
-    mask[:, keys - seen.shape[1] :].masked_fill_(~seen, float("-inf"))
+    mask = torch.zeros(visible.shape[0], keys, dtype=dtype, device=visible.device)
+    mask[:, keys - visible.shape[1] :].masked_fill_(~visible, float("-inf"))
     return _for_groups(mask, groups)
 
 
 def chain_mask(
     count: int, keys: int, groups: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return the `window_mask` of `count` new tokens that see all before them and themselves, in fewer operations."""
+    """Return the `window_mask` of `count` new tokens that see all earlier ones and themselves, in fewer operations."""
     hidden = torch.full((count, keys), float("-inf"), dtype=dtype, device=device)
     return _for_groups(hidden.triu_(keys - count + 1), groups)
 
 
 def step_mask(slot: Tensor, keys: int, groups: int, dtype: torch.dtype) -> Tensor:
-    """Return the mask (1, 1, groups, keys) of one new token at `slot` (1,) that sees the slots before it and its own.
+    """Return the mask (1, 1, groups, keys) of one new token at `slot` (1,) that sees the slots up to its own.
 
-    Which keys it hides follows from the tensor alone, so that recorded operations hide others when the slot moves on.
+    The hidden keys depend on the tensor only, so that recorded operations hide other keys when the slot changes.
     """
-    behind = torch.arange(keys, device=slot.device) > slot
+    hidden = torch.arange(keys, device=slot.device) > slot
     mask = torch.zeros(1, keys, dtype=dtype, device=slot.device)
-    return _for_groups(mask.masked_fill_(behind, float("-inf")), groups)
+    return _for_groups(mask.masked_fill_(hidden, float("-inf")), groups)
 
 
 def _for_groups(mask: Tensor, groups: int) -> Tensor:
-    """Return a mask (t, keys) as (1, 1, groups * t, keys); copied only where there are several groups."""
+    """Return a mask (t, keys) as (1, 1, groups * t, keys); copied only if there are several groups."""
     return mask.expand(groups, -1, -1).reshape(1, 1, -1, mask.shape[1])
 
 
 class RowMask:
-    """The mask of one new token a row: it sees the valid slots of a prompt, and everything behind the prompt.
+    """The mask of one new token a row: it sees the valid slots of a prompt, and everything after the prompt.
 
-    It is written once with room for many steps, and every step looks at one key more of it.
+    It is built once with room for many steps, and every step shows one more key of it.
 
     Args:
-        valid: (B, M) which slots of the prompt are seen.
+        valid: (B, M) visible slots of the prompt.
         groups: query heads that share a key head.
         dtype: of the queries.
     """
@@ -185,14 +185,14 @@ class RowMask:
         self._mask = self._written(0)
 
     def of(self, keys: int) -> Tensor:
-        """Return (B, 1, groups, keys), to be added to the logits. Cost: none, but for one step in `ROOM`."""
+        """Return (B, 1, groups, keys), to be added to the logits. Cost: none, except in one step of `ROOM`."""
         if keys > self._mask.shape[-1]:
             self._mask = self._written(keys)
         return self._mask[..., :keys]
 
     def _written(self, keys: int) -> Tensor:
         rows, slots = self._valid.shape
-        # Kernels take rows that begin at multiples of 16 bytes, and copy a mask whose rows do not.
+        # Kernels need rows that start at multiples of 16 bytes, and copy a mask with other rows.
         room = -(-(max(keys, slots) + ROOM) // ROOM) * ROOM
         mask = torch.zeros(rows, 1, 1, room, dtype=self._dtype, device=self._valid.device)
         mask[:, 0, 0, :slots].masked_fill_(~self._valid, float("-inf"))

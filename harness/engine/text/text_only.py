@@ -1,4 +1,4 @@
-"""A prompt without its pictures, for drafts that read words alone."""
+"""A prompt without its images, for drafts that read only words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from espalier.harness.engine.model_parts import Parts
 def text_only_prefill(
     adapter: Parts, inputs: Mapping[str, Any], cache: Cache
 ) -> tuple[Tensor, Tensor]:
-    """Run a prompt without its images: placeholders, newlines and separators are gone, positions count from 0.
+    """Run a prompt without its images: no placeholders, newlines or separators, and positions that count from 0.
 
     Args:
         adapter: the model; its tower does not run.
@@ -24,8 +24,8 @@ def text_only_prefill(
         cache: empty.
 
     Returns:
-        logits: (V,) behind the last token of the prompt.
-        next: (..., 1) position of the token that follows, on as many axes as the decoder takes.
+        logits: (V,) after the last token of the prompt.
+        next: (..., 1) position of the next token, on as many axes as the decoder takes.
 
     Raises:
         ValueError: several chats.
@@ -38,7 +38,7 @@ def text_only_prefill(
 
 
 def prefilled_words(adapter: Parts, ids: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
-    """Run the words `ids` (1, L), positions from 0 on, and return what `text_only_prefill` does."""
+    """Run the words `ids` (1, L) at positions from 0, and return the same as `text_only_prefill`."""
     axes = adapter.facts.rotary_axes
     positions = torch.arange(ids.shape[1], device=ids.device).expand(1, -1)
     if axes > 1:

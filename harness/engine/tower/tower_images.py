@@ -1,4 +1,4 @@
-"""Pictures on their way through the tower, and what is done to their slots."""
+"""Images on their way through the tower: the batch rows that own them, and operations on their slots."""
 
 from __future__ import annotations
 
@@ -8,19 +8,100 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from espalier.harness.engine.layout import take
-from espalier.harness.engine.rollout import Heads
-from espalier.methods.base import Assignment, Plan
+from espalier.harness.engine.layout import Layout, take
+from espalier.harness.engine.rollout import LayerHeads
+from espalier.methods.base import Assignment, MethodError, Plan
+
+
+@dataclass(frozen=True, eq=False)
+class ImageOwners:
+    """Batch rows of the images of one tower call.
+
+    Attributes:
+        rows: batch row of each image.
+        counts: number of patches of each image that tokens are made of.
+        lives: (P, N) mask of these patches.
+    """
+
+    rows: list[int]
+    counts: list[int]
+    lives: Tensor
+
+
+def image_owners(layout: Layout, first: int, n_pictures: int, n_units: int) -> ImageOwners:
+    """Return the owners of one call's `n_pictures` images, read from a layout.
+
+    Args:
+        layout: of the batch.
+        first: number of the call's first unit in the batch.
+        n_pictures: images of the call.
+        n_units: projector units of each image.
+
+    Raises:
+        MethodError: a row has images in this call and in another.
+    """
+    rows = [0] * n_pictures
+    lives = torch.zeros(n_pictures * n_units, dtype=torch.bool)
+    for row in range(layout.rows):
+        units = row_units(layout, row).cpu() - first
+        inside = (units >= 0) & (units < len(lives))
+        if not inside.all() and inside.any():
+            raise MethodError(
+                "tower sites need all images of a sample in one call of the tower; this model makes several"
+            )
+        units = units[inside]
+        lives[units] = True
+        for picture in (units // n_units).unique().tolist():
+            rows[picture] = row
+    table = lives.view(n_pictures, n_units)
+    counts: list[int] = table.sum(1).tolist()
+    return ImageOwners(rows, counts, table)
+
+
+def row_units(layout: Layout, row: int) -> Tensor:
+    """Return (n,) the projector unit of each visual token of a row with tokens that are single units."""
+    source = layout.source[row, : layout.counts[row]]
+    if layout.share is None:
+        return source[:, 0]
+    share = layout.share[row, : layout.counts[row]]
+    return source.gather(1, share.argmax(1, keepdim=True))[:, 0]
+
+
+def picture_counts(
+    counts: Sequence[int], rows: Sequence[int], keep: Sequence[int]
+) -> dict[int, int]:
+    """Split each row's `keep` over its images, in proportion to their patches."""
+    counts_kept: dict[int, int] = {}
+    for row in sorted(set(rows)):
+        members = [picture for picture, owner in enumerate(rows) if owner == row]
+        shares = share_out([counts[picture] for picture in members], keep[row])
+        counts_kept.update(zip(members, shares, strict=True))
+    return counts_kept
+
+
+def share_out(sizes: Sequence[int], total: int) -> list[int]:
+    """Split `total` in proportion to `sizes`, with no share above its size (Webster's rule; ties go to the first).
+
+    A divisor rule never gives less if `total` grows, so a schedule that falls from site to site falls in every image.
+    Cost: O(N log N).
+    """
+    size = torch.tensor(sizes)
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), size)
+    rank = torch.arange(int(size.sum())) - torch.repeat_interleave(size.cumsum(0) - size, size)
+    quotient = size[owner].double() / (2 * rank + 1)
+    winners = quotient.argsort(descending=True, stable=True)[:total]
+    shares: list[int] = torch.bincount(owner[winners], minlength=len(sizes)).tolist()
+    return shares
 
 
 @dataclass(frozen=True)
-class Towering:
+class SlotPolicy:
     """How slots are kept.
 
     Attributes:
         extra: 1 if slot 0 is a class token.
-        emulate: keep all slots and mask what is gone, the slow reference.
-        weighed: whether keys count by the size of their slot.
+        emulate: keep all slots and mask dropped ones, the slow reference.
+        weighed: whether keys are weighted by the size of their slot.
     """
 
     extra: int
@@ -29,15 +110,15 @@ class Towering:
 
 
 @dataclass(eq=False)
-class Pictures:
-    """Pictures with equally many slots, on their way through the blocks.
+class TowerImages:
+    """Images with the same number of slots, on their way through the blocks.
 
     Attributes:
-        members: their numbers over the whole batch.
-        hidden: (P, E + n, D) residual stream, E = 1 where the tower has a class token; emulated: all N slots.
-        origin: (P, n) patch that each slot stands for, ascending.
-        sizes: (P, n) how many patches each slot stands for.
-        order: (P, n) slots in the order that the method's last plan gave them.
+        members: their numbers in the batch.
+        hidden: (P, E + n, D) residual stream, E = 1 if the tower has a class token; emulated: all N slots.
+        origin: (P, n) patch of each slot, ascending.
+        sizes: (P, n) number of patches that each slot represents.
+        order: (P, n) slots in the order of the method's last plan.
         heads: queries and keys of the blocks since the last site.
     """
 
@@ -46,63 +127,65 @@ class Pictures:
     origin: Tensor
     sizes: Tensor
     order: Tensor
-    heads: list[Heads]
+    heads: list[LayerHeads]
 
     @classmethod
-    def whole(cls, hidden: Tensor, extra: int) -> Pictures:
-        """Every patch of (P, E + N, D) alive, each for itself."""
+    def all_alive(cls, hidden: Tensor, extra: int) -> TowerImages:
+        """Return images (P, E + N, D) with every patch alive, each in its own slot."""
         n_pictures, n_units = hidden.shape[0], hidden.shape[1] - extra
         origin = torch.arange(n_units, device=hidden.device).expand(n_pictures, -1)
         sizes = torch.ones(n_pictures, n_units, device=hidden.device)
         return cls(list(range(n_pictures)), hidden, origin, sizes, origin, [])
 
     def slots(self, emulate: bool) -> Tensor:
-        """Return (P, n) where the slots alive stand behind the class token."""
+        """Return (P, n) positions of the alive slots after the class token."""
         if emulate:
             return self.origin
-        own = torch.arange(self.origin.shape[1], device=self.origin.device)
-        return own.expand_as(self.origin)
+        indices = torch.arange(self.origin.shape[1], device=self.origin.device)
+        return indices.expand_as(self.origin)
 
-    def bias(self, how: Towering) -> Tensor | None:
-        """Return what is added to the logits: log-sizes if keys count by them, -inf where emulation hides."""
-        if not how.weighed and not how.emulate:
+    def bias(self, policy: SlotPolicy) -> Tensor | None:
+        """Return the bias added to the logits: log-sizes if keys are weighted, -inf where emulation hides."""
+        if not policy.weighed and not policy.emulate:
             return None
         bias = self.hidden.new_zeros(self.hidden.shape[:2])
-        logs = self.sizes.log() if how.weighed else torch.zeros_like(self.sizes)
-        if how.emulate:
-            bias[:, how.extra :] = -torch.inf
-        bias[:, how.extra :].scatter_(1, self.slots(how.emulate), logs.to(bias.dtype))
+        logs = self.sizes.log() if policy.weighed else torch.zeros_like(self.sizes)
+        if policy.emulate:
+            bias[:, policy.extra :] = -torch.inf
+        bias[:, policy.extra :].scatter_(1, self.slots(policy.emulate), logs.to(bias.dtype))
         return bias[:, None, None]
 
 
-def put_back(found: Sequence[Pictures], like: Tensor, how: Towering) -> tuple[Tensor, Tensor]:
-    """Put slots back on the grids (P, E + N, D) of `like`, zero where a patch is gone.
+def restore_grids(
+    groups: Sequence[TowerImages], like: Tensor, policy: SlotPolicy
+) -> tuple[Tensor, Tensor]:
+    """Put slots back on the grids (P, E + N, D) of `like`, zero where a patch was dropped.
 
     Returns:
-        whole: (P, E + N, D).
-        alive: (P, N) which patches are.
+        grids: (P, E + N, D).
+        alive: (P, N) mask of the patches alive.
     """
-    extra = how.extra
+    extra = policy.extra
     n_units = like.shape[1] - extra
-    whole = torch.zeros_like(like)
+    grids = torch.zeros_like(like)
     alive = torch.zeros(like.shape[0], n_units, dtype=torch.bool, device=like.device)
-    for pictures in found:
-        place = torch.tensor(pictures.members, device=like.device)
-        values = take(pictures.hidden[:, extra:], pictures.slots(how.emulate), -2)
-        grid = values.new_zeros(len(place), n_units, values.shape[2])
+    for pictures in groups:
+        members = torch.tensor(pictures.members, device=like.device)
+        values = take(pictures.hidden[:, extra:], pictures.slots(policy.emulate), -2)
+        grid = values.new_zeros(len(members), n_units, values.shape[2])
         grid.scatter_(1, pictures.origin.unsqueeze(-1).expand_as(values), values)
-        whole[place] = torch.cat([pictures.hidden[:, :extra], grid], dim=1)
-        alive[place] = alive[place].scatter(
+        grids[members] = torch.cat([pictures.hidden[:, :extra], grid], dim=1)
+        alive[members] = alive[members].scatter(
             1, pictures.origin, torch.ones_like(pictures.origin, dtype=torch.bool)
         )
-    return whole, alive
+    return grids, alive
 
 
 def new_sizes(plan: Plan, sizes: Tensor) -> Tensor:
-    """Return (P, K): how many patches the kept slots stand for, out of (P, N)."""
+    """Return (P, K): number of patches that each kept slot represents, from (P, N)."""
     if plan.merge is None:
         return take(sizes, plan.kept, -1)
     if isinstance(plan.merge, Assignment):
-        whole = Assignment(plan.merge.slot, torch.ones_like(sizes))
-        return whole.apply(sizes.unsqueeze(-1), plan.kept.shape[1]).squeeze(-1)
+        summed = Assignment(plan.merge.slot, torch.ones_like(sizes))
+        return summed.apply(sizes.unsqueeze(-1), plan.kept.shape[1]).squeeze(-1)
     return plan.merge.apply(sizes.unsqueeze(-1), plan.kept.shape[1]).squeeze(-1)
