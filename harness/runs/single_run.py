@@ -93,7 +93,7 @@ class CellRunner:
 
         def read() -> dict[str, Any] | None:
             try:
-                return directory.row(whole=True)
+                return directory.row(complete=True)
             except Unreadable:
                 if not job.spec.force:
                     raise

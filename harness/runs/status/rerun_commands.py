@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from espalier.harness.store.sweep_files import Cell
+from espalier.harness.store.sweep_files import SweepCell
 
 Line = tuple[str, ...]
 
 
-def commands(cells: Sequence[Cell]) -> list[str]:
+def commands(cells: Sequence[SweepCell]) -> list[str]:
     """Return command lines that together have exactly these cells."""
     found = products([cell.line for cell in cells if cell.line])
     return [shlex.join(["python", "run.py", *line]) for line in found]

@@ -9,9 +9,9 @@ from typing import Any
 
 from espalier.harness.errors import FOREIGN, first_words
 from espalier.harness.store.files.journal import Journal
-from espalier.harness.store.claims import size
-from espalier.harness.store.store_index import DAMAGED, DONE, FAILED, RUNNING, Entry, entries
-from espalier.harness.store.sweep_files import Cell, Sweep
+from espalier.harness.store.claims import journal_bytes
+from espalier.harness.store.store_index import DAMAGED, DONE, FAILED, RUNNING, RunEntry, entries
+from espalier.harness.store.sweep_files import SweepCell, Sweep
 from espalier.harness.specs.think_tags import spoken
 
 LEFT = "left"
@@ -35,7 +35,7 @@ class At:
         note: why it failed, who runs it, or that its answers could not be read.
     """
 
-    cell: Cell
+    cell: SweepCell
     state: str
     answers: int = 0
     score: float | None = None
@@ -80,7 +80,7 @@ class Progress:
             left += max(whole - one.answers, 0)
         return left / self.rate
 
-    def total(self, cell: Cell) -> int | None:
+    def total(self, cell: SweepCell) -> int | None:
         """Return the samples of a cell; of a whole benchmark as many as a finished cell had."""
         return cell.samples or self.samples.get(cell.benchmark)
 
@@ -99,13 +99,13 @@ def progress_of(store: Path, sweep: Sweep | None) -> Progress:
     return Progress(sweep, [_at(cell, by_key.get(cell.key)) for cell in sweep.cells], samples)
 
 
-def _cell(entry: Entry) -> Cell:
+def _cell(entry: RunEntry) -> SweepCell:
     told = entry.summary if entry.state == DONE else {}
     names = {name: str(told.get(name, "?")) for name in ("model", "method", "benchmark", "label")}
-    return Cell(entry.key, ratio=told.get("ratio", float("nan")), samples=None, line=(), **names)
+    return SweepCell(entry.key, ratio=told.get("ratio", float("nan")), samples=None, line=(), **names)
 
 
-def _at(cell: Cell, entry: Entry | None) -> At:
+def _at(cell: SweepCell, entry: RunEntry | None) -> At:
     if entry is None:
         return At(cell, LEFT)
     told = entry.summary
@@ -146,9 +146,9 @@ def _answered(folder: Path) -> tuple[int, int | None]:
     return len(found), sum(text == spoken(str(one["answer"])).strip() for text, one in pairs)
 
 
-def _rate(entry: Entry, answers: int) -> float | None:
+def _rate(entry: RunEntry, answers: int) -> float | None:
     """Return the answers a second since the owner began, from what its journals grew by."""
-    now, had = size(entry.path), entry.summary.get("journal_bytes")
+    now, had = journal_bytes(entry.path), entry.summary.get("journal_bytes")
     try:
         # Written anew by each owner; its time and that of the last answer are of one clock.
         begun = (entry.path / "spec.json").stat().st_mtime
