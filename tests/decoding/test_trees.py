@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from espalier.harness.decoding.speculative.acceptance import Greedy
-from espalier.harness.decoding.speculative.draft_trees import TreeDrafter
+from espalier.harness.decoding.speculative.draft_model import TreeDrafter
 from espalier.harness.decoding.speculative.drafts import Draft
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import Sequential
