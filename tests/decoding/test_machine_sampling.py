@@ -17,7 +17,7 @@ from espalier.harness.decoding.speculative.acceptance import Sampling
 from espalier.harness.decoding.speculative.drafts import Draft, walk
 from espalier.harness.decoding.speculative.position_random import RandomNumbers
 from espalier.harness.decoding.speculative.state_machine import Machine
-from espalier.harness.decoding.speculative.transports import Virtual
+from lab.analytic.speculative_simulation import Virtual
 
 
 @dataclass(frozen=True)

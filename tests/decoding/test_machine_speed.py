@@ -18,11 +18,10 @@ from espalier.harness.decoding.speculative.renewal import (
     sequential_speedup,
     sequential_tokens,
 )
-from espalier.harness.decoding.speculative.simulate import main as plan
-from espalier.harness.decoding.speculative.simulate import played
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.trace import Trace
-from espalier.harness.decoding.speculative.transports import Virtual
+from lab.analytic.speculative_simulation import Virtual, played
+from lab.analytic.speculative_simulation import main as plan
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Simulate the gain of speculative decoding from two forward times and an acceptance rate.
 
-`python -m espalier.harness.decoding.speculative.simulate --target 420 --draft 46.6 --acceptance 0.872`
+`python -m lab.analytic.speculative_simulation --target 420 --draft 46.6 --acceptance 0.872`
 
 Plays the state machine under a virtual clock with given times of one forward of either side (in any unit, best as
 `extra.speculative` of a row has them) and a draft that is right with the given probability, for every window up to
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -20,12 +20,51 @@ from rich.table import Table
 
 from espalier.harness.decoding.speculative import renewal
 from espalier.harness.decoding.speculative.acceptance import Greedy, Row
-from espalier.harness.decoding.speculative.drafts import Draft
-from espalier.harness.decoding.speculative.state_machine import Machine
-from espalier.harness.decoding.speculative.transports import Virtual
+from espalier.harness.decoding.speculative.drafts import NOTHING, Draft
+from espalier.harness.decoding.speculative.meter import Lap
+from espalier.harness.decoding.speculative.state_machine import Machine, Timed
 
 #: Tokens that are played for each window.
 LENGTH = 20_000
+
+
+@dataclass(frozen=True)
+class Virtual:
+    """A virtual clock: each step of a side costs what it is said to cost.
+
+    Attributes:
+        target: seconds of one forward of the target.
+        draft: seconds of one forward of the drafter.
+        message: seconds of one exchange between the two.
+        depth: forwards that a draft took, by default one for each token (a tree needs one a level).
+    """
+
+    target: float
+    draft: float
+    message: float = 0.0
+    depth: Callable[[Draft], int] = lambda draft: len(draft.tokens)
+
+    def in_turn(self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]) -> Timed:
+        """Charge one side after the other."""
+        proposed = draft()
+        drafting = self.draft * self.depth(proposed)
+        total = drafting + self.target + self.message
+        return Timed(proposed, rows(proposed), total, _lap(drafting), _lap(self.target))
+
+    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> Timed:
+        """Charge the longer side."""
+        proposed = draft()
+        drafting = self.draft * self.depth(proposed)
+        total = max(drafting, self.target) + self.message
+        return Timed(proposed, rows(), total, _lap(drafting), _lap(self.target))
+
+    def alone(self, rows: Callable[[], Sequence[Row]]) -> Timed:
+        """Charge the target."""
+        return Timed(NOTHING, rows(), self.target, verifying=_lap(self.target))
+
+
+def _lap(seconds: float) -> Lap:
+    return Lap(seconds, seconds)
 
 
 @dataclass(frozen=True)
@@ -64,9 +103,7 @@ def played(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a table of windows; return 2 for bad input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m espalier.harness.decoding.speculative.simulate"
-    )
+    parser = argparse.ArgumentParser(prog="python -m lab.analytic.speculative_simulation")
     parser.add_argument("--target", type=float, required=True, help="time of a forward, T_p")
     parser.add_argument("--draft", type=float, required=True, help="time of a forward, T_q")
     parser.add_argument("--acceptance", type=float, required=True, help="of a judged token")
