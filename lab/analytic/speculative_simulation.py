@@ -2,9 +2,9 @@
 
 `python -m lab.analytic.speculative_simulation --target 420 --draft 46.6 --acceptance 0.872`
 
-Plays the state machine under a virtual clock with given times of one forward of either side (in any unit, best as
-`extra.speculative` of a row has them) and a draft that is right with the given probability, for every window up to
-`--windows`. No model is loaded. `expected` is the formula, `played` what the machine came to.
+Plays the state machine under a virtual clock with given times of one forward of either side (in any unit, for example
+from `extra.speculative` of a row) and a draft that is right with the given probability, for every window up to
+`--windows`. No model is loaded. `expected` is the formula, `played` the result of the machine.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from rich.table import Table
 
 from espalier.harness.decoding.speculative import renewal
 from espalier.harness.decoding.speculative.acceptance import Greedy, Row
-from espalier.harness.decoding.speculative.drafts import NOTHING, Draft
+from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT, Draft
 from espalier.harness.decoding.speculative.meter import Lap
-from espalier.harness.decoding.speculative.state_machine import Machine, Timed
+from espalier.harness.decoding.speculative.state_machine import Machine, TimedRound
 
-#: Tokens that are played for each window.
+#: Number of tokens played for each window.
 LENGTH = 20_000
 
 
 @dataclass(frozen=True)
 class Virtual:
-    """A virtual clock: each step of a side costs what it is said to cost.
+    """A virtual clock: each step of a side costs a given time.
 
     Attributes:
         target: seconds of one forward of the target.
         draft: seconds of one forward of the drafter.
         message: seconds of one exchange between the two.
-        depth: forwards that a draft took, by default one for each token (a tree needs one a level).
+        depth: number of forwards of a draft, by default one per token (a tree needs one per level).
     """
 
     target: float
@@ -44,23 +44,25 @@ class Virtual:
     message: float = 0.0
     depth: Callable[[Draft], int] = lambda draft: len(draft.tokens)
 
-    def in_turn(self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]) -> Timed:
+    def in_turn(
+        self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]
+    ) -> TimedRound:
         """Charge one side after the other."""
         proposed = draft()
         drafting = self.draft * self.depth(proposed)
         total = drafting + self.target + self.message
-        return Timed(proposed, rows(proposed), total, _lap(drafting), _lap(self.target))
+        return TimedRound(proposed, rows(proposed), total, _lap(drafting), _lap(self.target))
 
-    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> Timed:
+    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> TimedRound:
         """Charge the longer side."""
         proposed = draft()
         drafting = self.draft * self.depth(proposed)
         total = max(drafting, self.target) + self.message
-        return Timed(proposed, rows(), total, _lap(drafting), _lap(self.target))
+        return TimedRound(proposed, rows(), total, _lap(drafting), _lap(self.target))
 
-    def alone(self, rows: Callable[[], Sequence[Row]]) -> Timed:
+    def verify_only(self, rows: Callable[[], Sequence[Row]]) -> TimedRound:
         """Charge the target."""
-        return Timed(NOTHING, rows(), self.target, verifying=_lap(self.target))
+        return TimedRound(EMPTY_DRAFT, rows(), self.target, verifying=_lap(self.target))
 
 
 def _lap(seconds: float) -> Lap:
@@ -69,7 +71,7 @@ def _lap(seconds: float) -> Lap:
 
 @dataclass(frozen=True)
 class Counting:
-    """A target that counts, and a draft that counts with it but for the places where it is `wrong`."""
+    """A target that counts, and a draft that counts too, except at the places where it is `wrong`."""
 
     wrong: Sequence[bool]
 
@@ -87,7 +89,7 @@ class Counting:
 def played(
     acceptance: float, gamma: int, target: float, draft: float, message: float, overlap: bool
 ) -> float:
-    """Return how much faster than the target alone the machine is under the virtual clock.
+    """Return the machine's speed-up over the target alone under the virtual clock.
 
     Raises:
         ValueError: an acceptance outside [0, 1], a window below 1.
@@ -109,26 +111,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--acceptance", type=float, required=True, help="of a judged token")
     parser.add_argument("--message", type=float, default=0.0, help="time of an exchange a round")
     parser.add_argument("--windows", type=int, default=10, help="largest gamma")
-    asked = parser.parse_args(argv)
-    if min(asked.target, asked.draft) <= 0 or asked.message < 0 or asked.windows < 1:
+    options = parser.parse_args(argv)
+    if min(options.target, options.draft) <= 0 or options.message < 0 or options.windows < 1:
         print("error: times are above 0, --message 0 or more, --windows 1 or more", file=sys.stderr)
         return 2
-    if not 0 <= asked.acceptance <= 1:
-        print(f"error: --acceptance {asked.acceptance} is not in [0, 1]", file=sys.stderr)
+    if not 0 <= options.acceptance <= 1:
+        print(f"error: --acceptance {options.acceptance} is not in [0, 1]", file=sys.stderr)
         return 2
-    times = (asked.target, asked.draft)
-    table = Table(title=f"speed-up over plain decoding, c = {asked.target / asked.draft:.3g}")
+    times = (options.target, options.draft)
+    table = Table(title=f"speed-up over plain decoding, c = {options.target / options.draft:.3g}")
     for heading in ("gamma", "in turn: expected", "played", "at once: expected", "played"):
         table.add_column(heading, justify="right")
-    for gamma in range(1, asked.windows + 1):
+    for gamma in range(1, options.windows + 1):
         cells = [str(gamma)]
         for overlap, formula in (
             (False, renewal.sequential_speedup),
             (True, renewal.parallel_speedup),
         ):
-            cells.append(f"{formula(asked.acceptance, gamma, *times):.3f}")
-            found = played(asked.acceptance, gamma, *times, asked.message, overlap)
-            cells.append(f"{found:.3f}")
+            cells.append(f"{formula(options.acceptance, gamma, *times):.3f}")
+            speedup = played(options.acceptance, gamma, *times, options.message, overlap)
+            cells.append(f"{speedup:.3f}")
         table.add_row(*cells)
     Console().print(table)
     return 0
