@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from espalier.harness.cost.free_memory import fits_beside
+from espalier.harness.cost.free_memory import fits_in_free_memory
 from espalier.harness.engine.layout import Layout, Stage, groups, left_padded, take
 from espalier.harness.engine.signals import Signals
 from espalier.methods.base import Assignment, Mixture, Site, TokenReducer, View
@@ -120,7 +120,7 @@ def decide(
             generators=[generators[row] for row in members],
             step=step,
         )
-        with judged_by(fits_beside):
+        with judged_by(fits_in_free_memory):
             plan = method.answer(view, n_keep)
         for row in members:
             counts[row] = plan.kept.shape[1]

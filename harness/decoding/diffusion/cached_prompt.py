@@ -8,7 +8,7 @@ from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.flops import (
     Components,
     SampleFlops,
-    behind_flops,
+    cached_prompt_flops,
     head_flops,
     projector_flops,
     text_flops,
@@ -71,7 +71,7 @@ def cached_flops(
 
     def parts(work: Work, prompt: tuple[int, ...], seen: list[tuple[int, ...]]) -> Components:
         decoder = text_flops(facts, prompt, text, causal=False)
-        decoder += sum(behind_flops(facts, counts, text, places) for counts in seen)
+        decoder += sum(cached_prompt_flops(facts, counts, text, places) for counts in seen)
         projector = projector_flops(facts, work.units, work.reprojected)
         return Components(tower_flops(facts, work), projector, decoder, head)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from espalier.harness.cost.free_memory import fits_beside
+from espalier.harness.cost.free_memory import fits_in_free_memory
 from espalier.harness.engine.image_rows import Owners, picture_counts
 from espalier.harness.engine.layout import groups, take
 from espalier.harness.engine.model_parts import Parts
@@ -134,7 +134,7 @@ class Asking:
             name: take(value[place], own, -1 if value.dim() == 2 else -2)
             for name, value in signals.items()
         }
-        with judged_by(fits_beside):
+        with judged_by(fits_in_free_memory):
             plan = self._method.answer(self._view(site, some, tokens, seen), n_keep)
         hidden = self._hidden(plan, some.hidden, tokens, slots, n_keep)
         origin = take(some.origin, plan.kept, -1)
