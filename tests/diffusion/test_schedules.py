@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
-from espalier.harness.decoding.diffusion.denoising_settings import Denoising
-from espalier.harness.decoding.diffusion.unmask_schedule import SCHEDULES, counts
-from espalier.harness.decoding.diffusion.unmask_step import candidates, unveiled
+from espalier.harness.decoding.diffusion.denoising_loop import candidates, unveiled
+from espalier.harness.decoding.diffusion.denoising_settings import SCHEDULES, Denoising, counts
 from espalier.harness.errors import UserError
 
 

@@ -11,7 +11,7 @@ import torch
 from espalier.harness.cost.budget import Budget, BudgetMismatch
 from espalier.harness.cost.flops import head_flops, mlp_flops, text_flops
 from espalier.harness.cost.paper_flops import split_layer
-from espalier.harness.decoding.diffusion.denoising_loop import Denoiser
+from espalier.harness.decoding.diffusion.denoising_loop import Denoiser, unveiled
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord, record_of
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising, fitting_length
 from espalier.harness.decoding.diffusion.denoising_summary import (
@@ -20,7 +20,6 @@ from espalier.harness.decoding.diffusion.denoising_summary import (
     steps_of,
     verified,
 )
-from espalier.harness.decoding.diffusion.unmask_step import unveiled
 from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.harness.engine.record import Record
 from espalier.methods.d3tom import D3ToM

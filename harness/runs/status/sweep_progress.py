@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.errors import FOREIGN, first_words
-from espalier.harness.store.files.journal import Journal
-from espalier.harness.store.claims import journal_bytes
-from espalier.harness.store.store_index import DAMAGED, DONE, FAILED, RUNNING, RunEntry, entries
-from espalier.harness.store.sweep_files import SweepCell, Sweep
 from espalier.harness.specs.think_tags import spoken
+from espalier.harness.store.claims import journal_bytes
+from espalier.harness.store.files.journal import Journal
+from espalier.harness.store.store_index import DAMAGED, DONE, FAILED, RUNNING, RunEntry, entries
+from espalier.harness.store.sweep_files import Sweep, SweepCell
 
 LEFT = "left"
 #: In the order in which they are counted and shown.
@@ -102,7 +102,9 @@ def progress_of(store: Path, sweep: Sweep | None) -> Progress:
 def _cell(entry: RunEntry) -> SweepCell:
     told = entry.summary if entry.state == DONE else {}
     names = {name: str(told.get(name, "?")) for name in ("model", "method", "benchmark", "label")}
-    return SweepCell(entry.key, ratio=told.get("ratio", float("nan")), samples=None, line=(), **names)
+    return SweepCell(
+        entry.key, ratio=told.get("ratio", float("nan")), samples=None, line=(), **names
+    )
 
 
 def _at(cell: SweepCell, entry: RunEntry | None) -> At:
