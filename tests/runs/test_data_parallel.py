@@ -18,7 +18,7 @@ import pytest
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import Failure, SampleErrors
 from espalier.harness.paths import ROOT
-from espalier.harness.ranks import Ranks, _portable, alone, join, is_main_process
+from espalier.harness.ranks import Ranks, _portable, alone, is_main_process, join
 from espalier.harness.store import Journal, RunDir, Store
 from run import main
 from tests.runs.helpers import make_bench
