@@ -25,8 +25,8 @@ from espalier.harness.store.answer_view import (
     write_table,
     wrong_answers,
 )
-from espalier.harness.store.commits import DIRTY, counted, named
-from espalier.harness.store.run_lists import HEADING, NAMES, chosen, counts, line
+from espalier.harness.store.commits import DIRTY, format_counts, matching_commits
+from espalier.harness.store.run_lists import HEADING, NAMES, count_summary, select_runs, table_cells
 from espalier.harness.store.store_index import STATES, RunEntry, entries
 from espalier.harness.store.stored_answers import find_run, read_answers
 from espalier.harness.store.trash import NAME as TRASH
@@ -100,11 +100,11 @@ def _export(options: argparse.Namespace) -> int:
 
 def _ls(options: argparse.Namespace) -> int:
     found = _found(options)
-    kept = chosen(
+    kept = select_runs(
         found, {name: getattr(options, name) for name in NAMES}, options.status, options.days
     )
-    write_table((HEADING, [line(entry) for entry in kept]), sys.stdout)
-    print(counts(kept), file=sys.stderr)
+    write_table((HEADING, [table_cells(entry) for entry in kept]), sys.stdout)
+    print(count_summary(kept), file=sys.stderr)
     return 0
 
 
@@ -116,7 +116,7 @@ def _verify(options: argparse.Namespace) -> int:
         for fault in faults(entry, mend=not options.dry):
             print(plain(fault))
             wrong += 1
-    print(f"{counts(found)}; {wrong or 'nothing'} wrong", file=sys.stderr)
+    print(f"{count_summary(found)}; {wrong or 'nothing'} wrong", file=sys.stderr)
     return 1 if wrong else 0
 
 
@@ -126,14 +126,14 @@ def _gc(options: argparse.Namespace) -> int:
         return _purge(options)
     rows, kept = commits(entries), None
     if options.keep_code is not None:
-        kept = named(options.keep_code, rows, "--keep-code")
+        kept = matching_commits(options.keep_code, rows, "--keep-code")
     found = list(waste(options.store, entries, kept, options.days))
     _list(found)
     goes = {waste.path for waste in found}
     stays = [entry for entry in entries if entry.path not in goes]
-    told = f"stays: {counts(stays)}"
+    told = f"stays: {count_summary(stays)}"
     if kept is not None:
-        told += f"; rows by commit: {counted(commits(stays)) or 'none'}"
+        told += f"; rows by commit: {format_counts(commits(stays)) or 'none'}"
         if any(commit is not None and commit.endswith(DIRTY) for commit in kept):
             told += f"; {DIRTY} had changes on top of its commit, and stays with it"
         if rows[None]:

@@ -30,7 +30,7 @@ def answers_in(entries: Iterable[Mapping[str, Any]]) -> dict[Key, str]:
 
 
 def scored_in(entries: Iterable[Mapping[str, Any]]) -> set[Key]:
-    """Return the samples of a journal that were scored; samples whose scoring failed are not part of a row."""
+    """Return the samples of a journal that were scored; samples with failed scoring are not part of a row."""
     return {
         (entry["task"], entry["doc_id"])
         for entry in entries

@@ -22,7 +22,9 @@ HASH = re.compile(rf"[0-9a-f]{{{SHORTEST},}}")
 NAMED = 8
 
 
-def named(names: Iterable[str], rows: Mapping[str | None, int], option: str) -> frozenset[str]:
+def matching_commits(
+    names: Iterable[str], rows: Mapping[str | None, int], option: str
+) -> frozenset[str]:
     """Return the commits of rows that the names select, including those with changes on top, unless `-dirty` is given.
 
     Args:
@@ -33,10 +35,10 @@ def named(names: Iterable[str], rows: Mapping[str | None, int], option: str) -> 
     Raises:
         UserError: a name is empty or too short, or selects no commit of the rows, or several.
     """
-    return frozenset(commit for name in names for commit in _named(name, rows, option))
+    return frozenset(commit for name in names for commit in _matching(name, rows, option))
 
 
-def _named(name: str, rows: Mapping[str | None, int], option: str) -> list[str]:
+def _matching(name: str, rows: Mapping[str | None, int], option: str) -> list[str]:
     letters = name.strip().lower()
     base = letters.removesuffix(DIRTY)
     commits = [
@@ -55,7 +57,9 @@ def _named(name: str, rows: Mapping[str | None, int], option: str) -> list[str]:
         problem = f"must be a commit, {SHORTEST} letters or more; valid"
     else:
         problem = "is the commit of no row, so that every row would go; valid"
-    raise UserError(f"{option}={name!r} {problem}: {counted(rows) or 'none, the store has no row'}")
+    raise UserError(
+        f"{option}={name!r} {problem}: {format_counts(rows) or 'none, the store has no row'}"
+    )
 
 
 def _means(name: str, commit: str) -> bool:
@@ -70,7 +74,7 @@ def _means(name: str, commit: str) -> bool:
     )
 
 
-def counted(rows: Mapping[str | None, int]) -> str:
+def format_counts(rows: Mapping[str | None, int]) -> str:
     """Return commits with their numbers of rows, the most frequent first."""
     counts = Counter(rows).most_common()
     lines = [f"{commit or 'no commit'} ({count})" for commit, count in counts[:NAMED]]

@@ -29,7 +29,7 @@ def temporaries(folder: Path) -> Iterator[tuple[Path, str | None]]:
 
 
 def remove_debris(folder: Path, terms: Terms, sole_process: bool) -> list[Path]:
-    """Remove files of a run whose writers are dead or came too late; return their paths.
+    """Remove files of dead or late writers from the folder of a run; return their paths.
 
     Args:
         folder: of the run; the caller holds its lease.

@@ -17,7 +17,7 @@ NAME = "failed.json"
 
 
 @contextmanager
-def noted(folder: Path, argv: Sequence[str], quiet: bool = False) -> Iterator[None]:
+def record_failure(folder: Path, argv: Sequence[str], quiet: bool = False) -> Iterator[None]:
     """Write an exception of the block to the run's folder, and raise it again; an interruption is not a failure.
 
     Args:

@@ -14,7 +14,7 @@ HEADING = ("run", "status", "model", "method", "ratio", "benchmark", "n", "score
 NAMES = ("model", "method", "benchmark")
 
 
-def chosen(
+def select_runs(
     entries: Sequence[RunEntry],
     wanted: Mapping[str, str | None],
     status: str | None,
@@ -49,7 +49,7 @@ def chosen(
     return sorted(kept, key=lambda entry: entry.changed)
 
 
-def line(entry: RunEntry) -> tuple[str, ...]:
+def table_cells(entry: RunEntry) -> tuple[str, ...]:
     """Return the cells of a run in the order of `HEADING`."""
     summary = entry.summary
     age = _age(time.time() - entry.changed)
@@ -71,7 +71,7 @@ def line(entry: RunEntry) -> tuple[str, ...]:
     )
 
 
-def counts(entries: Sequence[RunEntry]) -> str:
+def count_summary(entries: Sequence[RunEntry]) -> str:
     """Return the number of runs of each status as text."""
     numbers = {state: sum(entry.state == state for entry in entries) for state in STATES}
     states = ", ".join(f"{number} {state}" for state, number in numbers.items() if number)

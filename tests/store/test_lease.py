@@ -199,7 +199,7 @@ def test_of_many_that_follow_a_dead_owner_one_gets_the_run(
             seen = dead(successor(path, seen), "0000000b")
         ((held, foreign),) = takers(8, path)
         assert foreign
-        assert held.held
+        assert held.is_held
         assert [one.name for one in tmp_path.iterdir()] == ["lease"]
         held.release()
         assert list(tmp_path.iterdir()) == []
@@ -220,7 +220,7 @@ def test_whoever_comes_too_late_takes_its_file_back(
 
     monkeypatch.setattr(os, "open", late)
     assert take(path, QUICK, 0, sole_process=False, extra={}) == (None, False)
-    assert others[0].held
+    assert others[0].is_held
     assert [one.name for one in tmp_path.iterdir()] == ["lease"]
     others[0].release()
 
@@ -274,10 +274,10 @@ def test_an_owner_that_is_followed_says_so_and_leaves_the_other_alone(
         time.sleep(0.02)
         told = capsys.readouterr().err
     assert told == (
-        f"run {tmp_path} was taken over by another command; both go on, either's row is whole\n"
+        f"run {tmp_path} was taken over by another command; both continue, and either row is complete\n"
     )
     first.release()
-    assert second.held
+    assert second.is_held
     second.release()
     assert not path.exists()
 

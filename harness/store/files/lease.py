@@ -175,7 +175,7 @@ class Lease:
         self._thread.start()
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Whether the lease file is still this one: a process that slept too long or was cut off may have lost it."""
         try:
             return self.path.stat().st_ino == os.fstat(self.file).st_ino
@@ -186,7 +186,7 @@ class Lease:
         """Release the run for other processes."""
         self._stopped.set()
         self._thread.join()
-        still_owner = self.held
+        still_owner = self.is_held
         # A network file system keeps a removed file under another name while it is open.
         os.close(self.file)
         if still_owner:
@@ -195,9 +195,10 @@ class Lease:
     def _beat(self) -> None:
         while not self._stopped.wait(self.terms.beat):
             try:
-                if not self.held:
+                if not self.is_held:
                     tell_once(
-                        f"run {self.path.parent} was taken over by another command; both go on, either's row is whole"
+                        f"run {self.path.parent} was taken over by another command; "
+                        "both continue, and either row is complete"
                     )
                     return
                 os.write(self.file, b".")
@@ -237,14 +238,14 @@ def successor(path: Path, state: LeaseState) -> Path:
 
 
 def stale_successors(path: Path) -> list[Path]:
-    """Return successor files whose processes came too late to replace an owner and died before they removed them.
+    """Return successor files left by processes that came too late to replace an owner and then died.
 
     Args:
         path: a lease that is held; the successor file of its current owner is not included.
     """
     state = read_lease(path)
     expected = None if state is None else successor(path, state)
-    return [one for one in sorted(path.parent.glob(f"{LEASE}.*")) if one != expected]
+    return [file for file in sorted(path.parent.glob(f"{LEASE}.*")) if file != expected]
 
 
 class OwnerWatch:
