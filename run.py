@@ -114,9 +114,9 @@ def elsewhere(command: Command, ranks: Ranks, waiting: Waiting, dry: bool) -> in
         from espalier.harness.runs.cluster.dry_run import list_cells
 
         return list_cells(command, cluster, waiting)
-    from espalier.harness.runs.cluster.cluster_sweep import spread
+    from espalier.harness.runs.cluster.cluster_sweep import run_as_jobs
 
-    return spread(command, cluster, waiting)
+    return run_as_jobs(command, cluster, waiting)
 
 
 def work_off(arguments: Sequence[str], waiting: Waiting) -> int:

@@ -17,7 +17,13 @@ from numbers import Real
 from typing import Protocol
 
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.cost.schedule import RULES, Achieved, Frame, achieved, frame_of
+from espalier.harness.cost.schedule import (
+    RULES,
+    EquivalentTokens,
+    Frame,
+    equivalent_tokens,
+    frame_of,
+)
 from espalier.harness.errors import Refused, unknown_name
 from espalier.methods.base import TokenReducer
 
@@ -116,7 +122,7 @@ class Budget:
         """Raise BudgetError when the method cannot reach the ratio on a sample of nominal size."""
         self.keep(reducer, facts, facts.visual_tokens, NOMINAL_TEXT)
 
-    def verify(self, reducer: TokenReducer, facts: ModelFacts, record: Counts) -> Achieved:
+    def verify(self, reducer: TokenReducer, facts: ModelFacts, record: Counts) -> EquivalentTokens:
         """Compare one finished sample with the budget and return its equivalent tokens.
 
         Raises:
@@ -129,7 +135,7 @@ class Budget:
             raise BudgetMismatch(
                 f"{where}: {len(record.kept)} counts for {len(frame.starts)} sites"
             )
-        result = achieved(reducer, facts, record.visual, record.text, record.kept)
+        result = equivalent_tokens(reducer, facts, record.visual, record.text, record.kept)
         entering = frame.entering(record.kept)
         if tuple(record.entering) != entering:
             raise BudgetMismatch(

@@ -131,12 +131,12 @@ def _encoder(stack: StackFacts, tokens: int, pairs: int, window_pairs: int) -> i
     return stack.layers * _linear(stack) * tokens + _pair(stack) * attended
 
 
-def projector_flops(facts: ModelFacts, units: int, again: int = 0) -> int:
+def projector_flops(facts: ModelFacts, units: int, repeated: int = 0) -> int:
     """Return the exact FLOPs of the projectors' linear maps on `units` units, plus `again` units projected twice.
 
     Merged units go through the projector a second time, but not through those of DeepStack.
     """
-    passes = units * (1 + len(facts.deepstack)) + again
+    passes = units * (1 + len(facts.deepstack)) + repeated
     return 2 * passes * sum(a * b for a, b in pairwise(facts.projector))
 
 

@@ -45,9 +45,9 @@ class Work(NamedTuple):
     spared_mlp: int = 0
     spared_pairs: int = 0
 
-    def plus(self, other: Work) -> Work:
+    def plus(self, addend: Work) -> Work:
         """Return the sum, entry by entry."""
-        return Work(*(a + b for a, b in zip(self, other, strict=True)))
+        return Work(*(a + b for a, b in zip(self, addend, strict=True)))
 
     def untouched(self) -> Work:
         """Return the work of the same row without a method."""

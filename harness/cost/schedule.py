@@ -28,7 +28,7 @@ RULES = ("kept", "average", "flops")
 
 
 @dataclass(frozen=True)
-class Achieved:
+class EquivalentTokens:
     """Equivalent visual tokens of a schedule under every rule."""
 
     kept: float
@@ -36,12 +36,12 @@ class Achieved:
     flops: float
 
 
-def achieved(
+def equivalent_tokens(
     reducer: TokenReducer, facts: ModelFacts, n_visual: int, n_text: int, kept: Sequence[int]
-) -> Achieved:
+) -> EquivalentTokens:
     """Return the equivalent tokens of the counts `kept` after each site, under every rule."""
     frame = frame_of(reducer, facts, n_visual, n_text)
-    return Achieved(**{rule: frame.equivalent(rule, kept) for rule in RULES})
+    return EquivalentTokens(**{rule: frame.equivalent(rule, kept) for rule in RULES})
 
 
 @dataclass(frozen=True)

@@ -118,14 +118,14 @@ def _drawn(parts: tuple[Parts, Parts], rng: np.random.Generator, resamples: int)
 def of_mean(scores: Array) -> tuple[Parts, Parts]:
     """Return the parts of a mean's two ends, each with a sample at that end of the scale."""
     low, high = _ends(scores)
-    ones = np.ones(len(scores) + 1)
-    return (np.append(scores, low), ones), (np.append(scores, high), ones)
+    weights = np.ones(len(scores) + 1)
+    return (np.append(scores, low), weights), (np.append(scores, high), weights)
 
 
 def of_difference(ours: Array, theirs: Array) -> tuple[Parts, Parts]:
     """Return the parts of a difference's two ends: with a sample that became wrong, and with one that became right."""
-    reach, ones = _reach(ours, theirs), np.ones(len(ours) + 1)
-    return (np.append(ours - theirs, -reach), ones), (np.append(ours - theirs, reach), ones)
+    reach, weights = _reach(ours, theirs), np.ones(len(ours) + 1)
+    return (np.append(ours - theirs, -reach), weights), (np.append(ours - theirs, reach), weights)
 
 
 def of_retention(ours: ArrayLike, full: ArrayLike) -> tuple[Parts, Parts]:

@@ -77,8 +77,8 @@ class RunDir:
 
     def _replaced(self, row: Mapping[str, Any]) -> bool:
         """Return whether another command has already committed the forced journal, and this one is newer."""
-        same = matches_row(row, self.forced.entries())
-        return same is False and matches_row(row, self.journal.entries()) is True
+        matches = matches_row(row, self.forced.entries())
+        return matches is False and matches_row(row, self.journal.entries()) is True
 
     @property
     def finished(self) -> bool:

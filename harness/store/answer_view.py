@@ -72,14 +72,16 @@ def pair_lines(pairs: Sequence[AnswerPair]) -> tuple[Cells, list[Cells]]:
 
 def comparison_lines(ours: AnsweredRun, theirs: AnsweredRun, comparison: Comparison) -> list[str]:
     """Return the comparison as lines of text."""
-    broke, mended, same = (comparison.count(change) for change in (BROKE, MENDED, SAME))
+    broke, mended, unchanged = (comparison.count(change) for change in (BROKE, MENDED, SAME))
     names = f"{ours.name} against {theirs.name} on {len(comparison.pairs)} common samples of {ours.row['benchmark']}"
     if comparison.binary:
         right = comparison.right or 0
-        counts = f"broke {broke}, mended {mended}, both right {right}, both wrong {same - right}"
+        counts = (
+            f"broke {broke}, mended {mended}, both right {right}, both wrong {unchanged - right}"
+        )
         test = f"McNemar's exact test: p = {comparison.pvalue:.3g}"
     elif comparison.pvalue is not None:
-        counts = f"worse {broke}, better {mended}, equal {same}"
+        counts = f"worse {broke}, better {mended}, equal {unchanged}"
         test = f"paired permutation test of the means: p = {comparison.pvalue:.3g}"
     else:
         counts, test = f"{ours.metric} has no scores of single samples", "no test"

@@ -39,7 +39,7 @@ def remove_debris(folder: Path, terms: Terms, sole_process: bool) -> list[Path]:
     removed = stale_successors(folder / LEASE)
     for path in removed:
         path.unlink(missing_ok=True)
-    for path, kernel in sorted(temporaries(folder), key=lambda one: one[0]):
+    for path, kernel in sorted(temporaries(folder), key=lambda pair: pair[0]):
         died_here = sole_process and kernel == hosts.kernel()
         if died_here or _age(path) > STALE_FACTOR * terms.expiry:
             path.unlink(missing_ok=True)

@@ -35,8 +35,8 @@ def _from_first(row: Row) -> Row:
 
 def _without_signals(side: Any) -> Any:
     facts = _table(_table(side).get("facts"))
-    others = {name: value for name, value in facts.items() if name != "signals"}
-    return {**side, "facts": others} if facts else side
+    kept_facts = {name: value for name, value in facts.items() if name != "signals"}
+    return {**side, "facts": kept_facts} if facts else side
 
 
 def _table(value: Any) -> Mapping[str, Any]:

@@ -110,7 +110,7 @@ def in_turn(table: Table, gamma: int, enough: int) -> list[list[int]]:
 def verified_after(trace: DecodingTrace) -> list[int]:
     lengths, total = [], 0
     for one in trace.rounds:
-        total += one.accepted + one.own
+        total += one.accepted + one.target_added
         lengths.append(total)
     return lengths
 
@@ -165,7 +165,7 @@ def test_a_drafter_that_is_always_right_and_one_that_is_always_wrong() -> None:
         right = Machine(
             Table(target), Table(target), Greedy(), SequentialTransport(), 4, overlap
         ).run(41)
-        assert [one.accepted + one.own for one in right.rounds[1:]] == [clean] * len(
+        assert [one.accepted + one.target_added for one in right.rounds[1:]] == [clean] * len(
             right.rounds[1:]
         )
         assert right.rollbacks == 0
@@ -173,7 +173,7 @@ def test_a_drafter_that_is_always_right_and_one_that_is_always_wrong() -> None:
         assert right.runs[1] == sum(one.accepted for one in right.rounds)
         lost = Table(target, lambda tokens: True)
         wrong = Machine(lost, lost, Greedy(), SequentialTransport(), 4, overlap).run(41)
-        assert [one.accepted + one.own for one in wrong.rounds] == [1] * 41
+        assert [one.accepted + one.target_added for one in wrong.rounds] == [1] * 41
         assert wrong.mean_run == 0
         assert wrong.acceptance == 0
 
@@ -182,7 +182,7 @@ def test_without_a_drafter_the_machine_decodes_plainly() -> None:
     table = Table(language(1, 50))
     trace = Machine(None, table, Greedy(), SequentialTransport()).run(17)
     assert trace.tokens == plain(table.target, 17)
-    assert [(one.checked, one.own) for one in trace.rounds] == [(0, True)] * 17
+    assert [(one.checked, one.target_added) for one in trace.rounds] == [(0, True)] * 17
     assert trace.tokens_per_target_forward == 1
     assert trace.acceptance is None
 

@@ -101,8 +101,8 @@ def test_what_cannot_denoise_is_one_line(overrides, line, tmp_path) -> None:
         ("method=d3tom ratio=0.5", "decodes one token after another"),
         ("method=fastv_denoising ratio=0.5", "decodes one token after another"),
         ("method=pyramiddrop_denoising ratio=0.5", "decodes one token after another"),
-        ("method=fastv ratio=0.5 +model.generation.steps=4", "generation.steps=4 is of models"),
-        ("+model.generation.prefix_cache=true", "generation.prefix_cache=True is of models"),
+        ("method=fastv ratio=0.5 +model.generation.steps=4", "generation.steps=4 is for models"),
+        ("+model.generation.prefix_cache=true", "generation.prefix_cache=True is for models"),
     ],
 )
 def test_what_only_denoises_is_one_line_elsewhere(overrides, line, tmp_path) -> None:
@@ -150,7 +150,7 @@ def test_a_method_of_steps_that_knows_no_cache_is_one_line() -> None:
         merges_entries = False
 
     model = build_spec(read_command([*HERE, *DENOISING]).cells[0]).model
-    with pytest.raises(Refused, match="OfSteps acts; valid: false, or a method that") as told:
+    with pytest.raises(Refused, match="OfSteps to act on; valid: false, or a method that") as told:
         check_prefix_cache(model, OfSteps(K=1), emulate=False)
     assert "\n" not in str(told.value)
 

@@ -19,7 +19,7 @@ from espalier.harness.cost.flops import (
 )
 from espalier.harness.cost.paper_flops import PAPERS, counts_of, split_layer
 from espalier.harness.cost.row_work import Work
-from espalier.harness.cost.schedule import achieved, frame_of
+from espalier.harness.cost.schedule import equivalent_tokens, frame_of
 from espalier.harness.decoding.diffusion.cached_prompt import cached_flops
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
@@ -110,7 +110,9 @@ def verify_steps(
                 f"sample {record.sample}, denoising step {step}: kept {kept}, requested {requested}"
             )
     later_steps = denoising.kept[1:] or denoising.kept
-    equivalents = [achieved(method, facts, record.visual, text, kept) for kept in later_steps]
+    equivalents = [
+        equivalent_tokens(method, facts, record.visual, text, kept) for kept in later_steps
+    ]
     return {
         rule: fmean(getattr(tokens, rule) for tokens in equivalents)
         for rule in ("kept", "average", "flops")

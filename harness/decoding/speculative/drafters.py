@@ -44,7 +44,7 @@ class DraftContext:
 
     target: CachedModel
     visual: Tensor
-    order: DraftRequest
+    request: DraftRequest
 
 
 class DraftProvider(Protocol):
@@ -109,12 +109,12 @@ class CacheDraft(NoDraft):
         """Take the entries that each layer keeps; the cache is gathered at the first draft."""
         context = self._context
         assert context is not None  # begin() was called
-        order = context.order
+        request = context.request
         sampler = sampler_of(
             context.target.adapter,
-            order.config,
+            request.config,
             context.target.sampler.prompt,
-            numbers=order.numbers,
+            numbers=request.numbers,
         )
         kept = guidance.kept.to(context.target.adapter.device)
         self.drafter = SparseDrafter(context.target, kept, context.visual, sampler)
@@ -136,7 +136,7 @@ class LocalDraft:
 
     def begin(self, context: DraftContext) -> None:
         """Let the model read the chat."""
-        self.model.begin(context.order)
+        self.model.begin(context.request)
 
     def guide(self, guidance: Guidance) -> None:
         """Pass on the target's choice of tokens."""
@@ -192,7 +192,7 @@ class ProcessDraft:
         """Let the draft read the chat, in a new process if the last one was lost."""
         if self._process is None or self._process.lost:
             self._restart()
-        self._try(lambda process: process.drafter.begin(context.order))
+        self._try(lambda process: process.drafter.begin(context.request))
 
     def guide(self, guidance: Guidance) -> None:
         """Pass on the target's choice of tokens; if the process was lost, the next draft reports it."""

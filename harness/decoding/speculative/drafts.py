@@ -45,12 +45,12 @@ class Draft:
             return [node + 1] if node + 1 < len(self.tokens) else []
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
-    def joined(self, other: Draft) -> Draft:
+    def joined(self, successor: Draft) -> Draft:
         """Return the concatenation of two chains."""
         rows = tuple(
-            draft.row(node) for draft in (self, other) for node in range(len(draft.tokens))
+            draft.row(node) for draft in (self, successor) for node in range(len(draft.tokens))
         )
-        return Draft(self.tokens + other.tokens, rows)
+        return Draft(self.tokens + successor.tokens, rows)
 
     @property
     def depths(self) -> tuple[int, ...]:

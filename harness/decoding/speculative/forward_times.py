@@ -35,8 +35,8 @@ class WindowChoice:
             while these are few).
     """
 
-    def __init__(self, asked: Window) -> None:
-        self._setting = asked
+    def __init__(self, setting: Window) -> None:
+        self._setting = setting
         #: Measurements so far.
         self.timings: list[ForwardTimes] = []
         #: Rounds so far, without answers in which the draft was lost.

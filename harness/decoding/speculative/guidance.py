@@ -36,11 +36,11 @@ class GuidanceReader(TokenReducer):
 
     Attributes:
         decoder: defines the sites and makes the choice.
-        tell: called with the choice during the prefill, as soon as it is known.
+        on_choice: called with the choice during the prefill, as soon as it is known.
     """
 
     decoder: Decoder
-    tell: Callable[[Guidance], None]
+    on_choice: Callable[[Guidance], None]
 
     @property
     def adaptive(self) -> bool:
@@ -67,7 +67,7 @@ class GuidanceReader(TokenReducer):
             check_choice(chosen, view, self.decoder.source == "cache")
         (chosen,) = chosen
         # One transfer: the draft is on another device, or in another process.
-        self.tell(Guidance(chosen.cpu(), n_tokens))
+        self.on_choice(Guidance(chosen.cpu(), n_tokens))
         return Plan(torch.arange(n_tokens, device=view.tokens.device).expand(n_rows, n_tokens))
 
 

@@ -86,8 +86,8 @@ class Speculation:
         self._plain_session = self._stack.enter_context(plain)
         self._guided_session = self._plain_session
         if method.guided:
-            onlooker = GuidanceReader(method, self._take_guidance)
-            guided_session = open_session(onlooker, spec.budget)
+            reader = GuidanceReader(method, self._take_guidance)
+            guided_session = open_session(reader, spec.budget)
             self._guided_session = self._stack.enter_context(guided_session)
         engine, draft = spec.engine, draft_of(spec, method)
         self.transport = "sequential"
@@ -207,7 +207,7 @@ class Speculation:
         return {**adapter.prepare([list(chat) for chat in chats]), "chats": chats}
 
     def _answers(self, request: TargetRequest) -> tuple[DecodedAnswer, DecodedAnswer | None]:
-        """Answer by the decoder and, if `engine.compare`, plainly; the order alternates."""
+        """Answer by the decoder and, if `engine.compare`, plainly; the draft_request alternates."""
         self._answer_count += 1
         if not self._spec.engine.compare or self._method.source == "nobody":
             return self._drafted_answer(request), None
@@ -267,8 +267,10 @@ class Speculation:
 
     def _context(self, request: TargetRequest, target: TargetSide) -> DraftContext:
         room = self._room(request)
-        order = DraftRequest(request.chat, request.sample, request.config, room, request.numbers)
-        return DraftContext(target.side, target.visual, order)
+        draft_request = DraftRequest(
+            request.chat, request.sample, request.config, room, request.numbers
+        )
+        return DraftContext(target.side, target.visual, draft_request)
 
     def _target_side(self, session: Session, request: TargetRequest) -> TargetSide:
         return TargetSide(session, request, self._room(request), self._graphs)

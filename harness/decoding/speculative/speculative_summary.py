@@ -22,7 +22,7 @@ class SpeedUp:
     Attributes:
         ratio: seconds per token of all plain answers over those of all answers of the decoder, so that every token has
             the same weight, with its 95 % bootstrap interval over answers.
-        mean: mean over answers of their own ratios.
+        mean: mean over answers of their target_added ratios.
     """
 
     ratio: Interval
@@ -134,7 +134,7 @@ def _lengths(rounds: DecodingTrace) -> dict[str, Any]:
 def _times(records: Sequence[DecodingRecord], rounds: DecodingTrace) -> dict[str, float | None]:
     """Return the times of single forwards in milliseconds, measured in the run itself.
 
-    The target's own step is one of plain decoding; without plain decoding, the one measured beforehand.
+    The target's target_added step is one of plain decoding; without plain decoding, the one measured beforehand.
     """
     measured = next(
         (record.steps for record in reversed(records) if record.steps is not None), None
@@ -145,7 +145,7 @@ def _times(records: Sequence[DecodingRecord], rounds: DecodingTrace) -> dict[str
     target = None if measured is None else measured.target
     if plain:
         target = sum(record.decode for record in plain) / sum(record.tokens - 1 for record in plain)
-    # Each answer has its own window, which is the number of draft forwards in each of its rounds.
+    # Each answer has its target_added window, which is the number of draft forwards in each of its rounds.
     busy, forwards = 0.0, 0
     for record in records:
         drafted = [step for step in steady_rounds([record]).rounds if step.drafted]
@@ -200,7 +200,7 @@ def _predicted(
     formula = renewal.parallel_speedup if overlap else renewal.sequential_speedup
 
     def expected(step: float) -> float:
-        """Return the speed-up over the total time of all answers, each with its own window."""
+        """Return the speed-up over the total time of all answers, each with its target_added window."""
         tokens = Counter[int]()
         for record in records:
             tokens[record.gamma] += max(record.spent.tokens - 1, 0)
@@ -228,10 +228,10 @@ def _bound(block: Mapping[str, Any], records: Sequence[DecodingRecord]) -> float
     """
     target: float | None = block["target_ms"]
     draft: float | None = block["draft_ms"]
-    rounds = [(one.gamma, step) for one in records for step in steady_rounds([one]).rounds]
+    rounds = [(record.gamma, step) for record in records for step in steady_rounds([record]).rounds]
     if not target or not draft or not rounds:
         return None
-    tokens = sum(step.accepted + step.own for _, step in rounds)
+    tokens = sum(step.accepted + step.target_added for _, step in rounds)
     sides = [(gamma * draft, target) for gamma, _ in rounds]
     shortest = sum(max(pair) if block["overlap"] else sum(pair) for pair in sides)
     return target * tokens / shortest

@@ -167,7 +167,7 @@ class Machine:
                 drafted=len(timed.draft.tokens),
                 checked=len(verification.path) + verification.refused,
                 accepted=len(verification.path),
-                own=verification.target_token is not None,
+                target_added=verification.target_token is not None,
                 seconds=timed.seconds,
                 draft_seconds=timed.drafting.wall,
                 target_seconds=timed.verifying.wall,

@@ -16,7 +16,7 @@ class Round:
         drafted: drafted tokens, all nodes of a tree.
         checked: drafted tokens that were judged, one per place (siblings count once).
         accepted: number of accepted tokens among them.
-        own: whether the target added a token of its own.
+        target_added: whether the target added a token of its target_added.
         seconds: by the clock of the run.
         draft_seconds: the drafter's part.
         target_seconds: the target's part.
@@ -28,7 +28,7 @@ class Round:
     drafted: int
     checked: int
     accepted: int
-    own: bool
+    target_added: bool
     seconds: float = 0.0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
@@ -58,7 +58,7 @@ class DecodingTrace:
     @property
     def tokens_per_target_forward(self) -> float:
         """Verified tokens, including replaced and added ones, over forwards of the target (including the prefill)."""
-        return sum(step.accepted + step.own for step in self.rounds) / len(self.rounds)
+        return sum(step.accepted + step.target_added for step in self.rounds) / len(self.rounds)
 
     @property
     def runs(self) -> tuple[list[int], int]:

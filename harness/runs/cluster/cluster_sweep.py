@@ -79,7 +79,7 @@ def grouped(
     )
 
 
-def spread(command: Command, cluster: ClusterSpec, waiting: Waiting) -> int:
+def run_as_jobs(command: Command, cluster: ClusterSpec, waiting: Waiting) -> int:
     """Run the cells of a command as jobs, wait for them, and print the output of a local sweep; return the exit code.
 
     Raises:

@@ -59,9 +59,9 @@ class Jobs:
         }
         return Jobs({name: file for name, file in self.files.items() if name in wanted})
 
-    def merged(self, other: Jobs) -> Jobs:
+    def merged(self, jobs: Jobs) -> Jobs:
         """Return these jobs and others."""
-        return Jobs({**self.files, **other.files})
+        return Jobs({**self.files, **jobs.files})
 
     def missing(self, key: str) -> LeftOut | None:
         """Return why a run has no new row; None if it has one, or if no job has its cell."""

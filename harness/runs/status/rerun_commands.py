@@ -33,9 +33,9 @@ def _merged(lines: Sequence[Line], key: str, joined_lines: set[Line]) -> list[Li
     """Return the lines after joining those that differ only in the value of one key."""
     groups: dict[tuple[int, Line], list[Line]] = {}
     for line in lines:
-        others = tuple(text for text in line if _key(text) != key)
+        other_texts = tuple(text for text in line if _key(text) != key)
         # The length separates lines without the key from those that have it.
-        groups.setdefault((len(line), others), []).append(line)
+        groups.setdefault((len(line), other_texts), []).append(line)
     merged = []
     for group in groups.values():
         if len(group) == 1:
