@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espalier.harness.errors import JudgeLost, StoreLost, UserError, foreign
-from espalier.harness.ranks import RankLost, Ranks, join, speaks
+from espalier.harness.ranks import RankLost, Ranks, is_main_process, join
 from espalier.harness.runs import streams
 from espalier.harness.runs.status_line import Waiting
 from espalier.harness.runs.streams import OutputLost, Stopped, flush, speak_plainly, stoppable
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         check_environment()
-        with stoppable(), Waiting(quiet=not speaks()) as waiting:
+        with stoppable(), Waiting(quiet=not is_main_process()) as waiting:
             code = carry_out(arguments, waiting)
             flush()
         return code
@@ -78,7 +78,7 @@ def carry_out(arguments: Sequence[str], waiting: Waiting) -> int:
 
     if groups := asked_groups(arguments):
         waiting.clear()
-        if speaks():
+        if is_main_process():
             with streams.output():
                 print(*map(listing, groups), sep="\n", end="")
         return 0
@@ -90,7 +90,7 @@ def carry_out(arguments: Sequence[str], waiting: Waiting) -> int:
     command = read_command(arguments, typed=True, progress=tell)
     if command is None:
         waiting.clear()
-        if speaks():
+        if is_main_process():
             inform(arguments, str(CONF))
         return 0
     waiting.say("loading torch")
@@ -114,9 +114,9 @@ def elsewhere(command: Command, ranks: Ranks, waiting: Waiting, dry: bool) -> in
         from espalier.harness.runs.cluster.dry_run import list_cells
 
         return list_cells(command, cluster, waiting)
-    from espalier.harness.runs.cluster.cluster_sweep import spread
+    from espalier.harness.runs.cluster.cluster_sweep import run_as_jobs
 
-    return spread(command, cluster, waiting)
+    return run_as_jobs(command, cluster, waiting)
 
 
 def work_off(arguments: Sequence[str], waiting: Waiting) -> int:
@@ -255,7 +255,7 @@ def _one_line(error: Exception, kind: str = "") -> str:
 
 def complain(problem: object, code: int) -> int:
     """Print one line on stderr, once for all processes of a run, and return the exit code."""
-    return streams.complain(problem, code) if speaks() else code
+    return streams.complain(problem, code) if is_main_process() else code
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Errors that a user's input can cause: one line, the value, the valid choices, the config key."""
+"""Errors caused by a user's input: one line with the config key, the value and the valid choices."""
 
 from __future__ import annotations
 
@@ -10,79 +10,81 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-#: What opening, parsing and looking into a file can raise that this program has not written itself: it is not there, no
-#: file, a link to itself or not to be read; no text, no JSON, nested without end; too large; of another shape.
+#: Errors of opening, parsing and inspecting a file that another program may have written: it is missing, not a file, a
+#: link to itself or unreadable; not text, not JSON, nested without end; too large; of another shape.
 FOREIGN: tuple[type[Exception], ...] = (
     *(OSError, EOFError, ValueError, RecursionError, MemoryError, ArithmeticError),
     *(TypeError, LookupError, AttributeError),
 )
 
-#: Longest reason that an error line repeats; a library lists all models that it knows.
-LONGEST = 200
+#: Longest reason in an error line; a library lists all models that it knows.
+MAX_REASON = 200
 
 
-class _Line(Exception):
-    """An error of one line, in which nothing that others wrote steers a terminal."""
+class _OneLineError(Exception):
+    """An error of one line, in which foreign text cannot control a terminal."""
 
     def __str__(self) -> str:
         """Return the line."""
         return plain(super().__str__())
 
 
-class UserError(_Line, ValueError):
+class UserError(_OneLineError, ValueError):
     """Something the user typed or supplied cannot work; run.py prints the line and exits with 2."""
 
 
 class Mistakes(UserError):
-    """Several mistakes of one table, told together in one line."""
+    """Several mistakes of one table, in one line."""
 
     def __init__(self, lines: Iterable[str]) -> None:
-        """Keep what is wrong, one entry each."""
+        """Store the mistakes, one entry each."""
         self.lines = tuple(lines)
         super().__init__("; ".join(self.lines))
 
 
 class Refused(UserError):
-    """What is asked of a method cannot be done on this model or under this budget; other methods may do it."""
+    """The method cannot run on this model or under this budget; other methods may."""
 
 
-class StoreLost(_Line, RuntimeError):
-    """The store cannot be written any more, as on a full disk; what it holds stays whole, and run.py exits with 1."""
+class StoreLost(_OneLineError, RuntimeError):
+    """The store cannot be written any more, as on a full disk; its content is kept, and run.py exits with 1."""
 
 
-class JudgeLost(_Line, RuntimeError):
-    """The judge does not answer, or refuses every question; answers are kept, and run.py goes on to the next cell."""
+class JudgeLost(_OneLineError, RuntimeError):
+    """The judge does not answer, or refuses every question; answers are kept, and run.py continues."""
 
 
 def brief(text: str) -> str:
-    """Return a text that a line can bear; of a long one the beginning."""
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    """Return a text cut to the length of a line."""
+    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
 
 
 @contextmanager
-def foreign(problem: str, remedy: str, more: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Turn whatever a file of somebody else raises inside the block into one line; nothing but reading belongs there.
+def foreign(
+    problem: str, remedy: str, library_errors: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Turn any error of reading another program's file inside the block into one line; only reading belongs there.
 
     Args:
-        problem: the key and the file, and that it cannot be read, as the line begins.
+        problem: start of the line: the key and the file, and that it cannot be read.
         remedy: what is valid.
-        more: errors of a library that reads it.
+        library_errors: errors of a library that reads it.
 
     Raises:
-        UserError: `<problem> (<reason>); valid: <remedy>`; one of the block passes as it is.
+        UserError: `<problem> (<reason>); valid: <remedy>`; a UserError of the block passes unchanged.
     """
     try:
         yield
     except UserError:
         raise
-    except (*FOREIGN, *more) as error:
+    except (*FOREIGN, *library_errors) as error:
         raise UserError(f"{problem} ({first_words(error)}); valid: {remedy}") from error
 
 
 def first_words(error: Exception) -> str:
-    """Return what an error says, in one line of bearable length, with its type where words alone mean little."""
-    told = error.strerror if isinstance(error, OSError) else None
-    words = " ".join((told or str(error)).split())
+    """Return the text of an error in one line of limited length, with its type if the text alone is unclear."""
+    reason = error.strerror if isinstance(error, OSError) else None
+    words = " ".join((reason or str(error)).split())
     plain_words = isinstance(error, OSError | ValueError) and words
     line = words if plain_words else f"{type(error).__name__}: {words}".removesuffix(": ")
     return brief(line)
@@ -119,12 +121,12 @@ _TAG = re.compile(r"<(?=[A-Za-z/!?])")
 
 
 def plain(text: str) -> str:
-    r"""Return a text in one line with letters that steer as `\x1b` or `\u202e`; ends of lines become blanks."""
+    r"""Return a text in one line with control characters as `\x1b` or `\u202e`; ends of lines become blanks."""
     return _CONTROLS.sub(_escape, re.sub(r"[\t\n\r]+", " ", text))
 
 
 def plain_values(value: Any) -> Any:
-    """Return JSON's data with every text in it as `plain` has it."""
+    """Return JSON data with `plain` applied to every text."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, dict):
@@ -135,18 +137,18 @@ def plain_values(value: Any) -> Any:
 
 
 def plain_page(page: str) -> str:
-    """Return a page of Markdown in which what would be HTML is text, and nothing steers a terminal."""
+    """Return a page of Markdown in which HTML is escaped and no control characters are left."""
     lines = (_CONTROLS.sub(_escape, line) for line in page.split("\n"))
     return _TAG.sub("&lt;", "\n".join(lines))
 
 
 def steers(text: str) -> bool:
-    """Say whether a text holds ends of lines or other letters that steer."""
+    """Return whether a text holds ends of lines or control characters."""
     return _CONTROLS.search(text) is not None
 
 
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
     return (
         f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
     )

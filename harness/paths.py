@@ -1,4 +1,4 @@
-"""Where the repository lies, and where a path of the config does."""
+"""The root of the repository, and paths of the config."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def rooted(value: str) -> Path:
-    """Return a path of the config; relative ones start at the repository, whatever the working directory is.
+    """Return a path of the config; relative ones start at the repository, not at the working directory.
 
     Raises:
         UserError: it begins with `~` and a name that no user has.

@@ -1,4 +1,4 @@
-"""The processes of one run under torchrun: who this one is, and how all of them come to the same decision."""
+"""The processes of one run under torchrun: the identity of this one, and exchange between all."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from espalier.harness.errors import UserError
 
 T = TypeVar("T")
 
-#: The longest that one process waits for another, which may be scoring or downloading. One that dies is noticed at
-#: once, by its closed connection; this only ends waiting for one that hangs.
+#: Longest wait of one process for another, which may be scoring or downloading. A process that dies is noticed at
+#: once, by its closed connection; this limit is for one that hangs.
 TIMEOUT = timedelta(hours=2)
 
-#: What a launcher must set beside WORLD_SIZE.
+#: Variables that a launcher must set in addition to WORLD_SIZE.
 RENDEZVOUS = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
-#: What libraries read to find out that they are one of several processes.
+#: Variables from which libraries detect that they are one of several processes.
 LAUNCHED = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", *RENDEZVOUS)
 
 
 class RankLost(RuntimeError):
-    """Another process of the run ended or does not answer; nothing can be agreed on any more."""
+    """Another process of the run ended or does not answer; the processes can no longer agree on anything."""
 
 
 @dataclass
 class Ranks:
-    """One process among `world`, numbered `rank`; rank 0 decides, writes and prints. The default is alone.
+    """One process among `world`, numbered `rank`; rank 0 decides, writes and prints. The default is a single process.
 
     All processes must make the same calls of `gather`, `first`, `in_turn` and `each` in the same order.
 
     Args:
         rank: number of this process in the run.
-        world: processes of the run.
+        world: number of processes of the run.
         local_rank: number of this process on its machine.
-        local_world: processes of the run on this machine.
+        local_world: number of processes of the run on this machine.
     """
 
     rank: int = 0
     world: int = 1
     local_rank: int = 0
     local_world: int = 1
-    _heard: Exception | None = field(default=None, repr=False)
+    _received_error: Exception | None = field(default=None, repr=False)
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
         """Return every `world`-th item, starting with the `rank`-th."""
@@ -56,8 +56,8 @@ class Ranks:
         """Return the values of all processes, ordered by rank; values must pickle. Cost: all wait for the slowest.
 
         Raises:
-            RankLost: a process is gone.
-            Exception: what another process raised inside `each` instead of coming here.
+            RankLost: a process has ended.
+            Exception: an error that another process raised inside `each` instead of gathering.
         """
         return [value] if self.world == 1 else self._exchange(value, None)
 
@@ -66,7 +66,7 @@ class Ranks:
         return cast("T", self.gather(function() if self.rank == 0 else None)[0])
 
     def in_turn(self, function: Callable[[], T]) -> T:
-        """Call `function` in rank 0, and then in the others: they find what it left in shared caches."""
+        """Call `function` in rank 0, then in the others, which reuse what it left in shared caches."""
         if self.rank == 0:
             result = function()
         self.gather(None)
@@ -75,30 +75,33 @@ class Ranks:
         return result
 
     def each(self, function: Callable[[], T]) -> T:
-        """Call `function` in every process and return its own result; what one of them raises, all raise.
+        """Call `function` in every process and return its own result; an error of one process is raised in all.
 
-        Whoever fails tells the others, which hear of it where they next exchange something, at the latest at the end of
-        their own `each`. So all leave together, none waits for one that gave up, and the next `each` can begin.
+        A process that fails sends its error to the others, which receive it at their next exchange, at the latest at
+        the end of their own `each`. So all leave together, none waits for one that gave up, and the next `each` can
+        begin.
         """
         try:
             result = function()
             self.gather(None)
             return result
-        except Exception as error:  # whatever it is, the others must not wait for this process
-            if error is not self._heard and self.world > 1:
-                with suppress(Exception):  # the others may have failed as well; this error is told
+        except Exception as error:  # for any error, the others must not wait for this process
+            if error is not self._received_error and self.world > 1:
+                with suppress(
+                    Exception
+                ):  # the others may have failed as well; this error is reported
                     self._exchange(None, _portable(error, self.rank))
             raise
 
     def use_device(self, device: str) -> None:
-        """Make the plain name `cuda` mean a device of this process's own.
+        """Make the plain name `cuda` mean a separate device for this process.
 
         Raises:
             UserError: there are fewer devices than processes.
         """
         if self.world == 1 or device != "cuda":
             return
-        # torch takes seconds to import, and run.py, which imports this file, speaks before that.
+        # torch takes seconds to import, and run.py, which imports this file, prints a line before that.
         import torch
 
         present = torch.cuda.device_count()
@@ -110,45 +113,45 @@ class Ranks:
         torch.cuda.set_device(self.local_rank)
 
     def _exchange(self, value: Any, trouble: Exception | None) -> list[Any]:
-        # Only processes that `join` brought together get here: one by itself needs no torch for it.
+        # Only processes connected by `join` get here; a single one needs no torch.
         import torch.distributed as dist
 
         messages: list[Any] = [None] * self.world
         try:
             dist.all_gather_object(messages, (value, trouble))
         except RuntimeError as error:
-            self._heard = RankLost(
+            self._received_error = RankLost(
                 "another process of this run ended or does not answer; finished samples are kept, "
                 "the same command goes on from them"
             )
-            raise self._heard from error
-        for rank, (_, told) in enumerate(messages):
-            if told is not None and rank != self.rank:
-                self._heard = told
-                raise told
-        return [sent for sent, _ in messages]
+            raise self._received_error from error
+        for rank, (_, error_sent) in enumerate(messages):
+            if error_sent is not None and rank != self.rank:
+                self._received_error = error_sent
+                raise error_sent
+        return [sent_value for sent_value, _ in messages]
 
 
 @contextmanager
 def join() -> Iterator[Ranks]:
-    """Meet the other processes that the launcher started, and part from them at the end of the block.
+    """Connect to the other processes that the launcher started, and disconnect at the end of the block.
 
-    Objects go over gloo, on machines with GPUs as well: nothing large is exchanged.
+    Objects are sent over gloo, also on machines with GPUs: nothing large is exchanged.
 
     Raises:
-        UserError: WORLD_SIZE says that there are others, but not where to meet them.
+        UserError: WORLD_SIZE announces other processes, but not where to meet them.
     """
-    given = os.environ.get("WORLD_SIZE", "1")
-    if given == "1":
+    world = os.environ.get("WORLD_SIZE", "1")
+    if world == "1":
         yield Ranks()
         return
-    _check_launch(given)
+    _check_launch(world)
     # torch takes seconds to import; a person sees a line before that.
     import torch.distributed as dist
 
-    # Its functions have the group there is at their import as a default and would keep it, with its threads, beyond
-    # the end of the block; a thread that then lets go of a tensor while Python ends aborts the process. Transformers
-    # imports it later.
+    # Imported before the group exists: its functions take the group at import as a default and would keep it, with its
+    # threads, after the block; a thread that then frees a tensor while Python ends aborts the process. Transformers
+    # would import it later.
     import torch.distributed.nn.functional  # noqa: F401
 
     try:
@@ -164,14 +167,14 @@ def join() -> Iterator[Ranks]:
             rank=dist.get_rank(),
             world=dist.get_world_size(),
             local_rank=int(os.environ["LOCAL_RANK"]),
-            local_world=int(os.environ.get("LOCAL_WORLD_SIZE", given)),
+            local_world=int(os.environ.get("LOCAL_WORLD_SIZE", world)),
         )
     finally:
         dist.destroy_process_group()
 
 
 def _check_launch(world: str) -> None:
-    """Raise UserError unless the launcher's variables say who meets where."""
+    """Raise UserError unless the launcher's variables are complete and valid."""
     advice = (
         "valid: unset WORLD_SIZE, or start with torchrun --nproc_per_node <processes> run.py ..."
     )
@@ -191,7 +194,7 @@ def _check_launch(world: str) -> None:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Hide the launcher's variables: a library that read them would deal out the samples again, or wait for others."""
+    """Hide the launcher's variables from libraries that would distribute samples again, or wait for others."""
     hidden = {name: os.environ.pop(name) for name in LAUNCHED if name in os.environ}
     try:
         yield
@@ -199,19 +202,19 @@ def alone() -> Iterator[None]:
         os.environ.update(hidden)
 
 
-def speaks() -> bool:
-    """Say whether this process prints: of several that a launcher started, only the first.
+def is_main_process() -> bool:
+    """Return whether this process prints: of several that a launcher started, only the first.
 
-    One whose number makes no sense speaks too: somebody must say so.
+    Also True for an invalid rank: somebody must report it.
     """
     launched = all(name in os.environ for name in RENDEZVOUS)
     world, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
-    another = world.isdecimal() and rank.isdecimal() and 0 < int(rank) < int(world)
-    return not (launched and another)
+    later_rank = world.isdecimal() and rank.isdecimal() and 0 < int(rank) < int(world)
+    return not (launched and later_rank)
 
 
 def _portable(error: Exception, rank: int) -> Exception:
-    """Return the error if it survives the way to another process, else one that says the same."""
+    """Return the error if it survives pickling, else one with the same text."""
     try:
         copy = pickle.loads(pickle.dumps(error))
     except Exception:  # a third party's exception may fail in any way

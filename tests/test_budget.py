@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from espalier.harness.cost.budget import NOMINAL_TEXT, Budget, BudgetError, BudgetMismatch
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.cost.flops import text_flops
-from espalier.harness.cost.schedule import RULES, achieved
+from espalier.harness.cost.schedule import RULES, equivalent_tokens
 from espalier.harness.errors import UserError
 from espalier.methods.base import Plan, Site, TokenReducer, View
 
@@ -156,7 +156,7 @@ def test_schedules_are_bounded_ordered_and_meet_the_rule(case, rule: str, ratio:
     assert len(kept) == len(method.places)
     assert all(isinstance(count, int) and 1 <= count <= n for count in kept)
     assert list(kept) == sorted(kept, reverse=True)
-    got = getattr(achieved(method, facts, n, text, kept), rule)
+    got = getattr(equivalent_tokens(method, facts, n, text, kept), rule)
     assert abs(got - (1 - ratio) * n) <= 1 + 1e-9
 
 
@@ -170,7 +170,7 @@ def test_no_other_last_count_is_nearer(case, rule: str, ratio: float) -> None:
         return
 
     def miss(last: int) -> float:
-        got = getattr(achieved(method, facts, n, text, (*kept[:-1], last)), rule)
+        got = getattr(equivalent_tokens(method, facts, n, text, (*kept[:-1], last)), rule)
         return abs(got - (1 - ratio) * n)
 
     above = kept[-2] if len(kept) > 1 else n
@@ -192,7 +192,7 @@ def test_a_larger_ratio_keeps_no_more_equivalent_tokens(case, rule: str, ratios)
         less = Budget(rule, high).keep(method, facts, n, text)
     except BudgetError:
         return
-    values = [getattr(achieved(method, facts, n, text, k), rule) for k in (more, less)]
+    values = [getattr(equivalent_tokens(method, facts, n, text, k), rule) for k in (more, less)]
     assert values[1] <= values[0] + 1
     if len(more) == 1:
         assert less[0] <= more[0]
@@ -230,7 +230,7 @@ def test_flops_rule_counts_a_dense_first_layer_where_it_is(places: tuple[int, ..
         (target,) = Budget("kept", 0.1).keep(PREFIX, one, n, words)
         assert text_flops(one, (target - 2,) * 4, words) < spent
         assert spent < text_flops(one, (target + 2,) * 4, words)
-        reached = achieved(method, one, n, words, kept).flops
+        reached = equivalent_tokens(method, one, n, words, kept).flops
         assert reached == pytest.approx(target, abs=2)
         found[one is facts] = kept
     assert found[True] != found[False]

@@ -66,7 +66,7 @@ def test_pipes_are_passed_over_unless_they_stand_for_data(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     assert revision(folder, Digests()) == plain
     os.mkfifo(folder / "train.parquet")
-    with pytest.raises(UserError, match="no plain file"):
+    with pytest.raises(UserError, match="not a plain file"):
         revision(folder, Digests())
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from espalier.harness.decoding.diffusion.denoising_settings import check_none
+from espalier.harness.decoding.diffusion.denoising_settings import refuse_denoising_settings
 from espalier.harness.decoding.speculative.shared_vocabulary import check_tokenizers
 from espalier.harness.decoding.speculative.speculation import Speculation
 from espalier.harness.engine.artifacts.priors import Prior, prior_for, prior_layers
@@ -43,7 +43,7 @@ class CheckedMethod:
         """Raise UserError for generation settings that this kind of method or model does not support."""
         model = self.spec.model
         if model.facts.diffusion is None:
-            check_none(generation, model.name)
+            refuse_denoising_settings(generation, model.name)
             if (generation.get("num_beams") or 1) == 1:
                 return
         if not self.admitted:

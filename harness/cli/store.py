@@ -19,16 +19,16 @@ from espalier.harness.specs.commands import command
 from espalier.harness.store.answer_changes import SAME, compare
 from espalier.harness.store.answer_view import (
     answer_lines,
+    comparison_lines,
     pair_lines,
-    verdict,
     write,
     write_table,
     wrong_answers,
 )
-from espalier.harness.store.commits import DIRTY, counted, named
-from espalier.harness.store.run_lists import HEADING, NAMES, chosen, counts, line
-from espalier.harness.store.store_index import STATES, Entry, entries
-from espalier.harness.store.stored_answers import find_run, read_told
+from espalier.harness.store.commits import DIRTY, format_counts, matching_commits
+from espalier.harness.store.run_lists import HEADING, NAMES, count_summary, select_runs, table_cells
+from espalier.harness.store.store_index import STATES, RunEntry, entries
+from espalier.harness.store.stored_answers import find_run, read_answers
 from espalier.harness.store.trash import NAME as TRASH
 from espalier.harness.store.trash import Waste, contents, move, purge
 from espalier.harness.store.upkeep import commits, faults, waste
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _found(options: argparse.Namespace) -> list[Entry]:
+def _found(options: argparse.Namespace) -> list[RunEntry]:
     if not (options.store / "runs").is_dir():
         raise UserError(f"--store={str(options.store)!r} is no store; valid: a folder of runs")
     if options.command != "verify" and options.days is not None and not options.days >= 0:
@@ -100,11 +100,11 @@ def _export(options: argparse.Namespace) -> int:
 
 def _ls(options: argparse.Namespace) -> int:
     found = _found(options)
-    kept = chosen(
+    kept = select_runs(
         found, {name: getattr(options, name) for name in NAMES}, options.status, options.days
     )
-    write_table((HEADING, [line(entry) for entry in kept]), sys.stdout)
-    print(counts(kept), file=sys.stderr)
+    write_table((HEADING, [table_cells(entry) for entry in kept]), sys.stdout)
+    print(count_summary(kept), file=sys.stderr)
     return 0
 
 
@@ -116,7 +116,7 @@ def _verify(options: argparse.Namespace) -> int:
         for fault in faults(entry, mend=not options.dry):
             print(plain(fault))
             wrong += 1
-    print(f"{counts(found)}; {wrong or 'nothing'} wrong", file=sys.stderr)
+    print(f"{count_summary(found)}; {wrong or 'nothing'} wrong", file=sys.stderr)
     return 1 if wrong else 0
 
 
@@ -126,14 +126,14 @@ def _gc(options: argparse.Namespace) -> int:
         return _purge(options)
     rows, kept = commits(entries), None
     if options.keep_code is not None:
-        kept = named(options.keep_code, rows, "--keep-code")
+        kept = matching_commits(options.keep_code, rows, "--keep-code")
     found = list(waste(options.store, entries, kept, options.days))
     _list(found)
     goes = {waste.path for waste in found}
     stays = [entry for entry in entries if entry.path not in goes]
-    told = f"stays: {counts(stays)}"
+    told = f"stays: {count_summary(stays)}"
     if kept is not None:
-        told += f"; rows by commit: {counted(commits(stays)) or 'none'}"
+        told += f"; rows by commit: {format_counts(commits(stays)) or 'none'}"
         if any(commit is not None and commit.endswith(DIRTY) for commit in kept):
             told += f"; {DIRTY} had changes on top of its commit, and stays with it"
         if rows[None]:
@@ -151,7 +151,7 @@ def _gc(options: argparse.Namespace) -> int:
     for reason in moved.stayed:
         print(reason, file=sys.stderr)
     print(
-        f"moved {moved.things}, {moved.size:,} bytes, to {moved.folder}; moving a folder back takes it back, "
+        f"moved {moved.item_count}, {moved.size:,} bytes, to {moved.folder}; moving a folder back takes it back, "
         "gc --purge frees the disk",
         file=sys.stderr,
     )
@@ -180,7 +180,7 @@ def _list(found: Sequence[Waste]) -> None:
 def _show(options: argparse.Namespace) -> int:
     if options.limit < 0:
         raise UserError(f"--limit={options.limit} must be at least 0")
-    ours = read_told(find_run(options.store, options.key), options.metric)
+    ours = read_answers(find_run(options.store, options.key), options.metric)
     said: list[str] = []
     if options.against is None:
         answers = wrong_answers(ours) if options.wrong else list(ours.answers.values())
@@ -190,14 +190,16 @@ def _show(options: argparse.Namespace) -> int:
             f"{ours.name}: {len(answers)} of {len(ours.answers)} answers {what} {ours.metric}"
         )
     else:
-        theirs = read_told(find_run(options.store, options.against), options.metric or ours.metric)
+        theirs = read_answers(
+            find_run(options.store, options.against), options.metric or ours.metric
+        )
         found = compare(ours, theirs)
         changed = [pair for pair in found.pairs if pair.change != SAME]
         if options.wrong:
             best = ours.full_marks
             changed = [pair for pair in changed if pair.ours.score != best]
         lines = pair_lines(sorted(changed, key=lambda pair: pair.change))
-        said += verdict(ours, theirs, found)
+        said += comparison_lines(ours, theirs, found)
     more = write(lines, sys.stdout, options.limit or None)
     for text in filter(None, (*said, more)):
         print(plain(text), file=sys.stderr)

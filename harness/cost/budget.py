@@ -1,11 +1,10 @@
-"""From a ratio to integers: the only place where a budget is rounded.
+"""Conversion of a ratio to integer token counts: the only place where a budget is rounded.
 
-Every rule (harness/cost/schedule.py) sums up a schedule, the tokens kept after each site, in
-one number, its *equivalent tokens*, and asks that it be (1 - ratio) N. A method with several sites
-gives a one-parameter family of schedules (`TokenReducer.fractions`); the parameter is solved by
-bisection, every count is rounded half up, and the last site takes up what rounding left over
-(earlier sites only when it is at its bounds), so that the integers miss the rule by less than one
-token.
+Every rule (harness/cost/schedule.py) reduces a schedule, the tokens kept after each site, to one number, its
+*equivalent tokens*, and requires it to be (1 - ratio) N. A method with several sites gives a one-parameter family of
+schedules (`TokenReducer.fractions`). The parameter is solved by bisection, every count is rounded half up, and the last
+site absorbs the rounding error (earlier sites only when it is at its bounds), so that the integers miss the rule by
+less than one token.
 """
 
 from __future__ import annotations
@@ -18,14 +17,20 @@ from numbers import Real
 from typing import Protocol
 
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.cost.schedule import RULES, Achieved, Frame, achieved, frame_of
+from espalier.harness.cost.schedule import (
+    RULES,
+    EquivalentTokens,
+    Frame,
+    equivalent_tokens,
+    frame_of,
+)
 from espalier.harness.errors import Refused, unknown_name
 from espalier.methods.base import TokenReducer
 
-#: Text tokens assumed when a budget is checked before any sample is seen: a short question.
+#: Text tokens assumed when a budget is checked before any sample is loaded: a short question.
 NOMINAL_TEXT = 32
 
-# Counts this close to a half are halves: ratios are decimal, and (1 - 0.9) * 15 < 1.5 in binary.
+# Counts this close to a half count as halves: ratios are decimal, and (1 - 0.9) * 15 < 1.5 in binary.
 _TIE = 1e-9
 
 _SMALLEST_SHARE = 2.0**-200
@@ -38,7 +43,7 @@ class BudgetError(Refused):
 
 
 class BudgetMismatch(RuntimeError):
-    """What a run kept is not what the budget asked for."""
+    """The kept tokens of a run differ from the budget's request."""
 
 
 class Counts(Protocol):
@@ -58,21 +63,21 @@ class Counts(Protocol):
 
 @dataclass(frozen=True)
 class Budget:
-    """How many visual tokens go.
+    """Rule and ratio of removed visual tokens.
 
     Attributes:
         rule: one of RULES.
-        ratio: share REMOVED, 0 <= ratio < 1; 1 where nothing drops tokens and a draft sees none.
+        ratio: share REMOVED, 0 <= ratio < 1; 1 only if nothing drops tokens and a draft sees none.
 
     Raises:
-        BudgetError: unknown rule, or a ratio that is no number in [0, 1].
+        BudgetError: unknown rule, or a ratio that is not a number in [0, 1].
     """
 
     rule: str
     ratio: float
 
     def __post_init__(self) -> None:
-        """Reject what no method could meet."""
+        """Reject values that no method can reach."""
         if self.rule not in RULES:
             raise BudgetError(str(unknown_name("budget", self.rule, RULES)))
         if isinstance(self.ratio, bool) or not isinstance(self.ratio, Real):
@@ -105,9 +110,9 @@ class Budget:
         return schedule
 
     def draft_keep(self, n_visual: int) -> int:
-        """Return the visual tokens that a draft sees of `n_visual`: the share (1 - ratio), rounded half up.
+        """Return how many of `n_visual` tokens a draft sees: the share (1 - ratio), rounded half up.
 
-        At least one while there is one and ratio < 1; ratio 1 leaves none.
+        At least one if ratio < 1 and there are any; ratio 1 leaves none.
         """
         if self.ratio == 1 or n_visual == 0:
             return 0
@@ -117,13 +122,12 @@ class Budget:
         """Raise BudgetError when the method cannot reach the ratio on a sample of nominal size."""
         self.keep(reducer, facts, facts.visual_tokens, NOMINAL_TEXT)
 
-    def verify(self, reducer: TokenReducer, facts: ModelFacts, record: Counts) -> Achieved:
-        """Compare one finished sample with the budget and return what it achieved.
+    def verify(self, reducer: TokenReducer, facts: ModelFacts, record: Counts) -> EquivalentTokens:
+        """Compare one finished sample with the budget and return its equivalent tokens.
 
         Raises:
-            BudgetMismatch: the layers did not see what the plans kept; or, unless the method is
-                adaptive, the counts differ from the requested ones or miss the rule by more than
-                rounding.
+            BudgetMismatch: the layers did not see the tokens that the plans kept; or, unless the method is adaptive,
+                the counts differ from the requested ones or miss the rule by more than rounding.
         """
         frame = frame_of(reducer, facts, record.visual, record.text)
         where = f"sample {record.sample}: budget {self.rule}, ratio {self.ratio}"
@@ -131,7 +135,7 @@ class Budget:
             raise BudgetMismatch(
                 f"{where}: {len(record.kept)} counts for {len(frame.starts)} sites"
             )
-        result = achieved(reducer, facts, record.visual, record.text, record.kept)
+        result = equivalent_tokens(reducer, facts, record.visual, record.text, record.kept)
         entering = frame.entering(record.kept)
         if tuple(record.entering) != entering:
             raise BudgetMismatch(
@@ -143,9 +147,11 @@ class Budget:
         requested = self.keep(reducer, facts, record.visual, record.text)
         if tuple(record.kept) != requested:
             raise BudgetMismatch(f"{where}: kept {record.kept}, requested {requested}")
-        got, asked = getattr(result, self.rule), (1 - self.ratio) * record.visual
-        if abs(got - asked) > 1 + _TIE:
-            raise BudgetMismatch(f"{where}: {got:.3f} equivalent tokens, asked for {asked:.3f}")
+        got, requested_tokens = getattr(result, self.rule), (1 - self.ratio) * record.visual
+        if abs(got - requested_tokens) > 1 + _TIE:
+            raise BudgetMismatch(
+                f"{where}: {got:.3f} equivalent tokens, asked for {requested_tokens:.3f}"
+            )
         return result
 
     def _unreachable(self, reducer: TokenReducer, frame: Frame) -> str:
@@ -196,18 +202,18 @@ def _schedule(
 
 
 def _settle(rule: str, frame: Frame, counts: list[int], target: float) -> None:
-    """Move the last site, and earlier ones while it is at a bound, as near the rule as can be."""
+    """Move the last site, and earlier ones while it is at a bound, as close to the rule as possible."""
     last = len(counts) - 1
     for site in range(last, -1, -1):
         if frame.spans[site + 1] == 0 or (rule == "kept" and site < last):
             continue  # this site's count does not enter the rule
         if _settle_one(rule, frame, counts, target, site):
             break
-    _settle_one(rule, frame, counts, target, last)  # again, for what the others moved
+    _settle_one(rule, frame, counts, target, last)  # once more, after the others moved
 
 
 def _settle_one(rule: str, frame: Frame, counts: list[int], target: float, site: int) -> bool:
-    """Move one site between its neighbours; return whether it came to lie strictly inside."""
+    """Move one site between its neighbours; return whether it ends strictly inside."""
     low = 1 if site == len(counts) - 1 else counts[site + 1]
     high = frame.visual if site == 0 else counts[site - 1]
 
@@ -236,7 +242,7 @@ def _half_up(count: float) -> int:
 
 
 def _brief(counts: Sequence[int]) -> str:
-    """Write runs of equal counts as count x layers."""
+    """Return runs of equal counts as count x layers."""
     runs: list[list[int]] = []
     for count in counts:
         if runs and runs[-1][0] == count:

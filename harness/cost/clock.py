@@ -1,4 +1,4 @@
-"""Wall-clock time of named phases, with every device of the model brought to rest at both ends."""
+"""Wall-clock time of named phases, with all devices of the model synchronized at both ends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import torch
 class Clock:
     """Adds up the time of named phases.
 
-    Phases may nest: an inner phase counts for itself and inside the outer one. A phase that is
-    entered again while it is open counts once, from the outermost entry to its exit. The queues of
-    all CUDA devices are drained at both ends of a phase; elsewhere there is nothing to wait for and
-    a phase costs about a microsecond.
+    Phases may nest: an inner phase counts for itself and inside the outer one. A phase entered again while it is open
+    counts once, from the outermost entry to its exit. The queues of all CUDA devices are drained at both ends of a
+    phase; elsewhere there is nothing to wait for, and a phase costs about a microsecond.
 
     Args:
         devices: all devices that the timed work runs on; none means the CPU.
@@ -41,7 +40,7 @@ class Clock:
             self._named(name).open()
 
     def stop(self, name: str) -> None:
-        """Close what `start` opened.
+        """Close a phase opened by `start`.
 
         Raises:
             RuntimeError: the phase is not open.
@@ -54,11 +53,11 @@ class Clock:
         return {name: phase.total_ns / 1e6 for name, phase in self._phases.items()}
 
     def counts(self) -> dict[str, int]:
-        """Return how many stretches each phase has had."""
+        """Return the number of stretches of each phase."""
         return {name: phase.count for name, phase in self._phases.items()}
 
     def reset(self) -> None:
-        """Forget all phases.
+        """Remove all phases.
 
         Raises:
             RuntimeError: a phase is still open.
@@ -76,7 +75,7 @@ class Clock:
     def drain(self) -> None:
         """Wait until the devices have finished what this thread has queued; a no-op off CUDA."""
         for device in self._drained:
-            # Of the side's own stream alone: another thread may be at work on the same device.
+            # Only this side's own stream: another thread may be working on the same device.
             torch.cuda.current_stream(device).synchronize()
 
 

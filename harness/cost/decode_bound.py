@@ -1,4 +1,4 @@
-"""What decoding cannot beat: a step of one token reads every weight of the decoder and the whole cache once."""
+"""Lower bound of decoding time: a step of one token reads every weight of the decoder and the whole cache once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from espalier.harness.cost.clock import Clock
 
-#: Copies that are timed as one, so that launching them does not count.
+#: Number of copies timed together, so that their launch time does not matter.
 COPIES = 8
 
 
@@ -24,7 +24,7 @@ class Decoding(Protocol):
 
 
 def copy_rate(device: torch.device, n_bytes: int, repeats: int = 7) -> float:
-    """Return the bytes a second that copies within a device's memory move, read and written both counted; a median."""
+    """Return the median rate of copies within a device's memory in bytes/s, counting both reads and writes."""
     source = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = []
@@ -34,17 +34,18 @@ def copy_rate(device: torch.device, n_bytes: int, repeats: int = 7) -> float:
             for _ in range(COPIES):
                 target.copy_(source)
         seconds.append(clock.totals_ms()["copies"] / 1e3)
-    return 2 * n_bytes * COPIES / median(seconds[1:])  # the first one touched the pages
+    return 2 * n_bytes * COPIES / median(seconds[1:])  # the first one maps the pages
 
 
 def step_bytes(adapter: Decoding) -> int:
     """Return the bytes of weights that a step of one token reads.
 
-    These are the decoder's and the output head's. Of a table of embeddings a step reads one row, unless the head is the
-    same table. All experts of a mixture count, although a token is sent to few.
+    These are the decoder's and the output head's. A step reads only one row of the embedding table, unless the head is
+    the same table. All experts of a mixture count, although a token is sent to few.
     """
-    table = {id(one) for one in adapter.model.get_input_embeddings().parameters()}
+    table = {id(weight) for weight in adapter.model.get_input_embeddings().parameters()}
     head = adapter.model.get_output_embeddings().parameters()
-    read = {id(one): one for one in adapter.decoder.parameters() if id(one) not in table}
-    read |= {id(one): one for one in head}
-    return sum(one.numel() * one.element_size() for one in read.values())
+    weights = {id(weight): weight for weight in adapter.decoder.parameters()}
+    weights = {key: weight for key, weight in weights.items() if key not in table}
+    weights |= {id(weight): weight for weight in head}
+    return sum(weight.numel() * weight.element_size() for weight in weights.values())

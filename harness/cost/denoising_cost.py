@@ -4,8 +4,8 @@ Its "FLOPs" are MULTIPLY-ADDS of the decoder layers alone, full-width keys, thre
 
     C(n) = 4 n d^2 + 2 n^2 d + 3 n d m                                                          (13), (22)
 
-Visual tokens are counted as fractions, as the printed figures are. A run is a sum over its T steps: the first is whole
-for methods that wait for deciders, and for FastV, and is not for the others.
+Visual tokens are counted as fractions, as in the printed figures. A run is a sum over its T steps; the first keeps all
+tokens for methods that need deciders, and for FastV, but not for the others.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from espalier.harness.cost.paper_flops import attention_macs, mlp_macs
 
 
 def even(ratio: float, steps: int) -> tuple[float, ...]:
-    """Return D3ToM's share at each step: none at the first, which has no deciders, then always the same."""
+    """Return D3ToM's share at each step: none at the first, which has no deciders, then a constant."""
     return (0.0, *(ratio,) * (steps - 1))
 
 
 def rising(ratio: float, steps: int) -> tuple[float, ...]:
-    """Return D3ToM-t's (11): from 2 r - 1 to 1 in equal paces over the steps that merge, whose mean is r >= 1/2."""
+    """Return D3ToM-t's (11): from 2 r - 1 to 1 in equal increments over the steps that merge, with mean r >= 1/2."""
     return (0.0, *(2 * ratio - 1 + 2 * (1 - ratio) * u / (steps - 2) for u in range(steps - 1)))
 
 
@@ -50,23 +50,23 @@ class DenoisingCost:
         """Return C(n) of one layer on `visual` visual tokens and the text."""
         return self._attention(visual) + self._mlp(visual)
 
-    def whole(self) -> float:
-        """Return the cost of a run in which every token stays (14), (23)."""
+    def unreduced(self) -> float:
+        """Return the cost of a run that keeps every token (14), (23)."""
         return self.steps * self._step()
 
     def merging(self, ratios: Sequence[float], K: int) -> float:
-        """Return the cost of D3ToM (15) to (17): inside layer K the attention sees all tokens, the MLP what is left.
+        """Return the cost of D3ToM (15) to (17): inside layer K the attention sees all tokens, the MLP only the kept.
 
         Args:
-            ratios: share merged at each step; 0 is a whole step.
+            ratios: share merged at each step; 0 keeps every token.
             K: layer in which tokens merge.
         """
         return sum(self._merging_step(ratio, K) if ratio else self._step() for ratio in ratios)
 
     def pruning(self, ratio: float, K: int) -> float:
-        """Return the cost of FastV (24): before layer K the share `ratio` goes, but for the first step."""
-        left = (1 - ratio) * self.visual
-        step = K * self.layer(self.visual) + (self.layers - K) * self.layer(left)
+        """Return the cost of FastV (24): the share `ratio` is removed before layer K, except in the first step."""
+        kept = (1 - ratio) * self.visual
+        step = K * self.layer(self.visual) + (self.layers - K) * self.layer(kept)
         return self._step() + (self.steps - 1) * step
 
     def pyramid(self, ratio: float, stages: int = 4, excess: float = 1.5) -> float:
@@ -76,18 +76,18 @@ class DenoisingCost:
         return self.steps * self.layers / stages * sum(per_stage)
 
     def before(self, ratio: float) -> float:
-        """Return the cost of VisionZip (26): the share `ratio` goes before the decoder, at every step."""
+        """Return the cost of VisionZip (26): the share `ratio` is removed before the decoder, at every step."""
         return self.steps * self.layers * self.layer((1 - ratio) * self.visual)
 
     def _step(self) -> float:
         return self.layers * self.layer(self.visual)
 
     def _merging_step(self, ratio: float, K: int) -> float:
-        left = (1 - ratio) * self.visual
-        split = self._attention(self.visual) + self._mlp(left)
-        similarities = 2 * ratio * self.visual * left * self.hidden  # (15)
-        behind = (self.layers - K - 1) * self.layer(left)
-        return K * self.layer(self.visual) + split + behind + similarities
+        kept = (1 - ratio) * self.visual
+        split = self._attention(self.visual) + self._mlp(kept)
+        similarities = 2 * ratio * self.visual * kept * self.hidden  # (15)
+        later_layers = (self.layers - K - 1) * self.layer(kept)
+        return K * self.layer(self.visual) + split + later_layers + similarities
 
     def _attention(self, visual: float) -> float:
         return attention_macs(self.hidden, visual + self.text)

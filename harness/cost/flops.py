@@ -1,32 +1,31 @@
-"""Arithmetic of one prefill from architecture facts and token counts, beside the papers' own formulas.
+"""Exact FLOPs of one prefill, from architecture facts and token counts.
 
-The exact count takes one multiply-add as two FLOPs and counts every matrix product that runs for
-one sample; norms, activations, softmax, rotary embedding and additions are left out, as are the
-convolutions (they cut images into patches; those of SAM's neck are 1 % of it). For n tokens, width d,
-q = heads x head_dim, kv = kv_heads x head_dim, MLP width m (of all experts that one token goes
-through), e experts:
+The exact count takes one multiply-add as two FLOPs and counts every matrix product that runs for one sample; norms,
+activations, softmax, rotary embedding and additions are left out, as are the convolutions (they split images into
+patches; those of SAM's neck are 1 % of it). For n tokens, width d, q = heads x head_dim, kv = kv_heads x head_dim, MLP
+width m (of all experts that one token goes through), e experts:
 
 | term                 | FLOPs of one layer                                                  |
 | -------------------- | ------------------------------------------------------------------- |
 | query and output     | 4 n d q                                                             |
-| key and value        | 4 n d kv (grouped heads cost what they cost)                        |
+| key and value        | 4 n d kv (grouped heads at their real size)                         |
 | scores and averaging | 4 p q over p token pairs: n (n + 1) / 2 if causal, n^2 if not, the   |
 |                      | sum over images, frames or windows in a tower                       |
 | MLP                  | 2 n d m for each of its matrices: 3 if gated, 2 if not              |
 | router               | 2 n d e                                                             |
 | relative positions   | 2 n q (rows + columns that a token sees): SAM alone                  |
 
-| component   | what it is                                                                   |
+| component   | content                                                                      |
 | ----------- | ---------------------------------------------------------------------------- |
-| `tower`     | the layers that run of the vision tower and of what stands before it; layers |
-|             | behind the one that is read run, and count, only where a method looks at them |
+| `tower`     | the layers that run of the vision tower and of its stem; layers after the    |
+|             | one that is read run, and count, only if a method reads them                 |
 | `projector` | its linear maps, on every unit that goes through it, and those of DeepStack's |
 |             | projectors, through which every unit goes once                               |
 | `text`      | every decoder layer on the tokens that enter it                              |
-| `head`      | the output head at the last position, all that generation asks for           |
+| `head`      | the output head at the last position, all that generation needs              |
 
-What papers print as "FLOPs" is something else, and differs from paper to paper
-(`espalier.harness.cost.paper_flops`). The two are never mixed: `prefill_exact` and `paper` stand apart.
+The papers' "FLOPs" are different counts that vary from paper to paper (`espalier.harness.cost.paper_flops`). The two
+are never mixed: rows hold them separately as `prefill_exact` and `paper`.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Components:
 
 @dataclass(frozen=True)
 class SampleFlops:
-    """One sample's prefill as it ran and with every token: the exact count, and every paper's own."""
+    """One sample's prefill as it ran and with every token: the exact count, and every paper's count."""
 
     exact: Components
     exact_full: Components
@@ -85,10 +84,10 @@ class SampleFlops:
 def layer_flops(
     stack: StackFacts, tokens: int, causal: bool | None = None, first: bool = False
 ) -> int:
-    """Return the exact FLOPs of one layer on `tokens` tokens that all see each other.
+    """Return the exact FLOPs of one layer on `tokens` tokens that all attend to each other.
 
-    `causal=None` means the stack's own attention; `causal=False` counts every pair, as a fused
-    kernel's mask is invisible to profilers that count whole products. `first` asks for layer 0.
+    `causal=None` means the stack's own attention; `causal=False` counts every pair, as a fused kernel's mask is
+    invisible to profilers that count whole products. `first` selects layer 0.
     """
     masked = stack.causal if causal is None else causal
     n_pairs = tokens * (tokens + 1) // 2 if masked else tokens * tokens
@@ -114,7 +113,7 @@ def tower_flops(facts: ModelFacts, work: Work) -> int:
 
 
 def _stem_flops(stem: StackFacts, work: Work) -> int:
-    """Count SAM, whose windows are filled up at the border and whose attention adds relative positions.
+    """Count SAM, with windows padded at the border and relative positions in its attention.
 
     Those are two more products: of each query with a vector for every row, and for every column, that it sees.
     """
@@ -127,17 +126,17 @@ def _stem_flops(stem: StackFacts, work: Work) -> int:
 
 
 def _encoder(stack: StackFacts, tokens: int, pairs: int, window_pairs: int) -> int:
-    """Count a stack whose attended pairs are known: `window_layers` of its layers stay inside windows."""
+    """Count a stack from its attended pairs: `window_layers` of its layers attend only inside windows."""
     attended = (stack.layers - stack.window_layers) * pairs + stack.window_layers * window_pairs
     return stack.layers * _linear(stack) * tokens + _pair(stack) * attended
 
 
-def projector_flops(facts: ModelFacts, units: int, again: int = 0) -> int:
-    """Return the exact FLOPs of the projectors' linear maps on `units` units, of which `again` are projected anew.
+def projector_flops(facts: ModelFacts, units: int, repeated: int = 0) -> int:
+    """Return the exact FLOPs of the projectors' linear maps on `units` units, plus `again` units projected twice.
 
-    What was merged goes through the projector a second time, but not through those of DeepStack.
+    Merged units go through the projector a second time, but not through those of DeepStack.
     """
-    passes = units * (1 + len(facts.deepstack)) + again
+    passes = units * (1 + len(facts.deepstack)) + repeated
     return 2 * passes * sum(a * b for a, b in pairwise(facts.projector))
 
 
@@ -151,8 +150,10 @@ def text_flops(
     )
 
 
-def behind_flops(facts: ModelFacts, entries: Sequence[int], n_text: int, queries: int) -> int:
-    """Return the exact FLOPs of `queries` new tokens that see a cached prompt, `queries` themselves included.
+def cached_prompt_flops(
+    facts: ModelFacts, entries: Sequence[int], n_text: int, queries: int
+) -> int:
+    """Return the exact FLOPs of `queries` new tokens that attend to a cached prompt and to each other.
 
     Args:
         facts: the model.
@@ -187,7 +188,7 @@ def sample_flops(
         entering: visual tokens that entered each decoder layer.
         n_visual: visual tokens before any reduction.
         n_text: other tokens of the prompt.
-        work: what ran before the decoder; units that went through the projector twice count twice.
+        work: work before the decoder; units that went through the projector twice count twice.
     """
     full, head = (n_visual,) * len(entering), head_flops(facts)
     untouched = work.untouched()
@@ -209,8 +210,8 @@ def sample_flops(
 def flops_block(samples: Iterable[SampleFlops]) -> dict[str, Any]:
     """Return the `flops` block of a row: means over samples, shares as ratios of those means.
 
-    `prefill_exact` is the language model's exact count; tower and projector stand beside it. `prefill_paper` and its
-    share are FastV's and D2Pruner's; `paper` has every paper's own.
+    `prefill_exact` is the language model's exact count; tower and projector are separate entries. `prefill_paper` and
+    its share are FastV's and D2Pruner's; `paper` has every paper's count.
     """
     counted = list(samples)
     language = fmean(s.exact.language for s in counted)
@@ -235,7 +236,7 @@ def _linear(stack: StackFacts, first: bool = False) -> int:
     queries, keys = stack.heads * stack.head_dim, stack.kv_heads * stack.head_dim
     dense = first and stack.first_intermediate is not None
     width = stack.first_intermediate if dense else stack.intermediate
-    assert width is not None  # `dense` says so
+    assert width is not None  # implied by `dense`
     router = 0 if dense else stack.experts
     return stack.hidden * (4 * queries + 4 * keys + 2 * router) + _mlp(stack, width)
 

@@ -1,4 +1,4 @@
-"""How much memory a process may still take: on a CUDA device, or of the machine and the control group it is in."""
+"""Memory that a process may still allocate: on a CUDA device, or of the machine and its control group."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 PROC = Path("/proc")
 GROUPS = Path("/sys/fs/cgroup")
 
-#: Tensors up to this size are made without asking how much memory is free.
+#: Tensors up to this size are allocated without checking free memory.
 SMALL = 64 * 2**20
 
-#: Larger ones may take this share of it.
+#: Maximum share of free memory for larger tensors.
 SHARE = 0.5
 
 #: (limit, usage, key of the page cache in memory.stat) of control groups, version 2 and version 1.
@@ -26,11 +26,11 @@ FILES = (
 
 
 class DeviceMemory:
-    """Memory of one device as this process sees it.
+    """Memory of one device from the view of this process.
 
     Args:
         device: `cpu`, or a CUDA device; the plain name `cuda` is the current one.
-        share: processes that divide what is free on this machine's CPU between them.
+        share: number of processes that share this machine's free CPU memory.
     """
 
     def __init__(self, device: str, share: int = 1) -> None:
@@ -44,23 +44,23 @@ class DeviceMemory:
         return _kilobytes(PROC / "self/status", "VmRSS") or 0
 
     def reachable(self) -> int:
-        """Return the bytes that the process may hold in all."""
+        """Return the total bytes that the process may hold."""
         if self.device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self.device)
             return free + torch.cuda.memory_reserved(self.device)
         return self.used() + free_memory() // self._share
 
     def tidy(self) -> None:
-        """Hand cached blocks back."""
+        """Release cached blocks."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
 def free_memory(proc: Path = PROC, groups: Path = GROUPS) -> int:
-    """Return the bytes that can be had without swapping: MemAvailable, or less if a control group allows less.
+    """Return the bytes available without swapping: MemAvailable, or less if a control group allows less.
 
-    Off Linux, which tells neither, the physical memory.
+    Off Linux, which provides neither, the physical memory.
     """
     available = _kilobytes(proc / "meminfo", "MemAvailable")
     if available is None:
@@ -69,7 +69,7 @@ def free_memory(proc: Path = PROC, groups: Path = GROUPS) -> int:
 
 
 def _group_rooms(proc: Path, groups: Path) -> Iterator[int]:
-    """Yield what each control group above this process still allows."""
+    """Yield the bytes that each control group above this process still allows."""
     try:
         lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -80,7 +80,7 @@ def _group_rooms(proc: Path, groups: Path) -> Iterator[int]:
             continue
         root = groups / "memory" if controllers else groups
         folder = root / path.lstrip("/")
-        # In a container the path may be one of the host's; its root is there all the same.
+        # In a container the path may be one of the host's; its root exists all the same.
         for place in (folder, *folder.parents):
             if place.is_relative_to(root):
                 yield from _group_room(place)
@@ -94,8 +94,8 @@ def _group_room(folder: Path) -> Iterator[int]:
             stat = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
         except OSError:
             continue
-        if limit.isdecimal():  # version 2 writes `max` where there is none
-            # Files that were read and are not in use count as usage, and are dropped when memory is needed.
+        if limit.isdecimal():  # version 2 writes `max` if there is no limit
+            # Cached file pages count as usage, but are dropped when memory is needed.
             cache = next(
                 (int(line.split()[1]) for line in stat if line.startswith(f"{cache_key} ")), 0
             )
@@ -103,7 +103,7 @@ def _group_room(folder: Path) -> Iterator[int]:
 
 
 def _kilobytes(path: Path, name: str) -> int | None:
-    """Return the entry `name: <n> kB` of a file of /proc in bytes; None where there is none."""
+    """Return the entry `name: <n> kB` of a file of /proc in bytes; None if there is none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -113,10 +113,10 @@ def _kilobytes(path: Path, name: str) -> int | None:
     )
 
 
-def fits_beside(n_bytes: int, device: torch.device) -> bool:
-    """Say whether a tensor of so many bytes takes at most half of the memory that is free on a device.
+def fits_in_free_memory(n_bytes: int, device: torch.device) -> bool:
+    """Return whether a tensor of this size takes at most half of the free memory of a device.
 
-    Small ones do, without asking.
+    Small tensors always fit, without a check.
     """
     if n_bytes <= SMALL:
         return True

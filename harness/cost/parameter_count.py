@@ -1,4 +1,4 @@
-"""How many parameters a model has, by its facts: what a machine must have room for before anything is loaded."""
+"""Number of parameters of a model by its facts, to check memory before anything is loaded."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from itertools import pairwise
 
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 
-#: Bytes of a parameter by the precision it is kept in.
+#: Bytes per parameter by precision.
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def parameters(facts: ModelFacts) -> int:
-    """Return the entries of all matrices; norms, biases, patch embeddings and positions are left out, a percent or so.
+    """Return the entries of all matrices, without norms, biases, patch embeddings and positions (about a percent).
 
-    Embedding and output head count apart, though some models share them. Of a layer with experts only those count that
-    one token goes through, as the facts have no others.
+    Embedding and output head both count, though some models share them. Of a layer with experts only those that one
+    token goes through count, as the facts have no others.
     """
     towers = [facts.tower] + ([facts.stem] if facts.stem is not None else [])
     projector = sum(a * b for a, b in pairwise(facts.projector)) * (1 + len(facts.deepstack))
@@ -23,7 +23,7 @@ def parameters(facts: ModelFacts) -> int:
 
 
 def weight_bytes(facts: ModelFacts, dtype: str) -> int:
-    """Return the bytes of the same in a precision, one of BYTES."""
+    """Return the bytes of these parameters in a precision, one of BYTES."""
     return parameters(facts) * BYTES[dtype]
 
 

@@ -1,4 +1,4 @@
-"""Peak memory over a block, and the bytes that a key-value cache really holds."""
+"""Peak memory over a block, and the bytes that a key-value cache holds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _RESET = Path("/proc/self/clear_refs")
 
 @dataclass
 class Peak:
-    """Filled when the block ends, or before by `stop`: peak bytes, and in `note` what exactly they are."""
+    """Peak bytes, set when the block ends or earlier by `stop`, and in `note` their exact meaning."""
 
     bytes: int = 0
     note: str = ""
     _read: Callable[[], int] | None = field(default=None, repr=False, compare=False)
 
     def stop(self) -> None:
-        """Take the reading now: what still follows in the block does not count. Once taken, it stands."""
+        """Take the reading now: later allocations in the block do not count, and a second call changes nothing."""
         if self._read is not None:
             self.bytes, self._read = self._read(), None
 
@@ -35,10 +35,10 @@ class Peak:
 def peak_memory(*devices: torch.device | str) -> Iterator[Peak]:
     """Measure the peak memory of the block on the devices of a model; none means the CPU.
 
-    CUDA: the allocator's peak, of several devices the sum of each one's own, which they need not reach
-    at the same time. Linux CPU: the peak resident set of the whole process (VmHWM), reset at the start
-    of the block; it includes what was resident before. Where the reset is not allowed, or off Linux,
-    the peak of the process's life, and the note says so.
+    CUDA: the allocator's peak; for several devices the sum of their peaks, which need not occur at the same time. Linux
+    CPU: the peak resident set of the whole process (VmHWM), reset at the start of the block; it includes earlier
+    resident memory. If the reset is not allowed, or off Linux, the peak over the life of the process, and the note
+    states that.
     """
     named = dict.fromkeys(torch.device(device) for device in devices)
     cards = [device for device in named if device.type == "cuda"]
@@ -69,7 +69,7 @@ def _of_process() -> Peak:
 
 
 def reset_resident_peak() -> bool:
-    """Set VmHWM back to the present resident set; return False where that is not allowed."""
+    """Reset VmHWM to the present resident set; return False if that is not allowed."""
     try:
         _RESET.write_text("5", encoding="utf-8")
     except OSError:
@@ -88,11 +88,11 @@ def resident_peak() -> int:
 
 
 def kv_bytes(cache: Any) -> int:
-    """Return the bytes of storage behind a cache's keys and values, summed over layers.
+    """Return the bytes of storage of a cache's keys and values, summed over layers.
 
-    Storage, not elements: a short view of a long tensor still holds the long one, and two views of
-    one storage hold it once. `cache` is a transformers cache (`.layers` with `.keys` and `.values`;
-    layers not filled yet count nothing) or a sequence of (keys, values) pairs.
+    Storage, not elements: a short view of a long tensor still holds the long one, and two views of one storage count
+    once. `cache` is a transformers cache (`.layers` with `.keys` and `.values`; layers not filled yet count nothing) or
+    a sequence of (keys, values) pairs.
     """
     storages: dict[tuple[int, torch.device], int] = {}
     for layer in getattr(cache, "layers", cache):
@@ -105,5 +105,5 @@ def kv_bytes(cache: Any) -> int:
 
 
 def _pair(layer: Any) -> tuple[Tensor | None, Tensor | None]:
-    """Read the tensors of a layer, which does not have them before its first update."""
+    """Return the tensors of a layer, which does not have them before its first update."""
     return getattr(layer, "keys", None), getattr(layer, "values", None)

@@ -1,4 +1,4 @@
-"""What one row of a batch costs before the decoder, in counts from which FLOPs follow."""
+"""Work of one batch row before the decoder, in counts from which FLOPs follow."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """What one row of a batch costs before the decoder; pairs are attended pairs of tokens in one layer.
+    """Work of one batch row before the decoder; pairs are attended pairs of tokens in one layer.
 
     Attributes:
         tokens: tokens that the vision tower processes.
         pairs: pairs in a layer with attention inside each image or frame.
         window_pairs: pairs in a layer with attention inside windows (0: the tower has none).
-        units: what the projector maps, one by one, to visual tokens.
+        units: inputs of the projector, each mapped to one visual token.
         stem_tokens: tokens of the stack that runs before the tower (DeepSeek-OCR's SAM), 0 elsewhere.
         stem_pairs: its pairs in a global layer.
         stem_window_pairs: its pairs in a windowed layer.
-        stem_window_tokens: tokens that attention goes through in a windowed layer, windows filled up at the border.
+        stem_window_tokens: attention tokens in a windowed layer, with windows padded at the border.
         stem_lines: pairs of a token and a row or column of tokens that it sees, in a global layer (relative positions).
         stem_window_lines: the same in a windowed layer.
         extra_tokens: tokens of tower layers that ran for a method alone (the projector does not read them), summed over
             these layers.
         extra_pairs: their pairs.
         reprojected: units that went through the projector a second time, after merging.
-        spared_attention: tokens that a method inside the tower took from attentions, summed over its layers.
-        spared_mlp: tokens that it took from MLPs, likewise.
-        spared_pairs: attended pairs that it took, likewise.
+        spared_attention: tokens that a method inside the tower removed from attentions, summed over its layers.
+        spared_mlp: tokens that it removed from MLPs, likewise.
+        spared_pairs: attended pairs that it removed, likewise.
     """
 
     tokens: int = 0
@@ -45,12 +45,12 @@ class Work(NamedTuple):
     spared_mlp: int = 0
     spared_pairs: int = 0
 
-    def plus(self, other: Work) -> Work:
-        """Add entry by entry."""
-        return Work(*(a + b for a, b in zip(self, other, strict=True)))
+    def plus(self, addend: Work) -> Work:
+        """Return the sum, entry by entry."""
+        return Work(*(a + b for a, b in zip(self, addend, strict=True)))
 
     def untouched(self) -> Work:
-        """Return what the same row costs without a method."""
+        """Return the work of the same row without a method."""
         return self._replace(
             reprojected=0,
             extra_tokens=0,

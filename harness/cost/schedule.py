@@ -1,7 +1,7 @@
-"""What a schedule of visual tokens amounts to: the three rules by which papers count a budget.
+"""Equivalent tokens of a schedule of visual tokens, under the three rules by which papers count a budget.
 
-A schedule is the tokens kept after each site of a method that shortens the prompt; `Site.shortens`
-says before which decoder layer it does. Each rule sums it up as *equivalent tokens*:
+A schedule is the tokens kept after each site of a method that shortens the prompt; `Site.shortens` gives the decoder
+layer before which it does so. Each rule reduces it to *equivalent tokens*:
 
 | rule      | equivalent tokens of a schedule                                                    |
 | --------- | ---------------------------------------------------------------------------------- |
@@ -28,25 +28,25 @@ RULES = ("kept", "average", "flops")
 
 
 @dataclass(frozen=True)
-class Achieved:
-    """What a schedule amounts to under every rule at once, in visual tokens."""
+class EquivalentTokens:
+    """Equivalent visual tokens of a schedule under every rule."""
 
     kept: float
     average: float
     flops: float
 
 
-def achieved(
+def equivalent_tokens(
     reducer: TokenReducer, facts: ModelFacts, n_visual: int, n_text: int, kept: Sequence[int]
-) -> Achieved:
-    """Return what the counts `kept` after each site amount to under every rule."""
+) -> EquivalentTokens:
+    """Return the equivalent tokens of the counts `kept` after each site, under every rule."""
     frame = frame_of(reducer, facts, n_visual, n_text)
-    return Achieved(**{rule: frame.equivalent(rule, kept) for rule in RULES})
+    return EquivalentTokens(**{rule: frame.equivalent(rule, kept) for rule in RULES})
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The plain numbers of one sample: where sites act, its tokens, what a layer costs.
+    """The plain numbers of one sample: layers of the sites, token counts, costs of a layer.
 
     One layer of n tokens costs `linear n + square n^2`, with (linear, square) in `cost`; layer 0 costs `extra n` more.
     """
@@ -88,10 +88,10 @@ class Frame:
 
 
 def shortened_layer(site: Site) -> int:
-    """Return the decoder layer whose input a site shortens: 0 for everything before the decoder.
+    """Return the decoder layer with the input that a site shortens: 0 for all sites before the decoder.
 
     Raises:
-        MethodError: it shortens no input: a cache gets shorter behind its layer, a decoding step hides entries.
+        MethodError: it shortens no input: a cache gets shorter after its layer, a decoding step hides entries.
     """
     if site.shortens is None:
         raise MethodError(

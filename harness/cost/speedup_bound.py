@@ -1,8 +1,8 @@
-"""The speed-up that the arithmetic allows, beside the one that was measured.
+"""The speed-up that the FLOPs allow, for comparison with the measured one.
 
-A phase that spends a share s of the full FLOPs can be at most 1/s times as fast, as long as both run at the same rate.
-A measured speed-up whose whole interval lies above the bound means that the timer leaves something out, that the
-unreduced side does work which the count does not know, or that the two do not run at the same rate.
+A phase that spends a share s of the full FLOPs can be at most 1/s times as fast, if both run at the same rate. If the
+whole interval of a measured speed-up lies above the bound, the timer leaves something out, the unreduced side does work
+that is not counted, or the two do not run at the same rate.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from espalier.harness.stats import ratio_interval
 
 @dataclass(frozen=True)
 class Gain:
-    """How many times as fast as the unreduced model a phase was; factors, larger is faster.
+    """Speed-up of a phase over the unreduced model; factors, larger is faster.
 
     Attributes:
         ratio: the unreduced model's time over the method's, geometric mean over the pairs.
-        low: lower end of the 95 % interval, Student's on the logarithms of the pairs; None with a single one.
+        low: lower end of the 95 % interval, Student's on the logarithms of the pairs; None with a single pair.
         high: upper end.
-        bound: what the FLOPs of the same phase of the same samples allow; None where none are counted.
+        bound: limit by the FLOPs of the same phase of the same samples; None if these are not counted.
     """
 
     ratio: float
@@ -34,21 +34,21 @@ class Gain:
 
     @classmethod
     def of_pairs(
-        cls, plain: Sequence[float], own: Sequence[float], bound: float | None = None
+        cls, plain: Sequence[float], reduced: Sequence[float], bound: float | None = None
     ) -> Gain:
-        """Return the gain out of the times of both sides, pair by pair."""
-        found = ratio_interval(plain, own)
-        if math.isnan(found.low):
-            return cls(found.value, None, None, bound)
-        return cls(found.value, found.low, found.high, bound)
+        """Return the gain from the times of both sides, pair by pair."""
+        interval = ratio_interval(plain, reduced)
+        if math.isnan(interval.low):
+            return cls(interval.value, None, None, bound)
+        return cls(interval.value, interval.low, interval.high, bound)
 
     @property
     def above_bound(self) -> bool:
-        """Whether the whole interval lies above the bound: then the timing must be explained, not believed."""
+        """Whether the whole interval lies above the bound, so that the timing needs an explanation."""
         return self.bound is not None and self.low is not None and self.low > self.bound
 
     def entry(self) -> dict[str, Any]:
-        """Return the form that a row holds."""
+        """Return the form stored in a row."""
         ends = {"ratio": self.ratio, "low": self.low, "high": self.high}
         if self.bound is None:
             return ends
@@ -71,7 +71,7 @@ def first_token_bound(samples: Sequence[SampleFlops]) -> float:
 
 
 def ceiling(tower: float, language: float) -> float:
-    """Return the speed-up at which a method after the tower ends when it keeps no token at all.
+    """Return the limit of the speed-up of a method after the tower when it keeps no token at all.
 
     Args:
         tower: FLOPs that no such method can save (tower and projector).

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.clock import Clock
-from espalier.harness.cost.free_memory import fits_beside
+from espalier.harness.cost.free_memory import fits_in_free_memory
 from espalier.harness.engine.deepstack import DeepStack, extract_features
 from espalier.harness.engine.layout import Layout, Stage, groups, take
 from espalier.harness.engine.reduce import (
@@ -153,7 +153,7 @@ class Prefill:
                     generators=[generators[row] for row in members],
                     step=self.step,
                 )
-                with judged_by(fits_beside):
+                with judged_by(fits_in_free_memory):
                     plan = setup.method.answer(view, n_keep)
                 plans.append((rows, plan))
                 if plan.merge is not None:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from espalier.harness.decoding.diffusion.denoising_settings import check_none
+from espalier.harness.decoding.diffusion.denoising_settings import refuse_denoising_settings
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.kind import Account, Admitted, Identity, Kind, Opened
 from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
@@ -51,7 +51,7 @@ class ByModel:
         """Choose, and refuse settings of the other kind of model."""
         kind = self._of(spec)
         if kind is self.ordinary and isinstance(spec, RunSpec):
-            check_none(spec.generation, spec.model.name)
+            refuse_denoising_settings(spec.generation, spec.model.name)
         return kind.settle(spec, method)
 
     def admit(self, spec: RunSpec, method: Method, digests: Digests) -> Admitted[Any]:

@@ -13,11 +13,11 @@ from espalier.harness.decoding.diffusion.cached_prompt import check_prefix_cache
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising, fitting_length
 from espalier.harness.decoding.diffusion.denoising_summary import (
+    denoising_records,
     diffusion_block,
     last_of,
     run_flops,
-    steps_of,
-    verified,
+    verify_steps,
 )
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.engine.positions import closes_gaps
@@ -114,8 +114,8 @@ class Denoiser:
 
     def account(self, asked: Asked, method: TokenReducer, records: Sequence[Record]) -> Account:
         """Count what the steps left, and the arithmetic of whole runs."""
-        facts, told = asked.model.facts, steps_of(records)
-        found = [verified(method, asked.budget, facts, record) for record in records]
+        facts, told = asked.model.facts, denoising_records(records)
+        found = [verify_steps(method, asked.budget, facts, record) for record in records]
         pairs = list(zip(told, records, strict=True))
         sites = method.all_sites(facts.tower.layers, facts.text.layers)
         kept = [_left(one.kept, r.visual) for one, r in pairs]

@@ -22,7 +22,7 @@ from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store import sweep_files as sweeps
 from espalier.harness.store.files.digests import Digests
-from espalier.harness.store.sweep_files import Cell
+from espalier.harness.store.sweep_files import SweepCell
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Runner:
             lines = self.lines or [whole] * len(specs)
             admitted = {id(spec): job for spec, job in self.jobs}
             cells = [
-                Cell.of(job.key, outline(job), line)
+                SweepCell.of(job.key, outline(job), line)
                 for job, line in zip(map(admitted.get, map(id, specs)), lines, strict=True)
                 if job is not None
             ]
@@ -165,7 +165,7 @@ class Runner:
             job: an admitted job.
             fresh: whether the row was made for this command.
         """
-        row = Store(job.spec.store).run(job.key).row(whole=True)
+        row = Store(job.spec.store).run(job.key).row(complete=True)
         if row is None:
             return False
         self.board.finish(place_of(job), row)

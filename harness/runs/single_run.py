@@ -73,7 +73,7 @@ class CellRunner:
             self._answer_together(job, jobs)
         start = time.monotonic()
         if row is None:
-            noted = failures.noted(directory.path, self.argv, quiet=self.ranks.rank > 0)
+            noted = failures.record_failure(directory.path, self.argv, quiet=self.ranks.rank > 0)
             with self._claim(job, directory), noted:
                 # Another command may have finished it meanwhile.
                 row = self.stored(job, directory) or self._evaluate(job, directory)
@@ -94,7 +94,7 @@ class CellRunner:
 
         def read() -> dict[str, Any] | None:
             try:
-                return directory.row(whole=True)
+                return directory.row(complete=True)
             except Unreadable:
                 if not job.spec.force:
                     raise

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.media import frame_rules as rules
 from espalier.harness.media.images import TRANSPARENCY
-from espalier.harness.store.files.lease import USUAL, Terms
+from espalier.harness.store.files.lease import DEFAULT_TERMS, Terms
 
 if TYPE_CHECKING:
     # Brings in torch, seconds that a mistake in a config need not wait for.
@@ -310,7 +310,7 @@ class RunSpec:
     log_options: Mapping[str, Any] = field(default_factory=dict)
     log_samples: int = 0
     judge: JudgeSpec = JudgeSpec()
-    lease: Terms = USUAL
+    lease: Terms = DEFAULT_TERMS
 
     @property
     def generation(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Intervals and tests for scores of samples and for times; how often they cover: lab/bench/interval_coverage.py.
+"""Intervals and tests for scores of samples and for times; coverage is measured by lab/bench/interval_coverage.py.
 
-Methods are compared on the same samples, so differences and ratios are of pairs; treating the two runs as independent
-would give intervals that are too wide.
+Methods are compared on the same samples, so differences and ratios are paired; treating the two runs as independent
+would give too wide intervals.
 """
 
 from espalier.harness.stats.interval import Interval

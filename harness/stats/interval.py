@@ -1,4 +1,4 @@
-"""An estimate with its interval, and the checks that all of them share."""
+"""An estimate with its interval, and checks of its data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its confidence interval; `low` and `high` are NaN if one sample says all."""
+    """An estimate with its confidence interval; `low` and `high` are NaN for a single sample."""
 
     value: float
     low: float
@@ -20,12 +20,12 @@ class Interval:
 
     @property
     def percent(self) -> str:
-        """A share in words: "56.1 [52.0, 60.3]"."""
+        """A share as text: "56.1 [52.0, 60.3]"."""
         return f"{100 * self.value:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
 
     @property
     def points(self) -> str:
-        """A difference of shares in words, with signs: "+1.9 [-0.3, +4.1]"."""
+        """A difference of shares as text, with signs: "+1.9 [-0.3, +4.1]"."""
         return f"{100 * self.value:+.1f} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
 
 
@@ -48,5 +48,5 @@ def paired(ours: ArrayLike, theirs: ArrayLike) -> tuple[Array, Array]:
 
 
 def is_binary(*scores: Array) -> bool:
-    """Say whether every score is 0 or 1."""
-    return all(bool(np.isin(one, (0.0, 1.0)).all()) for one in scores)
+    """Return whether every score is 0 or 1."""
+    return all(bool(np.isin(values, (0.0, 1.0)).all()) for values in scores)

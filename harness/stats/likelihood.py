@@ -1,9 +1,9 @@
-"""Where the Bayesian bootstrap puts a ratio of means, without drawing a single weight.
+"""Quantiles of a ratio of means under the Bayesian bootstrap, without drawing weights.
 
-Rubin's Bayesian bootstrap (1981) weighs n observations by independent exponentials g. The ratio sum(g x) / sum(g y) is
-above t where sum(g a) > 0 for a = x - t y, a sum of exponentials whose tail the saddlepoint gives. Its
-signed root w is that of the empirical likelihood (Owen 1988); Barndorff-Nielsen's w + log(v / w) / w is standard normal
-to the third order (Lugannani and Rice 1980).
+Rubin's Bayesian bootstrap (1981) weights n observations by independent exponentials g. The ratio sum(g x) / sum(g y) is
+above t if sum(g a) > 0 for a = x - t y, a sum of exponentials with a tail given by the saddlepoint. Its signed root w
+is that of the empirical likelihood (Owen 1988); Barndorff-Nielsen's w + log(v / w) / w is standard normal to the third
+order (Lugannani and Rice 1980).
 """
 
 from __future__ import annotations
@@ -16,51 +16,51 @@ from scipy import optimize, stats
 
 from espalier.harness.stats.interval import Array
 
-#: Root of the tail beyond which nothing is told apart, Newton's steps at most, and steps outwards from the estimate.
+#: Largest root of the tail, maximum number of Newton steps, and of steps outwards from the estimate.
 FAR, STEPS, OUTWARDS = 38.0, 60, 60
 
 
 def bound(x: Array, y: Array, level: float, side: int) -> float:
-    """Return the lower or the upper end of what holds sum(g x) / sum(g y) with probability `level`, tails being equal.
+    """Return the lower or upper end of the equal-tailed interval of sum(g x) / sum(g y) with probability `level`.
 
     Args:
-        x: (n,) what is above the line.
-        y: (n,) what is below it, of a sum above zero; ones for a mean.
+        x: (n,) numerators.
+        y: (n,) denominators, with a sum above zero; ones for a mean.
         level: between 0 and 1.
         side: -1 for the lower end, 1 for the upper one.
 
     Returns:
-        The end; -inf or inf where observations set none.
+        The end; -inf or inf if observations set none.
 
     Cost: some 10 roots of a sum over the distinct observations.
     """
     pairs, counts = np.unique(x + 1j * y, return_counts=True)  # complex numbers sort as pairs
-    above, below, many = pairs.real.copy(), pairs.imag.copy(), counts.astype(np.float64)
-    middle = float((many * above).sum() / (many * below).sum())
+    above, below, weights = pairs.real.copy(), pairs.imag.copy(), counts.astype(np.float64)
+    middle = float((weights * above).sum() / (weights * below).sum())
     gaps = above - middle * below
-    error = math.sqrt(float((many * gaps**2).sum())) / abs(float((many * below).sum()))
+    error = math.sqrt(float((weights * gaps**2).sum())) / abs(float((weights * below).sum()))
     if error <= 1e-12 * max(1.0, abs(middle)):
         return middle
-    wanted = side * float(stats.norm.ppf((1 + level) / 2))
+    quantile = side * float(stats.norm.ppf((1 + level) / 2))
 
     def root(t: float) -> float:
-        return tail_root(above - t * below, many)
+        return tail_root(above - t * below, weights)
 
-    return _end(root, middle, wanted * error, -wanted)
+    return _end(root, middle, quantile * error, -quantile)
 
 
 def tail_root(a: Array, counts: Array) -> float:
-    """Return the standard normal number whose lower tail is P(sum(g a) > 0), at most `FAR` either way.
+    """Return the standard normal quantile of P(sum(g a) > 0), limited to `FAR` either way.
 
     Args:
         a: (k,) distinct values.
-        counts: (k,) how often each is there, each time with a weight g of its own.
+        counts: (k,) multiplicity of each; every occurrence has its own weight g.
     """
-    least, most = float(a.min()), float(a.max())
-    if least >= 0 or most <= 0:
-        return FAR if most > 0 else -FAR
+    smallest, largest = float(a.min()), float(a.max())
+    if smallest >= 0 or largest <= 0:
+        return FAR if largest > 0 else -FAR
     # The multiplier of the empirical likelihood: sum(a / (1 + s a)) = 0, with all 1 + s a above zero.
-    low, high = -1 / most, -1 / least
+    low, high = -1 / largest, -1 / smallest
     s = float((counts * a).sum() / (counts * a**2).sum())
     if not low < s < high:
         s = 0.0
@@ -80,15 +80,15 @@ def tail_root(a: Array, counts: Array) -> float:
     return min(max(w + math.log(v / w) / w, -FAR), FAR)
 
 
-def _end(root: Callable[[float], float], middle: float, step: float, wanted: float) -> float:
-    """Return where `root` is `wanted`, outwards from the middle by growing steps."""
-    sign, near = math.copysign(1.0, wanted), middle
+def _end(root: Callable[[float], float], middle: float, step: float, target: float) -> float:
+    """Return where `root` reaches `target`, searching outwards from the middle with growing steps."""
+    sign, near = math.copysign(1.0, target), middle
     for _ in range(OUTWARDS):
         far = near + step
-        if sign * (root(far) - wanted) >= 0:
-            found: float = optimize.brentq(
-                lambda t: root(t) - wanted, near, far, xtol=abs(step) * 1e-5
+        if sign * (root(far) - target) >= 0:
+            end: float = optimize.brentq(
+                lambda t: root(t) - target, near, far, xtol=abs(step) * 1e-5
             )
-            return found
+            return end
         near, step = far, step * 1.5
     return math.copysign(math.inf, step)

@@ -1,4 +1,4 @@
-"""Tests of two runs on the same samples, and what a table of tests is worth."""
+"""Tests of two runs on the same samples, and the correction for several tests."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from scipy import stats
 
 from espalier.harness.stats.interval import Array, is_binary, paired
 
-#: Swaps drawn where there are more than that; the smallest p-value is then 0.0001, so that 500 tests fit a table.
+#: Number of swaps drawn if there are more; the smallest p-value is then 0.0001, so that 500 tests fit a table.
 RESAMPLES = 9999
 
-#: Numbers held at once while drawing swaps.
+#: Maximum number of values in memory while drawing swaps.
 BLOCK = 5_000_000
 
 
 def paired_pvalue(ours: ArrayLike, theirs: ArrayLike) -> float:
-    """Return the two-sided p-value of two runs: McNemar's exact test of answers right or wrong, else permutation.
+    """Return the two-sided p-value of two runs: McNemar's exact test for binary scores, else the permutation test.
 
     Raises:
         ValueError: the two are not of equal length, empty or not finite.
@@ -30,7 +30,7 @@ def paired_pvalue(ours: ArrayLike, theirs: ArrayLike) -> float:
 
 
 def mcnemar_pvalue(broke: int, mended: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test: of answers that changed sides, as many either way.
+    """Return the two-sided p-value of McNemar's exact test, from the numbers of answers that changed either way.
 
     Raises:
         ValueError: a count is negative.
@@ -57,42 +57,42 @@ def permutation_pvalue(
     first, second = paired(ours, theirs)
     # Samples on which both agree cannot move the statistic; without them more tests are exact.
     gaps = (first - second)[first != second]
-    seen = abs(float(gaps.sum())) * (
+    observed = abs(float(gaps.sum())) * (
         1 - 1e-12
     )  # sums of the same numbers in another order count as equal
     exact = 2 ** min(len(gaps), 60) <= resamples
     if exact:
         swaps = np.arange(2 ** len(gaps))[:, None] >> np.arange(len(gaps)) & 1
-        return float((_moved(swaps, gaps) >= seen).mean())
-    rng, beyond, many = np.random.default_rng(seed), 0, max(1, BLOCK // len(gaps))
-    for begin in range(0, resamples, many):
-        rows = min(many, resamples - begin)
+        return float((_moved(swaps, gaps) >= observed).mean())
+    rng, beyond, block = np.random.default_rng(seed), 0, max(1, BLOCK // len(gaps))
+    for begin in range(0, resamples, block):
+        rows = min(block, resamples - begin)
         bits = np.frombuffer(rng.bytes(rows * -(-len(gaps) // 8)), dtype=np.uint8)
         drawn = np.unpackbits(bits.reshape(rows, -1), axis=1, count=len(gaps))
-        beyond += int((_moved(drawn, gaps) >= seen).sum())
+        beyond += int((_moved(drawn, gaps) >= observed).sum())
     return (beyond + 1) / (resamples + 1)
 
 
 def _moved(swaps: NDArray[np.integer], gaps: Array) -> Array:
-    """Return the size of the sum of gaps, those that are swapped with the other sign."""
-    found: Array = np.abs(gaps.sum() - 2 * (swaps.astype(np.float64) @ gaps))
-    return found
+    """Return the absolute sum of gaps, with the sign of swapped ones reversed."""
+    sums: Array = np.abs(gaps.sum() - 2 * (swaps.astype(np.float64) @ gaps))
+    return sums
 
 
 def holm(pvalues: Sequence[float]) -> list[float]:
-    """Return p-values corrected for there being several (Holm 1979), in their order.
+    """Return p-values corrected for multiple tests (Holm 1979), in their order.
 
-    The k-th smallest of m is taken m - k + 1 times, and is no less than those before it. Of tables marked below 0.05 no
-    more than one in twenty has a mark that is chance, however its tests depend on each other.
+    The k-th smallest of m is multiplied by m - k + 1, and is not less than those before it. At most one in twenty
+    tables with marks below 0.05 has a mark by chance, whatever the dependence of its tests.
 
     Raises:
-        ValueError: one is no probability.
+        ValueError: a value is not a probability.
     """
     values = np.asarray(pvalues, dtype=np.float64)
     if not ((values >= 0) & (values <= 1)).all():
         raise ValueError("p-values must be between 0 and 1")
     order = np.argsort(values, kind="stable")
     steps = values[order] * np.arange(len(values), 0, -1)
-    found = np.empty_like(values)
-    found[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return [float(one) for one in found]
+    corrected = np.empty_like(values)
+    corrected[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return [float(value) for value in corrected]

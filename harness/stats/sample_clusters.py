@@ -1,4 +1,4 @@
-"""Samples that belong together, as one value for each unit of statistics."""
+"""Clustered samples, reduced to one value per unit of statistics."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from espalier.harness.stats.interval import Array
 
 
 def by_unit(values: Array, units: Sequence[Hashable]) -> Array:
-    """Return one value for each unit, so that the mean stays and units are independent; order of first appearance.
+    """Return one value per unit, with the same mean and independent units, in order of first appearance.
 
-    Where every sample is a unit of its own, the values come back as they are. A unit's value is the mean of all plus
-    what its members deviate from it, times units over samples: the linear form of a ratio whose units differ in size.
+    If every sample is its own unit, the values are returned unchanged. A unit's value is the overall mean plus the sum
+    of its members' deviations from it, times units over samples: the linearisation of a ratio over units of different
+    size.
     """
     place = {unit: number for number, unit in enumerate(dict.fromkeys(units))}
     if len(place) == len(values):
         return values
     mean = values.mean()
     sums = np.bincount([place[unit] for unit in units], weights=values - mean)
-    found: Array = mean + sums * (len(place) / len(values))
-    return found
+    unit_values: Array = mean + sums * (len(place) / len(values))
+    return unit_values

@@ -1,9 +1,9 @@
-"""Intervals of scores: of one run, of two on the same samples, of a table of benchmarks.
+"""Intervals of scores: of one run, of two runs on the same samples, of an average over benchmarks.
 
-At the ceiling no answer may have changed, and resampling what was seen would leave no width. So either end of an
-interval counts one sample that was not seen: for a difference and for retention the lower end one that broke, the upper
-one that mended, for a mean one at that end of the scale. Clopper and Pearson's binomial interval does the same. Where
-nothing changed, the bound is then 3.7 / n.
+If no answer changed, resampling the observed samples would give an interval of width zero. Therefore each end of an
+interval counts one unobserved sample: for a difference and for retention one that became wrong at the lower end and one
+that became right at the upper end, for a mean one at that end of the scale. Clopper and Pearson's binomial interval
+does the same. If nothing changed, the bound is 3.7 / n.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from scipy import stats
 from espalier.harness.stats.interval import Array, Interval, checked, is_binary, paired
 from espalier.harness.stats.likelihood import bound
 
-#: What is above and below the line of a ratio, with a sample that was not seen.
+#: Numerator and denominator of a ratio, with an unobserved sample.
 Parts = tuple[Array, Array]
 
 #: Draws for an average over benchmarks.
 RESAMPLES = 4000
 
-#: Weights held at once while drawing, 40 MB.
+#: Number of weights drawn at once, 40 MB.
 BLOCK = 5_000_000
 
 
@@ -32,7 +32,7 @@ def mean_interval(values: ArrayLike, level: float = 0.95) -> Interval:
     """Return the mean of n scores and its interval.
 
     Scores that are all 0 or 1 get the exact binomial interval (Clopper and Pearson 1934), others that of the Bayesian
-    bootstrap with one sample more, at the end of the scale on its side.
+    bootstrap with one additional sample, at the respective end of the scale.
 
     Raises:
         ValueError: no scores, or scores that are not finite.
@@ -57,7 +57,7 @@ def difference_interval(ours: ArrayLike, theirs: ArrayLike, level: float = 0.95)
 
 
 def retention_interval(ours: ArrayLike, full: ArrayLike, level: float = 0.95) -> Interval:
-    """Return mean(ours) / mean(full), the share of the unpruned score kept, with its paired interval.
+    """Return mean(ours) / mean(full), the retained share of the unpruned score, with its paired interval.
 
     Raises:
         ValueError: as `difference_interval`, or the unpruned mean is not above zero.
@@ -72,13 +72,13 @@ def average_retention(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """Return the mean over benchmarks of the share kept, weighed anew within each: the Bayesian bootstrap by draws.
+    """Return the mean retained share over benchmarks, with a Bayesian bootstrap drawn within each benchmark.
 
     Args:
         pairs: for each benchmark scores (ours, full) of the same samples.
         level: between 0 and 1.
         seed: of the draws.
-        resamples: how many.
+        resamples: number of draws.
 
     Raises:
         ValueError: no benchmark, or as `retention_interval`.
@@ -104,32 +104,32 @@ def _share(ours: ArrayLike, full: ArrayLike) -> float:
 
 
 def _drawn(parts: tuple[Parts, Parts], rng: np.random.Generator, resamples: int) -> Array:
-    """Return draws of sum(g above) / sum(g below) under exponential weights, (resamples, 2): for either end."""
-    table = np.stack([column for one in parts for column in one], axis=1)
-    many, found = max(1, BLOCK // len(table)), []
-    for first in range(0, resamples, many):
-        weights = rng.standard_exponential((min(many, resamples - first), len(table)))
+    """Return draws of the weighted ratio under exponential weights, (resamples, 2): for either end."""
+    table = np.stack([column for column_pair in parts for column in column_pair], axis=1)
+    block, draws = max(1, BLOCK // len(table)), []
+    for first in range(0, resamples, block):
+        weights = rng.standard_exponential((min(block, resamples - first), len(table)))
         sums = weights @ table
-        found.append(sums[:, ::2] / sums[:, 1::2])
-    drawn: Array = np.concatenate(found)
-    return drawn
+        draws.append(sums[:, ::2] / sums[:, 1::2])
+    ratios: Array = np.concatenate(draws)
+    return ratios
 
 
 def of_mean(scores: Array) -> tuple[Parts, Parts]:
     """Return the parts of a mean's two ends, each with a sample at that end of the scale."""
     low, high = _ends(scores)
-    ones = np.ones(len(scores) + 1)
-    return (np.append(scores, low), ones), (np.append(scores, high), ones)
+    weights = np.ones(len(scores) + 1)
+    return (np.append(scores, low), weights), (np.append(scores, high), weights)
 
 
 def of_difference(ours: Array, theirs: Array) -> tuple[Parts, Parts]:
-    """Return the parts of a difference's two ends: with a sample that broke, and with one that mended."""
-    reach, ones = _reach(ours, theirs), np.ones(len(ours) + 1)
-    return (np.append(ours - theirs, -reach), ones), (np.append(ours - theirs, reach), ones)
+    """Return the parts of a difference's two ends: with a sample that became wrong, and with one that became right."""
+    reach, weights = _reach(ours, theirs), np.ones(len(ours) + 1)
+    return (np.append(ours - theirs, -reach), weights), (np.append(ours - theirs, reach), weights)
 
 
 def of_retention(ours: ArrayLike, full: ArrayLike) -> tuple[Parts, Parts]:
-    """Return what is kept and what there was, for two ends: with a sample that broke, and with one that mended.
+    """Return numerator and denominator for two ends: with a sample that became wrong, and with one that became right.
 
     Raises:
         ValueError: as `retention_interval`.
@@ -152,18 +152,18 @@ def _interval(value: float, parts: tuple[Parts, Parts], level: float) -> Interva
 
 
 def _around(value: float, low: float, high: float) -> Interval:
-    # With a handful of samples those not seen may outweigh them.
+    # With a handful of samples the unobserved ones may outweigh them.
     return Interval(value, min(low, value), max(high, value))
 
 
 def _ends(*scores: Array) -> tuple[float, float]:
-    """Return the ends of the scale: 0 and 1 where all scores are within, else the outermost ones and zero."""
-    low = min(0.0, *(float(one.min()) for one in scores))
-    high = max(0.0, *(float(one.max()) for one in scores))
+    """Return the ends of the scale: 0 and 1 if all scores are within, else the extreme scores and zero."""
+    low = min(0.0, *(float(values.min()) for values in scores))
+    high = max(0.0, *(float(values.max()) for values in scores))
     return (0.0, 1.0) if low == 0 and high <= 1 else (low, high)
 
 
 def _reach(*scores: Array) -> float:
-    """Return how much a sample's score may change."""
+    """Return the largest possible change of a sample's score."""
     low, high = _ends(*scores)
     return high - low

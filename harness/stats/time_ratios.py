@@ -1,4 +1,4 @@
-"""Ratios of times and rates: pairs of turns, and totals over samples."""
+"""Ratios of times and rates: of paired measurements, and of totals over samples."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from scipy import stats
 
 from espalier.harness.stats.interval import Array, Interval, paired
 
-#: Resamples unless the caller says otherwise; the usual choice for 95 % percentile intervals.
+#: Default number of resamples, the usual choice for 95 % percentile intervals.
 RESAMPLES = 9999
 
-#: Numbers held at once while resampling, about 80 MB of float64 with its indices.
+#: Maximum number of values in memory while resampling, about 80 MB of float64 with its indices.
 BLOCK = 5_000_000
 
 
@@ -47,10 +47,10 @@ def share_interval(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """Return sum(parts) / sum(wholes), such as tokens accepted of tokens judged, with its paired bootstrap interval.
+    """Return sum(parts) / sum(wholes), such as accepted over judged tokens, with its paired bootstrap interval.
 
     Raises:
-        ValueError: scores as `espalier.harness.stats.difference_interval` refuses them, or wholes that add up to zero.
+        ValueError: scores as `espalier.harness.stats.difference_interval` refuses them, or wholes that sum to zero.
     """
     first, second = paired(parts, wholes)
     if second.sum() == 0:
@@ -61,7 +61,7 @@ def share_interval(
 def ratio_interval(ours: ArrayLike, theirs: ArrayLike, level: float = 0.95) -> Interval:
     """Return the geometric mean of ours / theirs, pair by pair, with Student's interval on the logarithms.
 
-    For times taken in turns: pairs are few, and resampling four of them would give intervals that are too narrow.
+    For alternating measurements: pairs are few, and resampling four of them would give too narrow intervals.
 
     Raises:
         ValueError: scores as `espalier.harness.stats.difference_interval` refuses them, or a value is not above zero.
@@ -88,7 +88,7 @@ def _bootstrap(
     if n == 1:
         return Interval(value, math.nan, math.nan)
     # Resamples are drawn here with an explicit block size; memory stays bounded for large n.
-    found = stats.bootstrap(
+    interval = stats.bootstrap(
         data,
         statistic,
         n_resamples=resamples,
@@ -99,17 +99,19 @@ def _bootstrap(
         method="percentile",
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    return Interval(value, float(found.low), float(found.high))
+    return Interval(value, float(interval.low), float(interval.high))
 
 
 def _share(parts: Array, wholes: Array, axis: int = -1) -> Array:
     below = wholes.sum(axis=axis)
-    # A resample in which nothing was judged has no share; its limit is infinite.
+    # A resample with a zero total has no share; its limit is infinite.
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(below == 0, np.inf, parts.sum(axis=axis) / below)
 
 
-def _rates(own: Array, many: Array, other: Array, count: Array, axis: int = -1) -> Array:
-    mine = own.sum(axis=axis) / many.sum(axis=axis)
-    ratio: Array = mine / (other.sum(axis=axis) / count.sum(axis=axis))
+def _rates(
+    times: Array, tokens: Array, other_times: Array, other_tokens: Array, axis: int = -1
+) -> Array:
+    rate = times.sum(axis=axis) / tokens.sum(axis=axis)
+    ratio: Array = rate / (other_times.sum(axis=axis) / other_tokens.sum(axis=axis))
     return ratio

@@ -1,10 +1,10 @@
 """The run store: `<root>/runs/<key>/{spec.json, journal*.jsonl, row.json}`, safe against crashes and second writers.
 
-The journal takes one line for each finished sample, written with a single append and flushed to the disk, so a killed
-run loses at most a torn last line. `row.json` is the only sign that a run is finished; it appears by rename. A run that
-is made again (`force=true`) keeps a journal of its own, `forced*.jsonl`, until it is finished. `lock` and `lease` are
-held while a process computes the run (harness/store/claims.py). `failed.json` says why a run has no row,
-`<root>/sweeps` which cells commands asked for. A row is judged by its own folder alone: no other file can spoil it.
+The journal takes one line per finished sample, written with a single append and flushed to the disk, so a killed run
+loses at most a torn last line. A run is finished if and only if `row.json` exists; it appears by rename. A run that is
+repeated (`force=true`) keeps a separate journal, `forced*.jsonl`, until it is finished. `lock` and `lease` are held
+while a process computes the run (harness/store/claims.py). `failed.json` holds the error of a run without a row,
+`<root>/sweeps` the cells of each command. A row is checked by its own folder alone: no other file can spoil it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from typing import Any
 
 from espalier.harness.errors import FOREIGN, UserError, first_words, tell_once
 from espalier.harness.store import failures
-from espalier.harness.store.answer_digest import tells
+from espalier.harness.store.answer_digest import matches_row
 from espalier.harness.store.claims import WITHOUT_LOCKS, claim, tidy
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.journal import Journal
-from espalier.harness.store.files.lease import USUAL, Terms
-from espalier.harness.store.row_shape import BLOCKS, SHAPE, check_whole, read_row
+from espalier.harness.store.files.lease import DEFAULT_TERMS, Terms
+from espalier.harness.store.row_shape import BLOCKS, SHAPE, check_complete, read_row
 from espalier.harness.store.schema import SCHEMA, Newer
 
 __all__ = ["BLOCKS", "SCHEMA", "SHAPE", "WITHOUT_LOCKS", "RunDir", "Store", "Unreadable"]
 
-#: Bytes that a store must have room for: those of a row.
+#: Bytes that a store must have room for, about one row.
 PROBE = 16_384
 
 
 class Unreadable(UserError):
-    """A file `row.json` holds no row that this version can take for the run of its folder."""
+    """A file `row.json` holds no row that this version accepts for the run of its folder."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class RunDir:
 
     @property
     def forced(self) -> Journal:
-        """The journal of a run that is made again while `row.json` and `journal` still stand."""
+        """The journal of a repeated run, while `row.json` and `journal` still exist."""
         return Journal(self.path / "forced.jsonl")
 
     def describe(self, spec: Mapping[str, Any]) -> None:
-        """Write what the key was computed from, for readers of the store."""
+        """Write the data that the key is the hash of, for readers of the store."""
         _write(self.path / "spec.json", spec)
 
     def commit(self, row: Mapping[str, Any], forced: bool = False) -> None:
-        """Make the run finished: the row appears whole or not at all.
+        """Finish the run: the row appears in full or not at all.
 
         With `forced`, the forced journal replaces the other one. A process killed in between leaves the old row or the
         new one, and a journal that has all samples.
@@ -69,20 +69,20 @@ class RunDir:
             StoreLost: the disk is full or cannot be written.
         """
         if forced and not self._replaced(row):
-            self.journal.take_over(self.forced)
+            self.journal.replace_by(self.forced)
         _write(self.path / "row.json", row)
         failures.clear(self.path)
         if forced:
             self.forced.clear()
 
     def _replaced(self, row: Mapping[str, Any]) -> bool:
-        """Say whether another command has committed the forced journal meanwhile, and this one's is what came after."""
-        told = tells(row, self.forced.entries())
-        return told is False and tells(row, self.journal.entries()) is True
+        """Return whether another command has already committed the forced journal, and this one is newer."""
+        matches = matches_row(row, self.forced.entries())
+        return matches is False and matches_row(row, self.journal.entries()) is True
 
     @property
     def finished(self) -> bool:
-        """Whether a row is there; it may yet turn out to be damaged."""
+        """Whether a row exists; it may still turn out to be damaged."""
         return os.path.exists(self.path / "row.json")
 
     @property
@@ -90,11 +90,11 @@ class RunDir:
         """When the row was committed, in seconds; orders rows by age."""
         return (self.path / "row.json").stat().st_mtime
 
-    def row(self, whole: bool = False) -> dict[str, Any] | None:
+    def row(self, complete: bool = False) -> dict[str, Any] | None:
         """Return the committed row, or None while the run is not finished.
 
         Args:
-            whole: whether it is to be shown, so that everything shown must be there.
+            complete: whether all numbers that are shown of a row must be present.
 
         Raises:
             Unreadable: the file is damaged, of a newer version of the layout, or the row of another run.
@@ -102,8 +102,8 @@ class RunDir:
         path = self.path / "row.json"
         try:
             problem, row = None, read_row(path)
-            if whole:
-                check_whole(row)
+            if complete:
+                check_complete(row)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except Newer as error:
@@ -112,7 +112,7 @@ class RunDir:
                 "or another store"
             ) from error
         except PermissionError as error:
-            raise unopened(self.path, error) from error
+            raise access_error(self.path, error) from error
         except FOREIGN as error:
             problem, row = f"is damaged ({first_words(error)})", {}
         if problem is None and row["run_key"] != self.path.name:
@@ -124,7 +124,7 @@ class RunDir:
         return row
 
     def readable_row(self) -> dict[str, Any] | None:
-        """Return the committed row, or None; one that `row` refuses is named on stderr, and passed over."""
+        """Return the committed row, or None; a row that `row` refuses is reported on stderr and passed over."""
         try:
             return self.row()
         except Unreadable as error:
@@ -132,29 +132,29 @@ class RunDir:
             return None
 
     def check_writable(self) -> None:
-        """Raise UserError if files of another user keep this one from computing the run, or from going on with it.
+        """Raise UserError if files of another user keep this one from computing or resuming the run.
 
-        A row that is there can be read all the same.
+        An existing row can be read all the same.
         """
         for path in (self.path, *self.path.glob("*.jsonl")):
             needed = os.W_OK | os.X_OK if path == self.path else os.W_OK
             if path.exists() and not os.access(path, needed):
                 raise UserError(
                     f"store={str(self.path.parent.parent)!r}: run {self.path.name} belongs to {_owner(path)}, and this "
-                    f"user may not write {path.relative_to(self.path.parent)}: it cannot be computed or gone on with; "
+                    f"user may not write {path.relative_to(self.path.parent)}: it cannot be computed or resumed; "
                     "valid: a store of your own, or one that a group writes (umask 002, docs/scale.md)"
                 )
 
-    def claim(self, patience: float, terms: Terms = USUAL) -> AbstractContextManager[bool]:
-        """Hold the run for this process, so that no other process computes it (`store/claims.py`).
+    def claim(self, patience: float, terms: Terms = DEFAULT_TERMS) -> AbstractContextManager[bool]:
+        """Claim the run for this process, so that no other process computes it (`store/claims.py`).
 
         Raises:
             StoreLost: the disk does not take the files of lock and lease.
         """
         return claim(self.path, patience, terms, (self.journal, self.forced))
 
-    def tidy(self, terms: Terms = USUAL) -> None:
-        """Clear away what a process left that died behind its row; see `espalier.harness.store.claims.tidy`."""
+    def tidy(self, terms: Terms = DEFAULT_TERMS) -> None:
+        """Remove the lock files of a process that died after its row; see `espalier.harness.store.claims.tidy`."""
         tidy(self.path, terms)
 
 
@@ -184,7 +184,7 @@ class Store:
         runs = self.root / "runs"
         try:
             runs.mkdir(parents=True, exist_ok=True)
-            # It has no name, so that nothing is left of it if the process dies here.
+            # It has no name, so nothing remains if the process dies here.
             with tempfile.TemporaryFile(dir=runs) as probe:
                 probe.write(bytes(PROBE))
                 probe.flush()
@@ -194,21 +194,21 @@ class Store:
     def finished(self) -> list[tuple[RunDir, dict[str, Any]]]:
         """Return all committed rows with their folders, ordered by run key.
 
-        One that cannot be read, is of a newer version or was copied from another folder says nothing about the others:
-        it is named on stderr with the reason, and passed over.
+        A row that cannot be read, is of a newer version or was copied from another folder does not affect the others:
+        it is reported on stderr with the reason, and passed over.
         """
         return list(self.each())
 
     def each(self) -> Iterator[tuple[RunDir, dict[str, Any]]]:
-        """Yield what `finished` returns, one row at a time, for stores whose rows do not fit into memory together."""
+        """Yield the items of `finished` one at a time, for stores whose rows do not fit into memory together."""
         for directory in self.folders():
             row = directory.readable_row()
             if row is not None:
                 yield directory, row
 
     def folders(self) -> list[RunDir]:
-        """Return the folders that have a row, whatever is in it, ordered by run key."""
-        found = []
+        """Return the folders that have a row, readable or not, ordered by run key."""
+        runs = []
         for name in folders_in(self.root / "runs"):
             run = RunDir(self.root / "runs" / name)
             try:
@@ -216,10 +216,10 @@ class Store:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
-                tell_once(f"passed over: {unopened(run.path, error)}")
+                tell_once(f"passed over: {access_error(run.path, error)}")
                 continue
-            found.append(run)
-        return found
+            runs.append(run)
+        return runs
 
     def rows(self) -> list[dict[str, Any]]:
         """Return all committed rows, ordered by run key; see `finished`."""
@@ -227,14 +227,14 @@ class Store:
 
 
 def folders_in(runs: Path) -> list[str]:
-    """Return the names of a store's runs, in order; one that has no runs has none.
+    """Return the sorted names of a store's runs; empty if it has none.
 
     Raises:
-        UserError: the folder is not to be read.
+        UserError: the folder cannot be read.
     """
     try:
-        with os.scandir(runs) as found:
-            return sorted(one.name for one in found if os.path.isdir(one.path))
+        with os.scandir(runs) as entries:
+            return sorted(entry.name for entry in entries if os.path.isdir(entry.path))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -243,8 +243,8 @@ def folders_in(runs: Path) -> list[str]:
         ) from error
 
 
-def unopened(folder: Path, error: OSError) -> Unreadable:
-    """Return the error for a run that the system does not let this process look into."""
+def access_error(folder: Path, error: OSError) -> Unreadable:
+    """Return the error for a run folder that the system does not let this process read."""
     remedy = "removing it"
     if isinstance(error, PermissionError):
         remedy = f"a store of your own, or its owner's `chmod -R a+rX {folder}`"
@@ -254,7 +254,7 @@ def unopened(folder: Path, error: OSError) -> Unreadable:
 
 
 def _owner(path: Path) -> str:
-    """Return the user whose file it is."""
+    """Return the user who owns a file."""
     number = path.stat().st_uid
     try:
         return f"user {pwd.getpwuid(number).pw_name}"

@@ -1,4 +1,4 @@
-"""A digest of the answers of a run: what its row's numbers are of, to be held against its journal later."""
+"""A digest of a run's answers, stored in its row and later compared with its journal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Key = tuple[str, int]
 
 
 def digest_of(answers: Mapping[Key, str]) -> dict[str, Any]:
-    """Return how many answers there are and the SHA-256 of all, in the order of their samples."""
+    """Return the number of answers and the SHA-256 of all, in the order of their samples."""
     hashed = hashlib.sha256()
     for (task, doc_id), answer in sorted(answers.items()):
         hashed.update(f"{json.dumps([task, doc_id, answer])}\n".encode())
@@ -20,17 +20,17 @@ def digest_of(answers: Mapping[Key, str]) -> dict[str, Any]:
 
 
 def answers_in(entries: Iterable[Mapping[str, Any]]) -> dict[Key, str]:
-    """Return the answers of a journal; a sample that was answered twice keeps its first answer, as for a run."""
-    found: dict[Key, str] = {}
+    """Return the answers of a journal; a sample answered twice keeps its first answer, as in a run."""
+    answers: dict[Key, str] = {}
     for entry in entries:
         task, doc_id, answer = (entry.get(name) for name in ("task", "doc_id", "answer"))
         if isinstance(task, str) and isinstance(doc_id, int) and isinstance(answer, str):
-            found.setdefault((task, doc_id), answer)
-    return found
+            answers.setdefault((task, doc_id), answer)
+    return answers
 
 
 def scored_in(entries: Iterable[Mapping[str, Any]]) -> set[Key]:
-    """Return the samples of a journal that were scored; those whose scoring failed are in no row."""
+    """Return the samples of a journal that were scored; samples with failed scoring are not part of a row."""
     return {
         (entry["task"], entry["doc_id"])
         for entry in entries
@@ -38,12 +38,12 @@ def scored_in(entries: Iterable[Mapping[str, Any]]) -> set[Key]:
     }
 
 
-def tells(row: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]) -> bool | None:
-    """Say whether a journal holds the answers that a row is of; None for a row of an earlier version."""
-    told = row.get("extra", {}).get("answers")
-    if not told:
+def matches_row(row: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]) -> bool | None:
+    """Return whether a journal holds the answers of a row; None for a row of an earlier version."""
+    stored = row.get("extra", {}).get("answers")
+    if not stored:
         return None
     entries = list(entries)
     answers, scored = answers_in(entries), scored_in(entries)
     counted = {key: answer for key, answer in answers.items() if key in scored}
-    return told in (digest_of(counted), digest_of(answers))
+    return stored in (digest_of(counted), digest_of(answers))

@@ -1,4 +1,4 @@
-"""Answers of stored runs on the terminal, or as tab-separated values for other programs."""
+"""Tables of stored answers, for the terminal or as tab-separated values for other programs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rich.table import Table
 
 from espalier.harness.errors import plain
 from espalier.harness.stats import Interval
-from espalier.harness.store.answer_changes import BROKE, MENDED, SAME, Comparison, Pair
-from espalier.harness.store.stored_answers import Said, Told
+from espalier.harness.store.answer_changes import BROKE, MENDED, SAME, AnswerPair, Comparison
+from espalier.harness.store.stored_answers import AnsweredRun, StoredAnswer
 
-#: Characters of a cell at a terminal; whoever reads the other form gets all.
+#: Maximum characters of a cell at a terminal; tab-separated values are not cut.
 WIDTH = 60
 
-#: Columns that a terminal does not break.
+#: Columns that are not wrapped at a terminal.
 NARROW = ("sample", "change", "score")
 
 COLOURS = {BROKE: "red", MENDED: "green"}
@@ -25,29 +25,29 @@ COLOURS = {BROKE: "red", MENDED: "green"}
 Cells = Sequence[str]
 
 
-def wrong_answers(told: Told) -> list[Said]:
-    """Return the answers without full marks; raises UserError where the metric has none."""
-    best = told.full_marks
-    return [one for one in told.answers.values() if one.score != best]
+def wrong_answers(run: AnsweredRun) -> list[StoredAnswer]:
+    """Return the answers without full marks; raises UserError if the metric has no maximum."""
+    best = run.full_marks
+    return [answer for answer in run.answers.values() if answer.score != best]
 
 
-def answer_lines(answers: Sequence[Said]) -> tuple[Cells, list[Cells]]:
+def answer_lines(answers: Sequence[StoredAnswer]) -> tuple[Cells, list[Cells]]:
     """Return the heading and a line for each answer."""
     heading = ("sample", "score", "target", "answer", "question", "media")
     return heading, [
         (
-            one.name,
-            _score(one.score),
-            _text(one, "target"),
-            one.answer,
-            _text(one, "question"),
-            _media(one),
+            answer.name,
+            _score(answer.score),
+            _text(answer, "target"),
+            answer.answer,
+            _text(answer, "question"),
+            _media(answer),
         )
-        for one in answers
+        for answer in answers
     ]
 
 
-def pair_lines(pairs: Sequence[Pair]) -> tuple[Cells, list[Cells]]:
+def pair_lines(pairs: Sequence[AnswerPair]) -> tuple[Cells, list[Cells]]:
     """Return the heading and a line for each pair of answers."""
     heading = (
         "sample",
@@ -62,54 +62,56 @@ def pair_lines(pairs: Sequence[Pair]) -> tuple[Cells, list[Cells]]:
     )
     return heading, [
         (
-            *(one.ours.name, one.change, _score(one.ours.score), _score(one.theirs.score)),
-            *(_text(one.ours, "target"), one.ours.answer, one.theirs.answer),
-            *(_text(one.ours, "question"), _media(one.ours)),
+            *(pair.ours.name, pair.change, _score(pair.ours.score), _score(pair.theirs.score)),
+            *(_text(pair.ours, "target"), pair.ours.answer, pair.theirs.answer),
+            *(_text(pair.ours, "question"), _media(pair.ours)),
         )
-        for one in pairs
+        for pair in pairs
     ]
 
 
-def verdict(ours: Told, theirs: Told, found: Comparison) -> list[str]:
-    """Return the comparison in words, a line each."""
-    broke, mended, same = (found.count(change) for change in (BROKE, MENDED, SAME))
-    names = f"{ours.name} against {theirs.name} on {len(found.pairs)} common samples of {ours.row['benchmark']}"
-    if found.binary:
-        right = found.right or 0
-        counts = f"broke {broke}, mended {mended}, both right {right}, both wrong {same - right}"
-        test = f"McNemar's exact test: p = {found.pvalue:.3g}"
-    elif found.pvalue is not None:
-        counts = f"worse {broke}, better {mended}, equal {same}"
-        test = f"paired permutation test of the means: p = {found.pvalue:.3g}"
+def comparison_lines(ours: AnsweredRun, theirs: AnsweredRun, comparison: Comparison) -> list[str]:
+    """Return the comparison as lines of text."""
+    broke, mended, unchanged = (comparison.count(change) for change in (BROKE, MENDED, SAME))
+    names = f"{ours.name} against {theirs.name} on {len(comparison.pairs)} common samples of {ours.row['benchmark']}"
+    if comparison.binary:
+        right = comparison.right or 0
+        counts = (
+            f"broke {broke}, mended {mended}, both right {right}, both wrong {unchanged - right}"
+        )
+        test = f"McNemar's exact test: p = {comparison.pvalue:.3g}"
+    elif comparison.pvalue is not None:
+        counts = f"worse {broke}, better {mended}, equal {unchanged}"
+        test = f"paired permutation test of the means: p = {comparison.pvalue:.3g}"
     else:
         counts, test = f"{ours.metric} has no scores of single samples", "no test"
-    return [f"{names}: {counts}; {test}", f"{ours.metric}: {_gain(found.gain)}"]
+    return [f"{names}: {counts}; {test}", f"{ours.metric}: {_gain(comparison.gain)}"]
 
 
 def write(lines: tuple[Cells, list[Cells]], stream: TextIO, limit: int | None) -> str | None:
-    """Write lines as a table to a terminal, else tab-separated; return what is left out, if anything is."""
+    """Write lines as a table to a terminal, else tab-separated; return a note if rows are left out."""
     heading, rows = lines
-    shown = rows[:limit]
+    shown_rows = rows[:limit]
     if stream.isatty():
         table = Table()
-        # References to media are for programs: a terminal has no room for them.
+        # References to media are for programs: they do not fit on a terminal.
         for title in heading[:-1]:
             table.add_column(title, overflow="fold", no_wrap=title in NARROW)
-        for row in shown:
+        for row in shown_rows:
             table.add_row(*(_cell(*pair) for pair in zip(heading[:-1], row, strict=False)))
         Console(file=stream).print(table)
     else:
-        for row in (heading, *shown):
+        for row in (heading, *shown_rows):
             stream.write("\t".join(_escaped(cell) for cell in row) + "\n")
     return (
-        f"{len(shown)} of {len(rows)} shown; --limit 0 shows all"
-        if len(shown) < len(rows)
+        f"{len(shown_rows)} of {len(rows)} shown; --limit 0 shows all"
+        if len(shown_rows) < len(rows)
         else None
     )
 
 
 def write_table(lines: tuple[Cells, list[Cells]], stream: TextIO) -> None:
-    """Write lines as a table to a terminal, in columns without a frame elsewhere."""
+    """Write lines as a table to a terminal, else in columns without a frame."""
     heading, rows = lines
     rows = [tuple(plain(cell) for cell in row) for row in rows]
     if stream.isatty():
@@ -132,8 +134,8 @@ def _cell(title: str, cell: str) -> str:
 
 
 def _escaped(cell: str) -> str:
-    for letter, written in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
-        cell = cell.replace(letter, written)
+    for letter, escape_sequence in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
+        cell = cell.replace(letter, escape_sequence)
     return plain(cell)
 
 
@@ -141,13 +143,13 @@ def _score(score: float | None) -> str:
     return "" if score is None else f"{score:.4g}"
 
 
-def _text(one: Said, name: str) -> str:
-    value: Any = one.asked.get(name)
+def _text(answer: StoredAnswer, name: str) -> str:
+    value: Any = answer.prompt.get(name)
     return value if isinstance(value, str) else "" if value is None else str(value)
 
 
-def _media(one: Said) -> str:
-    return ", ".join(str(item.get("from")) for item in one.asked.get("media", ()))
+def _media(answer: StoredAnswer) -> str:
+    return ", ".join(str(item.get("from")) for item in answer.prompt.get("media", ()))
 
 
 def _gain(gain: Interval | None) -> str:

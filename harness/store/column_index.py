@@ -1,9 +1,8 @@
-"""`<store>/index.columns`: the rows of a store again, in columns, beside time, size and inode of each `row.json`.
+"""`<store>/index.columns`: the rows of a store in columns, with time, size and inode of each `row.json`.
 
-A column is a block of the rows (harness/store/row_blocks.py), its texts once each where they repeat. The file is a
-digest
-and what it is of, in Parquet. It is made of the rows and never the other way: damaged, of other code or gone, it is
-made anew. It appears by rename.
+A column is a block of the rows (harness/store/row_blocks.py); repeated texts are stored once. The file is a digest
+followed by its Parquet content. It is derived from the rows, never the reverse: if it is damaged, of other code or
+missing, it is rebuilt. It appears by rename.
 """
 
 from __future__ import annotations
@@ -30,96 +29,96 @@ from espalier.harness.store import schema
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.files.untrusted_json import read_bytes
-from espalier.harness.store.row_blocks import EXTRA, INNER, Block, Row
+from espalier.harness.store.row_blocks import EXTRA, INNER, Row, RowBlock
 
 NAME = "index.columns"
 
-#: Bytes of the digest in front: pages of Parquet have checksums, and what says where they lie has none.
+#: Bytes of the digest in front: pages of Parquet have checksums, but their directory has none.
 DIGEST = 16
 
-#: Columns that are no blocks: the run, and what its file had.
+#: Columns that are not blocks: the run, and the stamp of its file.
 KEY = "key"
-MARKS = ("mtime_ns", "size", "inode")
+STAMP = ("mtime_ns", "size", "inode")
 
-#: In the file's metadata: what made it.
+#: Key of the file's metadata for the digest of the code that made it.
 CODE = b"espalier.code"
 
-#: What reading a damaged file, or one of another program, ends in.
+#: Errors of reading a damaged file, or one of another program.
 DAMAGED = (*FOREIGN, pa.ArrowException)
 
-#: A column of more texts than these has them in full, a row each.
+#: A column with more distinct texts than this stores them in full, one per row.
 DISTINCT = 8192
 
-#: Rows whose texts are parsed together.
+#: Number of rows parsed together.
 BATCH = 4096
 
-#: How a column of texts is worked with; reading a file gives other types of the same.
+#: Type of a column of texts in memory; reading a file yields other types of the same content.
 TEXTS = pa.dictionary(pa.int32(), pa.large_binary())
 
-#: Stands for a block that a row has not.
+#: Value of a block that a row does not have.
 ABSENT = object()
 
 
-class Mark(NamedTuple):
-    """What a file had when it was read; one that has others holds something else."""
+class FileStamp(NamedTuple):
+    """Identity of a file's content when it was read; a file with another stamp has changed."""
 
     mtime_ns: int
     size: int
     inode: int
 
 
-class Gathered:
-    """Rows that are to be written, as columns."""
+class ColumnBuilder:
+    """Columns built from rows that are to be written."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without rows."""
         self.keys: list[str] = []
-        self._marks = tuple(array("q") for _ in MARKS)
+        self._stamps = tuple(array("q") for _ in STAMP)
         self._blocks: dict[str, tuple[dict[str, int], array[int]]] = {}
 
-    def add(self, key: str, mark: Mark, found: Iterable[Block]) -> None:
+    def add(self, key: str, stamp: FileStamp, blocks: Iterable[RowBlock]) -> None:
         """Add a row."""
-        place = len(self.keys)
+        index = len(self.keys)
         self.keys.append(key)
-        for column, value in zip(self._marks, mark, strict=True):
+        for column, value in zip(self._stamps, stamp, strict=True):
             column.append(value)
-        for name, text, _ in found:
+        for name, text, _ in blocks:
             if name not in self._blocks:
                 self._blocks[name] = {}, array("i")
             texts, codes = self._blocks[name]
-            if len(codes) < place:
-                codes.extend([-1] * (place - len(codes)))
+            if len(codes) < index:
+                codes.extend([-1] * (index - len(codes)))
             codes.append(texts.setdefault(text, len(texts)))
 
     def table(self) -> pa.Table:
-        """Return the rows, in the order in which they came."""
+        """Return the rows, in the order in which they were added."""
         size = len(self.keys)
         columns = {KEY: _texts(map(os.fsencode, self.keys))}
         columns |= {
             name: _numbers(pa.int64(), column)
-            for name, column in zip(MARKS, self._marks, strict=True)
+            for name, column in zip(STAMP, self._stamps, strict=True)
         }
         for name, (texts, codes) in self._blocks.items():
             codes.extend([-1] * (size - len(codes)))
-            there = np.frombuffer(codes, np.int32) >= 0
+            present = np.frombuffer(codes, np.int32) >= 0
             columns[_column(name)] = pa.DictionaryArray.from_arrays(
-                _numbers(pa.int32(), codes, there), _texts(map(str.encode, texts))
+                _numbers(pa.int32(), codes, present), _texts(map(str.encode, texts))
             )
         return pa.Table.from_arrays(list(columns.values()), names=list(columns))
 
 
 class Columns:
-    """The file of a store, as far as a reader asks for it.
+    """The column file of a store, reduced to some blocks.
 
     Attributes:
-        places: of each run that it has, the line.
-        marks: of each line.
+        places: by run key, its line.
+        stamps: of each line, the stamp of the row's file.
     """
 
-    def __init__(self, store: Path, asked: Iterable[str]) -> None:
+    def __init__(self, store: Path, block_names: Iterable[str]) -> None:
         """Read some blocks of all rows; a file that cannot be used has none."""
         self.places: dict[str, int] = {}
-        self.marks: list[Mark] = []
+        self.stamps: list[FileStamp] = []
         try:
             content = memoryview(read_bytes(store / NAME))
             if content[:DIGEST] != _digest(content[DIGEST:]):
@@ -127,28 +126,30 @@ class Columns:
             self._file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(content[DIGEST:])))
             if (self._file.schema_arrow.metadata or {}).get(CODE) != _code():
                 return
-            there = set(self._file.schema_arrow.names)
-            self._asked = [name for name in asked if _column(name) in there]
-            wanted = [KEY, *MARKS, *map(_column, self._asked)]
-            # In this thread: one of pyarrow's that lets go of these bytes while Python ends aborts the process.
+            stored = set(self._file.schema_arrow.names)
+            self._block_names = [name for name in block_names if _column(name) in stored]
+            wanted = [KEY, *STAMP, *map(_column, self._block_names)]
+            # In this thread: a thread of pyarrow that frees these bytes while Python ends aborts the process.
             self._read = self._file.read(wanted, use_threads=False)
-            marks = (self._read[name].to_pylist() for name in MARKS)
-            self.marks = [Mark(*mark) for mark in zip(*marks, strict=True)]
+            stamps = (self._read[name].to_pylist() for name in STAMP)
+            self.stamps = [FileStamp(*stamp) for stamp in zip(*stamps, strict=True)]
             keys = map(os.fsdecode, self._read[KEY].to_pylist())
             self.places = {key: place for place, key in enumerate(keys)}
         except DAMAGED:
-            # It is made of the rows, so that nothing is lost with it.
-            self.places, self.marks = {}, []
+            # The file is derived from the rows, so nothing is lost.
+            self.places, self.stamps = {}, []
 
     def rows(self, places: Sequence[int]) -> Iterator[Row]:
-        """Yield the asked blocks of the rows of some lines."""
+        """Yield the named blocks of the rows at some lines."""
         if not places:
             return
         table = self._read
-        if len(places) < len(self.marks) or any(one != line for line, one in enumerate(places)):
+        if len(places) < len(self.stamps) or any(
+            place != line for line, place in enumerate(places)
+        ):
             table = table.take(_numbers(pa.int64(), array("q", places)))
-        heads = [name for name in self._asked if not name.startswith(INNER)]
-        extras = [name for name in self._asked if name.startswith(INNER)]
+        heads = [name for name in self._block_names if not name.startswith(INNER)]
+        extras = [name for name in self._block_names if name.startswith(INNER)]
         inner = [name.removeprefix(INNER) for name in extras]
         columns = [_Decoded(table[_column(name)]) for name in (*heads, *extras)]
         for start in range(0, len(places), BATCH):
@@ -159,11 +160,11 @@ class Columns:
                 row[EXTRA] = _present(inner, line[len(heads) :])
                 yield row
 
-    def whole(self, stays: Sequence[bool]) -> pa.Table | None:
-        """Return the lines that stay with all their blocks; None if there are none, or the file is damaged there."""
-        if not any(stays):
+    def kept_table(self, keep: Sequence[bool]) -> pa.Table | None:
+        """Return the lines to keep with all their blocks; None if there are none, or the file is damaged there."""
+        if not any(keep):
             return None
-        mask = _numbers(pa.bool_(), np.packbits(stays, bitorder="little"), size=len(stays))
+        mask = _numbers(pa.bool_(), np.packbits(keep, bitorder="little"), size=len(keep))
         try:
             return self._file.read(use_threads=False).replace_schema_metadata(None).filter(mask)
         except DAMAGED:
@@ -171,16 +172,16 @@ class Columns:
 
 
 def write(store: Path, tables: Sequence[pa.Table]) -> None:
-    """Write rows in the place of those that the file has.
+    """Replace the file by one with the rows of some tables.
 
     Raises:
         StoreLost: the disk is full or cannot be written.
     """
-    alike = [
-        pa.Table.from_arrays(list(map(_encoded, one.columns)), names=one.column_names)
-        for one in tables
+    tables_encoded = [
+        pa.Table.from_arrays(list(map(_encoded, part.columns)), names=part.column_names)
+        for part in tables
     ]
-    table = pa.concat_tables(alike, promote_options="default").unify_dictionaries()
+    table = pa.concat_tables(tables_encoded, promote_options="default").unify_dictionaries()
     order = pc.sort_indices(table[KEY].combine_chunks().dictionary_decode())
     columns = {
         name: _stored(table[name].combine_chunks().take(order), name) for name in table.column_names
@@ -192,15 +193,15 @@ def write(store: Path, tables: Sequence[pa.Table]) -> None:
         content,
         compression="zstd",
         compression_level=1,
-        use_dictionary=[name for name, one in columns.items() if _repeats(one)],
+        use_dictionary=[name for name, column in columns.items() if _repeats(column)],
         write_statistics=False,
     )
-    found = content.getvalue().to_pybytes()
-    durable.replace(store / NAME, _digest(found) + found)
+    data = content.getvalue().to_pybytes()
+    durable.replace(store / NAME, _digest(data) + data)
 
 
 class _Decoded:
-    """A column whose texts are parsed: once each where they repeat, else as they are asked for."""
+    """A column with parsed texts: parsed once each if they repeat, else on demand."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
         self._texts = column.combine_chunks()
@@ -212,12 +213,12 @@ class _Decoded:
         if self._values is not None:
             codes, values = texts.indices.to_pylist(), self._values
             return [ABSENT if code is None else values[code] for code in codes]
-        found = iter(_parsed(texts.drop_null()))
-        return [next(found) if there else ABSENT for there in texts.is_valid().to_pylist()]
+        parsed = iter(_parsed(texts.drop_null()))
+        return [next(parsed) if valid else ABSENT for valid in texts.is_valid().to_pylist()]
 
 
 def _parsed(texts: pa.Array) -> list[Any]:
-    # One long text takes less time than many short ones.
+    # Parsing one long text takes less time than many short ones.
     return list(json.loads(b"[%b]" % b",".join(texts.to_pylist())))
 
 
@@ -234,7 +235,7 @@ def _encoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _stored(column: pa.Array, name: str) -> pa.Array:
-    """Return a column as the file has it: texts that repeat once each, and none that no row has."""
+    """Return a column as the file stores it: repeated texts once each, without unused ones."""
     if not _repeats(column):
         return column
     used = pc.unique(column.indices.drop_null())
@@ -245,23 +246,23 @@ def _stored(column: pa.Array, name: str) -> pa.Array:
 
 
 def _texts(texts: Iterable[bytes]) -> pa.Array:
-    found = list(texts)
-    ends = np.cumsum([0, *map(len, found)], dtype=np.int64)
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(found))]
-    return pa.Array.from_buffers(pa.large_binary(), len(found), buffers)
+    encoded = list(texts)
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.large_binary(), len(encoded), buffers)
 
 
 def _numbers(
-    kind: pa.DataType, values: Any, there: Any = None, size: int | None = None
+    kind: pa.DataType, values: Any, valid: Any = None, size: int | None = None
 ) -> pa.Array:
-    # pa.array would do, but imports pandas to look at what it is given.
-    bits = None if there is None else pa.py_buffer(np.packbits(there, bitorder="little"))
+    # pa.array would do, but imports pandas to inspect its argument.
+    bits = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
     buffers = [bits, pa.py_buffer(values)]
     return pa.Array.from_buffers(kind, len(values) if size is None else size, buffers)
 
 
 def _column(block: str) -> str:
-    """Return the column of a block; a block may be called as another column is."""
+    """Return the column name of a block; the prefix keeps it apart from other columns."""
     return f"row.{block}"
 
 
@@ -271,6 +272,6 @@ def _digest(content: Any) -> bytes:
 
 @cache
 def _code() -> bytes:
-    """Return a digest of the code that makes and judges what is in the file."""
-    files = [Path(str(one.__file__)) for one in (blocks, schema, shape)]
+    """Return a digest of the code that makes and reads the file."""
+    files = [Path(str(module.__file__)) for module in (blocks, schema, shape)]
     return Digests().files([*files, Path(__file__)], Path(__file__).parent).encode()

@@ -1,4 +1,4 @@
-"""Which rows of a store a commit names: rows have what `git describe` printed, a person any length of it."""
+"""Selection of a store's rows by commit: rows store the output of `git describe`, users type any prefix."""
 
 from __future__ import annotations
 
@@ -8,35 +8,37 @@ from collections.abc import Iterable, Mapping
 
 from espalier.harness.errors import UserError
 
-#: Behind the commit of code that had changes on top of it.
+#: Suffix of a commit with uncommitted changes on top.
 DIRTY = "-dirty"
 
-#: Letters of a commit that name it at least.
+#: Minimum number of letters of a commit.
 SHORTEST = 4
 
-#: What `git describe` prints of a commit behind a tag: `v0.1-3-g88e34e31ee17`.
+#: Output of `git describe` for a commit after a tag: `v0.1-3-g88e34e31ee17`.
 DESCRIBED = re.compile(r".+-\d+-g(?P<hash>[0-9a-f]+)")
 HASH = re.compile(rf"[0-9a-f]{{{SHORTEST},}}")
 
-#: Commits that an error line names at most.
+#: Maximum number of commits in an error line.
 NAMED = 8
 
 
-def named(asked: Iterable[str], rows: Mapping[str | None, int], option: str) -> frozenset[str]:
-    """Return the commits of rows that some names mean: also those with changes on top, unless `-dirty` is named.
+def matching_commits(
+    names: Iterable[str], rows: Mapping[str | None, int], option: str
+) -> frozenset[str]:
+    """Return the commits of rows that the names select, including those with changes on top, unless `-dirty` is given.
 
     Args:
-        asked: commits, four letters or more of each, in either case.
-        rows: how many rows a store has of each commit; None: rows without one.
-        option: what the names were given to, for errors.
+        names: commits, at least four letters of each, in either case.
+        rows: number of rows of each commit; None: rows without one.
+        option: the option that took the names, for errors.
 
     Raises:
-        UserError: a name is empty or too short, means no commit of the rows, or several.
+        UserError: a name is empty or too short, or selects no commit of the rows, or several.
     """
-    return frozenset(commit for name in asked for commit in _named(name, rows, option))
+    return frozenset(commit for name in names for commit in _matching(name, rows, option))
 
 
-def _named(name: str, rows: Mapping[str | None, int], option: str) -> list[str]:
+def _matching(name: str, rows: Mapping[str | None, int], option: str) -> list[str]:
     letters = name.strip().lower()
     base = letters.removesuffix(DIRTY)
     commits = [
@@ -55,24 +57,26 @@ def _named(name: str, rows: Mapping[str | None, int], option: str) -> list[str]:
         problem = f"must be a commit, {SHORTEST} letters or more; valid"
     else:
         problem = "is the commit of no row, so that every row would go; valid"
-    raise UserError(f"{option}={name!r} {problem}: {counted(rows) or 'none, the store has no row'}")
-
-
-def _means(asked: str, commit: str) -> bool:
-    if asked == commit.lower():
-        return True
-    described = DESCRIBED.fullmatch(commit)
-    known = commit if described is None else described["hash"]
-    return (
-        HASH.fullmatch(asked) is not None
-        and HASH.fullmatch(known) is not None
-        and (known.startswith(asked) or asked.startswith(known))
+    raise UserError(
+        f"{option}={name!r} {problem}: {format_counts(rows) or 'none, the store has no row'}"
     )
 
 
-def counted(rows: Mapping[str | None, int]) -> str:
+def _means(name: str, commit: str) -> bool:
+    if name == commit.lower():
+        return True
+    described = DESCRIBED.fullmatch(commit)
+    letters = commit if described is None else described["hash"]
+    return (
+        HASH.fullmatch(name) is not None
+        and HASH.fullmatch(letters) is not None
+        and (letters.startswith(name) or name.startswith(letters))
+    )
+
+
+def format_counts(rows: Mapping[str | None, int]) -> str:
     """Return commits with their numbers of rows, the most frequent first."""
-    most = Counter(rows).most_common()
-    lines = [f"{commit or 'no commit'} ({count})" for commit, count in most[:NAMED]]
-    more = f" and {len(most) - NAMED} more" if len(most) > NAMED else ""
-    return ", ".join(lines) + more
+    counts = Counter(rows).most_common()
+    lines = [f"{commit or 'no commit'} ({count})" for commit, count in counts[:NAMED]]
+    suffix = f" and {len(counts) - NAMED} more" if len(counts) > NAMED else ""
+    return ", ".join(lines) + suffix

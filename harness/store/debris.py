@@ -1,4 +1,4 @@
-"""What killed writers leave in the folder of a run, and when it may go."""
+"""Files that killed writers leave in the folder of a run, and when they may be removed."""
 
 from __future__ import annotations
 
@@ -7,38 +7,44 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from espalier.harness.store.files import hosts
-from espalier.harness.store.files.lease import LEASE, LONG, Terms, file_time, stale_successors
+from espalier.harness.store.files.lease import (
+    LEASE,
+    STALE_FACTOR,
+    Terms,
+    file_time,
+    stale_successors,
+)
 
-#: A file that is being written: `.<name>-<kernel>-<unique>` (harness/store/files/durable.py). Earlier versions named
+#: A temporary file: `.<name>-<kernel>-<unique>` (harness/store/files/durable.py). Earlier versions wrote
 #: no kernel.
 TEMPORARY = re.compile(r"\.(?P<name>.+?)(-(?P<kernel>[0-9a-f]{8}))?-[0-9a-f]{32}")
 
 
 def temporaries(folder: Path) -> Iterator[tuple[Path, str | None]]:
-    """Yield the temporary files of a folder, each with the kernel of its writer; None where the name says none."""
+    """Yield the temporary files of a folder, each with the kernel of its writer; None if the name has none."""
     for path in folder.iterdir():
-        found = TEMPORARY.fullmatch(path.name)
-        if found:
-            yield path, found["kernel"]
+        match = TEMPORARY.fullmatch(path.name)
+        if match:
+            yield path, match["kernel"]
 
 
-def sweep(folder: Path, terms: Terms, alone: bool) -> list[Path]:
-    """Remove the files of a run that its owner may remove, whose writers are dead or came too late; return their paths.
+def remove_debris(folder: Path, terms: Terms, sole_process: bool) -> list[Path]:
+    """Remove files of dead or late writers from the folder of a run; return their paths.
 
     Args:
-        folder: of the run, whose lease is held.
-        terms: one of another machine is dead if its file is ten times as old as a lease may be silent.
-        alone: whether no other process of this machine can write here: those of this machine are dead then.
+        folder: of the run; the caller holds its lease.
+        terms: a writer on another machine is dead if its file is ten times older than a lease may be silent.
+        sole_process: whether no other process of this machine can write here, so that earlier writers here are dead.
     """
-    gone = stale_successors(folder / LEASE)
-    for path in gone:
+    removed = stale_successors(folder / LEASE)
+    for path in removed:
         path.unlink(missing_ok=True)
-    for path, kernel in sorted(temporaries(folder), key=lambda one: one[0]):
-        here = alone and kernel == hosts.kernel()
-        if here or _age(path) > LONG * terms.expiry:
+    for path, kernel in sorted(temporaries(folder), key=lambda pair: pair[0]):
+        died_here = sole_process and kernel == hosts.kernel()
+        if died_here or _age(path) > STALE_FACTOR * terms.expiry:
             path.unlink(missing_ok=True)
-            gone.append(path)
-    return gone
+            removed.append(path)
+    return removed
 
 
 def _age(path: Path) -> float:

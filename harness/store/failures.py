@@ -1,4 +1,4 @@
-"""Why a run has no row: `<run>/failed.json`, written when it fails and gone when it succeeds."""
+"""The reason why a run has no row: `<run>/failed.json`, written when it fails and removed when it succeeds."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NAME = "failed.json"
 
 
 @contextmanager
-def noted(folder: Path, argv: Sequence[str], quiet: bool = False) -> Iterator[None]:
-    """Note in the folder of a run what the block raises, and raise it again; an interruption is no failure.
+def record_failure(folder: Path, argv: Sequence[str], quiet: bool = False) -> Iterator[None]:
+    """Write an exception of the block to the run's folder, and raise it again; an interruption is not a failure.
 
     Args:
         folder: of the run.
-        argv: the command line that it belongs to.
-        quiet: whether another process of the run notes it.
+        argv: the command line of the run.
+        quiet: whether another process of the run writes the file.
     """
     try:
         yield
@@ -38,21 +38,21 @@ def noted(folder: Path, argv: Sequence[str], quiet: bool = False) -> Iterator[No
                 "argv": list(argv),
                 **hosts.describe(),
             }
-            # The error itself is what must be told.
+            # The error itself must be reported, not a full disk.
             with suppress(StoreLost):
                 durable.replace(folder / NAME, f"{json.dumps(failure, indent=1)}\n".encode())
         raise
 
 
 def clear(folder: Path) -> None:
-    """Forget that a run failed."""
+    """Remove the file of an earlier failure."""
     (folder / NAME).unlink(missing_ok=True)
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """Return why a run failed: `cause`, `error`, `when`, who; None if it did not, or nobody can tell."""
+    """Return the failure of a run: `cause`, `error`, `when`, host; None if there is none or it cannot be read."""
     try:
-        told = read_json(folder / NAME)
+        failure = read_json(folder / NAME)
     except FOREIGN:
         return None
-    return told if isinstance(told, dict) and isinstance(told.get("cause"), str) else None
+    return failure if isinstance(failure, dict) and isinstance(failure.get("cause"), str) else None

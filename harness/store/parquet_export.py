@@ -1,9 +1,9 @@
-"""Writes the rows and scores of a store as tables (harness/store/parquet_tables.py), and reads only what changed since.
+"""Export of a store's rows and scores as tables (harness/store/parquet_tables.py), reading only runs that changed.
 
-`<store>/index.exported` says what the newest export is of: the digests of its two files and, of each run in them, what
-`row.json` and the files of the journal had (time, size, inode). As long as they have the same, the run's lines are
-copied out of the tables. Tables that are gone, damaged, older or of another writer have other digests; then every run
-is read, as it is where this file is gone, damaged or of other code.
+`<store>/index.exported` describes the newest export: the digests of its two files and, for each run, time, size and
+inode of `row.json` and of the journal's files. While these are unchanged, the run's lines are copied from the tables.
+Missing, damaged, older or foreign tables have other digests; then every run is read, as if this file is missing,
+damaged or of other code.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from espalier.harness.store.parquet_tables import ROW_TYPES, ROWS, SAMPLE_TYPES,
 
 NAME = "index.exported"
 
-#: How hard the tables are compressed: level 19 makes them a tenth smaller, and takes twenty times as long.
+#: Compression level: level 19 makes the tables a tenth smaller, and takes twenty times as long.
 LEVEL = 9
 
-#: What reading a file of another program ends in.
+#: Errors of reading a file of another program.
 DAMAGED = (*FOREIGN, pa.ArrowException)
 
 
-class Written(NamedTuple):
-    """What an export did: rows and bytes of the tables, and how many runs it read for them."""
+class ExportResult(NamedTuple):
+    """The result of an export: rows and bytes of the tables, and the number of runs that were read."""
 
     rows: int
     size: int
     read: int
 
 
-class Part(NamedTuple):
+class RunLines(NamedTuple):
     """The lines of one run.
 
     Attributes:
         key: of the run.
-        mark: a digest of what its files had before they were read.
+        mark: a digest of the stamps of its files before they were read.
         row: its line in the table of rows.
         scores: its lines in the table of samples.
     """
@@ -64,29 +64,29 @@ class Part(NamedTuple):
     scores: pa.Table
 
 
-class Former(NamedTuple):
-    """What the newest export has left, if it is there unchanged: digests of its files, and runs in their order."""
+class FormerExport(NamedTuple):
+    """The newest export, if its files are unchanged: digests of its files, and runs in their order."""
 
     files: Mapping[str, str]
-    parts: Mapping[str, Part]
+    parts: Mapping[str, RunLines]
 
 
-def write_tables(store: Path, folder: Path) -> Written:
-    """Write the finished runs of a store as tables; the files are the same to the byte whatever was there before.
+def write_tables(store: Path, folder: Path) -> ExportResult:
+    """Write the finished runs of a store as tables; the files are identical to the byte for any former export.
 
-    What damaged lines a journal has is told when the run is read, not when its lines are copied.
+    Damaged lines of a journal are reported when the run is read, not when its lines are copied.
 
     Raises:
         UserError: the store has no finished run, or a journal cannot be read.
         StoreLost: the disk is full or cannot be written.
 
-    Cost: for a run that has not changed three system calls; a table in which something changed is written whole.
+    Cost: three system calls for an unchanged run; a table with changes is rewritten completely.
     """
     check_folder("export", folder)
-    former, found, read = _former(store, folder), [], 0
+    former, dated, read = _former(store, folder), [], 0
     for run in Store(store).folders():
         try:
-            committed, mark = _marked(run)
+            committed, mark = _stamped(run)
         except FileNotFoundError:  # removed meanwhile
             continue
         except OSError as error:
@@ -96,26 +96,26 @@ def write_tables(store: Path, folder: Path) -> Written:
         if part is None or part.mark != mark:
             part, read = _read(run, committed, mark), read + 1
         if part is not None:
-            found.append((committed, part))
-    if not found:
+            dated.append((committed, part))
+    if not dated:
         raise UserError(f"store={str(store)!r} holds no finished runs; valid: a store with rows")
-    parts = [part for _, part in sorted(found, key=lambda one: (one[0], one[1].key))]
+    parts = [part for _, part in sorted(dated, key=lambda pair: (pair[0], pair[1].key))]
     if parts != list(former.parts.values()):
         _write(store, folder, former, parts)
     size = sum((folder / name).stat().st_size for name in (ROWS, SAMPLES))
-    return Written(len(parts), size, read)
+    return ExportResult(len(parts), size, read)
 
 
-def _marked(run: RunDir) -> tuple[float, str]:
-    """Return when a run was committed, in seconds, and a digest of what its files have."""
+def _stamped(run: RunDir) -> tuple[float, str]:
+    """Return when a run was committed, in seconds, and a digest of the stamps of its files."""
     row = os.stat(run.path / "row.json")
     states = [("row.json", row), *((path.name, os.stat(path)) for path in run.journal.files())]
-    had = [(name, one.st_mtime_ns, one.st_size, one.st_ino) for name, one in states]
-    return row.st_mtime, _digest(json.dumps(had).encode())
+    stamps = [(name, state.st_mtime_ns, state.st_size, state.st_ino) for name, state in states]
+    return row.st_mtime, _digest(json.dumps(stamps).encode())
 
 
-def _read(run: RunDir, committed: float, mark: str) -> Part | None:
-    """Return the lines of a run as its files have them; None if it has no row that can be read."""
+def _read(run: RunDir, committed: float, mark: str) -> RunLines | None:
+    """Return the lines of a run from its files; None if it has no readable row."""
     row = run.readable_row()
     if row is None:
         return None
@@ -135,14 +135,14 @@ def _read(run: RunDir, committed: float, mark: str) -> Part | None:
     except FOREIGN as error:
         tell_once(f"passed over: run {run.path}: its journal is damaged ({first_words(error)})")
         return None
-    return Part(key, mark, pa.Table.from_pylist([line], schema=ROW_TYPES), lines)
+    return RunLines(key, mark, pa.Table.from_pylist([line], schema=ROW_TYPES), lines)
 
 
-def _write(store: Path, folder: Path, former: Former, parts: list[Part]) -> None:
-    """Write what differs from the former files, and then what they are of."""
+def _write(store: Path, folder: Path, former: FormerExport, parts: list[RunLines]) -> None:
+    """Write the files that differ from the former ones, and then the index."""
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
-    # Each file appears whole. Whoever reads between the two finds scores of runs without a row, and is told so.
+    # Each file appears at once. A reader between the two finds scores of runs without a row and reports that.
     for name, lines in (
         (SAMPLES, [part.scores for part in parts]),
         (ROWS, [part.row for part in parts]),
@@ -151,50 +151,50 @@ def _write(store: Path, folder: Path, former: Former, parts: list[Part]) -> None
         files[name] = _digest(content)
         if former.files.get(name) != files[name]:
             durable.replace(folder / name, content)
-    # Last: killed before this, the next export finds other digests. A store that cannot be written is read each time.
+    # Last: if killed before this, the next export finds other digests. A read-only store is read each time.
     if os.access(store, os.W_OK):
         runs = [(part.key, part.mark, part.scores.num_rows) for part in parts]
-        told = json.dumps({"code": _code(), "files": files, "runs": runs}).encode()
+        index = json.dumps({"code": _code(), "files": files, "runs": runs}).encode()
         with suppress(StoreLost):
-            durable.replace(store / NAME, f"{_digest(told)}\n".encode() + told)
+            durable.replace(store / NAME, f"{_digest(index)}\n".encode() + index)
 
 
 def _encoded(table: pa.Table) -> bytes:
     content = pa.BufferOutputStream()
-    # In one piece: where pages end would otherwise tell which runs were read.
+    # In one piece: page boundaries must not depend on which runs were read.
     pq.write_table(table.combine_chunks(), content, compression="zstd", compression_level=LEVEL)
     return bytes(content.getvalue().to_pybytes())
 
 
-def _former(store: Path, folder: Path) -> Former:
+def _former(store: Path, folder: Path) -> FormerExport:
     try:
-        digest, _, told = read_bytes(store / NAME).partition(b"\n")
+        digest, _, text = read_bytes(store / NAME).partition(b"\n")
         content = {name: read_bytes(folder / name) for name in (ROWS, SAMPLES)}
-        if digest.decode() != _digest(told):
-            return Former({}, {})
-        index: dict[str, Any] = json.loads(told)
+        if digest.decode() != _digest(text):
+            return FormerExport({}, {})
+        index: dict[str, Any] = json.loads(text)
     except DAMAGED:
-        return Former({}, {})
-    files = {name: _digest(found) for name, found in content.items()}
-    # The code comes first: that of another version may have written anything.
+        return FormerExport({}, {})
+    files = {name: _digest(data) for name, data in content.items()}
+    # Compare the code first: another version may have written any layout.
     if index.get("code") != _code() or index["files"] != files:
-        return Former({}, {})
+        return FormerExport({}, {})
     try:
-        # In this thread: one of pyarrow's that lets go of these bytes while Python ends aborts the process.
+        # In this thread: a thread of pyarrow that frees these bytes while Python ends aborts the process.
         rows, scores = (
             pq.ParquetFile(pa.BufferReader(content[name])).read(use_threads=False)
             for name in (ROWS, SAMPLES)
         )
-        return Former(files, {part.key: part for part in _parts(index["runs"], rows, scores)})
+        return FormerExport(files, {part.key: part for part in _parts(index["runs"], rows, scores)})
     except DAMAGED:
-        return Former({}, {})
+        return FormerExport({}, {})
 
 
-def _parts(runs: list[list[Any]], rows: pa.Table, scores: pa.Table) -> Iterator[Part]:
-    """Yield the lines of each run out of the tables, which have them in this order."""
+def _parts(runs: list[list[Any]], rows: pa.Table, scores: pa.Table) -> Iterator[RunLines]:
+    """Yield the lines of each run from the tables, which hold them in this order."""
     start = 0
     for place, (key, mark, count) in enumerate(runs):
-        yield Part(key, mark, rows.slice(place, 1), scores.slice(start, count))
+        yield RunLines(key, mark, rows.slice(place, 1), scores.slice(start, count))
         start += count
 
 
@@ -204,6 +204,6 @@ def _digest(content: bytes) -> str:
 
 @cache
 def _code() -> str:
-    """Return a digest of the code that makes tables of rows and journals, and of the library that encodes them."""
-    files = [Path(str(one.__file__)) for one in (journal, schema, shape, tables)]
+    """Return a digest of the code that makes tables from rows and journals, and of the encoding library."""
+    files = [Path(str(module.__file__)) for module in (journal, schema, shape, tables)]
     return f"{Digests().files([*files, Path(__file__)], ROOT)} pyarrow {pa.__version__}"

@@ -1,8 +1,8 @@
-"""Rows and scores of a store as two Parquet files: small enough to be tracked, and read by whoever reads a store.
+"""Rows and scores of a store as two Parquet files, small enough to be tracked in git.
 
 `rows.parquet` has for each run `run_key`, `committed` (seconds since 1970) and `row`, the JSON of `row.json`.
 `samples.parquet` has for each run, sample and metric `run_key`, `task`, `doc_id`, `metric`, `score` (the sample's
-contribution) and `unit` (the first document of its unit of statistics). Answers, media and records stay behind.
+contribution) and `unit` (the first document of its unit of statistics). Answers, media and records are not included.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ SAMPLE_TYPES = pa.schema(
 )
 
 Row = Mapping[str, Any]
-Entry = Mapping[str, Any]
+JournalEntry = Mapping[str, Any]
 
 
 def is_table(folder: Path) -> bool:
-    """Say whether a folder holds rows as tables."""
+    """Return whether a folder holds rows as tables."""
     return (folder / ROWS).is_file()
 
 
-def read_tables(folder: Path) -> list[tuple[Row, Sequence[Entry]]]:
-    """Return rows, the oldest first, each with entries as a journal has them of scoring.
+def read_tables(folder: Path) -> list[tuple[Row, Sequence[JournalEntry]]]:
+    """Return rows, the oldest first, each with scoring entries in the form of a journal.
 
     Raises:
-        UserError: a file is missing, damaged or of other columns, a row is of another version, or one is there twice.
+        UserError: a file is missing, damaged or of other columns, a row is of another version, or a run occurs twice.
     """
     rows = read_rows(folder)
     entries: dict[str, dict[tuple[str, int], dict[str, Any]]] = {row["run_key"]: {} for row in rows}
@@ -77,9 +77,11 @@ def dated_rows(folder: Path) -> list[tuple[float, Row]]:
     """Return when each row was committed, in seconds, and the row; raises UserError as `read_tables`."""
     table = _read(folder / ROWS, ROW_TYPES).sort_by("committed").to_pydict()
     keys: list[str] = table["run_key"]
-    twice = [key for key, count in Counter(keys).items() if count > 1]
-    if twice:
-        raise UserError(f"{folder / ROWS}: run {twice[0]} is there twice; valid: each run once")
+    duplicates = [key for key, count in Counter(keys).items() if count > 1]
+    if duplicates:
+        raise UserError(
+            f"{folder / ROWS}: run {duplicates[0]} is there twice; valid: each run once"
+        )
     rows: list[Row] = []
     for key, text in zip(keys, table["row"], strict=True):
         try:

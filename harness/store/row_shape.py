@@ -1,4 +1,4 @@
-"""What a row must look like to be one, as it was written: the file of a run is judged before anybody reads a number."""
+"""The shape that a stored row must have; a run's file is checked before any number is read from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from espalier.harness.store.files.untrusted_json import read_json
 from espalier.harness.store.schema import upgraded
 
-#: What every row has, and what its blocks are; a file that differs is no row.
+#: Entries that every row has, with their types.
 SHAPE: Mapping[str, type | tuple[type, ...]] = {
     "run_key": str,
     "model": str,
@@ -22,20 +22,20 @@ SHAPE: Mapping[str, type | tuple[type, ...]] = {
     "extra": dict,
 }
 BLOCKS = ("metrics", "tokens", "flops", "time", "memory")
-#: What is shown of a row that is served again: numbers, or null, of these names.
+#: Entries that are shown of a cached row: numbers or null.
 SHOWN: Mapping[str, tuple[str, ...]] = {
     "tokens": ("visual", "requested_keep", "kept_final", "layer_average"),
     "flops": ("prefill_exact", "share_of_full"),
     "time": ("vision_ms", "select_ms", "prefill_ms", "decode_ms_per_token"),
     "memory": ("kv_bytes", "peak_bytes"),
 }
-#: What entries of a row are where they are there; `variant` is null of a few.
-SOMETIMES: Mapping[str, type] = {
+#: Types of optional entries; `variant` may be null.
+OPTIONAL: Mapping[str, type] = {
     **dict.fromkeys(("variant", "budget_rule", "status"), str),
     **{"settings": dict, "seed": int},
 }
-#: What entries of `extra` are where they are there, as far as overviews read them.
-EXTRA: Mapping[str, type] = {
+#: Types of optional entries of `extra` that overviews read.
+OPTIONAL_EXTRA: Mapping[str, type] = {
     **dict.fromkeys(("headline", "label"), str),
     **dict.fromkeys(("environment", "aggregation", "answers"), dict),
     "failures": list,
@@ -43,7 +43,7 @@ EXTRA: Mapping[str, type] = {
 
 
 def read_row(path: Path) -> dict[str, Any]:
-    """Return what a file holds if it has the shape of a row; raises ValueError with the reason if it has not."""
+    """Return the row in a file; raises ValueError with the reason if the content does not have the shape of a row."""
     row = read_json(path)
     if not isinstance(row, dict):
         raise ValueError("not a table")
@@ -53,11 +53,11 @@ def read_row(path: Path) -> dict[str, Any]:
 
 
 def check_shape(row: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a row has what every row has, its blocks are tables, and what overviews read fits."""
+    """Raise ValueError unless a row has all required entries, its blocks are tables, and entries of overviews fit."""
     for name, kind in {**dict.fromkeys(set(BLOCKS) & set(row), dict), **SHAPE}.items():
         if not isinstance(row.get(name), kind) or isinstance(row[name], bool):
             raise ValueError(f"{name} is {row.get(name)!r}")
-    for name, kind in SOMETIMES.items():
+    for name, kind in OPTIONAL.items():
         if not isinstance(row.get(name), kind | None):
             raise ValueError(f"{name} is {row[name]!r}")
     if row["n_samples"] < 0:
@@ -76,13 +76,13 @@ def check_shape(row: Mapping[str, Any]) -> None:
 
 
 def check_extra(extra: Mapping[str, Any]) -> None:
-    """Raise ValueError unless what is there of `extra` is of its kind, as far as overviews read it."""
-    for name, kind in EXTRA.items():
+    """Raise ValueError unless the entries of `extra` that overviews read have the right types."""
+    for name, kind in OPTIONAL_EXTRA.items():
         if not isinstance(extra.get(name), kind | None):
             raise ValueError(f"extra.{name} is {extra[name]!r}")
-    for name, how in (extra.get("aggregation") or {}).items():
-        if not isinstance(how, Mapping):
-            raise ValueError(f"extra.aggregation.{name} is {how!r}")
+    for name, entry in (extra.get("aggregation") or {}).items():
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"extra.aggregation.{name} is {entry!r}")
     _check_number("extra.samples_per_second", extra.get("samples_per_second"))
 
 
@@ -91,8 +91,8 @@ def _check_number(place: str, value: Any) -> None:
         raise ValueError(f"{place} is {value!r}")
 
 
-def check_whole(row: Mapping[str, Any]) -> None:
-    """Raise ValueError unless every number that is shown of a row is there."""
+def check_complete(row: Mapping[str, Any]) -> None:
+    """Raise ValueError unless every number that is shown of a row is present."""
     metrics = row.get("metrics")
     if not metrics:
         raise ValueError(f"metrics is {metrics!r}")
@@ -106,7 +106,7 @@ def check_whole(row: Mapping[str, Any]) -> None:
         for name in names:
             if not isinstance(values.get(name, ""), int | float | None):
                 raise ValueError(f"{place}.{name} is {values.get(name)!r}")
-    # What is served again is printed as JSON.
+    # A cached row is printed as JSON.
     json.dumps(dict(row), allow_nan=False)
     if not isinstance(row["extra"].get("failures"), list):
         raise ValueError(f"extra.failures is {row['extra'].get('failures')!r}")

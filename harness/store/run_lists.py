@@ -1,4 +1,4 @@
-"""The runs of a store as lines of a table: what `ls` prints."""
+"""The table that `ls` prints: one line per run of a store."""
 
 from __future__ import annotations
 
@@ -6,37 +6,40 @@ import time
 from collections.abc import Mapping, Sequence
 
 from espalier.harness.errors import unknown_name
-from espalier.harness.store.store_index import DONE, FAILED, STATES, Entry
+from espalier.harness.store.store_index import DONE, FAILED, STATES, RunEntry
 
 HEADING = ("run", "status", "model", "method", "ratio", "benchmark", "n", "score", "age", "note")
 
-#: What rows may be chosen by.
+#: Columns by which rows can be selected.
 NAMES = ("model", "method", "benchmark")
 
 
-def chosen(
-    found: Sequence[Entry], wanted: Mapping[str, str | None], status: str | None, days: float | None
-) -> list[Entry]:
-    """Return the runs that meet all conditions.
+def select_runs(
+    entries: Sequence[RunEntry],
+    wanted: Mapping[str, str | None],
+    status: str | None,
+    days: float | None,
+) -> list[RunEntry]:
+    """Return the runs that meet all conditions, the oldest first.
 
     Args:
-        found: all runs.
-        wanted: by `NAMES`, what rows must have; None: whatever. A run without a row has no names.
+        entries: all runs.
+        wanted: by `NAMES`, the value that rows must have; None: any. A run without a row has no names.
         status: one of `STATES`; None: any.
-        days: how old they may be; None: as old as they are.
+        days: maximum age; None: any.
 
     Raises:
         UserError: no row has such a name, or there is no such status.
     """
     if status is not None and status not in STATES:
         raise unknown_name("--status", status, STATES)
-    kept = list(found)
+    kept = list(entries)
     for name, value in wanted.items():
         if value is None:
             continue
-        known = {entry.summary[name] for entry in found if entry.state == DONE}
-        if value not in known:
-            raise unknown_name(f"--{name}", value, known)
+        valid = {entry.summary[name] for entry in entries if entry.state == DONE}
+        if value not in valid:
+            raise unknown_name(f"--{name}", value, valid)
         kept = [entry for entry in kept if entry.summary.get(name) == value]
     if status is not None:
         kept = [entry for entry in kept if entry.state == status]
@@ -46,26 +49,34 @@ def chosen(
     return sorted(kept, key=lambda entry: entry.changed)
 
 
-def line(entry: Entry) -> tuple[str, ...]:
+def table_cells(entry: RunEntry) -> tuple[str, ...]:
     """Return the cells of a run in the order of `HEADING`."""
-    told = entry.summary
+    summary = entry.summary
     age = _age(time.time() - entry.changed)
     if entry.state != DONE:
-        note = told.get("problem") or told.get("cause") or told.get("host") or ""
+        note = summary.get("problem") or summary.get("cause") or summary.get("host") or ""
         return (entry.key, entry.state, *[""] * 6, age, str(note))
-    method = f"{told['method']} {told['label']}".strip()
-    score = "" if told["value"] is None else f"{told['metric']} {told['value']:.3f}"
-    spread = "" if told["stderr"] is None else f" ± {told['stderr']:.3f}"
-    names = (told["model"], method, f"{told['ratio']:g}", told["benchmark"])
-    return (entry.key, DONE, *names, str(told["n_samples"]), score + spread, age, told["note"])
+    method = f"{summary['method']} {summary['label']}".strip()
+    score = "" if summary["value"] is None else f"{summary['metric']} {summary['value']:.3f}"
+    spread = "" if summary["stderr"] is None else f" ± {summary['stderr']:.3f}"
+    names = (summary["model"], method, f"{summary['ratio']:g}", summary["benchmark"])
+    return (
+        entry.key,
+        DONE,
+        *names,
+        str(summary["n_samples"]),
+        score + spread,
+        age,
+        summary["note"],
+    )
 
 
-def counts(found: Sequence[Entry]) -> str:
-    """Return how many runs there are of each status."""
-    numbers = {state: sum(entry.state == state for entry in found) for state in STATES}
-    told = ", ".join(f"{number} {state}" for state, number in numbers.items() if number)
+def count_summary(entries: Sequence[RunEntry]) -> str:
+    """Return the number of runs of each status as text."""
+    numbers = {state: sum(entry.state == state for entry in entries) for state in STATES}
+    states = ", ".join(f"{number} {state}" for state, number in numbers.items() if number)
     failed = "; --status failed shows why" if numbers[FAILED] else ""
-    return f"{len(found)} runs: {told or 'none'}{failed}"
+    return f"{len(entries)} runs: {states or 'none'}{failed}"
 
 
 def _age(seconds: float) -> str:

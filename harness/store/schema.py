@@ -1,6 +1,6 @@
-"""Versions of the layout of a row. A file is never rewritten: a row of an older one is lifted when it is read.
+"""Versions of the layout of a row. Files are never rewritten: a row of an older version is upgraded when it is read.
 
-| schema | what came with it |
+| schema | change |
 | --- | --- |
 | 1 | the first |
 | 2 | `extra.answers`: a digest of the answers that the numbers are of; no `facts.signals`, which changes no number |
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 class Newer(ValueError):
-    """A file is of a version that came after this code: nothing is wrong with it, and nobody here can read it."""
+    """A file was written by a later version of this code, so it is intact but cannot be read."""
 
 
 #: The version that this code writes; a reader refuses a newer one.
@@ -23,7 +23,7 @@ SCHEMA = 2
 
 
 def _from_first(row: Row) -> Row:
-    """Return a row of version 1 as one of version 2: what its answers were is not known."""
+    """Return a row of version 1 as one of version 2: the digest of its answers is unknown."""
     lifted = {**row, "extra": {"answers": None, **_table(row.get("extra"))}}
     if isinstance(row.get("settings"), Mapping):
         lifted["settings"] = {
@@ -35,20 +35,20 @@ def _from_first(row: Row) -> Row:
 
 def _without_signals(side: Any) -> Any:
     facts = _table(_table(side).get("facts"))
-    kept = {name: value for name, value in facts.items() if name != "signals"}
-    return {**side, "facts": kept} if facts else side
+    kept_facts = {name: value for name, value in facts.items() if name != "signals"}
+    return {**side, "facts": kept_facts} if facts else side
 
 
 def _table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-#: By version: what makes it a row of the next one.
+#: By version: the upgrade to the next version.
 UPGRADES: Mapping[int, Callable[[Row], Row]] = {1: _from_first}
 
 
 def upgraded(row: Row) -> Row:
-    """Return a row of any version as one of this version; the argument stays as it is.
+    """Return a row of any version as one of this version; the argument is not changed.
 
     Raises:
         Newer: the row is of a later version than this code.
@@ -57,11 +57,11 @@ def upgraded(row: Row) -> Row:
     schema = row.get("schema")
     if not isinstance(schema, int):
         raise ValueError("no schema")
-    said = f"schema {schema}; this version reads {min(UPGRADES)} to {SCHEMA}"
+    problem = f"schema {schema}; this version reads {min(UPGRADES)} to {SCHEMA}"
     if schema > SCHEMA:
-        raise Newer(said)
+        raise Newer(problem)
     if schema < min(UPGRADES):
-        raise ValueError(said)
+        raise ValueError(problem)
     for version in range(schema, SCHEMA):
         row = {**UPGRADES[version](row), "schema": version + 1}
     return row

@@ -1,4 +1,4 @@
-"""What a store holds, in short, for commands that look at thousands of runs."""
+"""Short summaries of a store's runs, for commands that read thousands of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from espalier.harness.errors import UserError
 from espalier.harness.store import failures
-from espalier.harness.store.files.lease import LEASE, Terms, file_time, look
+from espalier.harness.store.files.lease import LEASE, Terms, file_time, read_lease
 from espalier.harness.store.row_blocks import Row
 from espalier.harness.store.row_reader import walk
 from espalier.harness.store.unparsed_mark import MEANS, is_marked
@@ -18,7 +18,7 @@ from espalier.harness.store.unparsed_mark import MEANS, is_marked
 DONE, DAMAGED, RUNNING, FAILED, UNFINISHED = "done", "damaged", "running", "failed", "unfinished"
 STATES = (DONE, DAMAGED, RUNNING, FAILED, UNFINISHED)
 
-#: What summaries are of.
+#: Blocks of a row that a summary is made from.
 BLOCKS = (
     *("model", "method", "benchmark", "ratio", "n_samples", "metrics", "extra.headline"),
     *("extra.label", "extra.samples_per_second", "extra.environment", "extra.unparsed"),
@@ -26,14 +26,14 @@ BLOCKS = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class RunEntry:
     """One run of a store.
 
     Attributes:
         path: its folder.
         state: one of `STATES`.
-        summary: of a row that is there: what it is of and its headline; of a damaged one `problem`, of a failed run
-            `cause`, of a running one who computes it.
+        summary: of a run with a row: its names and its headline; of a damaged one `problem`, of a failed one `cause`,
+            of a running one the owner of its lease.
         changed: when its row was committed, or its folder changed last; seconds since 1970 by the file system.
     """
 
@@ -48,22 +48,22 @@ class Entry:
         return self.path.name
 
 
-def entries(store: Path, only: Collection[str] | None = None) -> list[Entry]:
+def entries(store: Path, only: Collection[str] | None = None) -> list[RunEntry]:
     """Return the runs of a store that have a folder, ordered by key; with `only`, those of these keys."""
-    now, listed = _now(store), []
+    now, run_entries = _now(store), []
     for run in walk(store, BLOCKS, only):
         if run.problem is not None:
-            told: Mapping[str, Any] = {"problem": str(run.problem)}
-            listed.append(Entry(run.path, DAMAGED, told, run.committed))
+            summary: Mapping[str, Any] = {"problem": str(run.problem)}
+            run_entries.append(RunEntry(run.path, DAMAGED, summary, run.committed))
         elif run.row is not None:
-            listed.append(Entry(run.path, DONE, _summary(run.row), run.committed))
+            run_entries.append(RunEntry(run.path, DONE, _summary(run.row), run.committed))
         else:
-            listed += unfinished(run.path, now)
-    return listed
+            run_entries += unfinished(run.path, now)
+    return run_entries
 
 
-def unfinished(path: Path, now: float) -> list[Entry]:
-    """Return a run without a row, nothing where it has been removed meanwhile.
+def unfinished(path: Path, now: float) -> list[RunEntry]:
+    """Return the entry of a run without a row; empty if the run has been removed meanwhile.
 
     Args:
         path: its folder.
@@ -74,19 +74,19 @@ def unfinished(path: Path, now: float) -> list[Entry]:
     except FileNotFoundError:
         return []
     try:
-        seen = look(path / LEASE)
+        lease = read_lease(path / LEASE)
     except UserError as error:
-        return [Entry(path, DAMAGED, {"problem": str(error)}, changed)]
-    if seen is not None and now - seen.beaten <= seen.expiry(Terms().expiry):
-        return [Entry(path, RUNNING, {**seen.owner, "beaten": seen.beaten}, changed)]
+        return [RunEntry(path, DAMAGED, {"problem": str(error)}, changed)]
+    if lease is not None and now - lease.beat_time <= lease.expiry(Terms().expiry):
+        return [RunEntry(path, RUNNING, {**lease.owner, "beaten": lease.beat_time}, changed)]
     failure = failures.read(path)
-    if failure is not None:  # until it is tried again and ends
-        return [Entry(path, FAILED, failure, changed)]
-    return [Entry(path, UNFINISHED, {}, changed)]
+    if failure is not None:  # until a new attempt ends
+        return [RunEntry(path, FAILED, failure, changed)]
+    return [RunEntry(path, UNFINISHED, {}, changed)]
 
 
 def _now(store: Path) -> float:
-    """Return the time by the file system's clock; by this machine's where nothing can be written."""
+    """Return the time by the file system's clock, or by this machine's if no file can be written."""
     try:
         return file_time(store / "runs")
     except OSError:
@@ -100,7 +100,7 @@ def _summary(row: Row) -> dict[str, Any]:
     score = metrics.get(name) or {}
     commit = (extra.get("environment") or {}).get("commit")
     return {
-        **{one: row[one] for one in ("model", "method", "benchmark", "ratio", "n_samples")},
+        **{key: row[key] for key in ("model", "method", "benchmark", "ratio", "n_samples")},
         "label": extra.get("label") or "",
         "metric": name,
         "value": score.get("value"),

@@ -1,7 +1,7 @@
-"""Which cells a sweep asked for: `<store>/sweeps/<id>.json`, written before the first of them runs.
+"""The cells of each sweep: `<store>/sweeps/<id>.json`, written before the first cell runs.
 
-The id follows from the command line and its run keys, so the same command has one file however often it is given, and
-another version of the code, whose runs are other runs, another one.
+The id follows from the command line and its run keys: the same command always has the same file, and another version of
+the code, which has other run keys, another file.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from espalier.harness.errors import UserError, foreign, tell_once
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.untrusted_json import read_json
 
-#: Of the files; one of another version is none.
+#: Version of the files; a file of another version is refused.
 VERSION = 1
 
 
 @dataclass(frozen=True)
-class Cell:
+class SweepCell:
     """One cell of a sweep.
 
     Attributes:
-        key: its run.
-        model: name of its model, and so on for `method`, `benchmark` and `ratio`.
-        label: hyper-parameters off their default.
-        samples: how many are asked for; None: all.
-        line: overrides that give this cell alone.
+        key: its run key.
+        model: name of its model; likewise `method`, `benchmark` and `ratio`.
+        label: hyper-parameters that differ from their default.
+        samples: number of samples; None: all.
+        line: overrides that select this cell alone.
     """
 
     key: str
@@ -46,8 +46,8 @@ class Cell:
     line: tuple[str, ...]
 
     @classmethod
-    def of(cls, key: str, outline: Mapping[str, Any], line: Sequence[str]) -> Cell:
-        """Return the cell of a run from what is known of its row before it runs."""
+    def of(cls, key: str, outline: Mapping[str, Any], line: Sequence[str]) -> SweepCell:
+        """Return the cell of a run from the part of its row that is known before it runs."""
         names = {name: outline[name] for name in ("model", "method", "benchmark", "ratio")}
         label = outline["extra"]["label"] or ""
         return cls(
@@ -56,7 +56,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """What a line about the cell calls it."""
+        """Name of the cell in status lines."""
         return " ".join(
             filter(None, (self.model, self.method, self.label, f"{self.ratio:g}", self.benchmark))
         )
@@ -69,59 +69,59 @@ class Sweep:
     name: str
     argv: tuple[str, ...]
     submitted: float
-    cells: tuple[Cell, ...]
+    cells: tuple[SweepCell, ...]
 
 
-def announce(store: Path, argv: Sequence[str], cells: Sequence[Cell]) -> Path:
-    """Write which cells a command has, unless that is written already; return the file.
+def announce(store: Path, argv: Sequence[str], cells: Sequence[SweepCell]) -> Path:
+    """Write the cells of a command, unless they are already written; return the file.
 
     Raises:
         StoreLost: the disk is full or cannot be written.
     """
-    asked = json.dumps([list(argv), [cell.key for cell in cells]])
-    path = store / "sweeps" / f"{hashlib.sha256(asked.encode()).hexdigest()[:12]}.json"
+    content = json.dumps([list(argv), [cell.key for cell in cells]])
+    path = store / "sweeps" / f"{hashlib.sha256(content.encode()).hexdigest()[:12]}.json"
     if path.exists():
         with suppress(OSError):  # of another user
-            os.utime(path)  # the newest command is the one that is meant where none is named
+            os.utime(path)  # commands without a name use the newest file
         return path
-    told = {
+    record = {
         "version": VERSION,
         "argv": list(argv),
         "submitted": time.time(),
         "cells": [asdict(cell) for cell in cells],
     }
     if store.is_dir() and not os.access(store, os.W_OK):
-        return path  # its rows are all there, or no cell would have been admitted
+        return path  # all rows exist, or no cell would have been admitted
     durable.make_folder(path.parent)
-    durable.replace(path, f"{json.dumps(told, indent=1)}\n".encode())
+    durable.replace(path, f"{json.dumps(record, indent=1)}\n".encode())
     return path
 
 
-def find(store: Path, asked: str | None) -> Sweep | None:
-    """Return a sweep of a store; without a name the newest, None where there is none.
+def find(store: Path, query: str | None) -> Sweep | None:
+    """Return a sweep of a store; without a name the newest, or None if there is none.
 
     Args:
         store: its folder.
-        asked: the beginning of an id, the file itself, or the name of a preset (`+experiment=<name>`).
+        query: the beginning of an id, the file itself, or the name of a preset (`+experiment=<name>`).
 
     Raises:
         UserError: there is no such sweep, or its file is damaged or of another version.
     """
     files = sorted((store / "sweeps").glob("*.json"), key=_changed)
-    if asked is None:
+    if query is None:
         return next(_readable(reversed(files)), None)
-    named = [path for path in files if path.stem.startswith(asked) or path == Path(asked)]
-    if not named:
-        preset = f"experiment={asked}"
+    matches = [path for path in files if path.stem.startswith(query) or path == Path(query)]
+    if not matches:
+        preset = f"experiment={query}"
         for sweep in _readable(reversed(files)):
             if preset in (text.lstrip("+") for text in sweep.argv):
                 return sweep
-    if not named:
-        known = ", ".join(path.stem for path in reversed(files[-5:])) or "none"
+    if not matches:
+        newest = ", ".join(path.stem for path in reversed(files[-5:])) or "none"
         raise UserError(
-            f"sweep={asked!r} is none of {len(files)} in store={str(store)!r}; valid: {known}, or a preset's name"
+            f"sweep={query!r} is none of {len(files)} in store={str(store)!r}; valid: {newest}, or a preset's name"
         )
-    return _read(named[-1])
+    return _read(matches[-1])
 
 
 def _changed(path: Path) -> float:
@@ -132,7 +132,7 @@ def _changed(path: Path) -> float:
 
 
 def _readable(files: Iterable[Path]) -> Iterator[Sweep]:
-    """Yield the sweeps of files; one that is damaged is named and passed over."""
+    """Yield the sweeps of files; a damaged file is reported and passed over."""
     for path in files:
         try:
             yield _read(path)
@@ -142,25 +142,25 @@ def _readable(files: Iterable[Path]) -> Iterator[Sweep]:
 
 def _read(path: Path) -> Sweep:
     with foreign(f"{path} is damaged", "removing it"):
-        told = read_json(path)
-        if told["version"] != VERSION:
+        record = read_json(path)
+        if record["version"] != VERSION:
             raise UserError(
-                f"{path} is of version {told['version']}; this version reads {VERSION}; valid: the version that wrote "
-                "it, or another sweep"
+                f"{path} is of version {record['version']}; this version reads {VERSION}; valid: the version that "
+                "wrote it, or another sweep"
             )
-        cells = tuple(map(_cell, told["cells"]))
-        argv = tuple(map(_text, told["argv"]))
-        return Sweep(path.stem, argv, float(told["submitted"]), cells)
+        cells = tuple(map(_cell, record["cells"]))
+        argv = tuple(map(_text, record["argv"]))
+        return Sweep(path.stem, argv, float(record["submitted"]), cells)
 
 
-def _cell(told: Mapping[str, Any]) -> Cell:
-    names = {name: _text(told[name]) for name in ("key", "model", "method", "benchmark", "label")}
-    samples = None if told["samples"] is None else int(told["samples"])
-    line = tuple(map(_text, told["line"]))
-    return Cell(**names, ratio=float(told["ratio"]), samples=samples, line=line)
+def _cell(record: Mapping[str, Any]) -> SweepCell:
+    names = {name: _text(record[name]) for name in ("key", "model", "method", "benchmark", "label")}
+    samples = None if record["samples"] is None else int(record["samples"])
+    line = tuple(map(_text, record["line"]))
+    return SweepCell(**names, ratio=float(record["ratio"]), samples=samples, line=line)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
+        raise ValueError(f"{value!r} is not a text")
     return value

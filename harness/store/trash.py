@@ -1,6 +1,6 @@
-"""Where `gc` puts what it takes out of a store: `<store>/.trash/<time>/`, with the paths that it had in the store.
+"""The trash of a store, `<store>/.trash/<time>/`, into which `gc` moves files with their paths relative to the store.
 
-No reader of a store looks there. What is moved back is in the store again; `gc --purge` frees the disk.
+No reader of a store looks there. Files moved back are in the store again; `gc --purge` frees the disk.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import NamedTuple
 
 from espalier.harness.errors import StoreLost, UserError, first_words
 from espalier.harness.store.claims import claim
-from espalier.harness.store.files.lease import LEASE, USUAL
+from espalier.harness.store.files.lease import DEFAULT_TERMS, LEASE
 
 NAME = ".trash"
 
 
 class Waste(NamedTuple):
-    """A file or a folder that nobody needs.
+    """A file or a folder that is no longer needed.
 
     Attributes:
-        path: it.
-        why: nobody needs it.
+        path: the file or folder.
+        why: the reason.
         size: its bytes.
-        run: the folder of the run that must not be computed while it is moved; None where that does not matter.
+        run: the folder of the run that must not be computed while it is moved; None if that does not matter.
     """
 
     path: Path
@@ -37,17 +37,17 @@ class Waste(NamedTuple):
     run: Path | None = None
 
 
-class Moved(NamedTuple):
-    """What a move did: the folder that has it, how many things with how many bytes, and what stayed, with reasons."""
+class MoveResult(NamedTuple):
+    """The result of a move: target folder, number of items, their bytes, and reasons for items that stayed."""
 
     folder: Path
-    things: int
+    item_count: int
     size: int
     stayed: Sequence[str]
 
 
-def move(store: Path, found: Iterable[Waste]) -> Moved:
-    """Move things out of a store into a new folder of its trash; what cannot be moved stays and is named.
+def move(store: Path, waste_items: Iterable[Waste]) -> MoveResult:
+    """Move items out of a store into a new folder of its trash; items that cannot be moved stay and are listed.
 
     Raises:
         UserError: the trash cannot be written.
@@ -55,19 +55,21 @@ def move(store: Path, found: Iterable[Waste]) -> Moved:
     folder = _new_folder(store)
     count = size = 0
     stayed = []
-    for waste in found:
+    for waste in waste_items:
         target = folder / waste.path.relative_to(store)
         try:
-            # A process that computes the run keeps it: leases of other machines count, too.
-            holding = nullcontext(True) if waste.run is None else claim(waste.run, 0.0, USUAL, ())
-            with holding as held:
-                if not held:
+            # Skip runs that a process computes now, on this machine or, by their leases, on another.
+            holding = (
+                nullcontext(True) if waste.run is None else claim(waste.run, 0.0, DEFAULT_TERMS, ())
+            )
+            with holding as claimed:
+                if not claimed:
                     stayed.append(f"{waste.path}: stays, a command computes the run now")
                     continue
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(waste.path, target)
             if waste.run == waste.path:
-                # The run's own were held a moment ago, by this process.
+                # Lock files of the claim that this process held a moment ago.
                 for name in (LEASE, "lock"):
                     (target / name).unlink(missing_ok=True)
         except FileNotFoundError:  # another command has removed it
@@ -76,13 +78,13 @@ def move(store: Path, found: Iterable[Waste]) -> Moved:
             stayed.append(f"{waste.path}: stays, it cannot be moved ({first_words(error)})")
             continue
         count, size = count + 1, size + waste.size
-    with suppress(OSError):  # it holds something
+    with suppress(OSError):  # it is not empty
         folder.rmdir()
-    return Moved(folder, count, size, stayed)
+    return MoveResult(folder, count, size, stayed)
 
 
 def contents(store: Path) -> list[Waste]:
-    """Return what the trash holds, a folder for each `gc`, the oldest first."""
+    """Return the content of the trash, a folder for each `gc`, the oldest first."""
     try:
         folders = sorted((store / NAME).iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -92,14 +94,14 @@ def contents(store: Path) -> list[Waste]:
     return [Waste(path, "moved there by gc", size_of(path)) for path in folders]
 
 
-def purge(found: Iterable[Waste]) -> int:
-    """Remove what the trash holds; return the bytes.
+def purge(waste_items: Iterable[Waste]) -> int:
+    """Remove items of the trash; return the bytes.
 
     Raises:
-        StoreLost: something cannot be removed.
+        StoreLost: an item cannot be removed.
     """
     freed = 0
-    for waste in found:
+    for waste in waste_items:
         try:
             if waste.path.is_dir() and not waste.path.is_symlink():
                 shutil.rmtree(waste.path)
@@ -114,7 +116,7 @@ def purge(found: Iterable[Waste]) -> int:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of all files below a folder that can be looked at; no link is followed."""
+    """Return the bytes of a file, or of all readable files below a folder; links are not followed."""
     paths = [path]
     for folder, _, names in os.walk(path):
         paths += [Path(folder, name) for name in names]
@@ -128,7 +130,7 @@ def size_of(path: Path) -> int:
 
 
 def _new_folder(store: Path) -> Path:
-    """Return a folder of the trash that no other `gc` has."""
+    """Return a new folder of the trash."""
     name = time.strftime("%Y-%m-%dT%H-%M-%S")
     number = 0
     while True:
@@ -139,7 +141,7 @@ def _new_folder(store: Path) -> Path:
             number += 1
             if folder.parent.is_dir():
                 continue
-            raise _unusable(store, NotADirectoryError(ENOTDIR, "it is no folder")) from None
+            raise _unusable(store, NotADirectoryError(ENOTDIR, "it is not a folder")) from None
         except OSError as error:
             raise _unusable(store, error) from error
         return folder

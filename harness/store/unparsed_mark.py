@@ -1,4 +1,4 @@
-"""The mark of rows where too many answers could not be read: their scores say little of the model."""
+"""The mark of rows in which too many answers could not be parsed: their scores say little about the model."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 #: Share of the answers above which a row is marked.
-MOST = 0.05
+LIMIT = 0.05
 
 MARK = "‡"
-#: What the mark means, below whatever bears it.
-MEANS = f"more than {100 * MOST:g} % of the answers could not be read"
+#: The meaning of the mark, for footnotes.
+MEANS = f"more than {100 * LIMIT:g} % of the answers could not be read"
 FOOTNOTE = f"{MARK} {MEANS}"
 
 
 def too_many(unparsed: int | None, samples: int) -> bool | None:
-    """Return whether a row is marked; None where its benchmark does not tell what could not be read."""
-    return None if unparsed is None else unparsed > MOST * samples
+    """Return whether a row is marked; None if its benchmark does not report unparsed answers."""
+    return None if unparsed is None else unparsed > LIMIT * samples
 
 
 def is_marked(row: Mapping[str, Any]) -> bool:
-    """Return whether a row of any version is marked."""
+    """Return whether a row of any schema version is marked."""
     return bool(too_many(row.get("extra", {}).get("unparsed"), row["n_samples"]))
 
 
 def mark(marked: bool) -> str:
-    """Return what stands behind a marked score."""
+    """Return the suffix of a score: the mark or nothing."""
     return MARK if marked else ""

@@ -1,4 +1,4 @@
-"""What may go from a store, and whether what is there is whole: the work of `gc` and `verify`."""
+"""The work of `gc` and `verify`: which files of a store may be removed, and whether its runs are intact."""
 
 from __future__ import annotations
 
@@ -11,39 +11,45 @@ from typing import Any
 
 from espalier.harness.errors import FOREIGN, StoreLost, UserError, first_words, tell_once
 from espalier.harness.store import RunDir, Unreadable
-from espalier.harness.store.answer_digest import answers_in, tells
+from espalier.harness.store.answer_digest import answers_in, matches_row
 from espalier.harness.store.debris import temporaries
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.journal import parse, read_lines
-from espalier.harness.store.files.lease import LEASE, LONG, USUAL, file_time, look
-from espalier.harness.store.store_index import DAMAGED, DONE, RUNNING, Entry
+from espalier.harness.store.files.lease import (
+    DEFAULT_TERMS,
+    LEASE,
+    STALE_FACTOR,
+    file_time,
+    read_lease,
+)
+from espalier.harness.store.store_index import DAMAGED, DONE, RUNNING, RunEntry
 from espalier.harness.store.trash import Waste, size_of
 
-#: A line that is no entry goes behind this suffix of its journal.
+#: Damaged lines are moved to a file with the journal's name and this suffix.
 QUARANTINE = ".damaged"
 
-#: How far a mean may be from the one in the row: sums in another order round otherwise.
+#: Tolerance of a recomputed mean: sums in another order round differently.
 ROUNDING = 1e-9
 
 
-def commits(found: Iterable[Entry]) -> Counter[str | None]:
-    """Return how many rows there are of each commit."""
-    return Counter(entry.summary["commit"] for entry in found if entry.state == DONE)
+def commits(runs: Iterable[RunEntry]) -> Counter[str | None]:
+    """Return the number of rows of each commit."""
+    return Counter(entry.summary["commit"] for entry in runs if entry.state == DONE)
 
 
 def waste(
-    store: Path, found: Sequence[Entry], kept: frozenset[str] | None, days: float
+    store: Path, runs: Sequence[RunEntry], kept_commits: frozenset[str] | None, days: float
 ) -> Iterator[Waste]:
-    """Yield what may go from a store; runs that are computed now are left alone.
+    """Yield what may be removed from a store; runs that are being computed are skipped.
 
     Args:
         store: its folder.
-        found: its runs.
-        kept: keep only rows of these commits, and those without one; None: all rows.
-        days: how old a run without a row must be to count as abandoned.
+        runs: its runs.
+        kept_commits: keep only rows of these commits, and those without one; None: all rows.
+        days: age at which a run without a row counts as abandoned.
 
     Raises:
-        StoreLost: the store takes no file, so that its clock is not known.
+        StoreLost: the store takes no file, so that its clock cannot be read.
     """
     try:
         now = file_time(store / "runs")
@@ -53,58 +59,60 @@ def waste(
         ) from error
     for place in (store, store / "runs", store / "sweeps"):
         yield from _temporaries(place, now)
-    for entry in found:
+    for entry in runs:
         try:
-            yield from _of_run(entry, kept, days, now)
+            yield from _waste_of_run(entry, kept_commits, days, now)
         except FOREIGN as error:
             tell_once(f"passed over: {entry.path}: {first_words(error)}")
 
 
-def _of_run(entry: Entry, kept: frozenset[str] | None, days: float, now: float) -> Iterator[Waste]:
-    lease = look(entry.path / LEASE)
-    silence = 0.0 if lease is None else now - lease.beaten
-    expiry = USUAL.expiry if lease is None else lease.expiry(USUAL.expiry)
+def _waste_of_run(
+    entry: RunEntry, kept_commits: frozenset[str] | None, days: float, now: float
+) -> Iterator[Waste]:
+    lease = read_lease(entry.path / LEASE)
+    silence = 0.0 if lease is None else now - lease.beat_time
+    expiry = DEFAULT_TERMS.expiry if lease is None else lease.expiry(DEFAULT_TERMS.expiry)
     if entry.state == RUNNING or (lease is not None and silence <= expiry):
         return
     run = RunDir(entry.path)
-    if entry.state == DONE and kept is not None:
+    if entry.state == DONE and kept_commits is not None:
         commit = entry.summary["commit"]
-        if commit is not None and commit not in kept:
-            yield _of(entry.path, f"of code {commit}", entry.path)
+        if commit is not None and commit not in kept_commits:
+            yield _waste(entry.path, f"of code {commit}", entry.path)
             return
     old = now - entry.changed > days * 86_400
     if entry.state not in (DONE, DAMAGED) and old:
-        yield _of(entry.path, f"no row, and nothing written for {days:g} days", entry.path)
+        yield _waste(entry.path, f"no row, and nothing written for {days:g} days", entry.path)
         return
     yield from _temporaries(entry.path, now)
-    if lease is not None and silence > LONG * expiry:
-        yield _of(entry.path / LEASE, "lease of a command that is dead")
+    if lease is not None and silence > STALE_FACTOR * expiry:
+        yield _waste(entry.path / LEASE, "lease of a command that is dead")
     for path in run.forced.files():
         if now - path.stat().st_mtime > days * 86_400:
-            yield _of(path, f"journal of a forced run, abandoned for {days:g} days", entry.path)
+            yield _waste(path, f"journal of a forced run, abandoned for {days:g} days", entry.path)
 
 
 def _temporaries(folder: Path, now: float) -> Iterator[Waste]:
     try:
         for path, _ in temporaries(folder):
-            if now - path.lstat().st_mtime > LONG * USUAL.expiry:
-                yield _of(path, "temporary file of a writer that is dead")
+            if now - path.lstat().st_mtime > STALE_FACTOR * DEFAULT_TERMS.expiry:
+                yield _waste(path, "temporary file of a writer that is dead")
     except FileNotFoundError:
         return
     except OSError as error:
         tell_once(f"passed over: {folder}: {first_words(error)}")
 
 
-def _of(path: Path, why: str, run: Path | None = None) -> Waste:
+def _waste(path: Path, why: str, run: Path | None = None) -> Waste:
     return Waste(path, why, size_of(path), run)
 
 
-def faults(entry: Entry, mend: bool) -> Iterator[str]:
-    """Yield what is wrong with a run, a line each.
+def faults(entry: RunEntry, mend: bool) -> Iterator[str]:
+    """Yield the faults of a run, a line each.
 
     Args:
-        entry: the run; one that is computed now is not looked at.
-        mend: whether damaged lines of its journals go to `<journal>.damaged`.
+        entry: the run; one that is being computed is skipped.
+        mend: whether to move damaged lines of its journals to `<journal>.damaged`.
     """
     if entry.state == RUNNING:
         return
@@ -113,29 +121,29 @@ def faults(entry: Entry, mend: bool) -> Iterator[str]:
         return
     run = RunDir(entry.path)
     try:
-        row = run.row(whole=True)
+        row = run.row(complete=True)
     except Unreadable as error:
         yield str(error)
         row = None
     for journal in (run.journal, run.forced):
         for path in journal.files():
-            yield from _quarantined(path, mend)
+            yield from _damaged_lines(path, mend)
     if row is None:
         return
     try:
         entries = run.journal.entries()
-    except UserError:  # said above
+    except UserError:  # reported above
         return
     answers = answers_in(entries)
     if len(answers) < row["n_samples"]:
         yield f"{entry.path}: the journal has {len(answers)} answers, the row is of {row['n_samples']}"
-    elif tells(row, entries) is False:
+    elif matches_row(row, entries) is False:
         yield f"{entry.path}: the answers in the journal are not those that the row is of"
-    yield from _other_means(entry.path, row, entries)
+    yield from _wrong_means(entry.path, row, entries)
 
 
-def _quarantined(path: Path, mend: bool) -> Iterator[str]:
-    """Yield a line if a journal has damaged lines, which are moved to a file beside it."""
+def _damaged_lines(path: Path, mend: bool) -> Iterator[str]:
+    """Yield a line if a journal has damaged lines, which are moved to a file next to it."""
     try:
         *lines, last = read_lines(path)
     except UserError as error:
@@ -144,41 +152,47 @@ def _quarantined(path: Path, mend: bool) -> Iterator[str]:
     damaged = [line for line in lines if line and parse(line) is None]
     if not damaged:
         return
-    where = path.with_name(path.name + QUARANTINE)
-    told = f"{path}: {len(damaged)} damaged lines"
+    quarantine = path.with_name(path.name + QUARANTINE)
+    problem = f"{path}: {len(damaged)} damaged lines"
     if not mend:
-        yield f"{told}; without --dry they go to {where.name}"
+        yield f"{problem}; without --dry they go to {quarantine.name}"
         return
-    whole = [line for line in lines if line and parse(line) is not None]
-    with RunDir(path.parent).claim(0) as held:
-        if not held:
-            yield f"{told}; another command computes the run now"
+    intact = [line for line in lines if line and parse(line) is not None]
+    with RunDir(path.parent).claim(0) as claimed:
+        if not claimed:
+            yield f"{problem}; another command computes the run now"
             return
         try:
-            # First there twice, then once: a kill in between loses nothing.
-            kept = where.read_bytes() if where.exists() else b""
-            durable.replace(where, kept + b"".join(line + b"\n" for line in damaged))
-            durable.replace(path, b"".join(line + b"\n" for line in whole) + last)
+            # Write the copy first: a kill in between loses nothing.
+            former = quarantine.read_bytes() if quarantine.exists() else b""
+            durable.replace(quarantine, former + b"".join(line + b"\n" for line in damaged))
+            durable.replace(path, b"".join(line + b"\n" for line in intact) + last)
         except StoreLost as error:
-            yield f"{told}; {error}"
+            yield f"{problem}; {error}"
             return
-    yield f"{told}, now in {where.name}; their samples are answered again if the run goes on"
+    yield f"{problem}, now in {quarantine.name}; their samples are answered again if the run goes on"
 
 
-def _other_means(path: Path, row: dict[str, Any], entries: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each metric that is a mean over samples and is not the mean of the journal's scores."""
+def _wrong_means(path: Path, row: dict[str, Any], entries: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each metric whose value in the row is not the mean of the journal's scores."""
     scores: dict[Any, dict[str, float]] = {}
     for entry in entries:
         if isinstance(entry.get("scores"), dict):
             scores[str(entry.get("task")), str(entry.get("doc_id"))] = entry["scores"]
-    how = row["extra"].get("aggregation", {})
+    aggregation = row["extra"].get("aggregation", {})
     for name, values in row["metrics"].items():
-        of = [one[name] for one in scores.values() if name in one]
-        if how.get(name, {}).get("how") != "mean" or not of or values["value"] is None:
+        values_of_metric = [
+            entry_scores[name] for entry_scores in scores.values() if name in entry_scores
+        ]
+        if (
+            aggregation.get(name, {}).get("how") != "mean"
+            or not values_of_metric
+            or values["value"] is None
+        ):
             continue
-        if not all(isinstance(score, int | float) for score in of):
-            yield f"{path}: the journal has scores of {name} that are no numbers"
+        if not all(isinstance(score, int | float) for score in values_of_metric):
+            yield f"{path}: the journal has scores of {name} that are not numbers"
             continue
-        mean = fmean(of)
+        mean = fmean(values_of_metric)
         if not math.isclose(mean, values["value"], rel_tol=ROUNDING, abs_tol=ROUNDING):
             yield f"{path}: {name} is {values['value']:g} in the row, {mean:g} by the journal's scores"

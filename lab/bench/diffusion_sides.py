@@ -13,7 +13,7 @@ from torch import Tensor
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.speedup_bound import Gain
-from espalier.harness.decoding.diffusion.denoising_loop import Denoiser
+from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_summary import run_flops
 from espalier.harness.engine.denoising_steps import Answering, DenoisingSession
 from espalier.harness.engine.prompt import Prompt
@@ -101,7 +101,7 @@ class Side:
     def run(self, prompt: Prompt, **generation: Any) -> Run:
         """Denoise one answer."""
         with self._session() as session:
-            denoiser = Denoiser(session, self.adapter, self.method, self.budget)
+            denoiser = DenoisingGenerator(session, self.adapter, self.method, self.budget)
             started = process_time()
             found = denoiser.generate(prompt, [SAMPLE], **generation)
             spent = process_time() - started

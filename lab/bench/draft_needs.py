@@ -24,9 +24,9 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.acceptance import Greedy
-from espalier.harness.decoding.speculative.guidance import Given, Guidance
+from espalier.harness.decoding.speculative.guidance import Guidance, GuidedReducer
 from espalier.harness.decoding.speculative.state_machine import Machine
-from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.errors import UserError
 from espalier.harness.seedling.scene_benchmarks import sample_objects, sample_scene, samples
 from espalier.harness.stats import Interval, share_interval
@@ -109,9 +109,9 @@ class Pair:
         from espalier.harness.decoding.speculative.samplers import ends_of
 
         told = Guidance(kept, len(asked.seen.closer))
-        draft = _side(self.draft, asked.chat, asked.config, Given(lambda: told), places)
+        draft = _side(self.draft, asked.chat, asked.config, GuidedReducer(lambda: told), places)
         ends = ends_of(asked.config)
-        machine = Machine(draft, asked.target, Greedy(), Sequential(), gamma, True, ends)
+        machine = Machine(draft, asked.target, Greedy(), SequentialTransport(), gamma, True, ends)
         rounds = machine.run(LIMIT).rounds
         return sum(one.accepted for one in rounds), sum(one.checked for one in rounds)
 

@@ -17,13 +17,18 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.cost.decode_bound import copy_rate, step_bytes
 from espalier.harness.decoding.speculative.acceptance import Row
 from espalier.harness.decoding.speculative.cached_model import CachedModel
-from espalier.harness.decoding.speculative.draft_thread import Threads
+from espalier.harness.decoding.speculative.draft_thread import ThreadTransport
 from espalier.harness.decoding.speculative.drafts import Draft
-from espalier.harness.decoding.speculative.forward_times import AHEAD, ROOM, WARMING, steps_of
+from espalier.harness.decoding.speculative.forward_times import (
+    DRAFTED,
+    ROOM,
+    WARMUP_ROUNDS,
+    measure_forwards,
+)
 from espalier.harness.decoding.speculative.meter import Meter
-from espalier.harness.decoding.speculative.samplers import Sampler
-from espalier.harness.decoding.speculative.state_machine import Timed, Transport
-from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.decoding.speculative.samplers import TokenSampler
+from espalier.harness.decoding.speculative.state_machine import TimedRound, Transport
+from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.engine.text.kv_cache import IndexedCache
 from espalier.harness.models.adapter import Adapter, load_adapter
 from lab.bench import speculative_bench as bench_sd
@@ -136,12 +141,12 @@ def of_draft(plan: Plan, target: Adapter, device: str, where: str, rate: float) 
 def alone_and_beside(pair: Pair, rate: float) -> Iterator[Figure]:
     """Yield steps of either side by itself, beside what bandwidth allows, and while the other works too."""
     adapters = pair.target, pair.draft
-    alone = Noted(Sequential(*(Meter.of(one.devices) for one in adapters)))
+    alone = Noted(SequentialTransport(*(Meter.of(one.devices) for one in adapters)))
     target, draft = pair.sides()
-    by_itself = steps_of(draft, target, alone, False, 0, TOKENS)
+    by_itself = measure_forwards(draft, target, alone, False, 0, TOKENS)
     times = {
         "target": (target, [one.verifying.wall for one in alone.counted]),
-        "draft": (draft, [one.drafting.wall / AHEAD for one in alone.counted]),
+        "draft": (draft, [one.drafting.wall / DRAFTED for one in alone.counted]),
     }
     for which, (side, seconds) in times.items():
         n_bytes = step_bytes(side.adapter) + cached_bytes(side)
@@ -149,13 +154,13 @@ def alone_and_beside(pair: Pair, rate: float) -> Iterator[Figure]:
         yield from against_bandwidth("steps", f"{which} alone, {pair.name}", ms, n_bytes, rate)
     yield Figure("steps", f"c alone, {pair.name}", by_itself.ratio, "x")
     target, draft = pair.sides()
-    with Threads(pair.target.devices, pair.draft.devices) as threads:
+    with ThreadTransport(pair.target.devices, pair.draft.devices) as threads:
         beside = Noted(threads)
-        at_once = steps_of(draft, target, beside, True, 0, TOKENS)
+        at_once = measure_forwards(draft, target, beside, True, 0, TOKENS)
     yield Figure("steps", f"T_p beside the draft, {pair.name}", 1e3 * at_once.target, "ms")
     yield Figure("steps", f"T_q beside the target, {pair.name}", 1e3 * at_once.draft, "ms")
     yield Figure("steps", f"c beside one another, {pair.name}", at_once.ratio, "x")
-    name = f"one target step and {AHEAD} drafted tokens, in turn over at once, {pair.name}"
+    name = f"one target step and {DRAFTED} drafted tokens, in turn over at once, {pair.name}"
     yield Figure("steps", name, alone.seconds / beside.seconds, "x")
 
 
@@ -171,31 +176,33 @@ class Noted:
     """A transport that remembers every round."""
 
     transport: Transport
-    rounds: list[Timed] = field(default_factory=list)
+    rounds: list[TimedRound] = field(default_factory=list)
 
     @property
-    def counted(self) -> list[Timed]:
+    def counted(self) -> list[TimedRound]:
         """The rounds behind those that warm up."""
-        return self.rounds[WARMING:]
+        return self.rounds[WARMUP_ROUNDS:]
 
     @property
     def seconds(self) -> float:
         """The median of a whole round."""
         return median(one.seconds for one in self.counted)
 
-    def in_turn(self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]) -> Timed:
+    def in_turn(
+        self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]
+    ) -> TimedRound:
         """Draft, then verify."""
         self.rounds.append(self.transport.in_turn(draft, rows))
         return self.rounds[-1]
 
-    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> Timed:
+    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> TimedRound:
         """Draft and verify at the same time."""
         self.rounds.append(self.transport.at_once(draft, rows))
         return self.rounds[-1]
 
-    def alone(self, rows: Callable[[], Sequence[Row]]) -> Timed:
+    def verify_only(self, rows: Callable[[], Sequence[Row]]) -> TimedRound:
         """Verify."""
-        self.rounds.append(self.transport.alone(rows))
+        self.rounds.append(self.transport.verify_only(rows))
         return self.rounds[-1]
 
 
@@ -226,8 +233,8 @@ def filled(adapter: Adapter, length: int) -> CachedModel:
         following = torch.full(axes, length, device=device)
         return torch.zeros(adapter.facts.vocabulary, device=device), following
 
-    sampler = Sampler(torch.zeros(1, 1, dtype=torch.long, device=device))
-    return CachedModel(adapter, sampler, ROOM + AHEAD, prefill)
+    sampler = TokenSampler(torch.zeros(1, 1, dtype=torch.long, device=device))
+    return CachedModel(adapter, sampler, ROOM + DRAFTED, prefill)
 
 
 def _loaded(overrides: Sequence[str], device: str) -> Adapter:

@@ -64,13 +64,13 @@ def _drafting(adapter: Adapter, length: int, graphs: Graphs | None) -> Callable[
     ids = torch.arange(length, device=stack.device)[None] % adapter.facts.vocabulary
     _, stack.following = prefilled_words(adapter, ids, stack.cache)
     meter, token = Meter.of(adapter.devices), ids[0, :1]
-    meter.rest()
+    meter.wait()
 
     def draft() -> None:
         with stack.folding():
             for place in range(AHEAD):
                 stack.run(token, [place])
-        meter.rest()
+        meter.wait()
         stack.cache.cut(AHEAD)
 
     return draft

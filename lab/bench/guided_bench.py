@@ -23,7 +23,7 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.drafts import Draft
-from espalier.harness.decoding.speculative.guidance import Given, Guidance
+from espalier.harness.decoding.speculative.guidance import Guidance, GuidedReducer
 from espalier.harness.errors import UserError
 from espalier.harness.seedling.video.clip_benchmarks import sample_clip, samples
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
@@ -125,7 +125,7 @@ def _told(
         for name, kept in (clip_subsets(seen, keep, generator) if ratio else whole).items():
             shares[name, ratio] = seen.shares(kept)
             for places in PLACES if ratio else PLACES[:1]:
-                side = _side(draft, prompt, Given(lambda: Guidance(kept, count)), places)  # noqa: B023
+                side = _side(draft, prompt, GuidedReducer(lambda: Guidance(kept, count)), places)  # noqa: B023
                 said = side.rows([], Draft(tuple(caption)))[:-1]
                 right[name, ratio, places] = [
                     int(one) == other for one, other in zip(said, caption, strict=True)

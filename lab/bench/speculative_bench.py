@@ -33,7 +33,7 @@ from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.decoding.speculative.drafts import Draft
 from espalier.harness.decoding.speculative.speculative_summary import speculative_block
 from espalier.harness.decoding.speculative.state_machine import Machine
-from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import as_decoder
 from espalier.harness.reports.curves.speculative_table import figures, headings
@@ -277,7 +277,7 @@ def machine_seconds(repeats: int) -> float:
     found = []
     for _ in range(repeats):
         sides = Known(answer)
-        machine = Machine(sides, sides, Greedy(), Sequential(), 2, True)
+        machine = Machine(sides, sides, Greedy(), SequentialTransport(), 2, True)
         start = time.perf_counter()
         trace = machine.run(500)
         found.append((time.perf_counter() - start) / len(trace.rounds))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from espalier.harness.paths import ROOT
 from espalier.harness.store import SCHEMA
-from espalier.harness.store.sweep_files import Cell, announce
+from espalier.harness.store.sweep_files import SweepCell, announce
 
 #: Bytes of a row of the embedded model.
 ROW = 6400
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for number, key in enumerate(keys):
             _write(store / "runs" / key, number)
         line = ("method=fastv",)
-        cells = [Cell(key, "m", "fastv", "b", 0.5, "", 100, line) for key in keys]
+        cells = [SweepCell(key, "m", "fastv", "b", 0.5, "", 100, line) for key in keys]
         announce(store, ("-m", "method=fastv"), cells)
         print(f"{runs} runs, no index yet: {_status(store):.2f} s")
         print(f"{runs} runs, index of all: {min(_status(store) for _ in range(3)):.2f} s")

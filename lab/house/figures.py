@@ -1,7 +1,7 @@
 """Sizes of the code base: `python -m lab.house.figures` prints one JSON object.
 
 Files and lines of harness/, packages, ranks of the layer contract, the longest import chain, names
-(lab/house/names.py), files of conf/, words of hand-written pages. `--run` adds the path of one run (lab/house/run_path.py).
+(lab/house/names.py), files of conf/, words of hand-written pages. `--run` adds the path of one run (run_path.py).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from torch import Tensor
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.diffusion.denoising_loop import Denoiser
+from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.engine.denoising_steps import Answering, DenoisingSession
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import Record
@@ -106,7 +106,7 @@ def steps_of(adapter: Adapter, scene: Scene, ratio: float) -> tuple[list[Shown],
     session = NotingSession(adapter, method, budget)
     session.found = []
     with session:
-        denoiser = Denoiser(session, adapter, method, budget)
+        denoiser = DenoisingGenerator(session, adapter, method, budget)
         found = denoiser.generate(inputs, ["0"], max_new_tokens=PLACES)
     shown = [
         Shown(

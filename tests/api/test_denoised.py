@@ -87,7 +87,7 @@ def test_who_says_one_token_after_another_has_no_steps(questions):
         assert answer.kept_by_step == ()
         with pytest.raises(espalier.UserError, match="this answer was not denoised"):
             answer.show(step=0)
-        with pytest.raises(espalier.UserError, match="steps=2 is of models that denoise"):
+        with pytest.raises(espalier.UserError, match="steps=2 is for models that denoise"):
             plain.ask(*questions, steps=2)
 
 
@@ -126,9 +126,9 @@ def test_methods_of_denoising_steps_elsewhere(questions):
     ("settings", "line"),
     [
         ({"steps": 5}, "steps=5 is above max_new_tokens=4"),
-        ({"block_length": 3}, "max_new_tokens=4 is no multiple of block_length=3"),
-        ({"block_length": 2, "steps": 3}, "steps=3 does not deal out evenly to 2 blocks"),
-        ({"num_beams": 2}, "num_beams=2 is of models that say one token after another"),
+        ({"block_length": 3}, "max_new_tokens=4 is not a multiple of block_length=3"),
+        ({"block_length": 2, "steps": 3}, "steps=3 is not divisible by 2 blocks"),
+        ({"num_beams": 2}, "num_beams=2 is for models that generate one token after another"),
         ({"temperature": -1.0}, "temperature=-1.0 must be a number of at least 0"),
         ({"temperature": float("nan")}, "temperature=nan must be a number of at least 0"),
         ({"schedule": "sudden"}, "schedule='sudden' must be linear, shift, cosine or maskgit"),

@@ -16,7 +16,7 @@ from torch import nn
 
 from espalier.harness.cost import decode_bound as measured
 from espalier.harness.cost.clock import Clock
-from espalier.harness.decoding.speculative.drafts import NOTHING
+from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT
 from espalier.methods.base import Need, Site
 from espalier.methods.signals import SIGNALS
 from lab.bench import gpu_bench as bench_gpu
@@ -279,7 +279,7 @@ def test_a_step_is_held_against_its_bytes() -> None:
 def test_a_filled_side_steps_behind_its_prompt() -> None:
     setup = Setup("seedling_draft")
     side = filled(setup.adapter, 40)
-    rows = side.rows([5], NOTHING)
+    rows = side.rows([5], EMPTY_DRAFT)
     assert len(rows) == 1
     assert side.prompt_lengths == (40,) * setup.adapter.facts.text.layers
     assert side.stack.following.item() == 40

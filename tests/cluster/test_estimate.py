@@ -17,8 +17,8 @@ from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.runs.cluster.cluster_spec import cluster_of
 from espalier.harness.runs.cluster.cluster_sweep import cells_of
-from espalier.harness.runs.cluster.cost_estimate import Unknown, cost_of
-from espalier.harness.runs.cluster.dry_run import Planned, jobs_of, lines_of, plan
+from espalier.harness.runs.cluster.cost_estimate import UnknownCost, cost_of
+from espalier.harness.runs.cluster.dry_run import PlannedCell, jobs_of, lines_of, plan
 from espalier.harness.runs.runner import Runner
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
@@ -43,7 +43,7 @@ def cost(*argv: str) -> int:
     return cost_of(spec, method_of(spec.method)).flops
 
 
-def planned(*argv: str) -> tuple[list[Planned], list[str]]:
+def planned(*argv: str) -> tuple[list[PlannedCell], list[str]]:
     command = composed(*argv)
     cluster = cluster_of(command.cells)
     found = [plan(cell, Digests(), Runner()) for cell in cells_of(command, cluster)]
@@ -85,7 +85,7 @@ def test_samples_are_the_limit_or_what_the_split_has() -> None:
     ],
 )
 def test_what_is_not_known_offline_is_named(argv: tuple[str, ...], said: str) -> None:
-    with pytest.raises(Unknown, match=said):
+    with pytest.raises(UnknownCost, match=said):
         cost(*argv, *(() if "method=parallelvlm" in argv else ("method=none",)))
 
 
@@ -111,11 +111,11 @@ def test_models_that_are_not_here_are_estimated_by_their_facts() -> None:
     jobs = jobs_of(cells, cluster_of(composed("cluster=slurm", "cluster.cells_per_job=2").cells))
     assert (jobs[0].model, len(jobs[0].cells)) == ("llava_ov_72b", 2)
     assert any("llava_ov_72b, 2 cells; 4 GPUs" in line for line in lines)
-    counted = [one.cost.flops for one in cells if one.cost is not None and one.ahead]
+    counted = [one.cost.flops for one in cells if one.cost is not None and one.would_run]
     hours = sum(
         one.cost.flops * one.cell.resources.gpus / 2e13 / 3600
         for one in cells
-        if one.cost is not None and one.ahead
+        if one.cost is not None and one.would_run
     )
     assert (
         f"estimate: {sum(counted) / 1e18:.3g} EFLOPs, {hours:.3g} GPU-hours (decoding not counted)"
@@ -165,7 +165,7 @@ def test_steps_of_denoised_answers_are_counted_where_they_are_stated() -> None:
     found, lines = planned(*lavida, *stated, "method=d3tom", "ratio=0.9")
     assert "not counted" not in hours_of(lines)
     assert found[0].cost is not None
-    with pytest.raises(Unknown, match=r"benchmark\.generation\.max_new_tokens"):
+    with pytest.raises(UnknownCost, match=r"benchmark\.generation\.max_new_tokens"):
         cost(*lavida, stated[1], "method=none")
 
 

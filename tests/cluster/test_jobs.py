@@ -14,14 +14,14 @@ import pytest
 from espalier.harness.errors import UserError
 from espalier.harness.runs.cluster import slurm_job as work
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
-from espalier.harness.runs.cluster.job_file import Entry, JobFile, LeftOut
-from espalier.harness.runs.cluster.job_groups import Pack
+from espalier.harness.runs.cluster.job_file import JobCell, JobFile, LeftOut
+from espalier.harness.runs.cluster.job_groups import JobGroup
 from espalier.harness.runs.cluster.job_monitor import Jobs, watch
-from espalier.harness.runs.cluster.job_state import State
-from espalier.harness.runs.cluster.local_workers import Devices, Workers
+from espalier.harness.runs.cluster.job_state import JobState
+from espalier.harness.runs.cluster.local_workers import GpuPool, LocalWorkers
 from espalier.harness.runs.cluster.resources import Resources
 from espalier.harness.runs.cluster.slurm import Slurm
-from espalier.harness.runs.cluster.slurm_job import carry_out
+from espalier.harness.runs.cluster.slurm_job import run_job
 from espalier.harness.runs.status_line import Waiting
 
 #: Stands for run.py: writes the row of each cell, and what it sees of devices; fails where a config says so.
@@ -52,15 +52,15 @@ def job(folder: Path, number: int, *hows: str) -> JobFile:
     file = JobFile(folder / f"job-{number:03}.json")
     file.write(
         [
-            Entry(f"{number}{place}", str(folder / f"row-{number}-{place}"), None, {"how": how})
+            JobCell(f"{number}{place}", str(folder / f"row-{number}-{place}"), None, {"how": how})
             for place, how in enumerate(hows)
         ]
     )
     return file
 
 
-def packs(gpus: int, count: int) -> list[Pack[object]]:
-    return [Pack("m", Resources(gpus, 1, 2**20), ()) for _ in range(count)]
+def packs(gpus: int, count: int) -> list[JobGroup[object]]:
+    return [JobGroup("m", Resources(gpus, 1, 2**20), ()) for _ in range(count)]
 
 
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert first.done
     assert not second.done
     # A row that stood there before is not this job's.
-    old = Entry("k", first.row, Path(first.row).stat().st_mtime_ns, {})
+    old = JobCell("k", first.row, Path(first.row).stat().st_mtime_ns, {})
     assert not old.done
     assert file.ended() is None
     file.leave_out([LeftOut("01", "reason", 2)])
@@ -84,7 +84,7 @@ def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "torn.json").write_text('[{"key": ')
     for name in ("torn.json", "absent.json"):
-        with pytest.raises(UserError, match="is no file of a job"):
+        with pytest.raises(UserError, match="is not a file of a job"):
             JobFile(tmp_path / name).entries()
 
 
@@ -94,7 +94,7 @@ def test_a_job_without_cells_to_do_starts_no_process(
     file = job(tmp_path, 0, "good")
     Path(file.entries()[0].row).write_text("{}", encoding="utf-8")
     monkeypatch.setattr(work, "start", lambda *_: pytest.fail("a process was started"))
-    assert carry_out(file, {}) == 0
+    assert run_job(file, {}) == 0
     assert file.ended() == 0
 
 
@@ -102,17 +102,17 @@ def test_a_job_without_cells_to_do_starts_no_process(
 def test_a_job_notes_how_its_process_ended(tmp_path: Path) -> None:
     for number, (how, code) in enumerate([("good", 0), ("error", 1), ("kill", -signal.SIGKILL)]):
         file = job(tmp_path, number, how)
-        assert carry_out(file, {}) == code
+        assert run_job(file, {}) == code
         assert file.ended() == code
 
 
 @pytest.mark.usefixtures("worker")
 def test_a_job_that_is_told_to_stop_ends_its_process(tmp_path: Path) -> None:
-    assert carry_out(job(tmp_path, 0, "hang"), {}, stop=lambda: True) == -signal.SIGTERM
+    assert run_job(job(tmp_path, 0, "hang"), {}, stop=lambda: True) == -signal.SIGTERM
 
 
 def test_devices_are_never_handed_out_twice() -> None:
-    pool, held, clashes = Devices("0123"), set[str](), list[str]()
+    pool, held, clashes = GpuPool("0123"), set[str](), list[str]()
     lock = threading.Lock()
 
     def use(count: int) -> None:
@@ -137,7 +137,7 @@ def test_devices_are_never_handed_out_twice() -> None:
 
 @pytest.mark.usefixtures("worker")
 def test_each_job_sees_gpus_of_its_own_and_all_are_told_apart(tmp_path: Path) -> None:
-    workers = Workers(ClusterSpec("joblib"), ("4", "5", "7"))
+    workers = LocalWorkers(ClusterSpec("joblib"), ("4", "5", "7"))
     files = [
         job(tmp_path, number, "good", "error" if number == 1 else "good") for number in range(3)
     ]
@@ -156,13 +156,15 @@ def test_each_job_sees_gpus_of_its_own_and_all_are_told_apart(tmp_path: Path) ->
 
 
 def test_workers_are_as_many_as_there_is_room_for() -> None:
-    assert Workers(ClusterSpec("joblib"), tuple("01234567")).at_once(packs(2, 9)) == 4
-    assert Workers(ClusterSpec("joblib"), tuple("01234567")).at_once(packs(2, 3)) == 3
-    assert Workers(ClusterSpec("joblib", workers=2), tuple("01234567")).at_once(packs(2, 9)) == 2
+    assert LocalWorkers(ClusterSpec("joblib"), tuple("01234567")).at_once(packs(2, 9)) == 4
+    assert LocalWorkers(ClusterSpec("joblib"), tuple("01234567")).at_once(packs(2, 3)) == 3
+    assert (
+        LocalWorkers(ClusterSpec("joblib", workers=2), tuple("01234567")).at_once(packs(2, 9)) == 2
+    )
     with pytest.raises(UserError, match=r"cluster\.gpus=3 \(model=m\): this machine has 2 GPUs"):
-        Workers(ClusterSpec("joblib"), ("0", "1")).check(packs(3, 1))
+        LocalWorkers(ClusterSpec("joblib"), ("0", "1")).check(packs(3, 1))
     with pytest.raises(UserError, match=r"cluster\.wait=False"):
-        Workers(ClusterSpec("joblib", wait=False), ()).check(packs(0, 1))
+        LocalWorkers(ClusterSpec("joblib", wait=False), ()).check(packs(0, 1))
 
 
 class Queue:
@@ -173,15 +175,15 @@ class Queue:
         self._states = list(states)
         self.stopped = False
 
-    def check(self, packs: Sequence[Pack[object]]) -> None: ...
+    def check(self, packs: Sequence[JobGroup[object]]) -> None: ...
 
-    def start(self, packs: Sequence[Pack[object]], files: Sequence[JobFile]) -> None: ...
+    def start(self, packs: Sequence[JobGroup[object]], files: Sequence[JobFile]) -> None: ...
 
-    def states(self, names: Sequence[str]) -> Mapping[str, State] | None:
+    def states(self, names: Sequence[str]) -> Mapping[str, JobState] | None:
         state = self._states.pop(0)
         if state == "Ctrl-C":
             raise KeyboardInterrupt
-        return None if state is None else {"7": State(state, "None")}
+        return None if state is None else {"7": JobState(state, "None")}
 
     def stop(self) -> str:
         return "jobs 7 go on"
@@ -218,13 +220,13 @@ def test_who_stops_waiting_is_told_that_jobs_go_on(tmp_path: Path) -> None:
 def test_sbatch_is_asked_for_what_the_job_takes(tmp_path: Path) -> None:
     cluster = ClusterSpec("slurm", array_parallelism=3, grace=90, options={"qos": "long"})
     slurm = Slurm(cluster, tmp_path)
-    asked = slurm.parameters(Pack("m", Resources(4, 16, 2**38, 60, "big"), ()))
+    asked = slurm.parameters(JobGroup("m", Resources(4, 16, 2**38, 60, "big"), ()))
     assert asked["gpus_per_node"] == 4
     assert asked["mem"] == "262144M"
     assert (asked["time"], asked["signal_delay_s"], asked["partition"]) == (60, 90, "big")
     assert asked["array_parallelism"] == 3
     assert asked["additional_parameters"] == {"requeue": True, "qos": "long"}
-    small = slurm.parameters(Pack("m", Resources(0, 2, 2**30, 1), ()))
+    small = slurm.parameters(JobGroup("m", Resources(0, 2, 2**30, 1), ()))
     assert "gpus_per_node" not in small
     assert "partition" not in small
     assert small["signal_delay_s"] == 30

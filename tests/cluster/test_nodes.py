@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from espalier.harness.errors import UserError
-from espalier.harness.runs.cluster.nodes import Nodes, check_request, nodes_of
 from espalier.harness.runs.cluster.resources import Resources
+from espalier.harness.runs.cluster.slurm import NodeGroup, check_request, nodes_of
 
 #: As sinfo prints partitions, generic resources, cores, memory and time limits of several clusters.
 SINFO = """\
@@ -23,7 +23,7 @@ FITS = Resources(gpus=0, cpus=4, memory=2**33, minutes=240)
 
 def test_lines_of_sinfo_are_read() -> None:
     found = nodes_of(SINFO)
-    assert found[0] == Nodes("main", True, 0, 64, 256000, 1440)
+    assert found[0] == NodeGroup("main", True, 0, 64, 256000, 1440)
     assert [one.gpus for one in found] == [0, 4, 8, 2, 0]
     assert [one.minutes for one in found] == [1440, 720, 720, 30, float("inf")]
 

@@ -14,7 +14,7 @@ from espalier.harness.config.compose import Command, read_command
 from espalier.harness.cost.parameter_count import parameters, weight_bytes
 from espalier.harness.errors import UserError
 from espalier.harness.runs.cluster.cluster_spec import cluster_of
-from espalier.harness.runs.cluster.job_groups import pack
+from espalier.harness.runs.cluster.job_groups import group_cells
 from espalier.harness.runs.cluster.resources import (
     Resources,
     gpus_for,
@@ -43,7 +43,7 @@ def taken(*argv: str) -> Resources:
 )
 def test_jobs_hold_every_cell_once_in_the_order_of_models(models: list[str], at_most: int) -> None:
     cells = [(model, model, ONE, number) for number, model in enumerate(models)]
-    jobs = pack(cells, at_most)
+    jobs = group_cells(cells, at_most)
     order = list(dict.fromkeys(models))
     expected = [
         (model, number) for model in order for number, one in enumerate(models) if one == model
@@ -64,7 +64,7 @@ def test_cells_that_load_or_take_something_else_are_other_jobs() -> None:
         ("a", "fp32", ONE, 3),
         ("a", "fp16", two, 4),
     ]
-    assert [(job.model, job.cells) for job in pack(cells, 9)] == [
+    assert [(job.model, job.cells) for job in group_cells(cells, 9)] == [
         ("a", (1,)),
         ("a", (3,)),
         ("a", (4,)),

@@ -13,8 +13,8 @@ import run
 from espalier.harness.evaluation.evaluate import SampleErrors
 from espalier.harness.evaluation.samples import Failure
 from espalier.harness.runs.cluster.job_file import JobFile
-from espalier.harness.runs.cluster.job_groups import Pack
-from espalier.harness.runs.cluster.job_state import State
+from espalier.harness.runs.cluster.job_groups import JobGroup
+from espalier.harness.runs.cluster.job_state import JobState
 from tests.runs.helpers import Bench, make_bench
 
 SWEEP = ("-m", "method=random,uniform,fastv", "ratio=0.5", "cluster=joblib", "cluster.poll=0.01")
@@ -26,9 +26,9 @@ class Here:
     def __init__(self, *settings: object) -> None:
         self.names: list[str] = []
 
-    def check(self, packs: Sequence[Pack[Any]]) -> None: ...
+    def check(self, packs: Sequence[JobGroup[Any]]) -> None: ...
 
-    def start(self, packs: Sequence[Pack[Any]], files: Sequence[JobFile]) -> None:
+    def start(self, packs: Sequence[JobGroup[Any]], files: Sequence[JobFile]) -> None:
         for number, file in enumerate(files):
             self.names.append(f"job-{number}")
             file.begin()
@@ -38,8 +38,8 @@ class Here:
                 code = 1
             file.end(code)
 
-    def states(self, names: Sequence[str]) -> Mapping[str, State] | None:
-        return {name: State("ENDED") for name in names}
+    def states(self, names: Sequence[str]) -> Mapping[str, JobState] | None:
+        return {name: JobState("ENDED") for name in names}
 
     def stop(self) -> str | None:
         return None
@@ -49,7 +49,7 @@ class Here:
 def bench(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Bench:
-    monkeypatch.setattr("espalier.harness.runs.cluster.cluster_sweep.Workers", Here)
+    monkeypatch.setattr("espalier.harness.runs.cluster.cluster_sweep.LocalWorkers", Here)
     return make_bench(tmp_path / "store", capsys, monkeypatch)
 
 

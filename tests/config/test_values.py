@@ -96,7 +96,7 @@ def test_a_store_that_is_not_there_is_an_error(
 def test_rows_are_loaded_from_a_folder_that_is_there() -> None:
     with pytest.raises(UserError, match="does not exist"):
         results.load("/no/such/store")
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         results.samples(__file__)
 
 

@@ -28,5 +28,5 @@ def test_rising_shares_cost_what_equation_18_says() -> None:
 
 
 def test_a_merging_step_without_a_share_is_a_whole_one() -> None:
-    assert PAPER.merging((0.0,) * 32, 3) == PAPER.whole()
-    assert PAPER.pruning(0.0, 3) == PAPER.before(0.0) == PAPER.whole()
+    assert PAPER.merging((0.0,) * 32, 3) == PAPER.unreduced()
+    assert PAPER.pruning(0.0, 3) == PAPER.before(0.0) == PAPER.unreduced()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from espalier.harness.cost import free_memory as available
-from espalier.harness.cost.free_memory import fits_beside
+from espalier.harness.cost.free_memory import fits_in_free_memory
 
 
 def test_half_of_the_free_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,8 +22,8 @@ def test_half_of_the_free_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(available, "DeviceMemory", DeviceMemory)
     cpu = torch.device("cpu")
-    assert fits_beside(2**30, cpu)
-    assert not fits_beside(2**30 + 1, cpu)
+    assert fits_in_free_memory(2**30, cpu)
+    assert not fits_in_free_memory(2**30 + 1, cpu)
     monkeypatch.setattr(DeviceMemory, "reachable", DeviceMemory.used)
-    assert fits_beside(available.SMALL, cpu)  # nothing is asked for little
-    assert not fits_beside(available.SMALL + 1, cpu)
+    assert fits_in_free_memory(available.SMALL, cpu)  # nothing is asked for little
+    assert not fits_in_free_memory(available.SMALL + 1, cpu)

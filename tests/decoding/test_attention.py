@@ -15,7 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from espalier.harness.decoding.speculative.cached_model import CachedModel
-from espalier.harness.decoding.speculative.draft_trees import TreeDrafter
+from espalier.harness.decoding.speculative.draft_model import TreeDrafter
 from espalier.harness.decoding.speculative.drafts import Draft
 from espalier.harness.decoding.speculative.samplers import prepared, sampler_of
 from espalier.harness.engine.text import text_stack as stack

@@ -14,7 +14,7 @@ from espalier.harness.decoding.speculative.acceptance import Greedy
 from espalier.harness.decoding.speculative.drafts import Draft
 from espalier.harness.decoding.speculative.samplers import ends_of, limit_of, prepared
 from espalier.harness.decoding.speculative.state_machine import Machine
-from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.text import text_stack as stack
 from espalier.harness.engine.text.text_only import text_only_prefill
@@ -44,7 +44,9 @@ RAGGED = Uniform(layer=2), 0.9
 
 
 def decode(drafter, name: str, gamma: int, overlap: bool, limit: int = LIMIT, ends=()):
-    machine = Machine(drafter, known_side(name), Greedy(), Sequential(), gamma, overlap, ends)
+    machine = Machine(
+        drafter, known_side(name), Greedy(), SequentialTransport(), gamma, overlap, ends
+    )
     return machine.run(limit)
 
 
@@ -162,7 +164,7 @@ def test_nothing_is_fed_twice(monkeypatch) -> None:
             return run(ids, places, seen)
 
         monkeypatch.setattr(one.stack, "run", watched)
-    machine = Machine(both["draft"], both["target"], Greedy(), Sequential(), 4, False)
+    machine = Machine(both["draft"], both["target"], Greedy(), SequentialTransport(), 4, False)
     trace = machine.run(LIMIT)
     assert trace.tokens == plain("llava")
     assert fed["target"] == [4] + [5] * (len(trace.rounds) - 1)
@@ -241,7 +243,7 @@ def test_attention_that_builds_its_own_masks_takes_windows_too(monkeypatch) -> N
     monkeypatch.setattr(stack, "folded", unfolded)
     target = side("llava", attention="eager")
     for drafter in (side("llava", attention="eager"), side("llava", *RAGGED)):
-        trace = Machine(drafter, target, Greedy(), Sequential(), 4, True).run(LIMIT)
+        trace = Machine(drafter, target, Greedy(), SequentialTransport(), 4, True).run(LIMIT)
         assert trace.tokens == plain("llava")
         missing = drafter.rows([1, 2, 3], Draft((4, 5)))
         assert missing == [drafter.rows([1, 2, 3, 4, 5][:n], Draft(()))[0] for n in (3, 4, 5)]

@@ -12,7 +12,7 @@ from espalier.harness.decoding.speculative.acceptance import Greedy, Rule, Sampl
 from espalier.harness.decoding.speculative.drafts import Draft
 from espalier.harness.decoding.speculative.position_random import RandomNumbers
 from espalier.harness.decoding.speculative.state_machine import Machine
-from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.decoding.speculative.transports import SequentialTransport
 from tests.decoding.elsewhere import Elsewhere, ending_elsewhere
 from tests.decoding.models import LIMIT, NAMES, encoded, in_doubles, plain, side
 from tests.families import FAMILIES
@@ -37,12 +37,12 @@ def test_rows_of_a_spread_model_meet_on_its_first_device(name: str, settings: di
     expected = plain(name, **settings)
     with ending_elsewhere(in_doubles(name, "sdpa").model):
         target, draft = side(name, **settings), side(name, **settings)
-        trace = Machine(draft, target, Greedy(), Sequential(), 2).run(LIMIT)
+        trace = Machine(draft, target, Greedy(), SequentialTransport(), 2).run(LIMIT)
         assert trace.tokens == expected
         assert draft.draft(expected[:2], 2).tokens == tuple(expected[2:4])
         tree = Draft((expected[1], 5, expected[2]), parents=(-1, -1, 0))
         assert target.rows(expected[:1], tree)[0] == expected[1]
-        assert type(target.behind(expected[:2])) is torch.Tensor
+        assert type(target.logits_after(expected[:2])) is torch.Tensor
 
 
 def test_a_spread_model_samples() -> None:
@@ -51,7 +51,7 @@ def test_a_spread_model_samples() -> None:
 
     def answer() -> list[int]:
         target, draft = (side("qwen2_5_vl", numbers=RandomNumbers(3), **settings) for _ in range(2))
-        return Machine(draft, target, rule, Sequential(), 2, True).run(LIMIT).tokens
+        return Machine(draft, target, rule, SequentialTransport(), 2, True).run(LIMIT).tokens
 
     whole = answer()
     with ending_elsewhere(in_doubles("qwen2_5_vl", "sdpa").model):
@@ -80,5 +80,5 @@ def test_layers_that_are_fetched_from_disk_say_the_same(tmp_path: Path) -> None:
     expected = ids[0, encoded("llava")["input_ids"].shape[1] :].tolist()
     target, draft = (side("llava", adapter=adapter) for _ in range(2))
     for overlap in (False, True):
-        trace = Machine(draft, target, Greedy(), Sequential(), 3, overlap).run(LIMIT)
+        trace = Machine(draft, target, Greedy(), SequentialTransport(), 3, overlap).run(LIMIT)
         assert trace.tokens == expected

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from espalier.harness.decoding.speculative import draft_model, speculation
 from espalier.harness.decoding.speculative.acceptance import Greedy, Rule, Sampling
 from espalier.harness.decoding.speculative.cached_model import CachedModel
-from espalier.harness.decoding.speculative.draft_trees import TreeDrafter
-from espalier.harness.decoding.speculative.drafts import NOTHING, Draft
+from espalier.harness.decoding.speculative.draft_model import TreeDrafter
+from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT, Draft
 from espalier.harness.decoding.speculative.position_random import RandomNumbers
 from espalier.harness.decoding.speculative.sparse_draft import SparseDrafter
 from espalier.harness.decoding.speculative.state_machine import Machine
-from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.engine.text import fixed_steps as fixed
 from espalier.harness.engine.text.cuda_graphs import WARMING, CudaGraphs, graphs_for
 from espalier.harness.engine.text.step_attention import step_mask
@@ -112,7 +112,7 @@ def test_answers_are_those_of_plain_decoding(name: str, overlap: bool) -> None:
         started(name, tapes[1]),
         started(name, Tapes(), method=Uniform(), ratio=0.9),
     ):
-        trace = Machine(drafter, target, Greedy(), Sequential(), 3, overlap).run(LIMIT)
+        trace = Machine(drafter, target, Greedy(), SequentialTransport(), 3, overlap).run(LIMIT)
         assert trace.tokens == plain(name)
     assert min(one.replays for one in tapes) > 0
 
@@ -124,7 +124,7 @@ def test_sampled_answers_are_the_same(settings: dict[str, Any]) -> None:
 
     def answer(graphs: Tapes | None) -> list[int]:
         target, draft = (started("qwen2_5_vl", graphs, **options) for _ in range(2))
-        return Machine(draft, target, rule, Sequential(), 3).run(LIMIT).tokens
+        return Machine(draft, target, rule, SequentialTransport(), 3).run(LIMIT).tokens
 
     tapes = Tapes()
     assert answer(tapes) == answer(None)
@@ -141,7 +141,7 @@ def test_other_drafters_go_with_recorders(tree: bool) -> None:
     else:
         visual = in_doubles(name).layout(encoded(name)).visual[0]
         drafter = SparseDrafter(target, some(name, 0.5), visual)
-    trace = Machine(drafter, target, Greedy(), Sequential(), 3).run(LIMIT)
+    trace = Machine(drafter, target, Greedy(), SequentialTransport(), 3).run(LIMIT)
     assert trace.tokens == plain(name)
     assert (tapes.replays > 0) == (not tree)
 
@@ -182,10 +182,10 @@ def test_layers_of_different_lengths_take_plain_steps() -> None:
 
 def test_a_full_cache_is_an_error_before_anything_is_written() -> None:
     one = side("llava", graphs=Tapes(), room=2)
-    one.rows([5, 6], NOTHING)
+    one.rows([5, 6], EMPTY_DRAFT)
     held = [layer.entries[0].clone() for layer in one.cache.layers]
     with pytest.raises(RuntimeError, match="room"):
-        one.rows([5, 6, 7], NOTHING)
+        one.rows([5, 6, 7], EMPTY_DRAFT)
     assert all(map(torch.equal, held, (layer.entries[0] for layer in one.cache.layers)))
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from espalier.harness.decoding.speculative.acceptance import Greedy
 from espalier.harness.decoding.speculative.drafts import Draft, walk
 from espalier.harness.decoding.speculative.state_machine import DrafterLost, Machine
-from espalier.harness.decoding.speculative.trace import Trace
-from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.decoding.speculative.trace import DecodingTrace
+from espalier.harness.decoding.speculative.transports import SequentialTransport
 
 Next = Callable[[Sequence[int]], int]
 END = 0
@@ -107,10 +107,10 @@ def in_turn(table: Table, gamma: int, enough: int) -> list[list[int]]:
     return rounds
 
 
-def verified_after(trace: Trace) -> list[int]:
+def verified_after(trace: DecodingTrace) -> list[int]:
     lengths, total = [], 0
     for one in trace.rounds:
-        total += one.accepted + one.own
+        total += one.accepted + one.target_added
         lengths.append(total)
     return lengths
 
@@ -128,7 +128,7 @@ def test_rounds_are_those_of_the_written_out_decoders(seed, gamma, share, overla
         return random.Random(f"{seed}/{tuple(tokens)}").random() < share
 
     table = Table(language(seed, 50), wrong)
-    trace = Machine(table, table, Greedy(), Sequential(), gamma, overlap).run(limit)
+    trace = Machine(table, table, Greedy(), SequentialTransport(), gamma, overlap).run(limit)
     assert trace.tokens == plain(table.target, limit)
     slow = two_modes if overlap else in_turn
     expected = slow(Table(table.target, wrong), gamma, len(trace.rounds))
@@ -153,32 +153,36 @@ def test_the_end_of_sequence_inside_a_window_ends_the_answer(seed, gamma, overla
         return len(tokens) % 3 == 1 if always is None else not always
 
     table = Table(language(seed, 6), wrong)
-    trace = Machine(table, table, Greedy(), Sequential(), gamma, overlap, ends=(END,)).run(40)
+    trace = Machine(table, table, Greedy(), SequentialTransport(), gamma, overlap, ends=(END,)).run(
+        40
+    )
     assert trace.tokens == plain(table.target, 40, (END,))
 
 
 def test_a_drafter_that_is_always_right_and_one_that_is_always_wrong() -> None:
     target = language(3, 1000)
     for overlap, clean in ((True, 4), (False, 5)):
-        right = Machine(Table(target), Table(target), Greedy(), Sequential(), 4, overlap).run(41)
-        assert [one.accepted + one.own for one in right.rounds[1:]] == [clean] * len(
+        right = Machine(
+            Table(target), Table(target), Greedy(), SequentialTransport(), 4, overlap
+        ).run(41)
+        assert [one.accepted + one.target_added for one in right.rounds[1:]] == [clean] * len(
             right.rounds[1:]
         )
         assert right.rollbacks == 0
         assert right.mean_run is None
         assert right.runs[1] == sum(one.accepted for one in right.rounds)
         lost = Table(target, lambda tokens: True)
-        wrong = Machine(lost, lost, Greedy(), Sequential(), 4, overlap).run(41)
-        assert [one.accepted + one.own for one in wrong.rounds] == [1] * 41
+        wrong = Machine(lost, lost, Greedy(), SequentialTransport(), 4, overlap).run(41)
+        assert [one.accepted + one.target_added for one in wrong.rounds] == [1] * 41
         assert wrong.mean_run == 0
         assert wrong.acceptance == 0
 
 
 def test_without_a_drafter_the_machine_decodes_plainly() -> None:
     table = Table(language(1, 50))
-    trace = Machine(None, table, Greedy(), Sequential()).run(17)
+    trace = Machine(None, table, Greedy(), SequentialTransport()).run(17)
     assert trace.tokens == plain(table.target, 17)
-    assert [(one.checked, one.own) for one in trace.rounds] == [(0, True)] * 17
+    assert [(one.checked, one.target_added) for one in trace.rounds] == [(0, True)] * 17
     assert trace.tokens_per_target_forward == 1
     assert trace.acceptance is None
 
@@ -192,7 +196,7 @@ def test_a_lost_drafter_loses_nothing(overlap: bool) -> None:
             return super().draft(tokens, count)
 
     table = Dying(language(5, 50), lambda tokens: len(tokens) % 5 == 2)
-    trace = Machine(table, table, Greedy(), Sequential(), 3, overlap).run(50)
+    trace = Machine(table, table, Greedy(), SequentialTransport(), 3, overlap).run(50)
     assert trace.tokens == plain(table.target, 50)
     assert trace.degraded == "killed by signal 9"
     assert [one.drafted for one in trace.rounds].count(0) > 10
@@ -201,9 +205,9 @@ def test_a_lost_drafter_loses_nothing(overlap: bool) -> None:
 def test_bad_settings_are_refused() -> None:
     table = Table(language(0, 5))
     with pytest.raises(ValueError, match="gamma=0"):
-        Machine(table, table, Greedy(), Sequential(), 0)
+        Machine(table, table, Greedy(), SequentialTransport(), 0)
     with pytest.raises(ValueError, match="limit=0"):
-        Machine(table, table, Greedy(), Sequential(), 1).run(0)
+        Machine(table, table, Greedy(), SequentialTransport(), 1).run(0)
     with pytest.raises(ValueError, match="parents"):
         Draft((1, 2), parents=(1, -1))
     with pytest.raises(ValueError, match="rows"):
@@ -226,7 +230,7 @@ def test_a_greedy_walk_takes_the_path_that_the_target_takes() -> None:
     def judged(*says: int) -> tuple[tuple[int, ...], int | None, bool]:
         """Rows: behind the start, then behind each node."""
         verdict = walk(draft, list(torch.tensor(says)), Greedy(), 0)
-        return verdict.path, verdict.own, verdict.refused
+        return verdict.path, verdict.target_token, verdict.refused
 
     rest = [99] * 8
     assert judged(10, 21, *rest[1:]) == ((0, 3), 99, False)

@@ -17,7 +17,7 @@ from espalier.harness.decoding.speculative.acceptance import Sampling
 from espalier.harness.decoding.speculative.drafts import Draft, walk
 from espalier.harness.decoding.speculative.position_random import RandomNumbers
 from espalier.harness.decoding.speculative.state_machine import Machine
-from espalier.harness.decoding.speculative.transports import Virtual
+from lab.analytic.speculative_simulation import Virtual
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def test_a_sampled_tree_leaves_the_targets_distribution_alone() -> None:
     counts = torch.zeros(words, dtype=torch.float64)
     for seed in range(draws):
         verdict = walk(draft, [p], Sampling(RandomNumbers(seed)), 0)
-        token = draft.tokens[verdict.path[0]] if verdict.path else verdict.own
+        token = draft.tokens[verdict.path[0]] if verdict.path else verdict.target_token
         assert token is not None
         counts[token] += 1
     statistic = float(((counts - draws * p) ** 2 / (draws * p)).sum())
@@ -133,9 +133,9 @@ def test_a_sampled_tree_leaves_the_targets_distribution_alone() -> None:
 def test_what_is_left_of_a_row_is_what_the_draft_left_of_it() -> None:
     rule = Sampling(RandomNumbers(0))
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.8])
-    left = rule.rest(1, p, q)  # the draft knows two ids; what it overrates counts as nothing
+    left = rule.residual(1, p, q)  # the draft knows two ids; what it overrates counts as nothing
     torch.testing.assert_close(left, torch.tensor([0.3, 0.0, 0.2]) / 0.5)
-    torch.testing.assert_close(rule.rest(1, p, None), torch.tensor([0.5, 0.0, 0.2]) / 0.7)
+    torch.testing.assert_close(rule.residual(1, p, None), torch.tensor([0.5, 0.0, 0.2]) / 0.7)
     # Only rounding refuses a token of two equal rows: then nothing is left, and the row itself counts.
-    assert rule.rest(1, p, p) is p
+    assert rule.residual(1, p, p) is p
     assert p.tolist() == pytest.approx([0.5, 0.3, 0.2])

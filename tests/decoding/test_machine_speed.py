@@ -18,11 +18,10 @@ from espalier.harness.decoding.speculative.renewal import (
     sequential_speedup,
     sequential_tokens,
 )
-from espalier.harness.decoding.speculative.simulate import main as plan
-from espalier.harness.decoding.speculative.simulate import played
 from espalier.harness.decoding.speculative.state_machine import Machine
-from espalier.harness.decoding.speculative.trace import Trace
-from espalier.harness.decoding.speculative.transports import Virtual
+from espalier.harness.decoding.speculative.trace import DecodingTrace
+from lab.analytic.speculative_simulation import Virtual, played
+from lab.analytic.speculative_simulation import main as plan
 
 
 @dataclass
@@ -49,7 +48,7 @@ def test_the_virtual_clock_reproduces_the_expected_speed(acceptance, gamma, targ
     numbers = torch.rand(2 * length, generator=torch.Generator().manual_seed(7))
     pair = Counting((numbers >= acceptance).tolist())
 
-    def traced(overlap: bool) -> Trace:
+    def traced(overlap: bool) -> DecodingTrace:
         return Machine(pair, pair, Greedy(), Virtual(target, draft), gamma, overlap).run(length)
 
     at_once, in_turn = traced(overlap=True), traced(overlap=False)

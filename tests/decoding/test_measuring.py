@@ -8,16 +8,16 @@ import pytest
 
 from espalier.harness.decoding.speculative.drafts import Draft
 from espalier.harness.decoding.speculative.forward_times import (
-    AHEAD,
-    ENOUGH,
-    TIMED,
-    WARMING,
-    best_of,
-    steps_of,
+    DRAFTED,
+    MIN_ROUNDS,
+    TIMED_ROUNDS,
+    WARMUP_ROUNDS,
+    best_window_of,
+    measure_forwards,
 )
 from espalier.harness.decoding.speculative.meter import Lap
-from espalier.harness.decoding.speculative.state_machine import DrafterLost, Timed
-from espalier.harness.decoding.speculative.trace import Round, Trace
+from espalier.harness.decoding.speculative.state_machine import DrafterLost, TimedRound
+from espalier.harness.decoding.speculative.trace import DecodingTrace, Round
 
 #: A quarter of the rounds is fast, a quarter slow.
 SPEEDS = (1.0, 2.0, 2.0, 8.0)
@@ -50,19 +50,19 @@ class Clock:
     def __init__(self, ratio: float = 3.0) -> None:
         self.ratio, self.played, self.number = ratio, list[str](), 0
 
-    def _round(self, how: str, draft: Draft) -> Timed:
+    def _round(self, how: str, draft: Draft) -> TimedRound:
         self.played.append(how)
         self.number += 1
-        slow = 100.0 if self.number <= WARMING else SPEEDS[self.number % len(SPEEDS)]
-        drafting, verifying = slow * AHEAD, slow * self.ratio
-        return Timed(draft, [0], slow, Lap(drafting, drafting), Lap(verifying, verifying))
+        slow = 100.0 if self.number <= WARMUP_ROUNDS else SPEEDS[self.number % len(SPEEDS)]
+        drafting, verifying = slow * DRAFTED, slow * self.ratio
+        return TimedRound(draft, [0], slow, Lap(drafting, drafting), Lap(verifying, verifying))
 
-    def in_turn(self, draft: Callable[[], Draft], rows: Callable[[Draft], list[int]]) -> Timed:
+    def in_turn(self, draft: Callable[[], Draft], rows: Callable[[Draft], list[int]]) -> TimedRound:
         proposed = draft()
         rows(proposed)
         return self._round("in turn", proposed)
 
-    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], list[int]]) -> Timed:
+    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], list[int]]) -> TimedRound:
         proposed = draft()
         rows()
         return self._round("at once", proposed)
@@ -71,13 +71,13 @@ class Clock:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_drafter_that_guesses_the_answer_is_not_measured_too_fast(overlap: bool) -> None:
     drafter, clock = Echo(), Clock()
-    steps_of(drafter, Target(), clock, overlap, 0, (7, 6))
-    assert set(drafter.forwards) == {AHEAD}
-    assert clock.played == ["at once" if overlap else "in turn"] * (WARMING + TIMED)
+    measure_forwards(drafter, Target(), clock, overlap, 0, (7, 6))
+    assert set(drafter.forwards) == {DRAFTED}
+    assert clock.played == ["at once" if overlap else "in turn"] * (WARMUP_ROUNDS + TIMED_ROUNDS)
 
 
 def test_a_machine_that_changes_its_speed_changes_both_sides() -> None:
-    found = steps_of(Echo(), Target(), Clock(2.5), True, 0, (7, 6))
+    found = measure_forwards(Echo(), Target(), Clock(2.5), True, 0, (7, 6))
     assert found.ratio == pytest.approx(2.5)
     assert (
         found.draft == 2.0
@@ -86,8 +86,8 @@ def test_a_machine_that_changes_its_speed_changes_both_sides() -> None:
 
 
 def test_a_tree_is_timed_by_the_level() -> None:
-    found = steps_of(Echo(), Target(), Clock(), False, 2, (7, 6))
-    assert found.ratio == pytest.approx(3.0 * 2 / AHEAD)
+    found = measure_forwards(Echo(), Target(), Clock(), False, 2, (7, 6))
+    assert found.ratio == pytest.approx(3.0 * 2 / DRAFTED)
 
 
 def test_a_drafter_that_is_lost_is_not_timed() -> None:
@@ -96,14 +96,14 @@ def test_a_drafter_that_is_lost_is_not_timed() -> None:
             raise DrafterLost("gone")
 
     with pytest.raises(DrafterLost):
-        steps_of(Lost(), Target(), Clock(), True, 0, (7, 6))
+        measure_forwards(Lost(), Target(), Clock(), True, 0, (7, 6))
 
 
 def test_the_best_window_is_that_of_the_rounds_so_far() -> None:
     """Every second of the judged tokens stands; a target step takes as long as 2.6 drafted tokens, three in a round."""
     good = Round(2, 3, 3, 3, False, 7.8, 7.8, 6.76)
     bad = Round(0, 3, 3, 0, True, 7.8, 7.8, 6.76)
-    assert best_of(Trace(rounds=[good, bad] * (ENOUGH // 2 - 1))) is None
-    assert best_of(Trace(rounds=[good, bad] * ENOUGH)) == 2
-    assert best_of(Trace(rounds=[good] * ENOUGH)) == 3
-    assert best_of(Trace(rounds=[Round(0, 0, 0, 0, True)] * 2 * ENOUGH)) is None
+    assert best_window_of(DecodingTrace(rounds=[good, bad] * (MIN_ROUNDS // 2 - 1))) is None
+    assert best_window_of(DecodingTrace(rounds=[good, bad] * MIN_ROUNDS)) == 2
+    assert best_window_of(DecodingTrace(rounds=[good] * MIN_ROUNDS)) == 3
+    assert best_window_of(DecodingTrace(rounds=[Round(0, 0, 0, 0, True)] * 2 * MIN_ROUNDS)) is None

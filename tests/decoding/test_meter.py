@@ -12,7 +12,7 @@ import torch
 
 from espalier.harness.cost.clock import Clock
 from espalier.harness.decoding.speculative.meter import Meter
-from espalier.harness.decoding.speculative.transports import Sequential, alone
+from espalier.harness.decoding.speculative.transports import SequentialTransport, verify_only
 
 ONE, TWO = torch.device("cuda:0"), torch.device("cuda:1")
 
@@ -134,8 +134,8 @@ def test_transports_time_the_target_to_its_end(
 
     target, draft = Meter.of([ONE]), Meter.of([TWO])
     plays = {
-        "alone": lambda: alone(rows, target),
-        "in turn": lambda: Sequential(target, draft).in_turn(lambda: None, rows),
+        "alone": lambda: verify_only(rows, target),
+        "in turn": lambda: SequentialTransport(target, draft).in_turn(lambda: None, rows),
     }
     done = plays[play]()
     assert done.verifying.wall == pytest.approx(0.05)
@@ -159,7 +159,7 @@ def test_the_clock_waits_for_its_own_stream_alone(
 
 def test_a_prefill_ends_with_its_kernels(streams: dict[torch.device, Stream], clock: Time) -> None:
     streams[ONE].launch(0.03)
-    Meter.of([ONE]).rest()
+    Meter.of([ONE]).wait()
     assert clock.wall == pytest.approx(0.03)
-    Meter.of([torch.device("cpu")]).rest()
+    Meter.of([torch.device("cpu")]).wait()
     assert streams[TWO].waited == 0

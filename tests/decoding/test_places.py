@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from espalier.harness.decoding.speculative.device_places import (
-    besides,
     devices_of,
+    extra_gpus,
     indexed,
     one_gpu,
     placed,
@@ -57,9 +57,9 @@ def test_a_model_is_on_its_device_or_spread_over_all() -> None:
 
 
 def test_gpus_that_the_draft_occupies_besides_the_target() -> None:
-    assert besides([ONE], [torch.device("cuda")]) == 0
-    assert besides([ONE], [TWO]) == 1
-    assert besides([ONE, TWO], [TWO]) == 0
-    assert besides([TWO], [ONE, TWO]) == 1
-    assert besides([CPU], [ONE]) == 1
-    assert besides([ONE], [CPU]) == 0
+    assert extra_gpus([ONE], [torch.device("cuda")]) == 0
+    assert extra_gpus([ONE], [TWO]) == 1
+    assert extra_gpus([ONE, TWO], [TWO]) == 0
+    assert extra_gpus([TWO], [ONE, TWO]) == 1
+    assert extra_gpus([CPU], [ONE]) == 1
+    assert extra_gpus([ONE], [CPU]) == 0

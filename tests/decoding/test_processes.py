@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from espalier.harness.decoding.speculative.acceptance import Greedy
-from espalier.harness.decoding.speculative.draft_process import Factory, Processes
+from espalier.harness.decoding.speculative.draft_process import Factory, ProcessTransport
 from espalier.harness.decoding.speculative.drafts import Draft
 from espalier.harness.decoding.speculative.state_machine import DrafterLost, Machine
 from tests.decoding import drafters as drafters
@@ -41,7 +41,7 @@ def plain() -> list[int]:
 def decode(
     factory: Factory, gamma: int, overlap: bool, step: float = 0.0, limit: int = LIMIT, **settings
 ):
-    with Processes(factory, **settings) as transport:
+    with ProcessTransport(factory, **settings) as transport:
         process = transport.process_id
         machine = Machine(transport.drafter, Target(step), Greedy(), transport, gamma, overlap)
         trace = machine.run(limit)
@@ -77,7 +77,7 @@ class MeetingTarget(Target):
 def test_both_sides_work_at_once(tmp_path: Path) -> None:
     """Each waits for the other in the middle of its work: in turn, neither would go on."""
     target = MeetingTarget(tmp_path)
-    with Processes(partial(drafters.Meeting, tmp_path)) as transport:
+    with ProcessTransport(partial(drafters.Meeting, tmp_path)) as transport:
         trace = Machine(transport.drafter, target, Greedy(), transport, 2, True).run(8)
     assert trace.tokens == plain()[:8]
     assert target.met
@@ -87,7 +87,7 @@ def test_both_sides_work_at_once(tmp_path: Path) -> None:
 def test_two_sides_on_one_core_share_its_time() -> None:
     core = min(os.sched_getaffinity(0))
     target = Target(2 * drafters.STEP)
-    with Processes(drafters.slow, cores=((core,), (core,))) as transport:
+    with ProcessTransport(drafters.slow, cores=((core,), (core,))) as transport:
         trace = Machine(transport.drafter, target, Greedy(), transport, 2, True).run(8)
     assert trace.tokens == plain()[:8]
     assert trace.overlap is not None
@@ -104,7 +104,7 @@ def test_sides_in_turn_do_not_overlap() -> None:
 def test_reading_a_chat_and_its_prompt_does_not_count_against_the_patience_of_a_round() -> None:
     """Both take longer than a round may; a later draft that hangs is given up after one round's patience."""
     patience = 2.0
-    with Processes(drafters.hanging, patience=patience) as transport:
+    with ProcessTransport(drafters.hanging, patience=patience) as transport:
         transport.drafter.begin(1.5 * patience)
         machine = Machine(transport.drafter, Target(), Greedy(), transport, 3, True)
         trace = machine.run(LIMIT)
@@ -128,14 +128,14 @@ def test_a_hung_drafter_is_given_up() -> None:
 
 
 def test_a_drafter_that_cannot_be_built_is_an_error_at_once() -> None:
-    with pytest.raises(DrafterLost, match="exit status 1"), Processes(drafters.broken):
+    with pytest.raises(DrafterLost, match="exit status 1"), ProcessTransport(drafters.broken):
         pass
 
 
 def test_each_side_may_have_its_own_cores() -> None:
     before = os.sched_getaffinity(0)
     first, last = min(before), max(before)
-    with Processes(drafters.quick, cores=((first,), (last,))) as transport:
+    with ProcessTransport(drafters.quick, cores=((first,), (last,))) as transport:
         assert os.sched_getaffinity(0) == {first}
         assert transport.process_id is not None
         assert os.sched_getaffinity(transport.process_id) == {last}
@@ -147,7 +147,7 @@ def test_each_side_may_have_its_own_cores() -> None:
 def test_a_drafter_at_work_ends_without_a_word(
     capfd: pytest.CaptureFixture[str], number: int | None
 ) -> None:
-    with Processes(drafters.slow) as transport:
+    with ProcessTransport(drafters.slow) as transport:
         assert transport.process_id is not None
         transport.drafter.draft([1, 2, 3], 20)
         time.sleep(2 * drafters.STEP)

@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 
 from espalier.harness.decoding.speculative.acceptance import Greedy, Sampling
 from espalier.harness.decoding.speculative.cached_model import CachedModel
-from espalier.harness.decoding.speculative.draft_trees import TreeDrafter
+from espalier.harness.decoding.speculative.draft_model import TreeDrafter
 from espalier.harness.decoding.speculative.drafts import Draft
 from espalier.harness.decoding.speculative.position_random import RandomNumbers
 from espalier.harness.decoding.speculative.samplers import (
@@ -23,7 +23,7 @@ from espalier.harness.decoding.speculative.samplers import (
     sampler_of,
 )
 from espalier.harness.decoding.speculative.state_machine import Machine
-from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.errors import UserError
 from espalier.methods.uniform import Uniform
 from tests.decoding.models import LIMIT, NAMES, encoded, in_doubles, known_side, plain, side
@@ -47,9 +47,11 @@ def test_processors_hear_prompt_and_answer(name: str, settings: dict, overlap: b
         ids = adapter.model.generate(**inputs, max_new_tokens=LIMIT, do_sample=False, **settings)
     expected = ids[0, inputs["input_ids"].shape[1] :].tolist()
     drafter, target = side(name, Uniform(), 0.5, **settings), side(name, **settings)
-    trace = Machine(drafter, target, Greedy(), Sequential(), 3, overlap).run(LIMIT)
+    trace = Machine(drafter, target, Greedy(), SequentialTransport(), 3, overlap).run(LIMIT)
     assert trace.tokens == expected
-    perfect = Machine(side(name, **settings), target, Greedy(), Sequential(), 3, overlap).run(LIMIT)
+    perfect = Machine(
+        side(name, **settings), target, Greedy(), SequentialTransport(), 3, overlap
+    ).run(LIMIT)
     assert (perfect.tokens, perfect.acceptance) == (expected, 1)
 
 
@@ -69,7 +71,7 @@ def test_an_answer_may_be_told_to_go_on_behind_its_end() -> None:
     expected = plain("llava", **settings)
     assert expected != whole
     drafter, target = side("llava", Uniform(), 0.9, **settings), side("llava", **settings)
-    trace = Machine(drafter, target, Greedy(), Sequential(), 4, True, (end,)).run(LIMIT)
+    trace = Machine(drafter, target, Greedy(), SequentialTransport(), 4, True, (end,)).run(LIMIT)
     assert trace.tokens == expected
 
 
@@ -172,7 +174,9 @@ def test_sampled_answers_are_distributed_as_the_targets(way: str, draws: int) ->
     for seed in range(draws):
         numbers = RandomNumbers(seed)
         drafting.sampler = replace(drafting.sampler, numbers=numbers)
-        machine = Machine(drafter, target, Sampling(numbers), Sequential(), 1, way == "at once")
+        machine = Machine(
+            drafter, target, Sampling(numbers), SequentialTransport(), 1, way == "at once"
+        )
         trace = machine.run(2)
         counts[trace.tokens[0], trace.tokens[1]] += 1
         accepted += sum(one.accepted for one in trace.rounds)

@@ -109,7 +109,7 @@ def test_a_prompt_and_a_command_are_imported_by_nobody() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
     piped = [sys.executable, "-"]
     done = subprocess.run(piped, input=code, text=True, cwd=ROOT, capture_output=True, check=False)
-    assert "imports <stdin>, which is no file" in done.stderr
+    assert "imports <stdin>, which is not a file" in done.stderr
 
 
 def test_whoever_imports_a_script_for_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

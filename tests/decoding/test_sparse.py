@@ -9,7 +9,7 @@ from espalier.harness.decoding.speculative.acceptance import Greedy
 from espalier.harness.decoding.speculative.drafts import Draft
 from espalier.harness.decoding.speculative.sparse_draft import SparseDrafter
 from espalier.harness.decoding.speculative.state_machine import Machine
-from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.decoding.speculative.transports import SequentialTransport
 from tests.decoding.models import (
     LIMIT,
     NAMES,
@@ -30,7 +30,7 @@ from tests.decoding.models import (
 def test_sparse_drafts_change_nothing(name: str, ratio: float, gamma: int) -> None:
     target = known_side(name)
     drafter = sparse(name, target, ratio)
-    trace = Machine(drafter, target, Greedy(), Sequential(), gamma).run(LIMIT)
+    trace = Machine(drafter, target, Greedy(), SequentialTransport(), gamma).run(LIMIT)
     assert trace.tokens == plain(name)
     if ratio == 0:
         assert trace.acceptance == 1
@@ -40,7 +40,9 @@ def test_some_sparse_drafts_are_refused() -> None:
     """Or the tests above would say little."""
     for name in NAMES:
         target = side(name)
-        trace = Machine(sparse(name, target, 0.99), target, Greedy(), Sequential(), 3).run(LIMIT)
+        trace = Machine(sparse(name, target, 0.99), target, Greedy(), SequentialTransport(), 3).run(
+            LIMIT
+        )
         assert trace.rollbacks > 0
 
 
@@ -90,7 +92,7 @@ def test_only_what_the_target_does_not_hold_is_fed(monkeypatch) -> None:
         return run(ids, places, seen)
 
     monkeypatch.setattr(drafter._side.stack, "run", watched)
-    trace = Machine(drafter, target, Greedy(), Sequential(), 4).run(LIMIT)
+    trace = Machine(drafter, target, Greedy(), SequentialTransport(), 4).run(LIMIT)
     assert fed == [1] * 3 + [1] * 4 * (len(trace.rounds) - 1)
 
 

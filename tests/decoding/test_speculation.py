@@ -16,10 +16,10 @@ from transformers import DynamicCache
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.speculative.decoding_record import DecodingRecord, Steps
+from espalier.harness.decoding.speculative.decoding_record import DecodingRecord, ForwardTimes
 from espalier.harness.decoding.speculative.draft_model import DraftModel, draft_of
-from espalier.harness.decoding.speculative.forward_times import TIMES, best_of
-from espalier.harness.decoding.speculative.guidance import Given, Guidance, Onlooker
+from espalier.harness.decoding.speculative.forward_times import MEASUREMENTS, best_window_of
+from espalier.harness.decoding.speculative.guidance import Guidance, GuidanceReader, GuidedReducer
 from espalier.harness.decoding.speculative.speculation import Speculation
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
@@ -147,7 +147,7 @@ def test_a_process_of_its_own_says_the_same_and_survives_being_killed() -> None:
         assert decoded.first
         assert decoded.steps is not None
         assert decoded.steps.draft > 0
-        both.window.timings *= TIMES  # the rounds counted from here on are those of answers
+        both.window.timings *= MEASUREMENTS  # the rounds counted from here on are those of answers
         first = process_of(both)
         kill_at_round(both, 3)
         found, decoded, _ = answer(both, 7)
@@ -169,7 +169,7 @@ def test_a_process_of_its_own_says_the_same_and_survives_being_killed() -> None:
         assert decoded.degraded is None
         # One that hangs is given up.
         hung = process_of(both)
-        both._partner._open._patience = 0.3
+        both._provider._process._patience = 0.3
         stop_at_round(both, 2, hung)
         found, decoded, _ = answer(both, 11)
         assert found == plainly(11)
@@ -195,13 +195,13 @@ def test_a_process_killed_while_it_is_timed_costs_no_answer() -> None:
 
 
 def process_of(both: Speculation) -> int:
-    process: int = both._partner._open.process_id
+    process: int = both._provider._process.process_id
     return process
 
 
 def at_round(both: Speculation, number: int, act: Any) -> None:
     """Do something to the drafter's process before a round of the next answer."""
-    transport = both._partner._open
+    transport = both._provider._process
     original, calls = transport.at_once, []
 
     def counted(draft: Any, rows: Any) -> Any:
@@ -229,7 +229,7 @@ def test_a_process_samples_like_a_thread_and_is_not_started_for_ever() -> None:
     with speculation("pearl", "method.params.gamma=2", "engine.compare=false") as both:
         # Rows that tokens were drawn from cross the pipe too.
         assert answer(both, 6, **settings)[0] == sampled
-        both._partner._losses = 3
+        both._provider._losses = 3
         os.kill(process_of(both), signal.SIGKILL)
         for scene in (7, 8):
             found, decoded, _ = answer(both, scene)
@@ -283,7 +283,7 @@ def test_what_looks_on_changes_no_bit() -> None:
     inputs = target().encode([chat_of((3,))])
     with Session(target(), NoReduction(), Budget("kept", 0.0)) as session:
         plain = session.generate(inputs, output_logits=True, **GREEDY)
-    looking = Onlooker(ParallelVLM(), chosen.append)
+    looking = GuidanceReader(ParallelVLM(), chosen.append)
     with Session(target(), looking, Budget("kept", 0.9)) as session:
         seen = session.generate(inputs, output_logits=True, **GREEDY)
     assert plain.logits is not None
@@ -298,7 +298,7 @@ def test_a_draft_with_other_visual_tokens_is_refused() -> None:
     told = Guidance(torch.arange(10), 100)
     inputs = target().encode([chat_of((3,))])
     with (
-        Session(target(), Given(lambda: told), Budget("kept", 0.9)) as session,
+        Session(target(), GuidedReducer(lambda: told), Budget("kept", 0.9)) as session,
         pytest.raises(MethodError, match="the draft sees 144 visual tokens, the target 100"),
     ):
         session.generate(inputs, **GREEDY)
@@ -321,7 +321,9 @@ def test_a_guided_draft_has_its_tokens_where_the_policy_says(
     found, _ = draft._prefill(inputs, DynamicCache(config=target().decoder.config), "0")
     logits = {}
     for way in ("original", "renumbered"):
-        with Session(target(), Given(lambda: told), Budget("kept", 0.9), positions=way) as session:
+        with Session(
+            target(), GuidedReducer(lambda: told), Budget("kept", 0.9), positions=way
+        ) as session:
             cache = DynamicCache(config=target().decoder.config)
             logits[way], _ = session.prefill(inputs, cache, "0")
     assert torch.equal(found, logits[places])
@@ -348,12 +350,12 @@ def test_the_window_is_the_rounded_ratio_of_steps() -> None:
     both = speculation("pearl")
     pairs = ((78.3, 25.8, 3), (420, 46.6, 9), (203, 39.8, 5), (78.3, 46.6, 2), (63.7, 39.8, 2))
     for of_target, of_draft, window in pairs:
-        both.window.timings = [Steps(of_target, of_draft)]
+        both.window.timings = [ForwardTimes(of_target, of_draft)]
         assert both.window.gamma == window
-    both.window.timings = [Steps(1.0, 9.0)]
+    both.window.timings = [ForwardTimes(1.0, 9.0)]
     assert both.window.gamma == 1
     # One measurement that went wrong does not count.
-    both.window.timings = [Steps(9.0, 3.0), Steps(9.0, 1.0), Steps(9.0, 2.9)]
+    both.window.timings = [ForwardTimes(9.0, 3.0), ForwardTimes(9.0, 1.0), ForwardTimes(9.0, 2.9)]
     assert both.window.gamma == 3
 
 
@@ -363,7 +365,7 @@ def test_the_best_window_follows_what_was_accepted_and_changes_no_answer() -> No
         "parallelvlm", "ratio=0.9", "method.params.gamma=best", "engine.transport=sequential"
     ) as both:
         for scene in (3, 4, 5):
-            expected = best_of(both.window.played)
+            expected = best_window_of(both.window.played)
             found, decoded, _ = answer(both, scene)
             assert found == plainly(scene)
             assert expected in (None, decoded.gamma)
@@ -374,7 +376,7 @@ def test_the_target_chooses_by_what_its_layers_did_to_the_tokens() -> None:
     """UV-Prune by hand, on the hidden states that transformers returns; layer 1 for a model of six."""
     chosen: list[Guidance] = []
     inputs = target().encode([chat_of((3,))])
-    looking = Onlooker(ParallelVLM(), chosen.append)
+    looking = GuidanceReader(ParallelVLM(), chosen.append)
     with Session(target(), looking, Budget("kept", 0.5)) as session:
         session.generate(inputs, **GREEDY)
     layout = target().layout(inputs)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from espalier.harness.decoding.speculative.decoding_record import (
+    AnswerTimes,
     DecodingRecord,
+    ForwardTimes,
     Mismatch,
-    Spent,
-    Steps,
 )
 from espalier.harness.decoding.speculative.speculative_summary import speculative_block
 from espalier.harness.decoding.speculative.trace import Round
@@ -26,10 +26,10 @@ def decoded(**changed: Any) -> DecodingRecord:
             Round(1, 2, 2, 2, False, 4.0, 3.0, 4.0, 2.0, 4.0),
             Round(1, 2, 2, 1, True, 4.0, 3.0, 4.0, 2.0, 3.0),
         ),
-        "spent": Spent(9.0, 1.0, 8.0, 5),
-        "plain": Spent(9.0, 0.0, 16.0, 5),
+        "spent": AnswerTimes(9.0, 1.0, 8.0, 5),
+        "plain": AnswerTimes(9.0, 0.0, 16.0, 5),
         "mismatch": None,
-        "steps": Steps(6.0, 2.0),
+        "steps": ForwardTimes(6.0, 2.0),
         "draft_visual": 7.0,
         "devices": 1,
         "first": True,
@@ -100,8 +100,8 @@ def test_an_answer_that_the_target_finished_alone_counts_in_what_was_gained_and_
     late = decoded(
         degraded="it hangs",
         rounds=(*decoded().rounds, Round(1, 3, 3, 0, True, 90.0, 70.0, 8.0, 70.0, 8.0)),
-        spent=Spent(9.0, 1.0, 98.0, 5),
-        plain=Spent(9.0, 0.0, 16.0, 5),
+        spent=AnswerTimes(9.0, 1.0, 98.0, 5),
+        plain=AnswerTimes(9.0, 0.0, 16.0, 5),
     )
     alone = speculative_block([decoded().entry()] * 2, overlap=True)
     block = speculative_block([one.entry() for one in (decoded(), late, decoded())], overlap=True)
@@ -118,8 +118,8 @@ def test_an_answer_that_the_target_finished_alone_counts_in_what_was_gained_and_
 
 def test_speed_ups_are_totals_over_totals_and_means_of_ratios_say_so() -> None:
     """A short answer that gains four times and a long one that gains a quarter, nine times as many tokens."""
-    short = decoded(spent=Spent(2.0, 0.0, 1.0, 3), plain=Spent(2.0, 0.0, 4.0, 3))
-    long = decoded(spent=Spent(2.0, 0.0, 72.0, 19), plain=Spent(2.0, 0.0, 90.0, 19))
+    short = decoded(spent=AnswerTimes(2.0, 0.0, 1.0, 3), plain=AnswerTimes(2.0, 0.0, 4.0, 3))
+    long = decoded(spent=AnswerTimes(2.0, 0.0, 72.0, 19), plain=AnswerTimes(2.0, 0.0, 90.0, 19))
     block = speculative_block([short.entry(), long.entry()], overlap=True)
     assert block["speedup_decode"] == pytest.approx(94 / 73)
     assert block["speedup_decode_mean_of_ratios"] == pytest.approx((4 + 1.25) / 2)
@@ -131,14 +131,14 @@ def test_speed_ups_are_totals_over_totals_and_means_of_ratios_say_so() -> None:
 
 
 def test_sampled_answers_of_other_lengths_are_compared_by_the_token() -> None:
-    one = decoded(spent=Spent(1.0, 0.0, 8.0, 9), plain=Spent(1.0, 0.0, 4.0, 3))
+    one = decoded(spent=AnswerTimes(1.0, 0.0, 8.0, 9), plain=AnswerTimes(1.0, 0.0, 4.0, 3))
     block = speculative_block([one.entry()], overlap=True)
     assert block["speedup_decode"] == pytest.approx((4 / 2) / (8 / 8))
     assert block["speedup_end_to_end"] == pytest.approx((5 / 3) / (9 / 9))
 
 
 def test_an_answer_of_one_token_says_nothing_of_decoding() -> None:
-    single = decoded(spent=Spent(2.0, 0.0, 0.5, 1), plain=Spent(2.0, 0.0, 0.1, 1))
+    single = decoded(spent=AnswerTimes(2.0, 0.0, 0.5, 1), plain=AnswerTimes(2.0, 0.0, 0.1, 1))
     block = speculative_block([single.entry(), decoded().entry()], overlap=True)
     assert block["speedup_decode"] == pytest.approx(2.0)
     assert block["speedup_end_to_end"] == pytest.approx((27.1 / 6) / (20.5 / 6))
@@ -149,7 +149,7 @@ def test_an_answer_of_one_token_says_nothing_of_decoding() -> None:
 
 def test_an_interval_is_over_answers() -> None:
     pairs = [
-        decoded(spent=Spent(1.0, 0.0, own, 5), plain=Spent(1.0, 0.0, 16.0, 5))
+        decoded(spent=AnswerTimes(1.0, 0.0, own, 5), plain=AnswerTimes(1.0, 0.0, 16.0, 5))
         for own in (8.0, 8.0, 4.0, 16.0, 8.0, 6.0)
     ]
     block = speculative_block([one.entry() for one in pairs], overlap=True)
@@ -200,8 +200,8 @@ def test_answers_with_windows_of_their_own_add_up() -> None:
 def test_the_mean_of_ratios_is_one_of_seconds_a_token() -> None:
     """Answers of a sampling run may differ in length from those of plain decoding."""
     # Behind the prefills 16 s for 4 tokens against 6 s for 2, and 10 s for 5 against 10 s for 2.
-    spent = (Spent(9.0, 1.0, 6.0, 3), Spent(9.0, 0.0, 10.0, 3))
-    plain = (Spent(9.0, 0.0, 16.0, 5), Spent(9.0, 0.0, 10.0, 6))
+    spent = (AnswerTimes(9.0, 1.0, 6.0, 3), AnswerTimes(9.0, 0.0, 10.0, 3))
+    plain = (AnswerTimes(9.0, 0.0, 16.0, 5), AnswerTimes(9.0, 0.0, 10.0, 6))
     both = [decoded(spent=own, plain=slow) for own, slow in zip(spent, plain, strict=True)]
     block = speculative_block([one.entry() for one in both], overlap=True)
     assert block["speedup_decode_mean_of_ratios"] == pytest.approx((4 / 3 + 2 / 5) / 2)

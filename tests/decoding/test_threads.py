@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from espalier.harness.decoding.speculative.draft_thread import Threads
+from espalier.harness.decoding.speculative.draft_thread import ThreadTransport
 from espalier.harness.decoding.speculative.drafts import Draft
 from espalier.harness.decoding.speculative.state_machine import DrafterLost
 
@@ -26,7 +26,7 @@ def after(seconds: float) -> Callable[[], Draft]:
 
 def test_a_drafts_prompt_does_not_count_against_the_patience_of_a_round() -> None:
     unread = True
-    with Threads(CPU, CPU, patience=1.0, reading=lambda: unread) as transport:
+    with ThreadTransport(CPU, CPU, patience=1.0, reading=lambda: unread) as transport:
         assert transport.at_once(after(1.5), lambda: [0]).draft is SAID
         unread = False
         assert transport.at_once(after(0.0), lambda: [0]).draft is SAID

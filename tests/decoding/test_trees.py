@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from espalier.harness.decoding.speculative.acceptance import Greedy
-from espalier.harness.decoding.speculative.draft_trees import TreeDrafter
+from espalier.harness.decoding.speculative.draft_model import TreeDrafter
 from espalier.harness.decoding.speculative.drafts import Draft
 from espalier.harness.decoding.speculative.state_machine import Machine
-from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.engine.text.text_only import text_only_prefill
 from espalier.harness.errors import UserError
 from espalier.methods.base import TokenReducer
@@ -32,7 +32,7 @@ WAYS: dict[str, tuple[TokenReducer | None, float]] = {
 @pytest.mark.parametrize("name", [*NAMES, "internvl_phi3", "deepseek_ocr"])
 def test_trees_change_nothing(name: str, way: str) -> None:
     drafter = TreeDrafter(known_side(name, *WAYS[way]), BUSHY)
-    trace = Machine(drafter, known_side(name), Greedy(), Sequential()).run(LIMIT)
+    trace = Machine(drafter, known_side(name), Greedy(), SequentialTransport()).run(LIMIT)
     assert trace.tokens == plain(name)
     if way == "whole":
         assert trace.acceptance == 1
@@ -48,8 +48,10 @@ def test_a_tree_holds_the_likeliest_tokens_in_order(shape: str) -> None:
     held = one.cache.lengths
     for node in range(-1, len(parents)):
         children = tree.children(node)
-        way = [tree.tokens[above] for above in tree.way(node)] if node >= 0 else []
-        best = other.sampler.best(other.behind([*tokens, *way])[None], [], len(children) + 1)[0]
+        way = [tree.tokens[above] for above in tree.path_to(node)] if node >= 0 else []
+        best = other.sampler.best(other.logits_after([*tokens, *way])[None], [], len(children) + 1)[
+            0
+        ]
         assert [tree.tokens[child] for child in children] == best[: len(children)].tolist()
     assert one.fed == tokens
     assert held == tuple(length + len(tokens) for length in one.prompt_lengths)
@@ -61,7 +63,7 @@ def test_a_verified_tree_says_what_chains_say() -> None:
     rows = target.rows([4], tree)
     assert rows[0] == other.rows([4], Draft(()))[0]
     for node in range(len(tree.tokens)):
-        way = [tree.tokens[above] for above in tree.way(node)]
+        way = [tree.tokens[above] for above in tree.path_to(node)]
         assert rows[node + 1] == other.rows([4, *way], Draft(()))[0]
 
 
@@ -94,7 +96,7 @@ def test_siblings_save_rounds_where_the_first_guess_is_wrong() -> None:
     rounds = {}
     for parents in ((-1,), (-1,) * 12):
         drafter = TreeDrafter(known_side("llava", Uniform(), 0.9), parents)
-        trace = Machine(drafter, known_side("llava"), Greedy(), Sequential()).run(12)
+        trace = Machine(drafter, known_side("llava"), Greedy(), SequentialTransport()).run(12)
         assert trace.tokens == plain("llava", limit=12)
         rounds[len(parents)] = len(trace.rounds)
     assert rounds[12] < rounds[1]
@@ -106,7 +108,7 @@ def test_siblings_save_rounds_where_the_first_guess_is_wrong() -> None:
 def test_processors_hear_each_nodes_own_way(settings: dict) -> None:
     drafter = TreeDrafter(side("llava", Uniform(), 0.5, **settings), BUSHY)
     target = side("llava", **settings)
-    trace = Machine(drafter, target, Greedy(), Sequential()).run(LIMIT)
+    trace = Machine(drafter, target, Greedy(), SequentialTransport()).run(LIMIT)
     assert trace.tokens == plain("llava", **settings)
 
 
@@ -123,13 +125,15 @@ def test_a_tree_of_one_way_is_the_chain_that_the_same_side_drafts(settings: dict
 
 def test_a_draft_of_words_drafts_trees() -> None:
     blind = side("qwen2_5_vl", prefill=lambda a, i: lambda cache: text_only_prefill(a, i, cache))
-    machine = Machine(TreeDrafter(blind, BUSHY), known_side("qwen2_5_vl"), Greedy(), Sequential())
+    machine = Machine(
+        TreeDrafter(blind, BUSHY), known_side("qwen2_5_vl"), Greedy(), SequentialTransport()
+    )
     assert machine.run(LIMIT).tokens == plain("qwen2_5_vl")
 
 
 def test_eager_attention_takes_trees() -> None:
     target, drafter = side("llava", attention="eager"), side("llava", attention="eager")
-    trace = Machine(TreeDrafter(drafter, BUSHY), target, Greedy(), Sequential()).run(LIMIT)
+    trace = Machine(TreeDrafter(drafter, BUSHY), target, Greedy(), SequentialTransport()).run(LIMIT)
     assert trace.tokens == plain("llava")
     assert trace.acceptance == 1
 

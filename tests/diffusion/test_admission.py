@@ -38,15 +38,15 @@ def job_of(argv: tuple[str, ...]) -> Job:
         ("+benchmark.generation.max_new_tokens=16 +model.generation.steps=17", "steps=17 is above"),
         (
             "+benchmark.generation.max_new_tokens=16 +model.generation.block_length=5",
-            "max_new_tokens=16 is no multiple of generation.block_length=5",
+            "max_new_tokens=16 is not a multiple of generation.block_length=5",
         ),
         (
             "+benchmark.generation.max_new_tokens=16 +model.generation.block_length=32",
-            "max_new_tokens=16 is no multiple of generation.block_length=32",
+            "max_new_tokens=16 is not a multiple of generation.block_length=32",
         ),
         (
             "+benchmark.generation.max_new_tokens=16 +model.generation.block_length=4 +model.generation.steps=6",
-            "steps=6 does not deal out evenly to 4 blocks",
+            "steps=6 is not divisible by 4 blocks",
         ),
         ("+model.generation.steps=0", "model.generation.steps=0 must be an integer of at least 1"),
         ("+model.generation.block_length=2.5", "model.generation.block_length=2.5 must be an int"),
@@ -71,10 +71,10 @@ def job_of(argv: tuple[str, ...]) -> Job:
         ("method=dycoke_decode ratio=0.5", "denoises its answers"),
         ("method=divprune compressor=h2o ratio=0.5", "compressor='h2o' needs a model that"),
         ("+model.generation.schedule=sudden", "schedule='sudden' must be"),
-        ("+model.generation.num_beams=2", "num_beams=2 is of models that say one token"),
+        ("+model.generation.num_beams=2", "num_beams=2 is for models that generate one token"),
         (
             "+model.generation.prefix_cache=true model.facts.diffusion.prefix_cache=false",
-            "was not trained so (model.facts.diffusion.prefix_cache=false); valid: false",
+            "was not trained that way (model.facts.diffusion.prefix_cache=false); valid: false",
         ),
         (
             "+model.generation.prefix_cache=true method=d3tom ratio=0.5 engine.backend=emulate",
@@ -101,8 +101,8 @@ def test_what_cannot_denoise_is_one_line(overrides, line, tmp_path) -> None:
         ("method=d3tom ratio=0.5", "decodes one token after another"),
         ("method=fastv_denoising ratio=0.5", "decodes one token after another"),
         ("method=pyramiddrop_denoising ratio=0.5", "decodes one token after another"),
-        ("method=fastv ratio=0.5 +model.generation.steps=4", "generation.steps=4 is of models"),
-        ("+model.generation.prefix_cache=true", "generation.prefix_cache=True is of models"),
+        ("method=fastv ratio=0.5 +model.generation.steps=4", "generation.steps=4 is for models"),
+        ("+model.generation.prefix_cache=true", "generation.prefix_cache=True is for models"),
     ],
 )
 def test_what_only_denoises_is_one_line_elsewhere(overrides, line, tmp_path) -> None:
@@ -136,7 +136,7 @@ def test_a_cached_prompt_is_admitted_and_is_another_run(name, where, tmp_path) -
 
 
 def test_llada_v_was_not_trained_with_a_prefix_mask(tmp_path) -> None:
-    with pytest.raises(UserError, match="model='llada_v_8b' was not trained so"):
+    with pytest.raises(UserError, match="model='llada_v_8b' was not trained that way"):
         job_of(
             (
                 *("model=llada_v_8b", "model.weights=random", "method=none", f"store={tmp_path}"),
@@ -150,7 +150,7 @@ def test_a_method_of_steps_that_knows_no_cache_is_one_line() -> None:
         merges_entries = False
 
     model = build_spec(read_command([*HERE, *DENOISING]).cells[0]).model
-    with pytest.raises(Refused, match="OfSteps acts; valid: false, or a method that") as told:
+    with pytest.raises(Refused, match="OfSteps to act on; valid: false, or a method that") as told:
         check_prefix_cache(model, OfSteps(K=1), emulate=False)
     assert "\n" not in str(told.value)
 
@@ -173,10 +173,10 @@ def test_what_a_tasks_own_length_may_suit_is_left_to_it(settings, tmp_path) -> N
     ("settings", "line"),
     [
         ("+model.generation.steps=17", "is above generation.max_new_tokens=16"),
-        ("+model.generation.block_length=3", "max_new_tokens=16 is no multiple of"),
+        ("+model.generation.block_length=3", "max_new_tokens=16 is not a multiple of"),
         (
             "+model.generation.block_length=4 +model.generation.steps=3",
-            "steps=3 does not deal out evenly to",
+            "steps=3 is not divisible by",
         ),
         ("+benchmark.generation.num_beams=1 +model.generation.steps=2", None),
     ],

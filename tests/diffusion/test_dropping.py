@@ -12,8 +12,8 @@ from espalier.harness.cost.budget import Budget, BudgetError
 from espalier.harness.cost.denoising_cost import DenoisingCost
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.schedule import frame_of
-from espalier.harness.decoding.diffusion.denoising_loop import Denoiser
-from espalier.harness.decoding.diffusion.denoising_summary import diffusion_block, verified
+from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
+from espalier.harness.decoding.diffusion.denoising_summary import diffusion_block, verify_steps
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.methods.base import MethodError, TokenReducer
@@ -233,10 +233,10 @@ def test_an_average_is_told_of_each_step(adapter, method: TokenReducer, ratio, k
     budget = Budget("average", ratio)
     how = {"max_new_tokens": 4, "steps": 4}
     with DenoisingSession(adapter, method, budget) as session:
-        denoiser = Denoiser(session, adapter, method, budget)
+        denoiser = DenoisingGenerator(session, adapter, method, budget)
         found = denoiser.generate(adapter.encode([CHATS[0]]), ["0"], **how)
     (record,) = found.records
-    assert verified(method, budget, adapter.facts, record)["average"] == pytest.approx(
+    assert verify_steps(method, budget, adapter.facts, record)["average"] == pytest.approx(
         16 * (1 - ratio), abs=0.5
     )
     told = diffusion_block(found.records)

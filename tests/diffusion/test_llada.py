@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.diffusion.denoising_loop import Denoiser
+from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
 from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.methods.d3tom import D3ToM
@@ -19,7 +19,7 @@ def answers(name: str, method, ratio: float, rows: list[int]):
     adapter, budget = adapter_of(name), Budget("kept", ratio)
     chats = [DENOISING[name].chats[row] for row in rows]
     with DenoisingSession(adapter, method, budget) as session:
-        return Denoiser(session, adapter, method, budget).generate(
+        return DenoisingGenerator(session, adapter, method, budget).generate(
             adapter.encode(chats),
             [str(row) for row in rows],
             max_new_tokens=4,

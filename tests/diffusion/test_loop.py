@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from espalier.harness.cost.budget import Budget, BudgetError, BudgetMismatch
-from espalier.harness.decoding.diffusion.denoising_loop import Denoiser
+from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
-from espalier.harness.decoding.diffusion.denoising_summary import diffusion_block, verified
+from espalier.harness.decoding.diffusion.denoising_summary import diffusion_block, verify_steps
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.methods.d3tom import D3ToM
@@ -29,7 +29,7 @@ def adapter(tmp_path_factory):
 def answers(adapter, method, ratio, chats=CHATS, names=None, **how):
     budget = Budget("kept", ratio)
     with DenoisingSession(adapter, method, budget) as session:
-        denoiser = Denoiser(session, adapter, method, budget)
+        denoiser = DenoisingGenerator(session, adapter, method, budget)
         names = names or [str(n) for n in range(len(chats))]
         return denoiser.generate(adapter.encode(chats), names, **{**HOW, **how})
 
@@ -97,12 +97,12 @@ def test_records_tell_each_step(adapter) -> None:
         n = record.visual
         assert told.kept == ((n,), (n,), (n // 2,), (1,))
         assert told.entering == tuple((2 * n + 3 * kept) / 5 for (kept,) in told.kept)
-        assert verified(method, budget, adapter.facts, record)["kept"] == (n + n // 2 + 1) / 3
+        assert verify_steps(method, budget, adapter.facts, record)["kept"] == (n + n // 2 + 1) / 3
     block = diffusion_block(found.records)
     assert block["per_step"]["reveals"] == [2, 1, 2, 1]
     assert block["steps"] == 4
     with pytest.raises(BudgetMismatch, match="denoising step 1"):
-        verified(method, Budget("kept", 0.9), adapter.facts, found.records[0])
+        verify_steps(method, Budget("kept", 0.9), adapter.facts, found.records[0])
 
 
 def test_a_method_of_every_prefill_acts_at_every_step(adapter) -> None:

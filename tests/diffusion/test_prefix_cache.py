@@ -10,13 +10,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.diffusion.cached_prompt import cached_flops
-from espalier.harness.decoding.diffusion.denoising_loop import Denoiser
+from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
 from espalier.harness.decoding.diffusion.denoising_summary import (
+    denoising_records,
     diffusion_block,
     run_flops,
-    steps_of,
-    verified,
+    verify_steps,
 )
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.engine.denoising_steps import Answering, DenoisingSession
@@ -49,7 +49,7 @@ def answers(adapter, method, ratio, chats=CHATS, names=None, **how):
     options = {name: how.pop(name) for name in ("backend", "positions") if name in how}
     budget = Budget("kept", ratio)
     with DenoisingSession(adapter, method, budget, **options) as session:
-        denoiser = Denoiser(session, adapter, method, budget)
+        denoiser = DenoisingGenerator(session, adapter, method, budget)
         names = names or [str(n) for n in range(len(chats))]
         return denoiser.generate(adapter.encode(chats), names, output_logits=True, **{**HOW, **how})
 
@@ -242,7 +242,7 @@ def test_records_tell_the_path_and_what_is_held(adapter) -> None:
         told = DenoisingRecord.from_entry(record.denoising)
         assert told.kept == ((n,), (n,), (n // 2,), (1,))
         assert told.entering == tuple((2 * n + 3 * kept) / 5 for (kept,) in told.kept)
-        assert verified(method, budget, adapter.facts, record)["kept"] == (n + n // 2 + 1) / 3
+        assert verify_steps(method, budget, adapter.facts, record)["kept"] == (n + n // 2 + 1) / 3
         assert record.text == layout.text[0]
         assert record.kv_entries == 5 * n
         assert record.times_ms["prefill"] > 0
@@ -260,7 +260,7 @@ def test_flops_are_those_that_torch_counts(folder, method) -> None:
     adapter, budget = models.load(folder, "float32", "eager"), Budget("kept", 0.5)
     with DenoisingSession(adapter, method, budget) as session:
         prompt = session.prompt(adapter.encode(CHATS[:1]))
-        denoiser = Denoiser(session, adapter, method, budget)
+        denoiser = DenoisingGenerator(session, adapter, method, budget)
         with FlopCounterMode(display=False) as counter:
             (record,) = denoiser.generate(prompt, ["0"], **HOW).records
     counted = run_flops(method, adapter.facts, record)
@@ -273,7 +273,7 @@ def test_flops_are_those_that_torch_counts(folder, method) -> None:
 
 def test_flops_of_merging_leave_the_prompt_whole(adapter) -> None:
     found = answers(adapter, D3ToM(K=1), 0.5, CHATS[:1]).records[0]
-    (told,) = steps_of([found])
+    (told,) = denoising_records([found])
     counted = cached_flops(D3ToM(K=1), adapter.facts, found, told)
     text, spared = adapter.facts.text, found.visual - found.kept[0]
     # Three steps in which six places do not see what has gone, in three layers.

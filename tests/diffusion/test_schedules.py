@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
-from espalier.harness.decoding.diffusion.denoising_settings import Denoising
-from espalier.harness.decoding.diffusion.unmask_schedule import SCHEDULES, counts
-from espalier.harness.decoding.diffusion.unmask_step import candidates, unveiled
+from espalier.harness.decoding.diffusion.denoising_loop import candidates, unveiled
+from espalier.harness.decoding.diffusion.denoising_settings import SCHEDULES, Denoising, counts
 from espalier.harness.errors import UserError
 
 
@@ -71,12 +70,12 @@ def test_blocks_follow_one_another() -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"block_length": 5}, "max_new_tokens=16 is no multiple of generation.block_length=5"),
-        ({"block_length": 32}, "max_new_tokens=16 is no multiple of generation.block_length=32"),
+        ({"block_length": 5}, "max_new_tokens=16 is not a multiple of generation.block_length=5"),
+        ({"block_length": 32}, "max_new_tokens=16 is not a multiple of generation.block_length=32"),
         ({"steps": 17}, "generation.steps=17 is above generation.max_new_tokens=16"),
-        ({"steps": 6, "block_length": 4}, "generation.steps=6 does not deal out evenly to 4"),
+        ({"steps": 6, "block_length": 4}, "generation.steps=6 is not divisible by 4"),
         ({"schedule": "sudden"}, "generation.schedule='sudden'"),
-        ({"num_beams": 3}, "generation.num_beams=3 is of models that say one token"),
+        ({"num_beams": 3}, "generation.num_beams=3 is for models that generate one token"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(given, line) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.diffusion.denoising_loop import Denoiser
+from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.harness.specs.catalogue import build_method
 from tests.families.llada import DENOISING, adapter_of
@@ -21,7 +21,7 @@ def answers(label, chats, ratio=0.6, separators="candidates", backend="drop", **
     with DenoisingSession(
         adapter, method, budget, backend=backend, separators=separators
     ) as session:
-        denoiser = Denoiser(session, adapter, method, budget)
+        denoiser = DenoisingGenerator(session, adapter, method, budget)
         names = [str(CHATS.index(one)) for one in chats]
         return denoiser.generate(
             adapter.encode(list(chats)), names, output_logits=True, **HOW, **how

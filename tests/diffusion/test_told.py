@@ -11,16 +11,15 @@ import torch
 from espalier.harness.cost.budget import Budget, BudgetMismatch
 from espalier.harness.cost.flops import head_flops, mlp_flops, text_flops
 from espalier.harness.cost.paper_flops import split_layer
-from espalier.harness.decoding.diffusion.denoising_loop import Denoiser
+from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator, unveiled
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord, record_of
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising, fitting_length
 from espalier.harness.decoding.diffusion.denoising_summary import (
+    denoising_records,
     diffusion_block,
     run_flops,
-    steps_of,
-    verified,
+    verify_steps,
 )
-from espalier.harness.decoding.diffusion.unmask_step import unveiled
 from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.harness.engine.record import Record
 from espalier.methods.d3tom import D3ToM
@@ -40,7 +39,7 @@ def adapter(tmp_path_factory):
 def answers(adapter, method, chats=CHATS, steps=4, ratio=0.5, **how):
     budget = Budget("kept", ratio)
     with DenoisingSession(adapter, method, budget) as session:
-        denoiser = Denoiser(session, adapter, method, budget)
+        denoiser = DenoisingGenerator(session, adapter, method, budget)
         names = [str(n) for n in range(len(chats))]
         given = {"max_new_tokens": 6, "steps": steps, **how}
         return denoiser.generate(adapter.encode(chats), names, **given)
@@ -68,7 +67,7 @@ def test_a_layer_in_halves_saves_its_mlp(adapter) -> None:
     found, other = (run_flops(method, facts, record) for method in (merging, dropping))
     assert other.exact.text - found.exact.text == saved
     # Of the papers D3ToM alone counts the split layer.
-    (told,) = steps_of([record])
+    (told,) = denoising_records([record])
     split = sum(split_layer(facts.text, record.visual, kept[0]) for kept in told.kept)
     assert found.paper == {**other.paper, "d3tom": other.paper["d3tom"] + split}
 
@@ -96,19 +95,19 @@ def test_samples_with_different_steps_have_no_mean_of_one(adapter) -> None:
     assert told["per_step"] is None
     assert told["steps"] == 3
     with pytest.raises(ValueError, match="1 of 2 answers were not denoised"):
-        steps_of([both[0], replace(both[1], denoising=None)])
+        denoising_records([both[0], replace(both[1], denoising=None)])
 
 
 @pytest.mark.parametrize("change", [-1, 1])
 def test_another_count_than_asked_is_an_error(adapter, change) -> None:
     method, budget = D3ToM(K=1), Budget("kept", 0.5)
     (record,) = answers(adapter, method, CHATS[:1]).records
-    verified(method, budget, adapter.facts, record)
+    verify_steps(method, budget, adapter.facts, record)
     told = DenoisingRecord.from_entry(record.denoising)
     kept = (*told.kept[:2], (told.kept[2][0] + change,), told.kept[3])
     other = replace(record, denoising=replace(told, kept=kept).entry())
     with pytest.raises(BudgetMismatch, match="denoising step 2: kept"):
-        verified(method, budget, adapter.facts, other)
+        verify_steps(method, budget, adapter.facts, other)
 
 
 def test_what_was_asked_stands_beside_what_was_kept() -> None:

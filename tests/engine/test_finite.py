@@ -15,8 +15,8 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.cached_model import CachedModel
-from espalier.harness.decoding.speculative.drafts import NOTHING
-from espalier.harness.decoding.speculative.samplers import Sampler
+from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT
+from espalier.harness.decoding.speculative.samplers import TokenSampler
 from espalier.harness.engine.finite_logits import FiniteLogits, NonFiniteLogits
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate
@@ -130,15 +130,19 @@ def test_windows_of_a_decoder_are_looked_at() -> None:
     broken[0, 3] = float("nan")
     adapter: Any = SimpleNamespace()
     side = CachedModel.__new__(CachedModel)
-    side.adapter, side.sampler, side.room = adapter, Sampler(torch.zeros(1, 2, dtype=torch.long)), 9
+    side.adapter, side.sampler, side.room = (
+        adapter,
+        TokenSampler(torch.zeros(1, 2, dtype=torch.long)),
+        9,
+    )
     side.stack = SimpleNamespace(  # type: ignore[assignment]
         run=lambda *_: broken, cache=SimpleNamespace(cut=lambda n: None), device="cpu"
     )
     side._prefill, side.first, side.fed = None, first, []
-    side._rows, side._tree, side._tree_rows, side._sum = {0: 0}, NOTHING, (), torch.zeros(())
-    assert side.rows([], NOTHING) == [0]
+    side._rows, side._tree, side._tree_rows, side._sum = {0: 0}, EMPTY_DRAFT, (), torch.zeros(())
+    assert side.rows([], EMPTY_DRAFT) == [0]
     with pytest.raises(NonFiniteLogits, match="in decoding step 1"):
-        side.rows([5], NOTHING)
+        side.rows([5], EMPTY_DRAFT)
 
 
 # ------------------------------------------------------------------ a whole run

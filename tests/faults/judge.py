@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.store import Store
-from espalier.harness.store.answer_digest import Key, answers_in, tells
+from espalier.harness.store.answer_digest import Key, answers_in, matches_row
 
 #: What differs between two runs of the same cell: when and how fast it ran, and how often it was begun.
 MEASURED = ("time", "memory", "status")
@@ -45,7 +45,7 @@ def faults(
     whole: dict[str, dict[Key, str]] = {}
     for key in keys:
         run, other = Store(store).run(key), Store(reference).run(key)
-        row, expected = run.row(whole=True), other.row(whole=True)
+        row, expected = run.row(complete=True), other.row(complete=True)
         if row is None or expected is None:
             yield f"{key}: no row"
             continue
@@ -60,7 +60,7 @@ def faults(
         again = {key for entry in reversed(entries) for key in answers_in([entry]).items()}
         if again != set(whole[key].items()):
             yield f"{key}: a sample that was answered twice has two answers"
-        if not tells(row, entries):
+        if not matches_row(row, entries):
             yield f"{key}: the row is not of the answers in its journal"
         names = {path.name for path in run.path.iterdir()}
         strange = {name for name in names if not name.endswith((".jsonl", ".json"))}

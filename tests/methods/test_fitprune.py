@@ -13,7 +13,7 @@ import torch
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget, BudgetError
-from espalier.harness.cost.schedule import achieved
+from espalier.harness.cost.schedule import equivalent_tokens
 from espalier.harness.engine.artifacts import calibration_files as artifacts
 from espalier.harness.engine.artifacts.fitprune_schemes import (
     save_scheme,
@@ -138,7 +138,7 @@ def test_every_budget_is_met_to_less_than_a_token(rule: str):
         kept = Budget(rule, ratio).keep(method, facts, 576, 40)
         assert list(kept) == sorted(kept, reverse=True)
         assert all(a <= b for a, b in zip(kept, before, strict=True))
-        got = getattr(achieved(method, facts, 576, 40, kept), rule)
+        got = getattr(equivalent_tokens(method, facts, 576, 40, kept), rule)
         assert abs(got - (1 - ratio) * 576) < 1
         before = kept
     if rule == "average":  # layer 0 sees every token

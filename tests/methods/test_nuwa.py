@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.cost.schedule import achieved
+from espalier.harness.cost.schedule import equivalent_tokens
 from espalier.harness.engine.session import Session
 from espalier.methods.base import MethodError, Need, Site, View
 from espalier.methods.nuwa import Nuwa
@@ -274,7 +274,7 @@ def test_the_budget_gives_the_authors_schedules(tokens: int, kept: tuple[int, in
     facts = replace(facts, text=replace(facts.text, layers=32))
     assert PAPER.sites(32) == (Site("vision"), Site("layer", 16))
     assert Budget("average", 1 - tokens / 576).keep(PAPER, facts, 576, 40) == kept
-    assert achieved(PAPER, facts, 576, 40, kept).average == tokens
+    assert equivalent_tokens(PAPER, facts, 576, 40, kept).average == tokens
 
 
 @pytest.mark.parametrize(

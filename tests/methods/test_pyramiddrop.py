@@ -13,7 +13,7 @@ import torch
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget, BudgetError
-from espalier.harness.cost.schedule import achieved
+from espalier.harness.cost.schedule import equivalent_tokens
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.signals.next_layer_attention import NextRow
 from espalier.methods.base import MethodError, Need, Site
@@ -54,7 +54,7 @@ def test_the_published_schedule():
     facts = facts_of("llava15_7b")
     kept = Budget("kept", 0.875).keep(PyramidDrop(), facts, 576, 32)
     assert kept == (288, 144, 72)
-    assert achieved(PyramidDrop(), facts, 576, 32, kept).average == 270
+    assert equivalent_tokens(PyramidDrop(), facts, 576, 32, kept).average == 270
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_averages_below_a_quarter_need_earlier_layers(tokens: int, first: int, s
     method = PyramidDrop(ratio=budget.ratio)
     assert layers_of(method, 32) == [first, 2 * first, 3 * first]
     kept = budget.keep(method, facts, 576, 32)
-    assert achieved(method, facts, 576, 32, kept).average == pytest.approx(tokens, abs=1)
+    assert equivalent_tokens(method, facts, 576, 32, kept).average == pytest.approx(tokens, abs=1)
     assert kept[0] / 576 == pytest.approx(share, abs=2e-3)
     assert kept[1] / 576 == pytest.approx(share**2, abs=2e-3)
     if tokens < 144:  # what layers 0 to 7 alone amount to

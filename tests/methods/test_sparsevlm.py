@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.cost.schedule import achieved
+from espalier.harness.cost.schedule import equivalent_tokens
 from espalier.methods.base import MethodError, Site, View
 from espalier.methods.select.density import density_peaks, nearest_centre, squared_distances
 from espalier.methods.select.raters import rater_weights
@@ -75,7 +75,7 @@ def test_the_budget_gives_back_the_released_schedules(schedule: tuple[int, ...],
     )
     method = SparseVLM(schedule=schedule)
     assert method.sites(32) == (Site("layer", 3), Site("layer", 7), Site("layer", 16))
-    exact = achieved(method, facts, 576, 40, schedule).average
+    exact = equivalent_tokens(method, facts, 576, 40, schedule).average
     assert abs(exact - average) < 0.05
     assert Budget("average", 1 - exact / 576).keep(method, facts, 576, 40) == schedule
 

@@ -13,7 +13,11 @@ from matplotlib.patches import Rectangle
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import CONF, read_command
-from espalier.harness.decoding.speculative.decoding_record import DecodingRecord, Spent, Steps
+from espalier.harness.decoding.speculative.decoding_record import (
+    AnswerTimes,
+    DecodingRecord,
+    ForwardTimes,
+)
 from espalier.harness.decoding.speculative.speculative_summary import speculative_block
 from espalier.harness.decoding.speculative.trace import Round
 from espalier.harness.engine.record import Record
@@ -36,14 +40,14 @@ from espalier.methods.base import Decoder
 from espalier.methods.parallelvlm import ParallelVLM
 from tests.report.stored_rows import settings
 
-STEPS = Steps(target=0.004, draft=0.001)
+STEPS = ForwardTimes(target=0.004, draft=0.001)
 
 
 def decoded(
-    accepted: int, judged: int, compared: bool = True, steps: Steps | None = None
+    accepted: int, judged: int, compared: bool = True, steps: ForwardTimes | None = None
 ) -> DecodingRecord:
     """Return an answer that took 5 s a token plainly and 2 s with drafts."""
-    own, plain = Spent(1.0, 0.0, 8.0, 5), Spent(1.0, 0.0, 20.0, 5)
+    own, plain = AnswerTimes(1.0, 0.0, 8.0, 5), AnswerTimes(1.0, 0.0, 20.0, 5)
     seconds = {"seconds": 4.0, "draft_seconds": 4.0, "target_seconds": 4.0}
     rounds = (Round(0, 4, 0, 0, True), Round(0, 4, judged, accepted, True, **seconds))
     return DecodingRecord(

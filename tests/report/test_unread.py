@@ -10,7 +10,7 @@ from espalier.harness.reports.curves.curve_files import write_curves
 from espalier.harness.reports.curves.curve_points import read_panels
 from espalier.harness.reports.curves.method_report import page as sweep_page
 from espalier.harness.reports.html.page_assembly import assemble
-from espalier.harness.store.run_lists import line
+from espalier.harness.store.run_lists import table_cells
 from espalier.harness.store.store_index import entries
 from espalier.harness.store.unparsed_mark import FOOTNOTE, MARK, MEANS, is_marked, too_many
 from tests.pages.test_report import content
@@ -72,5 +72,5 @@ def test_the_report_marks_them(root: Path) -> None:
 
 
 def test_a_list_of_runs_says_so(root: Path) -> None:
-    notes = {line(entry)[3]: line(entry)[-1] for entry in entries(root)}
+    notes = {table_cells(entry)[3]: table_cells(entry)[-1] for entry in entries(root)}
     assert notes == {"none": "", "random": "", "clever": MEANS}

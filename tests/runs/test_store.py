@@ -219,7 +219,7 @@ def test_a_lock_that_a_disk_refuses_is_told(
 
     monkeypatch.setattr("espalier.harness.store.claims.FileLock.acquire", acquire)
     with (
-        pytest.raises(StoreLost, match="k1 cannot be held: Input/output error"),
+        pytest.raises(StoreLost, match="k1 cannot be claimed: Input/output error"),
         Store(tmp_path).run("k1").claim(0),
     ):
         pass

@@ -19,7 +19,7 @@ from espalier.harness.paths import ROOT
 from espalier.harness.store import Store
 from espalier.harness.store import parquet_export as exporting
 from espalier.harness.store.files import durable
-from espalier.harness.store.parquet_export import NAME, Written, write_tables
+from espalier.harness.store.parquet_export import NAME, ExportResult, write_tables
 from espalier.harness.store.parquet_tables import ROWS, SAMPLES, read_tables
 from espalier.harness.store.row_reader import walk
 from tests.store.test_upkeep import add, first
@@ -206,7 +206,7 @@ def test_tables_are_those_written_from_nothing(what: str, store: Path, tmp_path:
     full = from_nothing(store)
     written = write_tables(store, folder)
     assert content(folder) == full
-    assert written == Written(
+    assert written == ExportResult(
         len(pq.read_table(folder / ROWS)), sum(map(len, full.values())), reads
     )
     # Again: what is damaged in the store is read each time, and nothing else.

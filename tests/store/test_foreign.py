@@ -13,8 +13,8 @@ import pytest
 
 from espalier.harness.cli.sweep import main as sweep
 from espalier.harness.store import Store
-from espalier.harness.store.files.lease import look
-from espalier.harness.store.sweep_files import Cell, announce, find
+from espalier.harness.store.files.lease import read_lease
+from espalier.harness.store.sweep_files import SweepCell, announce, find
 from tests.store.test_upkeep import add, told
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
@@ -135,7 +135,7 @@ def test_other_files_that_are_none_stop_nobody(
 
 @pytest.mark.parametrize("damage", FILES)
 def test_a_sweep_that_is_none_is_passed_over(damage: str, store: Path) -> None:
-    cell = Cell("aa", "m", "fastv", "b", 0.5, "", None, ("method=fastv",))
+    cell = SweepCell("aa", "m", "fastv", "b", 0.5, "", None, ("method=fastv",))
     announce(store, ["+experiment=mine"], [cell])
     FILES[damage](store / "sweeps" / "zz.json")
     for name in (None, "mine"):
@@ -160,6 +160,6 @@ def test_an_index_that_is_none_is_not_needed(
 def test_a_lease_without_an_end_has_the_usual_one(expiry: str, tmp_path: Path) -> None:
     path = tmp_path / "lease"
     path.write_text(f'{{"id": "a", "expiry": {expiry}}}\n')
-    seen = look(path)
+    seen = read_lease(path)
     assert seen is not None
     assert seen.expiry(60.0) in (60.0, 1.0)

@@ -149,7 +149,7 @@ def test_a_run_that_begins_before_it_is_moved_stays(store: Path) -> None:
     finally:
         leave.set()
         process.join()
-    assert moved.things == 0
+    assert moved.item_count == 0
     assert moved.stayed == [f"{path}: stays, a command computes the run now"]
     assert keys(store) == sorted(ROWS)
 

@@ -17,14 +17,14 @@ from espalier.harness.errors import StoreLost, UserError
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store.files import hosts
 from espalier.harness.store.files.lease import (
-    LONG,
+    STALE_FACTOR,
     Lease,
-    Seen,
+    LeaseState,
+    OwnerWatch,
     Terms,
-    Watch,
     create,
     file_time,
-    look,
+    read_lease,
     successor,
     take,
 )
@@ -129,7 +129,7 @@ def test_a_dead_process_of_this_machine_leaves_its_run_at_once(tmp_path: Path) -
     run = Store(tmp_path).run("k1")
     (run.path / f".row.json-{hosts.kernel()}-{'0' * 32}").write_text("half a row")
     (run.path / f".row.json-0000000b-{'0' * 32}").write_text("of a writer that may be alive")
-    assert look(run.path / "lease") is not None
+    assert read_lease(run.path / "lease") is not None
     with run.claim(0) as held:  # the usual terms: a minute
         assert held
     names = sorted(path.name for path in run.path.iterdir())
@@ -142,32 +142,32 @@ def test_an_old_lease_need_not_be_watched_and_clocks_are_not_asked(
 ) -> None:
     path = tmp_path / "lease"
     path.write_text('{"expiry": 5, "kernel": "0000000a"}\n')
-    seen = look(path)
+    seen = read_lease(path)
     assert seen is not None
     monkeypatch.setattr(time, "time", lambda: 4e9)  # a clock that is decades ahead
-    assert not Watch(path, QUICK).dead(seen)
-    old = file_time(tmp_path) - LONG * 5 - 2
+    assert not OwnerWatch(path, QUICK).dead(seen)
+    old = file_time(tmp_path) - STALE_FACTOR * 5 - 2
     os.utime(path, (old, old))
-    seen = look(path)
+    seen = read_lease(path)
     assert seen is not None
-    assert Watch(path, QUICK).dead(seen)
+    assert OwnerWatch(path, QUICK).dead(seen)
     assert [one.name for one in tmp_path.iterdir()] == ["lease"]
 
 
 def test_the_owner_says_how_long_it_may_be_silent(tmp_path: Path) -> None:
     os.close(create(tmp_path / "lease", Terms(1, 30), {"more": 1}))
-    seen = look(tmp_path / "lease")
+    seen = read_lease(tmp_path / "lease")
     assert seen is not None
     assert (seen.expiry(5), seen.owner["more"], seen.owner["pid"]) == (30, 1, os.getpid())
-    assert Seen(1, 1, 0.0, {"expiry": "soon"}).expiry(5) == 5
+    assert LeaseState(1, 1, 0.0, {"expiry": "soon"}).expiry(5) == 5
 
 
-def dead(path: Path, name: str = "0000000a") -> Seen:
+def dead(path: Path, name: str = "0000000a") -> LeaseState:
     """Leave the lease of an owner that died long ago on another machine."""
     path.write_text(json.dumps({"kernel": name, "id": uuid4().hex}) + "\n", encoding="utf-8")
-    old = file_time(path.parent) - LONG * QUICK.expiry - 2
+    old = file_time(path.parent) - STALE_FACTOR * QUICK.expiry - 2
     os.utime(path, (old, old))
-    seen = look(path)
+    seen = read_lease(path)
     assert seen is not None
     return seen
 
@@ -178,7 +178,7 @@ def takers(count: int, path: Path) -> list[tuple[Lease, bool]]:
 
     def one() -> None:
         start.wait()
-        found.append(take(path, QUICK, 0, alone=False, more={}))
+        found.append(take(path, QUICK, 0, sole_process=False, extra={}))
 
     threads = [threading.Thread(target=one) for _ in range(count)]
     for thread in threads:
@@ -199,7 +199,7 @@ def test_of_many_that_follow_a_dead_owner_one_gets_the_run(
             seen = dead(successor(path, seen), "0000000b")
         ((held, foreign),) = takers(8, path)
         assert foreign
-        assert held.held
+        assert held.is_held
         assert [one.name for one in tmp_path.iterdir()] == ["lease"]
         held.release()
         assert list(tmp_path.iterdir()) == []
@@ -215,12 +215,12 @@ def test_whoever_comes_too_late_takes_its_file_back(
     def late(name: Path, *flags: int) -> int:
         if name == successor(path, seen) and not others:
             others.append(None)
-            others[0] = take(path, QUICK, 0, alone=False, more={})[0]  # another was quicker
+            others[0] = take(path, QUICK, 0, sole_process=False, extra={})[0]  # another was quicker
         return plain(name, *flags)
 
     monkeypatch.setattr(os, "open", late)
-    assert take(path, QUICK, 0, alone=False, more={}) == (None, False)
-    assert others[0].held
+    assert take(path, QUICK, 0, sole_process=False, extra={}) == (None, False)
+    assert others[0].is_held
     assert [one.name for one in tmp_path.iterdir()] == ["lease"]
     others[0].release()
 
@@ -239,7 +239,7 @@ def test_an_owner_that_beats_at_the_last_moment_keeps_its_run(
         return plain(name, *flags)
 
     monkeypatch.setattr(os, "open", awake)
-    assert take(path, QUICK, 0, alone=False, more={}) == (None, False)
+    assert take(path, QUICK, 0, sole_process=False, extra={}) == (None, False)
     assert [one.name for one in tmp_path.iterdir()] == ["lease"]
 
 
@@ -263,10 +263,10 @@ def test_an_owner_that_is_followed_says_so_and_leaves_the_other_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "lease"
-    first, _ = take(path, QUICK, 0, alone=False, more={})
+    first, _ = take(path, QUICK, 0, sole_process=False, extra={})
     assert first is not None
     path.unlink()  # as if it had been called dead
-    second, _ = take(path, Terms(), 0, alone=False, more={})
+    second, _ = take(path, Terms(), 0, sole_process=False, extra={})
     assert second is not None
     end = time.monotonic() + 120
     told = ""
@@ -274,10 +274,10 @@ def test_an_owner_that_is_followed_says_so_and_leaves_the_other_alone(
         time.sleep(0.02)
         told = capsys.readouterr().err
     assert told == (
-        f"run {tmp_path} was taken over by another command; both go on, either's row is whole\n"
+        f"run {tmp_path} was taken over by another command; both continue, and either row is complete\n"
     )
     first.release()
-    assert second.held
+    assert second.is_held
     second.release()
     assert not path.exists()
 
@@ -309,7 +309,7 @@ def test_a_disk_without_room_for_a_lease_is_one_line(
     run = Store(tmp_path).run("k1")
     with monkeypatch.context() as patch:
         patch.setattr(espalier.harness.store.files.lease.os, "fsync", full)
-        with pytest.raises(StoreLost, match="k1 cannot be held: No space left"), run.claim(0):
+        with pytest.raises(StoreLost, match="k1 cannot be claimed: No space left"), run.claim(0):
             pass
     assert not (run.path / "lease").exists()
     assert claimed(run, 0)

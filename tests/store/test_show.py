@@ -17,7 +17,7 @@ from espalier.harness.stats import by_unit, mcnemar_pvalue
 from espalier.harness.store import SCHEMA, Store
 from espalier.harness.store.answer_changes import compare
 from espalier.harness.store.answer_view import write
-from espalier.harness.store.stored_answers import find_run, read_told
+from espalier.harness.store.stored_answers import find_run, read_answers
 
 Scores = Sequence[float]
 
@@ -126,7 +126,7 @@ def test_graded_scores_are_compared_by_their_means(tmp_path: Path) -> None:
     full = rng.random(60)
     add(tmp_path, "aa", (full * 0.8).tolist())
     add(tmp_path, "bb", full.tolist())
-    ours, theirs = (read_told(find_run(tmp_path, key)) for key in ("aa", "bb"))
+    ours, theirs = (read_answers(find_run(tmp_path, key)) for key in ("aa", "bb"))
     found = compare(ours, theirs)
     assert (found.binary, found.right) == (False, None)
     assert (found.count("broke"), found.count("mended")) == (60, 0)
@@ -142,7 +142,7 @@ def test_less_may_be_better(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     add(tmp_path, "bb", [0, 0, 0.25], higher_is_better=False)
     assert main(["show", "aa", "--wrong", "--store", str(tmp_path)]) == 0
     assert [line[0] for line in shown(capsys)[0][1:]] == ["t/1"]
-    found = compare(*(read_told(find_run(tmp_path, key)) for key in ("aa", "bb")))
+    found = compare(*(read_answers(find_run(tmp_path, key)) for key in ("aa", "bb")))
     assert [pair.change for pair in found.pairs] == ["same", "broke", "mended"]
 
 
@@ -152,9 +152,9 @@ def test_of_a_metric_that_is_no_mean_scores_come_from_scoring(tmp_path: Path) ->
     values: list[Mapping[str, Any]] = [{"score": s} for s in (1.0, 0.0, 1.0, 1.0)]
     add(tmp_path, "aa", contributions, how="influence", values=values, units=[0, 0, 2, 2])
     add(tmp_path, "bb", [0.5] * 4, how="influence", values=values, units=[0, 0, 2, 2])
-    ours = read_told(find_run(tmp_path, "aa"))
+    ours = read_answers(find_run(tmp_path, "aa"))
     assert [one.score for one in ours.answers.values()] == [1, 0, 1, 1]
-    gain = compare(ours, read_told(find_run(tmp_path, "bb"))).gain
+    gain = compare(ours, read_answers(find_run(tmp_path, "bb"))).gain
     assert gain is not None
     assert gain.value == pytest.approx(np.mean(contributions) - 0.5)
     # Two units: whatever is drawn of them lies between theirs, and what was not seen may lie beyond.
@@ -188,7 +188,7 @@ def test_what_cannot_be_said_is_refused(tmp_path: Path) -> None:
     add(tmp_path, "bb", [120.0, 7.0])
     add(tmp_path, "cc", [1.0], benchmark="other")
     add(tmp_path, "dd", [])
-    silent, lengths, other = (read_told(find_run(tmp_path, key)) for key in ("aa", "bb", "cc"))
+    silent, lengths, other = (read_answers(find_run(tmp_path, key)) for key in ("aa", "bb", "cc"))
     with pytest.raises(
         UserError, match=r"acc of run aa has no scores of single samples; valid for"
     ):
@@ -198,7 +198,7 @@ def test_what_cannot_be_said_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--against: a run on other cannot be paired with one on b"):
         compare(silent, other)
     with pytest.raises(UserError, match="run dd: its journal holds no answers scored by acc"):
-        read_told(find_run(tmp_path, "dd"))
+        read_answers(find_run(tmp_path, "dd"))
 
 
 def test_journals_of_earlier_versions_have_answers_without_questions(

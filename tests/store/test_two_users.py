@@ -82,7 +82,7 @@ def test_tables_of_a_store_of_another_user_can_be_written(store: Path, tmp_path:
 def test_a_run_of_another_user_is_refused_before_anything_is_computed(store: Path) -> None:
     line = by_another_user(lambda: Store(store).run("bb").check_writable())
     assert str(line).startswith(f"UserError: store={str(store)!r}: run bb belongs to user ")
-    assert "it cannot be computed or gone on with; valid: a store of your own" in str(line)
+    assert "it cannot be computed or resumed; valid: a store of your own" in str(line)
     # A folder that the group may write holds a journal that it may not.
     (store / "runs" / "bb").chmod(0o777)
     line = by_another_user(lambda: Store(store).run("bb").check_writable())

@@ -13,15 +13,15 @@ from espalier.harness.errors import UserError
 from espalier.harness.runs.status.rerun_commands import commands, products
 from espalier.harness.runs.status.sweep_progress import progress_of
 from espalier.harness.store import RunDir, Store
-from espalier.harness.store.sweep_files import Cell, announce, find
+from espalier.harness.store.sweep_files import SweepCell, announce, find
 from tests.store.test_upkeep import add
 
 ARGV = ("-m", "+experiment=quick", "method=fastv,none", "ratio=0.5,0.9")
 
 
-def cell(key: str, method: str, ratio: float, samples: int | None = 4) -> Cell:
+def cell(key: str, method: str, ratio: float, samples: int | None = 4) -> SweepCell:
     line = ("benchmark=b", f"method={method}", f"ratio={ratio:g}")
-    return Cell(key, "m", method, "b", ratio, "", samples, line)
+    return SweepCell(key, "m", method, "b", ratio, "", samples, line)
 
 
 CELLS = (cell("aa", "fastv", 0.5), cell("bb", "fastv", 0.9), cell("cc", "none", 0.5))
@@ -90,7 +90,9 @@ def test_the_time_left_follows_from_samples_and_speed(store: Path) -> None:
     assert progress.rate is not None
     # 3 of the running cell, 3 of the killed one, 4 of the one that has not begun.
     assert progress.seconds == pytest.approx(10 / progress.rate)
-    whole = tuple(Cell(**{**vars(one), "samples": None}) for one in sweep.cells) if sweep else ()
+    whole = (
+        tuple(SweepCell(**{**vars(one), "samples": None}) for one in sweep.cells) if sweep else ()
+    )
     assert {progress.total(one) for one in whole} == {None}
 
 

@@ -1,4 +1,4 @@
-"""Answers behind a cached prompt: who may have them, and their arithmetic."""
+"""Answers with a cached prompt: for which models and methods they are possible, and their FLOPs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.flops import (
     Components,
     SampleFlops,
-    behind_flops,
+    cached_prompt_flops,
     head_flops,
     projector_flops,
     text_flops,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def check_prefix_cache(model: ModelSpec, method: TokenReducer, emulate: bool) -> None:
-    """Refuse a cached prompt where it is another model's mask, or where the method cannot act.
+    """Refuse a cached prompt if the model was trained with another mask, or if the method cannot act on it.
 
     Raises:
         Refused: one of these.
@@ -37,7 +37,7 @@ def check_prefix_cache(model: ModelSpec, method: TokenReducer, emulate: bool) ->
     diffusion = model.facts.diffusion
     if diffusion is None or not diffusion.prefix_cache:
         raise Refused(
-            f"{setting} hides the answer from the prompt, and model={model.name!r} was not trained so "
+            f"{setting} hides the answer from the prompt, and model={model.name!r} was not trained that way "
             "(model.facts.diffusion.prefix_cache=false); valid: false"
         )
     sites = method.all_sites(model.facts.tower.layers, model.facts.text.layers)
@@ -46,7 +46,7 @@ def check_prefix_cache(model: ModelSpec, method: TokenReducer, emulate: bool) ->
         return
     if not merging.merges_entries:
         raise Refused(
-            f"{setting} leaves no states of visual tokens in a step, on which {type(method).__name__} acts; valid: "
+            f"{setting} leaves no states of visual tokens in a step for {type(method).__name__} to act on; valid: "
             "false, or a method that acts on a cached prompt, such as d3tom, or once in its own run, such as fastv"
         )
     if emulate:
@@ -57,30 +57,31 @@ def check_prefix_cache(model: ModelSpec, method: TokenReducer, emulate: bool) ->
 
 
 def cached_flops(
-    method: TokenReducer, facts: ModelFacts, record: Record, told: DenoisingRecord
+    method: TokenReducer, facts: ModelFacts, record: Record, denoising: DenoisingRecord
 ) -> SampleFlops:
     """Count one sample's whole run: tower, projector and prompt once, the answer's places and the head at each step.
 
-    A method of every prefill shortens the prompt's own run; one of denoising steps shortens what places attend to.
+    A method that acts on every prefill shortens the prompt's own run; one that acts on denoising steps shortens the
+    entries that places attend to.
     """
     frame = frame_of(method, facts, record.visual, record.text)
-    steps, full = len(told.kept), (record.visual,) * facts.text.layers
-    entering = [frame.entering(kept) for kept in told.kept]
+    steps, full = len(denoising.kept), (record.visual,) * facts.text.layers
+    entering = [frame.entering(kept) for kept in denoising.kept]
     prompt = entering[0] if as_denoiser(method) is None else full
-    text, places, head = record.text, told.length, steps * head_flops(facts, told.length)
+    text, places, head = record.text, denoising.length, steps * head_flops(facts, denoising.length)
 
-    def parts(work: Work, prompt: tuple[int, ...], seen: list[tuple[int, ...]]) -> Components:
+    def parts(work: Work, prompt: tuple[int, ...], entries: list[tuple[int, ...]]) -> Components:
         decoder = text_flops(facts, prompt, text, causal=False)
-        decoder += sum(behind_flops(facts, counts, text, places) for counts in seen)
+        decoder += sum(cached_prompt_flops(facts, counts, text, places) for counts in entries)
         projector = projector_flops(facts, work.units, work.reprojected)
         return Components(tower_flops(facts, work), projector, decoder, head)
 
-    def paper(prompt: tuple[int, ...], seen: list[tuple[int, ...]]) -> dict[str, float]:
+    def paper(prompt: tuple[int, ...], entries: list[tuple[int, ...]]) -> dict[str, float]:
         passes = [counts_of(facts.text, [visual + text for visual in prompt])]
-        for counts in seen:
+        for counts in entries:
             keys = [visual + text + places for visual in counts]
             passes.append(counts_of(facts.text, [places] * len(counts), keys))
-        return {name: sum(one[name] for one in passes) for name in PAPERS}
+        return {name: sum(count[name] for count in passes) for name in PAPERS}
 
     work = Work(*record.work)
     return SampleFlops(

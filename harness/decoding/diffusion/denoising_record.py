@@ -1,4 +1,4 @@
-"""What a denoised answer leaves in its sample's record: counts of each step beside those of the whole."""
+"""The record of a denoised answer: counts of each step, next to those of the whole answer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from espalier.harness.engine.record import Record
 
 @dataclass(frozen=True)
 class DenoisingRecord:
-    """One sample's steps.
+    """One sample's steps; the fields are stored in journals under these names.
 
     Attributes:
         length: places of the answer.
-        reveals: places unveiled at each step.
-        requested: visual tokens to leave behind each site, as the step's budget asked, for each step.
-        kept: those really left.
-        entering: visual tokens that entered a decoder layer, mean over the layers, for each step; where the prompt was
-            cached, those whose entries the answer's places attended to.
+        reveals: places revealed at each step.
+        requested: visual tokens to keep after each site, by the step's budget, for each step.
+        kept: visual tokens actually kept.
+        entering: visual tokens that entered a decoder layer, mean over the layers, for each step; with a cached prompt,
+            those with entries that the answer's places attended to.
         prefix_cache: whether the prompt was run once and cached.
     """
 
@@ -34,11 +34,11 @@ class DenoisingRecord:
 
     @property
     def path(self) -> str:
-        """What a row calls the way in which the steps were run."""
+        """Name in a row of how the steps were run."""
         return "prefix_cache" if self.prefix_cache else "recomputed"
 
     def entry(self) -> dict[str, Any]:
-        """Return what a journal keeps."""
+        """Return the form that a journal stores."""
         return {
             "length": self.length,
             "reveals": list(self.reveals),
@@ -50,7 +50,7 @@ class DenoisingRecord:
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> DenoisingRecord:
-        """Read what a journal kept."""
+        """Rebuild a record from a journal."""
         return cls(
             int(entry["length"]),
             tuple(map(int, entry["reveals"])),
@@ -63,31 +63,31 @@ class DenoisingRecord:
 
 def record_of(
     steps: Sequence[Record],
-    how: Denoising,
+    settings: Denoising,
     new_tokens: int,
     vision_ms: float,
     steps_ms: float,
     cached: Record | None = None,
 ) -> Record:
-    """Return the record of one sample from those of its steps.
+    """Return the record of one sample from the records of its steps.
 
-    What a prefill's record says of sites and layers is the last step's here. All steps together are the time of
-    decoding; that of a prefill is the cached prompt's, and none without a cache.
+    Entries about sites and layers are those of the last step. The time of decoding is the sum of all steps; the
+    prefill's is that of the cached prompt, or zero without a cache.
 
     Args:
         steps: the sample's record of each step.
-        how: the settings.
-        new_tokens: of the answer, its end included.
+        settings: how the answer is denoised.
+        new_tokens: of the answer, including its end token.
         vision_ms: milliseconds of the sample before the decoder.
         steps_ms: milliseconds of all its steps.
         cached: the record of its prompt, if that was run once and cached.
     """
     last = steps[-1]
-    before: Mapping[str, float] = {} if cached is None else cached.times_ms
-    selecting = sum(step.times_ms["select"] for step in steps) + before.get("select", 0.0)
-    told = DenoisingRecord(
-        how.length,
-        how.reveals,
+    prefill_times: Mapping[str, float] = {} if cached is None else cached.times_ms
+    selecting = sum(step.times_ms["select"] for step in steps) + prefill_times.get("select", 0.0)
+    denoising = DenoisingRecord(
+        settings.length,
+        settings.reveals,
         tuple(s.requested for s in steps),
         tuple(s.kept for s in steps),
         tuple(fmean(s.entering) for s in steps),
@@ -96,17 +96,17 @@ def record_of(
     times = {
         "vision": vision_ms,
         "select": selecting,
-        "prefill": before.get("prefill", 0.0),
+        "prefill": prefill_times.get("prefill", 0.0),
         "decode": steps_ms,
-        "decode_per_token": steps_ms / how.length,
+        "decode_per_token": steps_ms / settings.length,
     }
     return replace(
         last,
-        text=last.text - how.length if cached is None else last.text,
+        text=last.text - settings.length if cached is None else last.text,
         new_tokens=new_tokens,
         times_ms=times,
         shared=(),
         held=None if cached is None else last.held,
-        denoising=told.entry(),
+        denoising=denoising.entry(),
         origins=tuple(s.origin for s in steps if s.origin is not None),
     )

@@ -1,4 +1,4 @@
-"""The budget of each denoising step, from that of a run."""
+"""Budgets of single denoising steps, derived from the budget of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from espalier.harness.cost.schedule import shortened_layer
 from espalier.methods.base import TokenReducer
 from espalier.methods.denoiser import as_denoiser
 
-#: A share of 1, with which a schedule may end, keeps one token: a sequence has to merge into something.
+#: A share of 1, with which a schedule may end, keeps one token: a sequence cannot become empty.
 _NEARLY_ALL = 1 - 2.0**-30
 
 
@@ -17,13 +17,13 @@ def step_budgets(
 ) -> tuple[Budget, ...]:
     """Return the budget of each of `steps` steps.
 
-    A method of every prefill has the run's in each of them. One of denoising steps has shares of its own, whose mean
-    over the steps behind the first is what the rule asks for: `kept` of the tokens behind its site, `average` of those
-    that enter a layer, mean over the layers. What a ratio means to one with several sites it says itself (`ratios`).
-    `cached` says that the prompt is run once and cached.
+    A method that acts on every prefill uses the run's budget in each step. A method of denoising steps has its own
+    shares, with the rule applied to their mean over the steps after the first: `kept` counts tokens after its site,
+    `average` those entering a layer, mean over the layers. A method with several sites defines its own meaning of a
+    ratio (`ratios`). `cached` states that the prompt is run once and cached.
 
     Raises:
-        BudgetError: the rule cannot be followed step by step, or the ratio cannot be reached.
+        BudgetError: the rule cannot be applied step by step, or the ratio cannot be reached.
         MethodError: the method has no such ratio.
     """
     sites = method.all_sites(facts.tower.layers, facts.text.layers)
@@ -36,23 +36,23 @@ def step_budgets(
 
 
 def base_ratio(method: TokenReducer, budget: Budget, facts: ModelFacts) -> float:
-    """Return the mean share that a method of denoising steps removes behind its site, at the steps that remove any.
+    """Return the mean share that a method of denoising steps removes after its site, at the steps that remove any.
 
     Raises:
         BudgetError: as `step_budgets`.
     """
     name, depth = type(method).__name__, facts.text.layers
-    site, *more = method.sites(depth)
-    valid = ("kept",) if more else ("kept", "average")
+    site, *further = method.sites(depth)
+    valid = ("kept",) if further else ("kept", "average")
     if budget.rule not in valid:
         raise BudgetError(
             f"budget={budget.rule!r} cannot be followed by {name}, whose ratio sets the shares of its steps or stages; "
             f"valid: {', '.join(valid)}"
         )
-    whole = shortened_layer(site) / depth
-    ratio = budget.ratio if budget.rule == "kept" else budget.ratio / (1 - whole)
+    full_share = shortened_layer(site) / depth
+    ratio = budget.ratio if budget.rule == "kept" else budget.ratio / (1 - full_share)
     if ratio >= 1:
-        high = 1.0 if budget.rule == "kept" else 1 - whole
+        high = 1.0 if budget.rule == "kept" else 1 - full_share
         raise BudgetError(
             f"ratio={budget.ratio:g} leaves no token under budget={budget.rule}: {name} acting inside layer "
             f"{site.layer} of {depth} reaches 0 <= ratio < {high:g}"

@@ -1,4 +1,4 @@
-"""What one speculatively decoded answer tells, in a form that a journal keeps."""
+"""The record of one speculatively decoded answer, in the form stored in a journal."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from espalier.harness.decoding.speculative.trace import Round
 
 
 @dataclass(frozen=True)
-class Steps:
+class ForwardTimes:
     """Seconds of one forward, measured before an answer (harness/decoding/speculative/forward_times.py).
 
     Attributes:
         target: of one token.
-        draft: of one drafted token, or one level of a tree.
+        draft: of one drafted token, or of one level of a tree.
     """
 
     target: float
@@ -23,19 +23,20 @@ class Steps:
 
     @property
     def ratio(self) -> float:
-        """Steps of the draft that take as long as one of the target: c."""
+        """Draft forwards that take as long as one of the target: c."""
         return self.target / self.draft
 
 
 @dataclass(frozen=True)
-class Spent:
-    """Seconds of one answer, input in, ids out; reading files and cutting pictures is before it.
+class AnswerTimes:
+    """Seconds of one answer from inputs to ids; reading files and preprocessing images come before.
 
     Attributes:
-        prefill: until the target's first row is there.
-        draft_prefill: until the draft is ready too, beyond that; what is hidden behind the target's is not counted.
-        decode: from then on.
-        tokens: of the answer.
+        prefill: until the target's first row is ready.
+        draft_prefill: until the draft is ready too, beyond that; the part hidden by the target's prefill is not
+            counted.
+        decode: all later seconds.
+        tokens: number of tokens of the answer.
     """
 
     prefill: float
@@ -45,47 +46,47 @@ class Spent:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Sum of the three."""
         return self.prefill + self.draft_prefill + self.decode
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Where an answer first differs from plain decoding, and how many logits the two tokens are apart there."""
+    """Where an answer first differs from plain decoding, and the logit gap of the two tokens there."""
 
     place: int
     gap: float
 
 
-#: Fields of an answer that its JSON form has as they are.
-PLAIN = ("gamma", "draft_visual", "devices", "target_devices", "apart", "first", "degraded")
+#: Fields of an answer that its JSON form holds unchanged.
+UNCHANGED = ("gamma", "draft_visual", "devices", "target_devices", "apart", "first", "degraded")
 
 
 @dataclass(frozen=True)
 class DecodingRecord:
-    """One answer.
+    """One answer; its fields are stored in journals under these names.
 
     Attributes:
         gamma: the window.
-        rounds: all of them.
-        spent: by this decoder.
-        plain: by the target alone, None if it was not asked.
+        rounds: all rounds.
+        spent: times of this decoder.
+        plain: times of the target alone, None if it was not run.
         mismatch: None if the answers agree, or were not compared.
-        steps: as measured so far; None where nobody drafts.
-        draft_visual: visual tokens that the draft saw (entries, on average over layers, of a partial cache).
-        devices: that are busy besides the target's.
-        target_devices: those of the target.
-        apart: False where both sides are streams of one GPU: neither's time then is its own.
-        first: whether the first round is the prefill, at once with the draft's.
+        steps: forward times measured so far; None without a draft.
+        draft_visual: visual tokens that the draft saw (for a partial cache, entries averaged over layers).
+        devices: devices that are busy in addition to the target's.
+        target_devices: number of devices of the target.
+        apart: False if both sides are streams of one GPU, so that neither side's time is separable.
+        first: whether the first round is the prefill, at the same time as the draft's.
         degraded: why the target went on alone; None if it did not.
     """
 
     gamma: int
     rounds: tuple[Round, ...]
-    spent: Spent
-    plain: Spent | None
+    spent: AnswerTimes
+    plain: AnswerTimes | None
     mismatch: Mismatch | None
-    steps: Steps | None
+    steps: ForwardTimes | None
     draft_visual: float
     devices: int
     first: bool
@@ -96,8 +97,8 @@ class DecodingRecord:
     def entry(self) -> dict[str, Any]:
         """Return the JSON form; a round is a list of its fields."""
         return {
-            **{name: getattr(self, name) for name in PLAIN},
-            "rounds": [list(astuple(one)) for one in self.rounds],
+            **{name: getattr(self, name) for name in UNCHANGED},
+            "rounds": [list(astuple(round_)) for round_ in self.rounds],
             "spent": asdict(self.spent),
             "plain": self.plain and asdict(self.plain),
             "mismatch": self.mismatch and asdict(self.mismatch),
@@ -108,10 +109,10 @@ class DecodingRecord:
     def from_entry(cls, entry: Mapping[str, Any]) -> DecodingRecord:
         """Rebuild from the JSON form."""
         return cls(
-            **{name: entry[name] for name in PLAIN},
-            rounds=tuple(Round(*one) for one in entry["rounds"]),
-            spent=Spent(**entry["spent"]),
-            plain=entry["plain"] and Spent(**entry["plain"]),
+            **{name: entry[name] for name in UNCHANGED},
+            rounds=tuple(Round(*fields) for fields in entry["rounds"]),
+            spent=AnswerTimes(**entry["spent"]),
+            plain=entry["plain"] and AnswerTimes(**entry["plain"]),
             mismatch=entry["mismatch"] and Mismatch(**entry["mismatch"]),
-            steps=entry["steps"] and Steps(**entry["steps"]),
+            steps=entry["steps"] and ForwardTimes(**entry["steps"]),
         )

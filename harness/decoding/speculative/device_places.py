@@ -1,4 +1,4 @@
-"""Where both sides work: devices by type and index, so that `cuda` and `cuda:0` are one place."""
+"""Devices of both sides by type and index, so that `cuda` and `cuda:0` are the same place."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from espalier.harness.specs.run_spec import ModelSpec
 
 
 def indexed(device: torch.device | str) -> torch.device:
-    """Return a device with its index: `cuda` is the process's current one."""
-    found = torch.device(device)
-    if found.type == "cuda" and found.index is None:
+    """Return a device with its index; `cuda` becomes the process's current device."""
+    result = torch.device(device)
+    if result.type == "cuda" and result.index is None:
         return torch.device("cuda", torch.cuda.current_device())
-    return found
+    return result
 
 
 def placed(model: ModelSpec) -> ModelSpec:
-    """Return a model's settings with its device by index, which means the same in every process."""
+    """Return a model's settings with an indexed device, which means the same in every process."""
     return replace(model, device=str(indexed(model.device)))
 
 
 def devices_of(model: ModelSpec) -> tuple[torch.device, ...]:
-    """Return where a model will be: on its device, or where it is spread, on all GPUs there are."""
+    """Return the devices of a model: its device, or all GPUs if it is spread."""
     device = indexed(model.device)
     if model.device_map is None or device.type != "cuda":
         return (device,)
@@ -32,27 +32,27 @@ def devices_of(model: ModelSpec) -> tuple[torch.device, ...]:
 
 
 def transport_of(
-    asked: str, overlap: bool, target: Collection[torch.device], draft: Collection[torch.device]
+    setting: str, overlap: bool, target: Collection[torch.device], draft: Collection[torch.device]
 ) -> str:
-    """Return how two sides run where `engine.transport=auto` leaves it open.
+    """Return the transport of two sides, which `engine.transport=auto` leaves open.
 
-    Who works in turn needs no second process. Two models on one GPU share it by streams, for two processes would only
-    take turns on it; two models elsewhere get a process each, for Python runs one thread at a time.
+    Sides that work in turn need no second process. Two models on one GPU share it by streams, since two processes would
+    only take turns on it; two models elsewhere get a process each, since Python runs one thread at a time.
     """
-    if asked != "auto":
-        return asked
+    if setting != "auto":
+        return setting
     if not overlap:
         return "sequential"
     return "threads" if one_gpu(target, draft) else "processes"
 
 
 def one_gpu(target: Collection[torch.device], draft: Collection[torch.device]) -> bool:
-    """Say whether both sides are wholly on one and the same GPU."""
-    both = {indexed(device) for device in (*target, *draft)}
-    return len(both) == 1 and both.pop().type == "cuda"
+    """Return whether both sides are entirely on the same single GPU."""
+    devices = {indexed(device) for device in (*target, *draft)}
+    return len(devices) == 1 and devices.pop().type == "cuda"
 
 
-def besides(target: Sequence[torch.device], draft: Sequence[torch.device]) -> int:
-    """Return how many GPUs the drafter occupies that the target does not."""
-    own = {indexed(device) for device in target}
-    return sum(device.type == "cuda" for device in {indexed(one) for one in draft} - own)
+def extra_gpus(target: Sequence[torch.device], draft: Sequence[torch.device]) -> int:
+    """Return the number of GPUs that the drafter uses and the target does not."""
+    targets = {indexed(device) for device in target}
+    return sum(device.type == "cuda" for device in {indexed(place) for place in draft} - targets)

@@ -1,4 +1,4 @@
-"""A draft model: loaded once, ready for one chat after another, in whatever thread or process."""
+"""A draft model: loaded once, ready for one request after another, in whatever thread or process."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from transformers.utils import logging
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.cached_model import CachedModel
-from espalier.harness.decoding.speculative.draft_trees import TreeDrafter
 from espalier.harness.decoding.speculative.drafts import Draft
-from espalier.harness.decoding.speculative.guidance import Given, Guidance
+from espalier.harness.decoding.speculative.guidance import Guidance, GuidedReducer
 from espalier.harness.decoding.speculative.position_random import RandomNumbers
 from espalier.harness.decoding.speculative.samplers import sampler_of
 from espalier.harness.decoding.speculative.shared_vocabulary import common_ids
@@ -33,16 +32,89 @@ from espalier.methods.base import Decoder, TokenReducer
 from espalier.methods.none import NoReduction
 
 
+class TreeDrafter:
+    """Drafts a tree of fixed shape: the children of a node are its likeliest successors, most probable first.
+
+    Args:
+        side: the draft model; it needs room for the inner nodes.
+        parents: of each token, level by level, -1 for a first token.
+
+    Raises:
+        ValueError: a parent that does not come before its child, or levels out of order.
+    """
+
+    def __init__(self, side: CachedModel, parents: tuple[int, ...]) -> None:
+        self._side = side
+        self._shape = Draft((0,) * len(parents), parents=parents)
+        depths = self._shape.depths
+        if not parents or list(depths) != sorted(depths):
+            raise ValueError(f"parents {parents} are not given level by level")
+        self._levels = [
+            [node for node, node_depth in enumerate(depths) if node_depth == depth]
+            for depth in range(depths[-1] + 1)
+        ]
+
+    @torch.inference_mode()
+    def draft(self, tokens: Sequence[int], count: int) -> Draft:
+        """Return the tree after `tokens`, for any `count`; children are chosen deterministically, so they have no rows.
+
+        Cost: one forward for each level of the tree but the last, plus the tokens verified since the last draft.
+        """
+        del count
+        side, shape = self._side, self._shape
+        logits = side.logits_after(tokens)[None]
+        chosen_ids = torch.zeros(len(shape.tokens), dtype=torch.long, device=logits.device)
+        past = torch.tensor(list(tokens), dtype=torch.long, device=logits.device)
+        inner_nodes, fed = [-1], list[int]()
+        with side.stack.folding():
+            for depth, level in enumerate(self._levels):
+                self._choose(chosen_ids, logits, inner_nodes, past)
+                inner_nodes = [node for node in level if shape.children(node)]
+                if not inner_nodes:
+                    continue
+                fed += inner_nodes
+                ids = chosen_ids[torch.tensor(inner_nodes, device=chosen_ids.device)]
+                places = [len(tokens) + depth] * len(inner_nodes)
+                logits = side.stack.run(ids, places, self._mask(fed, inner_nodes))
+        side.cache.cut(len(fed))
+        chosen: list[int] = chosen_ids.tolist()
+        return Draft(tuple(chosen), parents=shape.parents)
+
+    def _choose(
+        self, chosen_ids: Tensor, logits: Tensor, inner_nodes: list[int], past: Tensor
+    ) -> None:
+        """Set the tokens of the children of inner nodes, without synchronizing."""
+        shape, sampler = self._shape, self._side.sampler
+        families = [shape.children(node) for node in inner_nodes]
+        pasts = (
+            [torch.cat([past, chosen_ids[shape.path_to(node)]]) for node in inner_nodes]
+            if sampler.reads_past
+            else []
+        )
+        best = sampler.best(logits, pasts, max(map(len, families)))
+        for likeliest, children in zip(best, families, strict=True):
+            nodes = torch.tensor(children, device=chosen_ids.device)
+            chosen_ids[nodes] = likeliest[: len(children)]
+
+    def _mask(self, fed: list[int], new: list[int]) -> Tensor:
+        """Return the (t, s) attention mask of `new` nodes over those fed so far: each sees its ancestors and itself."""
+        column = {node: place for place, node in enumerate(fed)}
+        visible = torch.zeros(len(new), len(fed), dtype=torch.bool)
+        for row, node in enumerate(new):
+            visible[row, [column[ancestor] for ancestor in self._shape.path_to(node)]] = True
+        return visible
+
+
 @dataclass(frozen=True)
-class Order:
+class DraftRequest:
     """One answer to be drafted.
 
     Attributes:
-        chat: what is asked, with its pictures or the names of its video files.
+        chat: the prompt, with its images or the names of its video files.
         sample: its id.
         config: generation settings, resolved by the target.
         room: longest answer, drafted tokens included.
-        numbers: with which drafted tokens are drawn.
+        numbers: random numbers for drafted tokens.
     """
 
     chat: Chat
@@ -54,17 +126,17 @@ class Order:
 
 @dataclass(frozen=True)
 class DraftSpec:
-    """What a draft model is built from, wherever that happens.
+    """Settings from which a draft model is built in any process.
 
     Attributes:
         model: the draft.
-        decoder: says what the draft sees.
-        budget: how much of it.
+        decoder: decides what the draft sees.
+        budget: visual tokens of the draft.
         seed: of the run.
-        common: ids that target and draft share, from 0 on.
+        common: number of ids, from 0 on, that target and draft share.
         positions: `engine.positions`, of the tokens that a guided draft sees.
         separators: `engine.separators`.
-        threads: for torch, in a process of its own; None leaves the setting alone.
+        threads: torch threads in a separate process; None keeps the setting.
         graphs: `engine.graphs`.
     """
 
@@ -79,20 +151,20 @@ class DraftSpec:
     graphs: bool | None = False
 
     def build(self) -> DraftModel:
-        """Load the model, in a process of its own."""
+        """Load the model, in a separate process."""
         logging.disable_progress_bar()
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         return DraftModel(self, load_adapter(self.model))
 
 
-def draft_of(asked: Asked, decoder: Decoder) -> DraftSpec | None:
-    """Return what the draft of a run is built from; None where no second model drafts."""
-    if asked.method.draft is None:
+def draft_of(spec: Asked, decoder: Decoder) -> DraftSpec | None:
+    """Return the settings of a run's draft; None if no second model drafts."""
+    if spec.method.draft is None:
         return None
-    engine, common = asked.engine, common_ids(asked.model, asked.method.draft)
+    engine, common = spec.engine, common_ids(spec.model, spec.method.draft)
     return DraftSpec(
-        *(asked.method.draft, decoder, asked.budget, asked.seed, common),
+        *(spec.method.draft, decoder, spec.budget, spec.seed, common),
         positions=engine.positions,
         separators=engine.separators,
         threads=engine.threads,
@@ -101,12 +173,12 @@ def draft_of(asked: Asked, decoder: Decoder) -> DraftSpec | None:
 
 
 class DraftModel(Drafter):
-    """Drafts for one order after another.
+    """Drafts for one request after another.
 
     Args:
-        spec: what it does without.
+        spec: settings of the draft.
         adapter: the loaded model.
-        patience: seconds to wait for guidance that another thread brings.
+        patience: seconds to wait for guidance from another thread.
 
     Raises:
         Refused: `engine.graphs=true`, and steps of this model cannot be recorded.
@@ -118,41 +190,41 @@ class DraftModel(Drafter):
         with in_words_of_the_draft():
             self._graphs = graphs_for(adapter, spec.graphs)
         self._patience = patience
-        self._told: SimpleQueue[Guidance] = SimpleQueue()
+        self._guidance_queue: SimpleQueue[Guidance] = SimpleQueue()
         self._side: CachedModel | None = None
         self._drafter: Drafter | None = None
-        #: Waits until guidance has been brought, where it does not come by itself.
+        #: Waits for guidance that another process sends.
         self.listen: Callable[[], None] = lambda: None
 
-    def begin(self, order: Order) -> None:
+    def begin(self, request: DraftRequest) -> None:
         """Read the chat; nothing runs through the model before the first draft.
 
         Raises:
             UserError: the model cannot read it.
         """
-        self._told = SimpleQueue()
+        self._guidance_queue = SimpleQueue()
         self._side = self._drafter = None
         adapter = self._adapter
-        inputs = adapter.encode([list(order.chat)])
+        inputs = adapter.encode([list(request.chat)])
         sampler = sampler_of(
-            adapter, order.config, inputs["input_ids"], self._spec.common, order.numbers
+            adapter, request.config, inputs["input_ids"], self._spec.common, request.numbers
         )
 
         def prefill(cache: Cache) -> tuple[Tensor, Tensor]:
-            return self._prefill(inputs, cache, order.sample)
+            return self._prefill(inputs, cache, request.sample)
 
-        self._side = CachedModel(adapter, sampler, order.room, prefill, self._graphs)
+        self._side = CachedModel(adapter, sampler, request.room, prefill, self._graphs)
         tree = self._spec.decoder.tree
         self._drafter = TreeDrafter(self._side, tree) if tree else self._side
 
     def start(self) -> None:
         """Run the prompt; without this call the first draft does."""
-        assert self._side is not None  # an order was given
+        assert self._side is not None  # begin() was called
         self._side.start()
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """Where the model is."""
+        """Devices of the model."""
         return self._adapter.devices
 
     @property
@@ -161,12 +233,12 @@ class DraftModel(Drafter):
         return self._side is not None and not self._side.started
 
     def guide(self, guidance: Guidance) -> None:
-        """Take what the target chose."""
-        self._told.put(guidance)
+        """Take the target's choice of tokens."""
+        self._guidance_queue.put(guidance)
 
     def draft(self, tokens: Sequence[int], count: int) -> Draft:
-        """Draft, after the prompt has been read; waits for guidance if the decoder is guided."""
-        assert self._drafter is not None  # an order was given
+        """Draft after running the prompt; waits for guidance if the decoder is guided."""
+        assert self._drafter is not None  # begin() was called
         return self._drafter.draft(tokens, count)
 
     def _prefill(
@@ -189,18 +261,18 @@ class DraftModel(Drafter):
 
     def _reducer(self) -> TokenReducer:
         if self._spec.decoder.guided:
-            return Given(self._guidance)
+            return GuidedReducer(self._guidance)
         return self._spec.decoder.reducer or NoReduction()
 
     def _guidance(self) -> Guidance:
-        """Return what the target chose, as soon as it has.
+        """Return the target's choice, as soon as it is known.
 
         Raises:
-            DrafterLost: it never comes.
+            DrafterLost: it does not come in time.
         """
-        if self._told.empty():
+        if self._guidance_queue.empty():
             self.listen()
         try:
-            return self._told.get(timeout=self._patience)
+            return self._guidance_queue.get(timeout=self._patience)
         except Empty as error:
             raise DrafterLost(f"no guidance came within {self._patience:g} s") from error

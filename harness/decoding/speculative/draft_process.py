@@ -1,51 +1,188 @@
-"""A drafter in a process of its own, on its own core, so that drafting and verifying really go on at the same time."""
+"""A drafter in a separate process on its own cores, so that drafting and verifying run in parallel.
+
+Tensors cross the pipe as arrays: torch would send them through shared memory, which a killed process may leave behind.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 
 from espalier.harness.decoding.speculative.acceptance import Row
-from espalier.harness.decoding.speculative.drafts import NOTHING, Draft
+from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT, Draft
 from espalier.harness.decoding.speculative.guidance import Guidance
 from espalier.harness.decoding.speculative.main_guard import check_script
 from espalier.harness.decoding.speculative.meter import Lap, Meter
-from espalier.harness.decoding.speculative.pipe import Packed, Request, guide_request, serve, unpack
-from espalier.harness.decoding.speculative.state_machine import READING, Drafter, DrafterLost, Timed
-from espalier.harness.decoding.speculative.transports import alone
+from espalier.harness.decoding.speculative.state_machine import (
+    READING,
+    Drafter,
+    DrafterLost,
+    TimedRound,
+)
+from espalier.harness.decoding.speculative.transports import verify_only
 from espalier.harness.errors import UserError
+from espalier.methods.base import MethodError
 
-#: Builds a drafter inside its process; it travels by name.
+#: A verb, the number of its answer (0: no answer is expected), and the arguments.
+PipeMessage = tuple[str, int, tuple[Any, ...]]
+
+
+#: A draft as plain data: tokens, the rows they were drawn from, parents.
+Packed = tuple[tuple[int, ...], tuple[np.ndarray | None, ...], tuple[int, ...] | None]
+
+
+def pack(draft: Draft) -> Packed:
+    """Return a draft as plain data."""
+    rows = tuple(None if row is None else row.cpu().numpy() for row in draft.rows)
+    return draft.tokens, rows, draft.parents
+
+
+def unpack(packed: Packed) -> Draft:
+    """Return the draft of plain data."""
+    tokens, rows, parents = packed
+    return Draft(
+        tokens, tuple(None if row is None else torch.from_numpy(row) for row in rows), parents
+    )
+
+
+def guide_request(guidance: Guidance) -> PipeMessage:
+    """Return the message with the target's choice; it has no answer."""
+    return "guide", 0, (guidance.kept.cpu().numpy(), guidance.n_tokens)
+
+
+class GuidanceAbandoned(Exception):
+    """Another request came while guidance was awaited: the target's prefill has failed."""
+
+
+class Mailbox:
+    """Requests in order; the drafter can read further ones while it works on a request."""
+
+    def __init__(self, pipe: Connection, drafter: Any) -> None:
+        self._pipe = pipe
+        self._drafter = drafter
+        self._pending: PipeMessage | None = None
+        #: Seconds of the current request spent waiting for the target.
+        self.waited = 0.0
+
+    def next(self) -> PipeMessage:
+        """Return the next request; raises EOFError when the other end is closed."""
+        request: PipeMessage = self._pending or self._pipe.recv()
+        self._pending = None
+        self.waited = 0.0
+        return request
+
+    def listen(self) -> None:
+        """Wait for guidance and pass it to the drafter.
+
+        Raises:
+            GuidanceAbandoned: another request came.
+        """
+        start = time.perf_counter()
+        verb, number, arguments = self._pipe.recv()
+        self.waited += time.perf_counter() - start
+        if verb != "guide":
+            self._pending = (verb, number, arguments)
+            raise GuidanceAbandoned
+        self.hand_over(arguments)
+
+    def hand_over(self, arguments: tuple[Any, ...]) -> None:
+        """Pass the target's choice to the drafter."""
+        self._drafter.guide(Guidance(torch.from_numpy(arguments[0]), arguments[1]))
+
+
+def serve(pipe: Connection, factory: Callable[[], Drafter], cores: Collection[int] | None) -> None:
+    """Answer requests until the other end closes the pipe.
+
+    The first message lists the devices on which the drafter works, empty if unknown. An answer is (number, result or
+    UserError, its `Lap`). Any other error ends the process, which the other end notices. Ctrl-C, which reaches both
+    ends, is handled by the other one.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
+    try:
+        drafter: Any = factory()
+    except UserError as error:
+        pipe.send(error)
+        return
+    mailbox = Mailbox(pipe, drafter)
+    drafter.listen = mailbox.listen
+    devices: tuple[torch.device, ...] = getattr(drafter, "devices", ())
+    meter = Meter.of(devices)
+    pipe.send([str(device) for device in devices])
+    while True:
+        try:
+            verb, number, arguments = mailbox.next()
+        except EOFError:
+            return
+        try:
+            answer, lap = meter.run(partial(_answer, mailbox, drafter, verb, arguments))
+        except GuidanceAbandoned:
+            continue
+        if number:
+            try:
+                pipe.send((number, answer, _busy_lap(lap, mailbox.waited, bool(meter.devices))))
+            except BrokenPipeError:
+                return  # the other end is closed
+
+
+def _answer(
+    mailbox: Mailbox, drafter: Any, verb: str, arguments: tuple[Any, ...]
+) -> Packed | UserError | None:
+    """Carry out a request."""
+    try:
+        if verb == "draft":
+            return pack(drafter.draft(*arguments))
+        if verb == "begin":
+            drafter.begin(*arguments)
+        elif verb == "start":
+            drafter.start()
+        else:
+            mailbox.hand_over(arguments)
+    except (UserError, MethodError) as error:
+        return UserError(str(error))
+    return None
+
+
+def _busy_lap(lap: Lap, waited: float, by_events: bool) -> Lap:
+    """Subtract waiting for the target; processor time of a thread excludes it already, time between events does not."""
+    return Lap(lap.wall - waited, max(lap.busy - waited, 0.0) if by_events else lap.busy)
+
+
+#: Builds a drafter inside its process; it is pickled by name.
 Factory = Callable[[], Drafter]
 
-#: Seconds that a process has to end by itself before it is killed.
+#: Seconds that a process gets to end by itself before it is killed.
 GRACE = 2.0
 
 
-class Processes:
-    """A transport whose drafter answers from another process; the verifier stays in this one.
+class ProcessTransport:
+    """A transport with the drafter in another process; the verifier stays in this one.
 
-    Use it as a context manager, and give the machine `drafter` and the transport itself. Ids cross the pipe, the answer
-    so far one way, drafted tokens the other, and of a draft that samples the rows it drew from.
+    Use it as a context manager, and give the machine `drafter` and the transport itself. The answer so far crosses the
+    pipe as ids, drafted tokens come back, and for a sampling draft also the rows it drew from.
 
     Args:
         factory: builds the drafter, in its own process.
-        patience: seconds to wait for a draft; for one that begins with a prompt, and for the reading of a chat,
-            `READING` times as long. A process that dies is noticed at once.
-        cores: core numbers for this process and for the drafter's; None leaves both where they are.
+        patience: seconds to wait for a draft; `READING` times as long for a draft that begins with a prompt and for
+            reading a chat. A process that dies is noticed at once.
+        cores: core numbers for this process and for the drafter's; None keeps both unchanged.
         target: times the verifier.
         start: seconds to wait for the factory.
 
     Raises:
-        DrafterLost: the process died or did not answer in time, on start and at any call after.
-        UserError: what the drafter was asked cannot work; it lives on.
+        DrafterLost: the process died or did not answer in time, on start and at any later call.
+        UserError: the drafter refused a request; it lives on.
     """
 
     def __init__(
@@ -60,17 +197,17 @@ class Processes:
         self._patience = patience
         self._cores = cores
         self._start = start
-        self._own_cores: Collection[int] | None = None
-        self._asked = 0
+        self._former_cores: Collection[int] | None = None
+        self._last_number = 0
         self._unread = False
         self._allowed = patience
         self._target = target or Meter()
         #: Devices on which the drafter works.
         self.devices: tuple[torch.device, ...] = ()
-        #: Why the drafter is gone; None while it is there.
+        #: Why the drafter was lost; None while it is alive.
         self.lost: str | None = None
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> ProcessTransport:
         """Start the process and wait until its drafter is built.
 
         Raises:
@@ -79,13 +216,13 @@ class Processes:
         check_script()
         context = get_context("spawn")
         self._pipe: Connection
-        self._pipe, theirs = context.Pipe()
-        its_cores = None if self._cores is None else self._cores[1]
+        self._pipe, child_end = context.Pipe()
+        child_cores = None if self._cores is None else self._cores[1]
         self._process = context.Process(
-            target=serve, args=(theirs, self._factory, its_cores), daemon=True
+            target=serve, args=(child_end, self._factory, child_cores), daemon=True
         )
         self._process.start()
-        theirs.close()  # or the end of the process would not be the end of the pipe
+        child_end.close()  # else the pipe would stay open after the process ended
         try:
             built = self._receive(self._start)
             if isinstance(built, UserError):
@@ -95,7 +232,7 @@ class Processes:
             self.close()
             raise
         if self._cores is not None:
-            self._own_cores = os.sched_getaffinity(0)
+            self._former_cores = os.sched_getaffinity(0)
             os.sched_setaffinity(0, self._cores[0])
         return self
 
@@ -105,14 +242,14 @@ class Processes:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the process; nothing of it is left behind, whatever state it is in."""
+        """End the process in whatever state it is."""
         self.close()
 
     def close(self) -> None:
-        """End the process: by word, by a signal, by force."""
-        if self._own_cores is not None:
-            os.sched_setaffinity(0, self._own_cores)
-            self._own_cores = None
+        """End the process: by closing the pipe, then by force."""
+        if self._former_cores is not None:
+            os.sched_setaffinity(0, self._former_cores)
+            self._former_cores = None
         self._pipe.close()
         self._process.join(GRACE)
         if self._process.is_alive():
@@ -121,113 +258,115 @@ class Processes:
 
     @property
     def process_id(self) -> int | None:
-        """Of the drafter."""
+        """Process id of the drafter."""
         return self._process.pid
 
     @property
-    def drafter(self) -> Remote:
-        """A drafter whose answers come from the process; the transport collects them."""
-        return Remote(self)
+    def drafter(self) -> RemoteDrafter:
+        """A drafter that forwards to the process; the transport collects its answers."""
+        return RemoteDrafter(self)
 
     # ------------------------------------------------------------------ messages
 
-    def ask(self, what: str, *arguments: Any) -> None:
-        """Ask for an answer without waiting for it."""
-        self._asked += 1
-        self._unread = self._unread or what == "begin"
+    def send_request(self, verb: str, *arguments: Any) -> None:
+        """Send a request without waiting for its answer."""
+        self._last_number += 1
+        self._unread = self._unread or verb == "begin"
         self._allowed = self._patience * (READING if self._unread else 1)
-        if what in ("start", "draft"):
+        if verb in ("start", "draft"):
             self._unread = False
-        self._send((what, self._asked, arguments))
+        self._send((verb, self._last_number, arguments))
 
-    def tell(self, guidance: Guidance) -> None:
-        """Hand on what the target chose; nothing is answered."""
+    def send_guidance(self, guidance: Guidance) -> None:
+        """Pass on the target's choice; it has no answer."""
         self._send(guide_request(guidance))
 
     def answer(self) -> tuple[Packed | None, Lap]:
-        """Return what was asked for last, and the seconds that it took the process, waiting for guidance left out."""
+        """Return the result of the last request, and its seconds in the process, without waiting for guidance."""
         while True:
-            number, found, lap = self._receive(self._allowed)
-            if number != self._asked:
-                continue  # to a question whose asker has failed since
-            if isinstance(found, UserError):
-                raise found
-            return found, lap
+            number, result, lap = self._receive(self._allowed)
+            if number != self._last_number:
+                continue  # the caller of that request has failed meanwhile
+            if isinstance(result, UserError):
+                raise result
+            return result, lap
 
     def _draft(self) -> tuple[Draft, Lap]:
         packed, lap = self.answer()
-        assert packed is not None  # a draft was asked for
+        assert packed is not None  # the request was a draft
         return unpack(packed), lap
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: PipeMessage) -> None:
         try:
             self._pipe.send(request)
         except OSError as error:
-            raise self._gone(self._why()) from error
+            raise self._lost_error(self._exit_reason()) from error
 
     def _receive(self, patience: float) -> Any:
         try:
             if not self._pipe.poll(patience):
                 self._process.kill()
-                raise self._gone(f"the drafter did not answer within {patience:g} s")
+                raise self._lost_error(f"the drafter did not answer within {patience:g} s")
             return self._pipe.recv()
         except (EOFError, OSError) as error:
-            raise self._gone(self._why()) from error
+            raise self._lost_error(self._exit_reason()) from error
 
-    def _gone(self, why: str) -> DrafterLost:
-        self.lost = why
-        return DrafterLost(why)
+    def _lost_error(self, reason: str) -> DrafterLost:
+        self.lost = reason
+        return DrafterLost(reason)
 
-    def _why(self) -> str:
+    def _exit_reason(self) -> str:
         self._process.join(GRACE)
         code = self._process.exitcode
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
-        return f"the drafter's process ended by {how}"
+        cause = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+        return f"the drafter's process ended by {cause}"
 
     # ------------------------------------------------------------------ transport
 
-    def in_turn(self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]) -> Timed:
-        """Draft there, then verify here."""
+    def in_turn(
+        self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]
+    ) -> TimedRound:
+        """Draft in the process, then verify here."""
         start = time.perf_counter()
         draft()
         proposed, drafting = self._draft()
-        found, verifying = self._target.run(lambda: rows(proposed))
-        return Timed(proposed, found, time.perf_counter() - start, drafting, verifying)
+        target_rows, verifying = self._target.run(lambda: rows(proposed))
+        return TimedRound(proposed, target_rows, time.perf_counter() - start, drafting, verifying)
 
-    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> Timed:
-        """Draft there while verifying here."""
+    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> TimedRound:
+        """Draft in the process while verifying here."""
         start = time.perf_counter()
         draft()
-        found, verifying = self._target.run(rows)
+        target_rows, verifying = self._target.run(rows)
         proposed, drafting = self._draft()
-        return Timed(proposed, found, time.perf_counter() - start, drafting, verifying)
+        return TimedRound(proposed, target_rows, time.perf_counter() - start, drafting, verifying)
 
-    def alone(self, rows: Callable[[], Sequence[Row]]) -> Timed:
+    def verify_only(self, rows: Callable[[], Sequence[Row]]) -> TimedRound:
         """Verify here."""
-        return alone(rows, self._target)
+        return verify_only(rows, self._target)
 
 
-class Remote:
-    """The far end of `Processes`: asking for a draft returns at once, the transport collects the answer."""
+class RemoteDrafter:
+    """The remote end of the transport: a request for a draft returns at once, the transport collects the answer."""
 
-    def __init__(self, transport: Processes) -> None:
+    def __init__(self, transport: ProcessTransport) -> None:
         self._transport = transport
 
     def begin(self, order: Any) -> None:
         """Prepare for an answer, and wait until that is done."""
-        self._transport.ask("begin", order)
+        self._transport.send_request("begin", order)
         self._transport.answer()
 
     def start(self) -> None:
-        """Have the prompt run, and wait until that is done."""
-        self._transport.ask("start")
+        """Run the prompt, and wait until that is done."""
+        self._transport.send_request("start")
         self._transport.answer()
 
     def guide(self, guidance: Guidance) -> None:
-        """Hand on what the target chose."""
-        self._transport.tell(guidance)
+        """Pass on the target's choice."""
+        self._transport.send_guidance(guidance)
 
     def draft(self, tokens: Sequence[int], count: int) -> Draft:
-        """Ask."""
-        self._transport.ask("draft", list(tokens), count)
-        return NOTHING
+        """Send the request."""
+        self._transport.send_request("draft", list(tokens), count)
+        return EMPTY_DRAFT

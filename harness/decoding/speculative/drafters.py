@@ -1,4 +1,4 @@
-"""Who drafts for a target, and where: nobody, the target itself, a model in this process or in one of its own."""
+"""Draft providers: no draft, the target's own cache, or a draft model in this process or a separate one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from espalier.harness.decoding.speculative.cached_model import CachedModel
-from espalier.harness.decoding.speculative.device_places import besides, devices_of, placed
-from espalier.harness.decoding.speculative.draft_model import DraftModel, DraftSpec, Order
-from espalier.harness.decoding.speculative.draft_process import Processes
-from espalier.harness.decoding.speculative.draft_thread import Threads
+from espalier.harness.decoding.speculative.device_places import devices_of, extra_gpus, placed
+from espalier.harness.decoding.speculative.draft_model import DraftModel, DraftRequest, DraftSpec
+from espalier.harness.decoding.speculative.draft_process import ProcessTransport
+from espalier.harness.decoding.speculative.draft_thread import ThreadTransport
 from espalier.harness.decoding.speculative.guidance import Guidance
 from espalier.harness.decoding.speculative.meter import Meter
 from espalier.harness.decoding.speculative.samplers import sampler_of
@@ -28,64 +28,64 @@ from espalier.harness.decoding.speculative.state_machine import (
     DrafterLost,
     Transport,
 )
-from espalier.harness.decoding.speculative.transports import Sequential
+from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.methods.base import Source
 
 log = logging.getLogger(__name__)
 
-#: So often a draft's process is started again; then the target goes on alone.
+#: Maximum number of restarts of a draft's process; afterwards the target goes on alone.
 RESTARTS = 3
 
 
 @dataclass(frozen=True)
-class Answering:
-    """The answer that is being decoded: the target's side, where its visual tokens are, and what the draft is told."""
+class DraftContext:
+    """The answer being decoded: the target's side, the positions of its visual tokens, and the draft's request."""
 
     target: CachedModel
     visual: Tensor
-    order: Order
+    request: DraftRequest
 
 
-class Partner(Protocol):
-    """Drafts for one answer after another."""
+class DraftProvider(Protocol):
+    """Provides a drafter for one answer after another."""
 
     @property
     def devices(self) -> int:
-        """Devices that are busy besides the target's."""
+        """Number of devices used in addition to the target's."""
 
     @property
     def transport(self) -> Transport:
-        """How both sides run."""
+        """Runs both sides."""
 
     @property
     def drafter(self) -> Drafter | None:
-        """What proposes tokens for the answer begun; None if nobody does, for `why`."""
+        """The drafter of the current answer; None if there is none, for the reason in `loss`."""
 
     @property
-    def why(self) -> str | None:
-        """Say why nobody drafts where somebody should."""
+    def loss(self) -> str | None:
+        """Why there is no drafter although the decoder needs one."""
 
-    def begin(self, answering: Answering) -> None:
+    def begin(self, context: DraftContext) -> None:
         """Prepare for an answer."""
 
     def guide(self, guidance: Guidance) -> None:
-        """Hand on what the target chose."""
+        """Pass on the target's choice of tokens."""
 
     def start(self) -> None:
         """Run the prompt; without this call the first draft does."""
 
 
 @dataclass
-class Nobody:
+class NoDraft:
     """The target decodes alone."""
 
     devices: int = 0
-    transport: Transport = field(default_factory=Sequential)
+    transport: Transport = field(default_factory=SequentialTransport)
     drafter: Drafter | None = None
-    why: str | None = None
+    loss: str | None = None
 
-    def begin(self, answering: Answering) -> None:
+    def begin(self, context: DraftContext) -> None:
         """Do nothing."""
 
     def guide(self, guidance: Guidance) -> None:
@@ -96,47 +96,50 @@ class Nobody:
 
 
 @dataclass
-class OwnCache(Nobody):
+class CacheDraft(NoDraft):
     """The target drafts on a part of its own cache."""
 
-    _answering: Answering | None = None
+    _context: DraftContext | None = None
 
-    def begin(self, answering: Answering) -> None:
-        """Remember whose cache it is."""
-        self._answering, self.drafter = answering, None
+    def begin(self, context: DraftContext) -> None:
+        """Store the context of the answer."""
+        self._context, self.drafter = context, None
 
     def guide(self, guidance: Guidance) -> None:
-        """Take the entries that each layer keeps; the cache is gathered when the first draft is asked for."""
-        one = self._answering
-        assert one is not None  # an answer was begun
-        order = one.order
+        """Take the entries that each layer keeps; the cache is gathered at the first draft."""
+        context = self._context
+        assert context is not None  # begin() was called
+        request = context.request
         sampler = sampler_of(
-            one.target.adapter, order.config, one.target.sampler.prompt, numbers=order.numbers
+            context.target.adapter,
+            request.config,
+            context.target.sampler.prompt,
+            numbers=request.numbers,
         )
-        kept = guidance.kept.to(one.target.adapter.device)
-        self.drafter = SparseDrafter(one.target, kept, one.visual, sampler)
+        kept = guidance.kept.to(context.target.adapter.device)
+        self.drafter = SparseDrafter(context.target, kept, context.visual, sampler)
 
 
 @dataclass
-class InProcess:
-    """A draft model in this process, in this thread or in one of its own."""
+class LocalDraft:
+    """A draft model in this process, in this thread or a separate one."""
 
     model: DraftModel
-    transport: Transport = field(default_factory=Sequential)
+    transport: Transport = field(default_factory=SequentialTransport)
     devices: int = 0
-    why: str | None = None
+    loss: str | None = None
 
     @property
     def drafter(self) -> Drafter:
         """The model."""
         return self.model
 
-    def begin(self, answering: Answering) -> None:
+    def begin(self, context: DraftContext) -> None:
         """Let the model read the chat."""
-        self.model.begin(answering.order)
+        self.model.begin(context.request)
 
     def guide(self, guidance: Guidance) -> None:
-        """Hand on what the target chose."""
+        """Pass on the target's choice of tokens."""
         self.model.guide(guidance)
 
     def start(self) -> None:
@@ -145,23 +148,23 @@ class InProcess:
 
 
 @dataclass
-class OwnProcess:
-    """A draft model in a process of its own, which is started again when it was lost.
+class ProcessDraft:
+    """A draft model in a separate process, which is restarted after a loss.
 
     Args:
         launch: starts the process.
         target: the devices of the target.
     """
 
-    launch: Callable[[], Processes]
+    launch: Callable[[], ProcessTransport]
     target: Sequence[torch.device]
-    why: str | None = None
-    _open: Processes | None = None
+    loss: str | None = None
+    _process: ProcessTransport | None = None
     _losses: int = 0
 
-    def __enter__(self) -> OwnProcess:
+    def __enter__(self) -> ProcessDraft:
         """Start the process; raises DrafterLost if it cannot even start."""
-        self._open = self.launch().__enter__()
+        self._process = self.launch().__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -170,82 +173,82 @@ class OwnProcess:
 
     @property
     def devices(self) -> int:
-        """Devices besides the target's: GPUs, or on the CPU the other half of the cores."""
-        there = () if self._open is None else self._open.devices
-        on_cpu = all(device.type == "cpu" for device in (*self.target, *there))
-        return 1 if on_cpu else besides(self.target, there)
+        """Devices in addition to the target's: GPUs, or on the CPU the other half of the cores."""
+        draft_devices = () if self._process is None else self._process.devices
+        on_cpu = all(device.type == "cpu" for device in (*self.target, *draft_devices))
+        return 1 if on_cpu else extra_gpus(self.target, draft_devices)
 
     @property
     def transport(self) -> Transport:
-        """The process, or this thread alone where there is none."""
-        return self._open or Sequential(Meter.of(self.target))
+        """The process, or this thread if there is none."""
+        return self._process or SequentialTransport(Meter.of(self.target))
 
     @property
     def drafter(self) -> Drafter | None:
-        """The far end; None where it was lost."""
-        return None if self._open is None or self.why else self._open.drafter
+        """The drafter in the process; None if it was lost."""
+        return None if self._process is None or self.loss else self._process.drafter
 
-    def begin(self, answering: Answering) -> None:
+    def begin(self, context: DraftContext) -> None:
         """Let the draft read the chat, in a new process if the last one was lost."""
-        if self._open is None or self._open.lost:
+        if self._process is None or self._process.lost:
             self._restart()
-        self._try(lambda process: process.drafter.begin(answering.order))
+        self._try(lambda process: process.drafter.begin(context.request))
 
     def guide(self, guidance: Guidance) -> None:
-        """Hand on what the target chose; if nobody is there, the next draft will tell."""
+        """Pass on the target's choice of tokens; if the process was lost, the next draft reports it."""
         self._try(lambda process: process.drafter.guide(guidance))
 
     def start(self) -> None:
         """Run the prompt."""
         self._try(lambda process: process.drafter.start())
 
-    def _try(self, ask: Callable[[Processes], None]) -> None:
-        """Ask the process; a loss is remembered until the next answer begins."""
-        if self._open is None or self.why:
+    def _try(self, action: Callable[[ProcessTransport], None]) -> None:
+        """Run an action on the process; a loss is stored until the next answer begins."""
+        if self._process is None or self.loss:
             return
         try:
-            ask(self._open)
+            action(self._process)
         except DrafterLost as lost:
-            self.why = str(lost)
+            self.loss = str(lost)
 
     def _restart(self) -> None:
-        if self._open is not None:
-            self.why = self._open.lost
+        if self._process is not None:
+            self.loss = self._process.lost
         self._close()
         if self._losses >= RESTARTS:
             return
         self._losses += 1
-        log.warning("draft: %s; a new process is started", self.why)
+        log.warning("draft: %s; a new process is started", self.loss)
         try:
             self.__enter__()
-            self.why = None
+            self.loss = None
         except DrafterLost as lost:
-            self.why = str(lost)
+            self.loss = str(lost)
 
     def _close(self) -> None:
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        if self._process is not None:
+            self._process.close()
+            self._process = None
 
 
 @contextmanager
-def open_partner(
+def open_provider(
     draft: DraftSpec | None,
     target: Adapter,
     source: Source,
     kind: str,
     patience: float,
     loaded: Adapter | None = None,
-) -> Iterator[Partner]:
-    """Yield who drafts for `target`, and end it afterwards.
+) -> Iterator[DraftProvider]:
+    """Yield the draft provider of `target`, and close it afterwards.
 
     Args:
-        draft: the draft model; None where the decoder needs none.
+        draft: the draft model; None if the decoder needs none.
         target: the loaded target.
-        source: who drafts.
+        source: the decoder's source of drafts.
         kind: `sequential`, `processes` or `threads`.
         patience: seconds to wait for a draft.
-        loaded: the draft, where it is loaded already; a process of its own loads it anew.
+        loaded: the draft, if it is already loaded; a separate process loads it again.
 
     Raises:
         DrafterLost: the draft's process could not be started.
@@ -253,45 +256,52 @@ def open_partner(
     """
     meter = Meter.of(target.devices)
     if draft is None:
-        kind_of = OwnCache if source == "cache" else Nobody
-        yield kind_of(transport=Sequential(meter, meter))
+        provider_class = CacheDraft if source == "cache" else NoDraft
+        yield provider_class(transport=SequentialTransport(meter, meter))
         return
     draft = replace(draft, model=placed(draft.model))
     if kind == "processes":
-        there = (*target.devices, *devices_of(draft.model))
-        on_cpu = all(device.type == "cpu" for device in there)
+        devices = (*target.devices, *devices_of(draft.model))
+        on_cpu = all(device.type == "cpu" for device in devices)
         cores = halves(sorted(os.sched_getaffinity(0))) if on_cpu else None
-        own, its = (None, None) if cores is None else map(len, cores)
-        spec = replace(draft, threads=draft.threads or its)
-        launch = partial(Processes, spec.build, patience, cores, target=meter)
-        with OwnProcess(launch, target.devices) as process, _threads(draft.threads or own):
+        target_threads, draft_threads = (None, None) if cores is None else map(len, cores)
+        spec = replace(draft, threads=draft.threads or draft_threads)
+        launch = partial(ProcessTransport, spec.build, patience, cores, target=meter)
+        with (
+            ProcessDraft(launch, target.devices) as process,
+            _threads(draft.threads or target_threads),
+        ):
             yield process
     elif kind == "threads":
-        # Its own copy of the weights, even where target and draft are one model: attention is switched model by model.
-        apart = loaded if loaded is not None and loaded is not target else load_adapter(draft.model)
-        model = DraftModel(draft, apart, READING * patience)
-        extra = besides(target.devices, model.devices)
-        with Threads(target.devices, model.devices, patience, lambda: model.unread) as transport:
-            yield InProcess(model, transport, extra)
+        # A second copy of the weights even if target and draft are one model: attention is switched per model.
+        draft_adapter = (
+            loaded if loaded is not None and loaded is not target else load_adapter(draft.model)
+        )
+        model = DraftModel(draft, draft_adapter, READING * patience)
+        extra = extra_gpus(target.devices, model.devices)
+        with ThreadTransport(
+            target.devices, model.devices, patience, lambda: model.unread
+        ) as transport:
+            yield LocalDraft(model, transport, extra)
     else:
         shared = target if draft.model == placed(target.spec) else None
         model = DraftModel(draft, loaded or shared or load_adapter(draft.model))
-        extra = besides(target.devices, model.devices)
-        yield InProcess(model, Sequential(meter, Meter.of(model.devices)), extra)
+        extra = extra_gpus(target.devices, model.devices)
+        yield LocalDraft(model, SequentialTransport(meter, Meter.of(model.devices)), extra)
 
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """Use as many threads as this process has cores; None leaves the setting alone."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
+    """Set the number of torch threads during the block; None keeps the setting."""
+    former = torch.get_num_threads()
+    torch.set_num_threads(count or former)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(former)
 
 
 def halves(cores: Sequence[int]) -> tuple[Sequence[int], Sequence[int]] | None:
-    """Return the cores of the target and of the draft; None where there is only one to share."""
+    """Return the cores of the target and of the draft; None if there is only one core."""
     middle = (len(cores) + 1) // 2
     return (cores[:middle], cores[middle:]) if len(cores) > 1 else None

@@ -1,4 +1,4 @@
-"""What a drafter proposes, and the walk that finds how far the target goes along."""
+"""A drafter's proposal, and the walk that verifies it against the target."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from espalier.harness.decoding.speculative.acceptance import Row, Rule
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """Proposed tokens: a chain, or a tree whose nodes name their parents.
+    """Proposed tokens: a chain, or a tree given by the parent of each node.
 
     Attributes:
         tokens: parents before children; siblings in the order in which they are tried.
-        rows: the row (V,) that each token was drawn from, none or None for tokens chosen outright.
+        rows: the row (V,) that each token was drawn from; empty or None for tokens chosen deterministically.
         parents: index of each token's parent, -1 for a first token; None: a chain.
     """
 
@@ -36,7 +36,7 @@ class Draft:
             raise ValueError(f"parents {self.parents} do not come before their tokens")
 
     def row(self, node: int) -> Tensor | None:
-        """Return the row a token was drawn from."""
+        """Return the row that a token was drawn from."""
         return self.rows[node] if self.rows else None
 
     def children(self, node: int) -> list[int]:
@@ -45,66 +45,68 @@ class Draft:
             return [node + 1] if node + 1 < len(self.tokens) else []
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
-    def joined(self, other: Draft) -> Draft:
-        """Return the chain of both; only chains join."""
-        rows = tuple(one.row(node) for one in (self, other) for node in range(len(one.tokens)))
-        return Draft(self.tokens + other.tokens, rows)
+    def joined(self, successor: Draft) -> Draft:
+        """Return the concatenation of two chains."""
+        rows = tuple(
+            draft.row(node) for draft in (self, successor) for node in range(len(draft.tokens))
+        )
+        return Draft(self.tokens + successor.tokens, rows)
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Places between the start and each token: 0 for a first one."""
+        """Distance of each token from the start: 0 for a first token."""
         if self.parents is None:
             return tuple(range(len(self.tokens)))
-        found: list[int] = []
+        depths: list[int] = []
         for parent in self.parents:
-            found.append(0 if parent < 0 else found[parent] + 1)
-        return tuple(found)
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return tuple(depths)
 
-    def way(self, node: int) -> list[int]:
-        """Return the tokens from the start to `node`, itself included."""
+    def path_to(self, node: int) -> list[int]:
+        """Return the nodes from the start to `node`, inclusive."""
         if self.parents is None:
             return list(range(node + 1))
-        found: list[int] = []
+        path: list[int] = []
         while node >= 0:
-            found.insert(0, node)
+            path.insert(0, node)
             node = self.parents[node]
-        return found
+        return path
 
     def part(self, first: int, last: int | None = None) -> Draft:
-        """Return the tokens from `first` to before `last` of a chain."""
+        """Return the tokens of a chain from `first` to before `last`."""
         return Draft(self.tokens[first:last], self.rows[first:last])
 
 
-#: No token at all.
-NOTHING = Draft(())
+#: A draft without tokens.
+EMPTY_DRAFT = Draft(())
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """How far the target goes along.
+class Verification:
+    """The verified part of a draft.
 
     Attributes:
         path: accepted nodes, in order.
-        own: the target's token behind them: what it says instead of a refused one, or one more; None if it was not
-            asked what follows.
+        target_token: the target's token after them: in place of a refused one, or one more; None if it was not
+            evaluated there.
         refused: whether a drafted token was tried there and refused.
-        tried: siblings tried at each place, the last one included.
+        tried: number of siblings tried at each place, including the last.
     """
 
     path: tuple[int, ...]
-    own: int | None
+    target_token: int | None
     refused: bool
     tried: tuple[int, ...]
 
 
-def walk(draft: Draft, rows: Sequence[Row], rule: Rule, position: int) -> Verdict:
-    """Follow the draft as far as the target does.
+def walk(draft: Draft, rows: Sequence[Row], rule: Rule, position: int) -> Verification:
+    """Follow the draft as far as the target accepts it.
 
     Args:
         draft: tokens from `position` of the answer on.
-        rows: the target's row for what follows the start, then for what follows each drafted token; the last may be
-            missing if the draft is a chain (the target has not seen its last token).
-        rule: what makes a token stand.
+        rows: the target's row after the start, then after each drafted token; the last may be missing for a chain (the
+            target has not seen its last token).
+        rule: decides whether a token is accepted.
         position: of the first token in the answer.
 
     Cost: O(V) for each token tried when sampling, O(1) when greedy.
@@ -115,30 +117,30 @@ def walk(draft: Draft, rows: Sequence[Row], rule: Rule, position: int) -> Verdic
     while node + 1 < len(rows):
         p = rows[node + 1]
         refused = False
-        here = position + len(path)
+        place = position + len(path)
         children = draft.children(node)
         for turn, child in enumerate(children):
             token, q = draft.tokens[child], draft.row(child)
-            if rule.stands(token, p, q, here, turn):
+            if rule.accepts(token, p, q, place, turn):
                 path.append(child)
                 tried.append(turn + 1)
                 node = child
                 break
-            p = rule.rest(token, p, q)
+            p = rule.residual(token, p, q)
             refused = True
         else:
             if children:
                 tried.append(len(children))
-            return Verdict(tuple(path), rule.choose(p, here), refused, tuple(tried))
-    return Verdict(tuple(path), None, False, tuple(tried))
+            return Verification(tuple(path), rule.choose(p, place), refused, tuple(tried))
+    return Verification(tuple(path), None, False, tuple(tried))
 
 
-def tree_sight(missing: int, tree: Draft) -> Tensor:
-    """Return (t, t) what `missing` tokens in a row and the nodes of a tree behind them see of each other."""
+def tree_mask(missing: int, tree: Draft) -> Tensor:
+    """Return the (t, t) attention mask of `missing` tokens in a row followed by the nodes of a tree."""
     count = missing + len(tree.tokens)
-    seen = torch.zeros(count, count, dtype=torch.bool)
-    seen[:, :missing] = True
-    seen[:missing, :missing].tril_()
+    visible = torch.zeros(count, count, dtype=torch.bool)
+    visible[:, :missing] = True
+    visible[:missing, :missing].tril_()
     for node in range(len(tree.tokens)):
-        seen[missing + node, [missing + above for above in tree.way(node)]] = True
-    return seen
+        visible[missing + node, [missing + ancestor for ancestor in tree.path_to(node)]] = True
+    return visible

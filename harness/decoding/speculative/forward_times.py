@@ -1,4 +1,4 @@
-"""How long one forward of either side takes, before the first answers and in them: what the window is made of."""
+"""Times of one forward of either side, before and during the first answers, from which the window is chosen."""
 
 from __future__ import annotations
 
@@ -6,122 +6,122 @@ from statistics import fmean, median
 
 from espalier.harness.decoding.speculative import renewal
 from espalier.harness.decoding.speculative.cached_model import CachedModel
-from espalier.harness.decoding.speculative.decoding_record import DecodingRecord, Steps
-from espalier.harness.decoding.speculative.drafts import NOTHING
+from espalier.harness.decoding.speculative.decoding_record import DecodingRecord, ForwardTimes
+from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT
 from espalier.harness.decoding.speculative.speculative_summary import steady_rounds
-from espalier.harness.decoding.speculative.state_machine import Drafter, Timed, Transport
-from espalier.harness.decoding.speculative.trace import Trace
+from espalier.harness.decoding.speculative.state_machine import Drafter, TimedRound, Transport
+from espalier.harness.decoding.speculative.trace import DecodingTrace
 from espalier.methods.base import Window
 
-#: Rounds that count, after as many that do not, and the tokens drafted in each.
-TIMED, WARMING, AHEAD = 32, 16, 4
+#: Number of timed rounds, of warm-up rounds before them, and of tokens drafted in each.
+TIMED_ROUNDS, WARMUP_ROUNDS, DRAFTED = 32, 16, 4
 
-#: Answers that are measured before; the middle one counts, for machines change their speed from second to second.
-TIMES = 3
+#: Number of answers with a measurement; the median counts, since machines change their speed from second to second.
+MEASUREMENTS = 3
 
-#: Room that the answer of all rounds takes in a cache.
-ROOM = TIMED + WARMING + AHEAD
+#: Room in a cache for the answer of all rounds.
+ROOM = TIMED_ROUNDS + WARMUP_ROUNDS + DRAFTED
 
-#: Rounds from which on they say which window is best.
-ENOUGH = 32
+#: Minimum number of rounds to choose the best window from.
+MIN_ROUNDS = 32
 
 
 class WindowChoice:
-    """The window of each answer, by what was measured before the first ones and played since.
+    """The window of each answer, from the measurements before the first answers and the rounds since.
 
     Args:
         asked: a number of tokens, `auto` (c = T_p / T_q rounded to the nearest, which gives the windows of
-            ParallelVLM's five pairs) or `best` (what the renewal formula promises most for, by the rounds so far; as
-            long as these are few, as auto).
+            ParallelVLM's five pairs) or `best` (the maximum of the renewal formula for the rounds so far; like `auto`
+            while these are few).
     """
 
-    def __init__(self, asked: Window) -> None:
-        self._asked = asked
+    def __init__(self, setting: Window) -> None:
+        self._setting = setting
         #: Measurements so far.
-        self.timings: list[Steps] = []
-        #: Rounds so far, those left out that a lost draft took no part in.
-        self.played = Trace()
+        self.timings: list[ForwardTimes] = []
+        #: Rounds so far, without answers in which the draft was lost.
+        self.played = DecodingTrace()
 
     @property
     def measured(self) -> bool:
-        """Whether no further measurement is wanted."""
-        return len(self.timings) >= TIMES
+        """Whether enough measurements were taken."""
+        return len(self.timings) >= MEASUREMENTS
 
     @property
     def gamma(self) -> int:
         """Tokens drafted in a round of the next answer."""
         steps = self.steps
-        if isinstance(self._asked, int):
-            return self._asked
-        if self._asked == "best" and (found := best_of(self.played)) is not None:
-            return found
+        if isinstance(self._setting, int):
+            return self._setting
+        if self._setting == "best" and (best := best_window_of(self.played)) is not None:
+            return best
         return 1 if steps is None else max(1, int(steps.ratio + 0.5))
 
     @property
-    def steps(self) -> Steps | None:
-        """The middle one of the measurements so far; None without any."""
+    def steps(self) -> ForwardTimes | None:
+        """The median of the measurements so far; None without any."""
         if not self.timings:
             return None
-        return sorted(self.timings, key=lambda one: one.ratio)[len(self.timings) // 2]
+        return sorted(self.timings, key=lambda times: times.ratio)[len(self.timings) // 2]
 
-    def note(self, telling: DecodingRecord) -> None:
-        """Take the rounds of an answer that both sides gave."""
-        if telling.degraded is None:
-            self.played.rounds += steady_rounds([telling]).rounds
+    def note(self, record: DecodingRecord) -> None:
+        """Add the rounds of an answer unless the draft was lost."""
+        if record.degraded is None:
+            self.played.rounds += steady_rounds([record]).rounds
 
 
-def best_of(played: Trace) -> int | None:
-    """Return the window that promises most by the times and the acceptance of these rounds; None if they are few."""
-    rounds = [one for one in played.rounds if one.drafted]
+def best_window_of(played: DecodingTrace) -> int | None:
+    """Return the best window by the times and the acceptance of these rounds; None if they are few."""
+    rounds = [step for step in played.rounds if step.drafted]
     acceptance = played.acceptance
-    if len(rounds) < ENOUGH or acceptance is None:
+    if len(rounds) < MIN_ROUNDS or acceptance is None:
         return None
-    draft = sum(one.draft_seconds for one in rounds) / sum(one.drafted for one in rounds)
-    return renewal.best_window(acceptance, fmean(one.target_seconds for one in rounds), draft)
+    draft = sum(step.draft_seconds for step in rounds) / sum(step.drafted for step in rounds)
+    return renewal.best_window(acceptance, fmean(step.target_seconds for step in rounds), draft)
 
 
-def steps_of(
+def measure_forwards(
     drafter: Drafter,
     target: CachedModel,
     transport: Transport,
     overlap: bool,
     levels: int,
     tokens: tuple[int, int],
-) -> Steps:
-    """Return the median seconds of one forward of either side, behind an answer that grows by one token each time.
+) -> ForwardTimes:
+    """Return the median seconds of one forward of either side, after an answer that grows by one token per round.
 
-    The sides are timed in pairs, so that a machine that changes its speed changes both, and at the same time where they
-    will work at the same time.
+    The sides are timed in pairs, so that changes of the machine's speed affect both, and in parallel if they will work
+    in parallel.
 
     Args:
         drafter: has run the prompt.
-        target: has too.
+        target: has run the prompt, too.
         transport: that of the run.
-        overlap: whether both sides will work at once.
-        levels: forwards in what the drafter says at once: those of a tree, 0 for a chain.
-        tokens: two different ones, of which the answer consists.
+        overlap: whether both sides will work in parallel.
+        levels: forwards per draft: the levels of a tree, 0 for a chain.
+        tokens: two different tokens from which the answer is made.
 
     Raises:
         DrafterLost: the drafter died, or does not answer.
     """
-    token, other = tokens
+    token, other_token = tokens
 
-    def together(tokens: list[int]) -> Timed:
+    def play_round(tokens: list[int]) -> TimedRound:
         if overlap:
             return transport.at_once(
-                lambda: drafter.draft(tokens, AHEAD), lambda: target.rows(tokens, NOTHING)
+                lambda: drafter.draft(tokens, DRAFTED), lambda: target.rows(tokens, EMPTY_DRAFT)
             )
         return transport.in_turn(
-            lambda: drafter.draft(tokens, AHEAD), lambda _: target.rows(tokens, NOTHING)
+            lambda: drafter.draft(tokens, DRAFTED), lambda _: target.rows(tokens, EMPTY_DRAFT)
         )
 
     answer = [token]
-    rounds: list[Timed] = []
-    while len(rounds) < WARMING + TIMED:
-        rounds.append(together(answer))
-        # Never what was drafted: a drafter that has run its next token already has one forward less to do.
-        answer.append(token if rounds[-1].draft.tokens[0] != token else other)
-    return Steps(
-        target=median(one.verifying.wall for one in rounds[WARMING:]),
-        draft=median(one.drafting.wall for one in rounds[WARMING:]) / (levels or AHEAD),
+    rounds: list[TimedRound] = []
+    while len(rounds) < WARMUP_ROUNDS + TIMED_ROUNDS:
+        rounds.append(play_round(answer))
+        # Never the drafted token: a drafter that has already run its next token has one forward less to do.
+        answer.append(token if rounds[-1].draft.tokens[0] != token else other_token)
+    return ForwardTimes(
+        target=median(timed.verifying.wall for timed in rounds[WARMUP_ROUNDS:]),
+        draft=median(timed.drafting.wall for timed in rounds[WARMUP_ROUNDS:]) / (levels or DRAFTED),
     )

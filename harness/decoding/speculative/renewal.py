@@ -1,7 +1,7 @@
-"""Expected speed of speculative decoding where every drafted token is accepted with the same probability.
+"""Expected speed of speculative decoding if every drafted token is accepted with the same probability.
 
-T_p and T_q are the times of one step of target and draft, a the acceptance, gamma the window (ParallelVLM, arXiv
-2603.19610, gives bounds; these are the exact expectations of the two-state chain that parallel decoding is).
+T_p and T_q are the times of one step of target and draft, a the acceptance, gamma the window. ParallelVLM (arXiv
+2603.19610) gives bounds; these are the exact expectations of the two-state chain of parallel decoding.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ def geometric(acceptance: float, terms: int) -> float:
 
 
 def parallel_tokens(acceptance: float, gamma: int) -> float:
-    """Return the tokens verified in a round of parallel decoding.
+    """Return the expected verified tokens per round of parallel decoding.
 
-    After a refusal a round judges one token (one token verified, whatever the judgement); after a clean round it judges
-    gamma (1 + a + ... + a^(gamma-1) verified on average), and comes out clean with probability a^gamma. Weighed by how
-    often each happens.
+    After a refusal a round judges one token (one token verified, accepted or not); after a clean round it judges gamma
+    (1 + a + ... + a^(gamma-1) verified on average), and is clean with probability a^gamma. The result is weighted by
+    the frequency of both states.
     """
     check(acceptance, gamma)
     return geometric(acceptance, gamma) / (1 + acceptance - acceptance**gamma)
 
 
 def sequential_tokens(acceptance: float, gamma: int) -> float:
-    """Return the tokens of a round of drafting, then verifying: 1 + a + ... + a^gamma, the target's own included."""
+    """Return the tokens of a round of drafting, then verifying: 1 + a + ... + a^gamma, including the target's own."""
     check(acceptance, gamma)
     return geometric(acceptance, gamma + 1)
 
 
 def parallel_speedup(acceptance: float, gamma: int, target: float, draft: float) -> float:
-    """Return how much faster than the target alone parallel decoding is; `target` and `draft` are times of a step."""
+    """Return the speed-up of parallel decoding over the target alone; `target` and `draft` are times of a step."""
     return parallel_tokens(acceptance, gamma) * target / max(gamma * draft, target)
 
 
 def best_window(acceptance: float, target: float, draft: float) -> int:
-    """Return the window that parallel decoding gains most with, the smallest of equals.
+    """Return the window with the highest gain of parallel decoding, the smallest among equals.
 
-    Beyond ceil(target / draft) a round only takes longer. Where every token stands that is the window; where few do, a
+    Beyond ceil(target / draft) a round only takes longer. If every token is accepted, that is the window; if few are, a
     round should end as soon as the target's forward does.
     """
     windows = range(1, math.ceil(target / draft) + 1)
@@ -57,10 +57,10 @@ def best_window(acceptance: float, target: float, draft: float) -> int:
 
 
 def sequential_speedup(acceptance: float, gamma: int, target: float, draft: float) -> float:
-    """Return how much faster than the target alone drafting, then verifying is."""
+    """Return the speed-up of drafting, then verifying, over the target alone."""
     return sequential_tokens(acceptance, gamma) * target / (gamma * draft + target)
 
 
 def acceptance_of_run(mean_run: float) -> float:
-    """Return the acceptance whose runs between refusals are `mean_run` long on average: M / (1 + M)."""
+    """Return the acceptance for a mean run between refusals of `mean_run`: M / (1 + M)."""
     return mean_run / (1 + mean_run)

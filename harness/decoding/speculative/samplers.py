@@ -1,6 +1,6 @@
-"""How a model's logits become rows: exactly as its own `generate` would treat them.
+"""Rows from a model's logits, exactly as its own `generate` would process them.
 
-The settings are resolved once, on the target, and hold for both sides, so that the draft guesses what the target says
+The settings are resolved once, on the target, and used for both sides, so that the draft predicts the target's output
 after its processors and warpers.
 """
 
@@ -16,13 +16,13 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import logits_process as library
 
-from espalier.harness.decoding.speculative.acceptance import Greedy, Row, Rule, Sampling, drawn
+from espalier.harness.decoding.speculative.acceptance import Greedy, Row, Rule, Sampling, draw_from
 from espalier.harness.decoding.speculative.position_random import RandomNumbers
 from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.engine.model_parts import Parts
 from espalier.harness.errors import UserError
 
-#: Processors that never look at the tokens before; all positions of a window go through them at once.
+#: Processors that do not read earlier tokens; all positions of a window are processed at once.
 STATELESS = (
     library.TemperatureLogitsWarper,
     library.TopKLogitsWarper,
@@ -36,17 +36,17 @@ STATELESS = (
     library.LogitNormalization,
 )
 
-#: Settings that have no value that the loop can honour, and why.
+#: Settings that the loop does not support, with the reason.
 _REFUSED: Mapping[str, str] = {
     "stop_strings": "answers end at end tokens and at their limit",
-    "max_time": "an answer that depends on the clock is no answer to compare",
+    "max_time": "an answer that depends on the clock cannot be compared",
     "penalty_alpha": "contrastive search looks ahead at each step",
     "dola_layers": "contrasting layers reads hidden states at each step",
     "constraints": "constrained search needs beams",
     "force_words_ids": "constrained search needs beams",
-    "watermarking_config": "a watermark remembers the steps before",
-    "assistant_early_exit": "the method itself says who drafts",
-    "use_mtp": "the method itself says who drafts",
+    "watermarking_config": "a watermark depends on earlier steps",
+    "assistant_early_exit": "the method itself defines the draft",
+    "use_mtp": "the method itself defines the draft",
     "token_healing": "it changes the prompt after the visual tokens were read off it",
     "output_attentions": "windows are not steps",
     "output_hidden_states": "windows are not steps",
@@ -56,11 +56,11 @@ _REFUSED: Mapping[str, str] = {
 
 
 def prepared(adapter: Parts, settings: Mapping[str, Any]) -> GenerationConfig:
-    """Return the model's generation settings with `settings` over them, as `generate` resolves them; it can be pickled.
+    """Return the model's generation settings updated with `settings`, as `generate` resolves them; it can be pickled.
 
     Raises:
-        UserError: a setting, of the call or of the checkpoint, that a loop over windows cannot honour, an unknown one,
-            or a value that the library refuses; no `max_new_tokens`.
+        UserError: a setting, of the call or of the checkpoint, that a loop over windows does not support, an unknown
+            one, or a value that the library refuses; no `max_new_tokens`.
     """
     check_generation(settings)
     try:
@@ -70,13 +70,13 @@ def prepared(adapter: Parts, settings: Mapping[str, Any]) -> GenerationConfig:
         raise UserError(
             f"generation={dict(settings)!r} is refused by generate(): {message}"
         ) from error
-    stated = vars(config)
-    check_generation(stated)
+    values = vars(config)
+    check_generation(values)
     for name in unknown:
         if name not in _REFUSED:
             raise UserError(f"generation.{name}={unknown[name]!r} is not a generation setting")
     for name, reason in _REFUSED.items():
-        value = stated.get(name)
+        value = values.get(name)
         if value is not None and value is not False:
             raise UserError(
                 f"generation.{name}={value!r} is not supported by speculative decoding: {reason}; valid: null"
@@ -86,13 +86,13 @@ def prepared(adapter: Parts, settings: Mapping[str, Any]) -> GenerationConfig:
             f"generation.num_beams={config.num_beams} is not supported by speculative decoding; valid: 1"
         )
     if config.max_new_tokens is None:
-        raise UserError("generation.max_new_tokens=None says no limit; valid: 1 or more")
+        raise UserError("generation.max_new_tokens=None sets no limit; valid: 1 or more")
     resolved: GenerationConfig = config
     return resolved
 
 
 def rule_of(config: GenerationConfig, numbers: RandomNumbers) -> Rule:
-    """Return what makes a drafted token stand."""
+    """Return the acceptance rule of a configuration."""
     return Sampling(numbers) if config.do_sample else Greedy()
 
 
@@ -103,20 +103,20 @@ def ends_of(config: GenerationConfig) -> tuple[int, ...]:
 
 
 def limit_of(config: GenerationConfig) -> int:
-    """Return the most tokens an answer may have."""
+    """Return the maximum number of tokens of an answer."""
     return int(config.max_new_tokens)
 
 
 @dataclass(frozen=True)
-class Sampler:
-    """How the logits of one side become tokens of an answer to one prompt.
+class TokenSampler:
+    """Turns the logits of one side into tokens of an answer to one prompt.
 
     Attributes:
         prompt: (1, L) ids that processors see before the answer.
         processors: the model's own, warpers included.
-        samples: rows are probabilities instead of the likeliest ids.
-        common: only the first ids are ever chosen; None: all. For drafts whose vocabulary is wider than the target's.
-        numbers: draws a sampling draft's tokens; None for a side that does not draft.
+        samples: whether rows are probabilities instead of the likeliest ids.
+        common: choose only from this many first ids; None: all. For drafts with a larger vocabulary than the target's.
+        numbers: random numbers of a sampling draft; None for a side that does not draft.
     """
 
     prompt: Tensor
@@ -127,14 +127,14 @@ class Sampler:
 
     @property
     def reads_past(self) -> bool:
-        """Whether what is said depends on the tokens before beyond the model."""
-        return any(not isinstance(one, STATELESS) for one in self.processors)
+        """Whether processors depend on earlier tokens."""
+        return any(not isinstance(processor, STATELESS) for processor in self.processors)
 
     def scores(self, logits: Tensor, pasts: Sequence[Tensor]) -> Tensor:
-        """Return (t, V) logits (t, V) after the processors, in fp32 as `generate` has them.
+        """Return (t, V) logits (t, V) after the processors, in fp32 as in `generate`.
 
-        `pasts` holds the answer (n,) before each of the t positions; it is read only where processors look back,
-        position by position.
+        `pasts` holds the answer (n,) before each of the t positions; it is only read, position by position, if
+        processors look back.
         """
         scores = logits.to(torch.float32, copy=True)
         if self.common is not None:
@@ -153,7 +153,7 @@ class Sampler:
     def rows(self, logits: Tensor, pasts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return t rows: ids () of a greedy side, probabilities (V,) of a sampling one."""
         if not self.samples and not self.processors:
-            # Nobody writes to them, so logits that are fp32 already need no copy.
+            # They are not modified, so logits in fp32 need no copy.
             return logits[:, : self.common].float().argmax(-1).unbind()
         scores = self.scores(logits, pasts)
         if not self.samples:
@@ -161,7 +161,7 @@ class Sampler:
         return scores.softmax(-1)[:, : self.common].unbind()
 
     def pick(self, row: Row, position: int) -> Tensor:
-        """Return () the id that a draft chooses at `position` of the answer; nobody waits for it.
+        """Return () the id that a draft chooses at `position` of the answer, without synchronizing.
 
         Raises:
             ValueError: a side that samples without random numbers.
@@ -170,7 +170,7 @@ class Sampler:
             return torch.as_tensor(row, device=self.prompt.device)
         if self.numbers is None or isinstance(row, int):
             raise ValueError("a side that samples needs random numbers to draft with")
-        return drawn(row, self.numbers.uniform(position, "draft"))
+        return draw_from(row, self.numbers.uniform(position, "draft"))
 
     def best(self, logits: Tensor, pasts: Sequence[Tensor], count: int) -> Tensor:
         """Return (t, count) the likeliest ids, most probable first."""
@@ -183,29 +183,29 @@ def sampler_of(
     prompt: Tensor,
     common: int | None = None,
     numbers: RandomNumbers | None = None,
-) -> Sampler:
-    """Return the sampler of a model under settings that `prepared` has resolved.
+) -> TokenSampler:
+    """Return the sampler of a model under settings resolved by `prepared`.
 
     Args:
         adapter: the model.
-        config: resolved on the target; left as it is.
+        config: resolved on the target; not changed.
         prompt: (1, L) the target's prompt.
-        common: as in `Sampler`; leave the target's None, or it is another distribution.
-        numbers: as in `Sampler`.
+        common: as in `TokenSampler`; must be None for the target, else its distribution changes.
+        numbers: as in `TokenSampler`.
     """
-    model, ours = adapter.model, deepcopy(config)
+    model, resolved = adapter.model, deepcopy(config)
     prompt = prompt.to(adapter.device)
     length = prompt.shape[1]
-    model._prepare_special_tokens(ours, True, device=adapter.device)
-    ours.max_length = length + limit_of(config)
-    if ours.min_new_tokens is not None:
-        ours.min_length = length + ours.min_new_tokens
+    model._prepare_special_tokens(resolved, True, device=adapter.device)
+    resolved.max_length = length + limit_of(config)
+    if resolved.min_new_tokens is not None:
+        resolved.min_length = length + resolved.min_new_tokens
     processors = model._get_logits_processor(
-        generation_config=ours,
+        generation_config=resolved,
         input_ids_seq_length=length,
         encoder_input_ids=prompt,
         prefix_allowed_tokens_fn=None,
         logits_processor=LogitsProcessorList(),
         device=adapter.device,
     )
-    return Sampler(prompt, processors, bool(config.do_sample), common, numbers)
+    return TokenSampler(prompt, processors, bool(config.do_sample), common, numbers)

@@ -1,4 +1,4 @@
-"""Whether two models speak the same tokens: without it a draft's ids mean nothing to the target."""
+"""Check that two models share a vocabulary; otherwise a draft's ids mean nothing to the target."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from espalier.harness.errors import Refused
 from espalier.harness.specs.hub_cache import cached_file
 from espalier.harness.specs.run_spec import ModelSpec
 
-#: Tokens that an error line shows.
+#: Maximum number of tokens in an error line.
 SHOWN = 3
 
 
 def read_vocabulary(file: Path) -> tuple[dict[str, int], frozenset[str]]:
-    """Return the ids of all tokens of a tokenizer.json, and which of them were added. Cost: one read of the file."""
+    """Return the ids of all tokens of a tokenizer.json, and the added ones among them. Cost: one read of the file."""
     tokenizer = Tokenizer.from_file(str(file))
     added = tokenizer.get_added_tokens_decoder().values()
-    return tokenizer.get_vocab(with_added_tokens=True), frozenset(one.content for one in added)
+    return tokenizer.get_vocab(with_added_tokens=True), frozenset(token.content for token in added)
 
 
 def check_tokenizers(
@@ -29,15 +29,15 @@ def check_tokenizers(
     names: tuple[str, str],
     added: Collection[str] = (),
 ) -> None:
-    """Refuse a draft whose ids mean other tokens than the target's.
+    """Refuse a draft if its ids mean other tokens than the target's.
 
-    Every token that both know has one id. Tokens that only one of them knows must be added ones, such as placeholders
-    of images, which no text is cut into.
+    Every common token has one id. Tokens that only one of the models has must be added ones, such as image
+    placeholders, which no text is split into.
 
     Args:
         target: ids of the target's tokens, added ones included.
         draft: ids of the draft's.
-        names: what an error line calls the two, target first.
+        names: of the two models in error lines, target first.
         added: tokens that were added to either vocabulary.
 
     Raises:
@@ -46,17 +46,22 @@ def check_tokenizers(
     Cost: O(V), about 0.1 s for 150,000 tokens.
     """
     start = f"method.draft={names[1]} has another tokenizer than model={names[0]}: "
-    moved = (
+    mismatched = (
         (token, number) for token, number in target.items() if number != draft.get(token, number)
     )
-    for token, number in moved:
+    for token, number in mismatched:
         raise Refused(
             f"{start}token {token!r} is {draft[token]} to the one and {number} to the other; valid: a draft with the "
             "same token ids"
         )
-    for name, own, other in ((names[0], target, draft), (names[1], draft, target)):
-        alone = (token for token in own if token not in other and token not in added)
-        first = [repr(token) for token in islice(alone, SHOWN)]
+    for name, vocabulary, other_vocabulary in (
+        (names[0], target, draft),
+        (names[1], draft, target),
+    ):
+        unshared = (
+            token for token in vocabulary if token not in other_vocabulary and token not in added
+        )
+        first = [repr(token) for token in islice(unshared, SHOWN)]
         if first:
             raise Refused(
                 f"{start}only {name} knows {', '.join(first)}; valid: a draft with the same token ids"
@@ -64,15 +69,15 @@ def check_tokenizers(
 
 
 def common_size(target: Mapping[str, int], draft: Mapping[str, int]) -> int:
-    """Return how many ids, from 0 on, may be drafted: up to the last token that both models know, 0 without one.
+    """Return how many ids, from 0 on, may be drafted: up to the last common token, 0 without one.
 
-    The heads of two models with one tokenizer may have different numbers of rows, for they are padded differently.
+    The heads of two models with one tokenizer may have different numbers of rows, because of padding.
     """
     return max((number for token, number in target.items() if token in draft), default=-1) + 1
 
 
 def tokenizer_file(model: ModelSpec) -> Path | None:
-    """Return the tokenizer.json of a checkpoint on this machine, None where there is none."""
+    """Return the tokenizer.json of a checkpoint on this machine, None if there is none."""
     if model.weights == "random" or (model.path is None and model.hub is None):
         return None
     if model.path is None:
@@ -82,17 +87,19 @@ def tokenizer_file(model: ModelSpec) -> Path | None:
 
 
 def common_ids(target: ModelSpec, draft: ModelSpec) -> int:
-    """Return how many ids, from 0 on, a draft may say; where a tokenizer is not at hand, as many as both heads have.
+    """Return how many ids, from 0 on, a draft may propose; without a local tokenizer, the common size of both heads.
 
     Raises:
         Refused: the tokenizers differ.
 
-    Cost: about a second where the tokenizers are two different files.
+    Cost: about a second if the tokenizers are two different files.
     """
     rows = min(target.facts.vocabulary, draft.facts.vocabulary)
     files = [tokenizer_file(target), tokenizer_file(draft)]
     if None in files:
         return rows
-    (own, added), (other, more) = (read_vocabulary(file) for file in files if file is not None)
-    check_tokenizers(own, other, (target.name, draft.name), added | more)
-    return min(rows, common_size(own, other))
+    (target_ids, target_added), (draft_ids, draft_added) = (
+        read_vocabulary(file) for file in files if file is not None
+    )
+    check_tokenizers(target_ids, draft_ids, (target.name, draft.name), target_added | draft_added)
+    return min(rows, common_size(target_ids, draft_ids))

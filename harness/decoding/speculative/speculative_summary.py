@@ -1,18 +1,70 @@
-"""The figures of a row that was decoded speculatively; docs/speculative.md defines each of them."""
+"""Figures of a speculatively decoded row; docs/speculative.md defines each of them."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 from espalier.harness.decoding.speculative import renewal
-from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
-from espalier.harness.decoding.speculative.total_speedup import decoding, speedup, whole
-from espalier.harness.decoding.speculative.trace import Trace
+from espalier.harness.decoding.speculative.decoding_record import AnswerTimes, DecodingRecord
+from espalier.harness.decoding.speculative.trace import DecodingTrace
+from espalier.harness.stats import Interval, rate_ratio_interval
 
-#: Keys of what is predicted.
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """A speed-up over plain decoding of the same answers.
+
+    Attributes:
+        ratio: seconds per token of all plain answers over those of all answers of the decoder, so that every token has
+            the same weight, with its 95 % bootstrap interval over answers.
+        mean: mean over answers of their target_added ratios.
+    """
+
+    ratio: Interval
+    mean: float
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The interval; None for a single answer."""
+        low, high = self.ratio.low, self.ratio.high
+        return None if math.isnan(low) else (low, high)
+
+
+def decoding(spent: AnswerTimes) -> tuple[float, int]:
+    """Return the seconds after the prefill, and the tokens after the first, which the prefill yields."""
+    return spent.decode, spent.tokens - 1
+
+
+def end_to_end(spent: AnswerTimes) -> tuple[float, int]:
+    """Return all seconds and all tokens."""
+    return spent.total, spent.tokens
+
+
+def speedup(
+    records: Sequence[DecodingRecord], part: Callable[[AnswerTimes], tuple[float, int]]
+) -> SpeedUp | None:
+    """Return the speed-up of the compared answers; None if there are none, or no token to count.
+
+    Args:
+        records: the answers.
+        part: returns the seconds and tokens of an answer that count; answers without such tokens are left out.
+    """
+    times = [
+        (*part(record.plain), *part(record.spent)) for record in records if record.plain is not None
+    ]
+    counted = [record for record in times if min(record) > 0]
+    if not counted:
+        return None
+    mean = fmean((slow / many) / (quick / tokens) for slow, many, quick, tokens in counted)
+    return SpeedUp(rate_ratio_interval(counted), mean)
+
+
+#: Keys of predicted figures.
 PREDICTED = (
     "speedup_predicted",
     "predicted_reached",
@@ -22,48 +74,48 @@ PREDICTED = (
 
 
 def speculative_block(decodings: Sequence[Mapping[str, Any]], overlap: bool) -> dict[str, Any]:
-    """Return what `extra.speculative` holds.
+    """Return the content of `extra.speculative`.
 
     Args:
         decodings: `Record.decoding` of every sample.
-        overlap: whether draft and target work at once.
+        overlap: whether draft and target work in parallel.
     """
-    records = [DecodingRecord.from_entry(one) for one in decodings]
-    # A draft whose process was lost occupies nothing for the answers after; the others say what it takes.
-    devices = max(one.target_devices + one.devices for one in records)
-    steady = [one for one in records if one.degraded is None]
+    records = [DecodingRecord.from_entry(record) for record in decodings]
+    # A lost draft occupies no device for later answers, so take the maximum.
+    devices = max(record.target_devices + record.devices for record in records)
+    steady = [record for record in records if record.degraded is None]
     rounds = steady_rounds(steady)
-    gamma = median(one.gamma for one in records)
-    found = {
+    gamma = median(record.gamma for record in records)
+    block = {
         "gamma": gamma,
         "overlap": overlap,
         "devices": devices,
         "target_devices": records[0].target_devices,
-        "draft_visual": fmean(one.draft_visual for one in records),
+        "draft_visual": fmean(record.draft_visual for record in records),
         **_lengths(rounds),
         **_times(steady, rounds),
         **_speedups(records, records[0].target_devices / devices),
         "overlap_efficiency": rounds.overlap if overlap and records[0].apart else None,
-        "startup_wait_ms": 1000 * fmean(one.spent.draft_prefill for one in records),
+        "startup_wait_ms": 1000 * fmean(record.spent.draft_prefill for record in records),
         "mismatches": _mismatches(records),
         "degraded": _degraded(records),
     }
-    return found | _predicted(found, steady, overlap) | {"speedup_bound": _bound(found, steady)}
+    return block | _predicted(block, steady, overlap) | {"speedup_bound": _bound(block, steady)}
 
 
-def steady_rounds(records: Sequence[DecodingRecord]) -> Trace:
-    """Return the rounds of several answers without those that were prefills, as one trace.
+def steady_rounds(records: Sequence[DecodingRecord]) -> DecodingTrace:
+    """Return the rounds of several answers without prefill rounds, as one trace.
 
-    Runs of accepted tokens are chained: one that an answer's end cuts off goes on in the next answer.
+    Runs of accepted tokens are chained: a run cut off by an answer's end continues in the next answer.
     """
-    found = Trace()
-    for one in records:
-        found.rounds += one.rounds[1:] if one.first else one.rounds
-    return found
+    trace = DecodingTrace()
+    for record in records:
+        trace.rounds += record.rounds[1:] if record.first else record.rounds
+    return trace
 
 
-def _lengths(rounds: Trace) -> dict[str, Any]:
-    """Return how far drafts got."""
+def _lengths(rounds: DecodingTrace) -> dict[str, Any]:
+    """Return figures on accepted lengths."""
     if not rounds.rounds:
         return {}
     ended, unended = rounds.runs
@@ -79,30 +131,34 @@ def _lengths(rounds: Trace) -> dict[str, Any]:
     }
 
 
-def _times(records: Sequence[DecodingRecord], rounds: Trace) -> dict[str, float | None]:
-    """Return the times of single forwards in milliseconds, out of the run itself.
+def _times(records: Sequence[DecodingRecord], rounds: DecodingTrace) -> dict[str, float | None]:
+    """Return the times of single forwards in milliseconds, measured in the run itself.
 
-    The target's own step is one of plain decoding; where that was not asked for, it is the one measured beforehand.
+    The target's target_added step is one of plain decoding; without plain decoding, the one measured beforehand.
     """
-    before = next((one.steps for one in reversed(records) if one.steps is not None), None)
-    plain = [one.plain for one in records if one.plain is not None and one.plain.tokens > 1]
-    target = None if before is None else before.target
+    measured = next(
+        (record.steps for record in reversed(records) if record.steps is not None), None
+    )
+    plain = [
+        record.plain for record in records if record.plain is not None and record.plain.tokens > 1
+    ]
+    target = None if measured is None else measured.target
     if plain:
-        target = sum(one.decode for one in plain) / sum(one.tokens - 1 for one in plain)
-    # Each answer has its own window: as many forwards of the draft in each of its rounds.
+        target = sum(record.decode for record in plain) / sum(record.tokens - 1 for record in plain)
+    # Each answer has its target_added window, which is the number of draft forwards in each of its rounds.
     busy, forwards = 0.0, 0
-    for one in records:
-        drafted = [part for part in steady_rounds([one]).rounds if part.drafted]
-        busy += sum(part.draft_seconds for part in drafted)
-        forwards += one.gamma * len(drafted)
+    for record in records:
+        drafted = [step for step in steady_rounds([record]).rounds if step.drafted]
+        busy += sum(step.draft_seconds for step in drafted)
+        forwards += record.gamma * len(drafted)
     draft = busy / forwards if forwards else None
-    window = fmean(one.target_seconds for one in rounds.rounds) if rounds.rounds else None
+    window = fmean(record.target_seconds for record in rounds.rounds) if rounds.rounds else None
     return {
         "target_ms": _ms(target),
         "window_ms": _ms(window),
         "draft_ms": _ms(draft),
         "c": target / draft if target and draft else None,
-        "c_before": None if before is None else before.ratio,
+        "c_before": None if measured is None else measured.ratio,
     }
 
 
@@ -114,44 +170,47 @@ def _speedups(records: Sequence[DecodingRecord], share: float) -> dict[str, Any]
     """Return speed-ups over plain decoding of the same answers by the same loop.
 
     Args:
-        records: all answers, those that the target had to finish alone included.
+        records: all answers, including those that the target finished alone.
         share: devices of plain decoding over those of both sides.
     """
-    found = {"decode": speedup(records, decoding), "end_to_end": speedup(records, whole)}
-    end_to_end = found["end_to_end"]
+    speedups = {"decode": speedup(records, decoding), "end_to_end": speedup(records, end_to_end)}
+    total = speedups["end_to_end"]
     return {
-        **{f"speedup_{name}": one and one.ratio.value for name, one in found.items()},
-        **{f"speedup_{name}_interval": one and one.bounds for name, one in found.items()},
-        **{f"speedup_{name}_mean_of_ratios": one and one.mean for name, one in found.items()},
-        "speedup_per_device": end_to_end and end_to_end.ratio.value * share,
+        **{f"speedup_{name}": value and value.ratio.value for name, value in speedups.items()},
+        **{f"speedup_{name}_interval": value and value.bounds for name, value in speedups.items()},
+        **{
+            f"speedup_{name}_mean_of_ratios": value and value.mean
+            for name, value in speedups.items()
+        },
+        "speedup_per_device": total and total.ratio.value * share,
     }
 
 
 def _predicted(
-    found: Mapping[str, Any], records: Sequence[DecodingRecord], overlap: bool
+    block: Mapping[str, Any], records: Sequence[DecodingRecord], overlap: bool
 ) -> dict[str, float | None]:
-    """Return the decode speed-up that acceptance and single forwards promise, and what was reached of it."""
-    acceptance, target = found.get("acceptance"), found["target_ms"]
-    draft, window = found["draft_ms"], found["window_ms"]
+    """Return the decode speed-up predicted from acceptance and single forwards, and the share reached of it."""
+    acceptance, target = block.get("acceptance"), block["target_ms"]
+    draft, window = block["draft_ms"], block["window_ms"]
     if acceptance is None or not target or not draft:
         return dict.fromkeys(PREDICTED)
-    # Of the answers that the prediction is about, and each by its tokens, as there.
+    # For the same answers as the prediction, also weighted by tokens.
     reached = speedup(records, decoding)
     measured = None if reached is None else reached.ratio.value
     formula = renewal.parallel_speedup if overlap else renewal.sequential_speedup
 
     def expected(step: float) -> float:
-        """Return the speed-up over all answers, whose times add up, whatever the window of each."""
+        """Return the speed-up over the total time of all answers, each with its target_added window."""
         tokens = Counter[int]()
-        for one in records:
-            tokens[one.gamma] += max(one.spent.tokens - 1, 0)
+        for record in records:
+            tokens[record.gamma] += max(record.spent.tokens - 1, 0)
         spent = (count / formula(acceptance, gamma, step, draft) for gamma, count in tokens.items())
         return tokens.total() / sum(spent)
 
-    if all(one.spent.tokens < 2 for one in records):
+    if all(record.spent.tokens < 2 for record in records):
         return dict.fromkeys(PREDICTED)
     promised = expected(target)
-    # A window is verified in another time than plain decoding takes for a token.
+    # Verifying a window takes a different time than one token of plain decoding.
     windows = expected(window) * target / window
     return {
         "speedup_predicted": promised,
@@ -161,38 +220,38 @@ def _predicted(
     }
 
 
-def _bound(found: Mapping[str, Any], records: Sequence[DecodingRecord]) -> float | None:
-    """Return what decoding cannot exceed with the tokens that were accepted and with these times of single forwards.
+def _bound(block: Mapping[str, Any], records: Sequence[DecodingRecord]) -> float | None:
+    """Return the upper bound of the decode speed-up for the accepted tokens and these times of single forwards.
 
-    A round lasts as long as a step of the target at least, and as long as its draft: at once the longer of both, in
-    turn their sum. Nothing is said of how acceptance is spread, unlike in what is predicted.
+    A round lasts at least as long as a step of the target and as its draft: in parallel the longer of both, in turn
+    their sum. Unlike the prediction, this makes no assumption on the distribution of acceptance.
     """
-    target: float | None = found["target_ms"]
-    draft: float | None = found["draft_ms"]
-    rounds = [(one.gamma, part) for one in records for part in steady_rounds([one]).rounds]
+    target: float | None = block["target_ms"]
+    draft: float | None = block["draft_ms"]
+    rounds = [(record.gamma, step) for record in records for step in steady_rounds([record]).rounds]
     if not target or not draft or not rounds:
         return None
-    tokens = sum(part.accepted + part.own for _, part in rounds)
+    tokens = sum(step.accepted + step.target_added for _, step in rounds)
     sides = [(gamma * draft, target) for gamma, _ in rounds]
-    least = sum(max(one) if found["overlap"] else sum(one) for one in sides)
-    return target * tokens / least
+    shortest = sum(max(pair) if block["overlap"] else sum(pair) for pair in sides)
+    return target * tokens / shortest
 
 
 def _mismatches(records: Sequence[DecodingRecord]) -> dict[str, Any] | None:
-    """Return how many answers differ from plain decoding; None if none was compared."""
-    compared = [one for one in records if one.plain is not None]
+    """Return the number of answers that differ from plain decoding; None if none was compared."""
+    compared = [record for record in records if record.plain is not None]
     if not compared:
         return None
-    found = [one.mismatch for one in compared if one.mismatch is not None]
+    mismatches = [record.mismatch for record in compared if record.mismatch is not None]
     return {
         "compared": len(compared),
-        "answers": len(found),
-        "first_place": min((one.place for one in found), default=None),
-        "largest_gap": max((one.gap for one in found), default=None),
+        "answers": len(mismatches),
+        "first_place": min((record.place for record in mismatches), default=None),
+        "largest_gap": max((record.gap for record in mismatches), default=None),
     }
 
 
 def _degraded(records: Sequence[DecodingRecord]) -> dict[str, Any]:
-    """Return how many answers the target had to finish alone, and why the first of them."""
-    found = [one.degraded for one in records if one.degraded is not None]
-    return {"answers": len(found), "why": found[0] if found else None}
+    """Return the number of answers that the target finished alone, and the first reason."""
+    reasons = [record.degraded for record in records if record.degraded is not None]
+    return {"answers": len(reasons), "why": reasons[0] if reasons else None}

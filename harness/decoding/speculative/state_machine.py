@@ -1,14 +1,14 @@
-"""The state machine of speculative decoding: which tokens are verified, which only drafted, and what comes next.
+"""The state machine of speculative decoding: which tokens are verified, which only drafted, and the next step.
 
-It knows no model. A drafter and a verifier are functions of the answer so far; whatever caches they hold, they cut back
-to what is still right. Two ways of playing a round:
+It is independent of any model. Drafter and verifier are functions of the answer so far; they cut their caches back to
+the part that is still valid. A round has two modes:
 
     in turn    draft gamma tokens, then one forward of the target judges all of them and adds one of its own
-    at once    the drafter goes on behind what is still unverified while the target judges that; then both are
-               compared, the first of the new tokens included
+    at once    the drafter continues after the unverified tokens while the target judges these; then both results
+               are compared, including the first of the new tokens
 
-At once is PEARL's pre-verify (nothing pending: one token is judged) and post-verify (gamma - 1 pending: gamma are) in
-one rule. A refused token takes everything drafted behind it along. Only verified tokens ever leave the machine.
+At once unites PEARL's pre-verify (nothing pending: one token is judged) and post-verify (gamma - 1 pending: gamma are
+judged) in one rule. A rejected token discards all tokens drafted after it. Only verified tokens leave the machine.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from typing import Protocol
 from espalier.harness.decoding.speculative.acceptance import Row, Rule
 from espalier.harness.decoding.speculative.drafts import Draft, walk
 from espalier.harness.decoding.speculative.meter import NO_TIME, Lap
-from espalier.harness.decoding.speculative.trace import Round, Trace
+from espalier.harness.decoding.speculative.trace import DecodingTrace, Round
 
 
 class Drafter(Protocol):
     """Proposes tokens."""
 
     def draft(self, tokens: Sequence[int], count: int) -> Draft:
-        """Return what follows the answer so far: a chain of `count` tokens, or a tree as deep."""
+        """Return the continuation of the answer: a chain of `count` tokens, or a tree of that depth."""
 
 
 class Verifier(Protocol):
-    """Knows what the target says."""
+    """Evaluates the target."""
 
     def rows(self, tokens: Sequence[int], draft: Draft) -> Sequence[Row]:
-        """Return the target's row behind the verified `tokens`, then behind each token of `draft`, in one forward."""
+        """Return the target's row after the verified `tokens`, then after each token of `draft`, in one forward."""
 
 
-#: A drafter that reads its chat, or whose draft begins with its prompt, has so many times the patience for a round: a
-#: video is decoded, cut and run through the tower before the first token, and that is no sign of trouble.
+#: Factor on the patience for a drafter that reads its chat or starts with its prompt: a video is decoded, resized and
+#: run through the tower before the first token.
 READING = 20
 
 
@@ -47,10 +47,10 @@ class DrafterLost(Exception):
 
 
 @dataclass(frozen=True)
-class Timed:
-    """Results of one round's work and the seconds it took: the whole of it by the wall, and each side's part.
+class TimedRound:
+    """Results of one round and its seconds: the wall time of the round, and the time of each side.
 
-    A side that had nothing to do has no lap.
+    A side without work has no lap.
     """
 
     draft: Draft
@@ -61,19 +61,21 @@ class Timed:
 
 
 class Transport(Protocol):
-    """Runs both sides, wherever they are.
+    """Runs both sides, in whatever thread or process.
 
     Raises:
-        DrafterLost: from either call; the target's rows can still be asked for by `alone`.
+        DrafterLost: from `in_turn` and `at_once`; `verify_only` can still verify.
     """
 
-    def in_turn(self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]) -> Timed:
-        """Draft, then verify what was drafted."""
+    def in_turn(
+        self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]
+    ) -> TimedRound:
+        """Draft, then verify the draft."""
 
-    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> Timed:
+    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> TimedRound:
         """Draft and verify at the same time."""
 
-    def alone(self, rows: Callable[[], Sequence[Row]]) -> Timed:
+    def verify_only(self, rows: Callable[[], Sequence[Row]]) -> TimedRound:
         """Verify without drafting."""
 
 
@@ -82,10 +84,10 @@ class Machine:
     """One way of decoding.
 
     Attributes:
-        drafter: proposes; None: the target decodes alone, one token a round.
-        verifier: judges.
-        rule: what makes a drafted token stand.
-        transport: runs both and keeps the time.
+        drafter: proposes tokens; None: the target decodes alone, one token per round.
+        verifier: the target.
+        rule: decides whether a drafted token is accepted.
+        transport: runs both sides and measures their times.
         gamma: tokens drafted in a round.
         overlap: at once instead of in turn.
         ends: tokens that end an answer.
@@ -104,7 +106,7 @@ class Machine:
         if self.gamma < 1:
             raise ValueError(f"gamma={self.gamma} is out of range; valid: 1 or more")
 
-    def run(self, limit: int) -> Trace:
+    def run(self, limit: int) -> DecodingTrace:
         """Decode up to `limit` tokens, or to the first end of sequence.
 
         Raises:
@@ -112,12 +114,12 @@ class Machine:
         """
         if limit < 1:
             raise ValueError(f"limit={limit} is out of range; valid: 1 or more")
-        trace, pending = Trace(), Draft(())
+        trace, pending = DecodingTrace(), Draft(())
         verified: list[int] = []
         drafter = self.drafter
-        seen = 0
-        while len(verified) < limit and not self._ended(verified[seen:]):
-            seen = len(verified)
+        checked = 0
+        while len(verified) < limit and not self._ended(verified[checked:]):
+            checked = len(verified)
             try:
                 pending = self._round(drafter, verified, pending, trace)
             except DrafterLost as lost:
@@ -129,49 +131,49 @@ class Machine:
         return any(token in self.ends for token in tokens)
 
     def _cut(self, verified: Sequence[int], limit: int) -> list[int]:
-        """Return the answer without what was verified behind its end."""
-        for place, token in enumerate(verified[:limit]):
+        """Return the answer up to its end token or the limit."""
+        for index, token in enumerate(verified[:limit]):
             if token in self.ends:
-                return list(verified[: place + 1])
+                return list(verified[: index + 1])
         return list(verified[:limit])
 
     def _round(
-        self, drafter: Drafter | None, verified: list[int], pending: Draft, trace: Trace
+        self, drafter: Drafter | None, verified: list[int], pending: Draft, trace: DecodingTrace
     ) -> Draft:
-        """Play one round, extend `verified`, and return what is pending after it."""
+        """Play one round, extend `verified`, and return the tokens that are pending after it."""
         verifier, gamma = self.verifier, self.gamma
         if drafter is None:
-            done = self.transport.alone(lambda: verifier.rows(verified, pending))
+            timed = self.transport.verify_only(lambda: verifier.rows(verified, pending))
             judged = pending
         elif self.overlap:
             ahead = [*verified, *pending.tokens]
-            done = self.transport.at_once(
+            timed = self.transport.at_once(
                 lambda: drafter.draft(ahead, gamma), lambda: verifier.rows(verified, pending)
             )
-            judged = pending.joined(done.draft.part(0, 1))
+            judged = pending.joined(timed.draft.part(0, 1))
         else:
-            done = self.transport.in_turn(
+            timed = self.transport.in_turn(
                 lambda: drafter.draft(verified, gamma),
                 lambda draft: verifier.rows(verified, draft),
             )
-            judged = done.draft
-        verdict = walk(judged, done.rows, self.rule, len(verified))
-        verified += [judged.tokens[node] for node in verdict.path]
-        if verdict.own is not None:
-            verified.append(verdict.own)
+            judged = timed.draft
+        verification = walk(judged, timed.rows, self.rule, len(verified))
+        verified += [judged.tokens[node] for node in verification.path]
+        if verification.target_token is not None:
+            verified.append(verification.target_token)
         trace.rounds.append(
             Round(
                 pending=len(pending.tokens),
-                drafted=len(done.draft.tokens),
-                checked=len(verdict.path) + verdict.refused,
-                accepted=len(verdict.path),
-                own=verdict.own is not None,
-                seconds=done.seconds,
-                draft_seconds=done.drafting.wall,
-                target_seconds=done.verifying.wall,
-                draft_busy=done.drafting.busy,
-                target_busy=done.verifying.busy,
+                drafted=len(timed.draft.tokens),
+                checked=len(verification.path) + verification.refused,
+                accepted=len(verification.path),
+                target_added=verification.target_token is not None,
+                seconds=timed.seconds,
+                draft_seconds=timed.drafting.wall,
+                target_seconds=timed.verifying.wall,
+                draft_busy=timed.drafting.busy,
+                target_busy=timed.verifying.busy,
             )
         )
-        clean = self.overlap and drafter is not None and verdict.own is None
-        return done.draft.part(1) if clean else Draft(())
+        all_accepted = self.overlap and drafter is not None and verification.target_token is None
+        return timed.draft.part(1) if all_accepted else Draft(())

@@ -1,9 +1,9 @@
-"""What ParallelVLM (CVPR 2026, arXiv 2603.19610) proves of speculative decoding, as its theorems are printed.
+"""The theorems of ParallelVLM (CVPR 2026, arXiv 2603.19610) on speculative decoding, as printed.
 
 A draft's forward takes T_q = t, a target's T_p = c t; gamma is the window. Speed-ups are over plain decoding. The paper
-writes tau for two things: in Theorems 1, 4 and 5 it is accepted tokens of a window over gamma, in Lemma 1 and Theorem 6
-the probability that a token is accepted. `espalier.harness.decoding.speculative.renewal` has the exact expectations
-beside them.
+uses tau for two quantities: in Theorems 1, 4 and 5 it is accepted tokens of a window over gamma, in Lemma 1 and Theorem
+6 the probability that a token is accepted. For comparison, `espalier.harness.decoding.speculative.renewal` has the
+exact expectations.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def accepted(acceptance: float, gamma: int) -> float:
 def parallel_rollback(c: float, gamma: int, acceptance: float) -> float:
     """Return c (1 + a^gamma) E[X] / (2 max(gamma, c)), Theorem 6: at once, refusals roll back.
 
-    At gamma = c that is (a + a^2 + ... + a^(2 c)) / 2. The chain that is run yields other tokens: see `renewal`.
+    At gamma = c that is (a + a^2 + ... + a^(2 c)) / 2. The implemented chain yields a different number of tokens: see
+    `renewal`.
     """
     tokens = (1 + acceptance**gamma) * accepted(acceptance, gamma)
     return c * tokens / (2 * max(gamma, c))

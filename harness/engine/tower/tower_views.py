@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from espalier.harness.cost.free_memory import fits_beside
+from espalier.harness.cost.free_memory import fits_in_free_memory
 from espalier.harness.engine.layout import groups, take
 from espalier.harness.engine.model_parts import Parts
 from espalier.harness.engine.rollout import rollout
@@ -146,7 +146,7 @@ class TowerPlanner:
             name: take(value[index], indices, -1 if value.dim() == 2 else -2)
             for name, value in signals.items()
         }
-        with judged_by(fits_beside):
+        with judged_by(fits_in_free_memory):
             plan = self._method.answer(self._view(site, images, tokens, group_signals), n_keep)
         hidden = self._hidden(plan, images.hidden, tokens, slots, n_keep)
         origin = take(images.origin, plan.kept, -1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.speculative.guidance import Given, Guidance
+from espalier.harness.decoding.speculative.guidance import Guidance, GuidedReducer
 from espalier.harness.decoding.speculative.shared_vocabulary import (
     check_tokenizers,
     read_vocabulary,
@@ -43,7 +43,9 @@ def settled(spec: Settled, method: Decoder) -> Settled:
             f"engine.backend={engine.backend!r} hides dropped tokens, and {keeps}; valid: drop"
         )
     if leaves_gaps(method):
-        closes_gaps(engine.positions, Given(_nothing), spec.model.facts)  # raises what is refused
+        closes_gaps(
+            engine.positions, GuidedReducer(_nothing), spec.model.facts
+        )  # raises what is refused
     elif engine.positions == "renumbered":
         raise Refused(
             f"engine.positions='renumbered' closes the gaps of dropped tokens, and {keeps}; valid: original, method"

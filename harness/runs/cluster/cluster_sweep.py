@@ -1,7 +1,7 @@
-"""A command line whose cells run as jobs: what is to be run is packed, started, watched, and told from the store.
+"""A command with cells that run as jobs: group, start and watch the jobs, then report from the store.
 
-Each command has a folder of its own, `<store>/cluster/<sweep>`, with a file for each job. Whether a cell is finished is
-said by its row: a job may be COMPLETED and have failed, or be killed behind its last row.
+Each command has its own folder, `<store>/cluster/<sweep>`, with a file for each job. Only the row of a cell shows that
+it is finished: a job may be COMPLETED and have failed, or be killed after its last row.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from espalier.harness.config.compose import Command
 from espalier.harness.errors import StoreLost
 from espalier.harness.runs import hints, streams
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
-from espalier.harness.runs.cluster.job_file import Entry, JobFile, LeftOut, written
-from espalier.harness.runs.cluster.job_groups import Pack, pack
+from espalier.harness.runs.cluster.job_file import JobCell, JobFile, LeftOut, row_time
+from espalier.harness.runs.cluster.job_groups import JobGroup, group_cells
 from espalier.harness.runs.cluster.job_monitor import Jobs, watch
 from espalier.harness.runs.cluster.job_state import Launcher
-from espalier.harness.runs.cluster.local_workers import Workers, devices
+from espalier.harness.runs.cluster.local_workers import LocalWorkers, devices
 from espalier.harness.runs.cluster.resources import Resources, on_its_machine, resources_of
 from espalier.harness.runs.cluster.slurm import Slurm
 from espalier.harness.runs.preflight import Job
@@ -34,51 +34,53 @@ from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
 from espalier.harness.store.files import durable
 
-#: What a job does not do: it draws nothing, and a cell that cannot run on its machine keeps no other from running.
+#: Settings of a job: it draws nothing, and skips cells that cannot run on its machine.
 OF_A_JOB = {"curves": None, "report": None, "refused": "skip", "json": True}
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A cell of a command: what was composed, the run that it is, and what its job takes."""
+class ClusterCell:
+    """A cell of a command: its composed config, its run, and the resources of its job."""
 
     config: composed.Cell
     spec: RunSpec
     resources: Resources
 
 
-def cells_of(command: Command, cluster: ClusterSpec) -> list[Cell]:
-    """Return the cells of a command, each as the machine of its job will have it.
+def cells_of(command: Command, cluster: ClusterSpec) -> list[ClusterCell]:
+    """Return the cells of a command, each with the device of its job's machine.
 
     Raises:
         UserError: a value of a cell is wrong.
     """
-    # Without GPUs a worker of this machine computes on its CPU, whatever the model asks for.
-    own = bool(devices()) if cluster.name == "joblib" else True
-    found = []
+    # Without GPUs a worker of this machine computes on its CPU, whatever the model requests.
+    has_gpus = bool(devices()) if cluster.name == "joblib" else True
+    cells = []
     for config in command.cells:
         spec = build_spec(config)
         resources = resources_of(config, spec, cluster)
-        gpus = resources.gpus if own else 0
-        found.append(Cell(config, on_its_machine(config, spec, gpus), resources))
-    return found
+        gpus = resources.gpus if has_gpus else 0
+        cells.append(ClusterCell(config, on_its_machine(config, spec, gpus), resources))
+    return cells
 
 
-def packed(cells: Sequence[tuple[Cell, Job]], at_most: int) -> list[Pack[tuple[Cell, Job]]]:
-    """Return the jobs of cells that are to be run; cells of one run are one."""
+def grouped(
+    cells: Sequence[tuple[ClusterCell, Job]], limit: int
+) -> list[JobGroup[tuple[ClusterCell, Job]]]:
+    """Return the jobs of cells to run; cells of one run count once."""
     first = {job.key: (cell, job) for cell, job in reversed(cells)}
-    ordered = [one for one in cells if one[1] is first[one[1].key][1]]
-    return pack(
+    ordered = [pair for pair in cells if pair[1] is first[pair[1].key][1]]
+    return group_cells(
         [
             (cell.spec.model.name, repr(cell.spec.model), cell.resources, (cell, job))
             for cell, job in ordered
         ],
-        at_most,
+        limit,
     )
 
 
-def spread(command: Command, cluster: ClusterSpec, waiting: Waiting) -> int:
-    """Run the cells of a command as jobs, wait for them, and print what a local sweep prints; return the exit code.
+def run_as_jobs(command: Command, cluster: ClusterSpec, waiting: Waiting) -> int:
+    """Run the cells of a command as jobs, wait for them, and print the output of a local sweep; return the exit code.
 
     Raises:
         UserError: a cell or a setting is wrong, or no machine can take a job.
@@ -90,24 +92,26 @@ def spread(command: Command, cluster: ClusterSpec, waiting: Waiting) -> int:
     runner = Runner(command.sweep, argv=command.argv, waiting=waiting, lines=command.lines)
     runner.admit(specs)
     runner.announce(specs)
-    found = {id(spec): job for spec, job in runner.jobs}
-    admitted = [(cell, found[id(cell.spec)]) for cell in cells if id(cell.spec) in found]
+    jobs_by_spec = {id(spec): job for spec, job in runner.jobs}
+    admitted = [
+        (cell, jobs_by_spec[id(cell.spec)]) for cell in cells if id(cell.spec) in jobs_by_spec
+    ]
     store = cells[0].spec.store
     launcher: Launcher = (
-        Slurm(cluster, store) if cluster.name == "slurm" else Workers(cluster, devices())
+        Slurm(cluster, store) if cluster.name == "slurm" else LocalWorkers(cluster, devices())
     )
-    # Workers end with their command; a queue goes on without it.
-    standing = Jobs.standing(store, launcher) if isinstance(launcher, Slurm) else Jobs()
+    # LocalWorkers end with their command; a queue continues without it.
+    unfinished = Jobs.unfinished(store, launcher) if isinstance(launcher, Slurm) else Jobs()
     to_do = [
         (cell, job)
         for cell, job in admitted
-        if runner.stored(job) is None and job.key not in standing.keys
+        if runner.stored(job) is None and job.key not in unfinished.keys
     ]
-    packs = packed(to_do, cluster.cells_per_job)
-    jobs = standing.of({job.key for _, job in admitted})
+    packs = grouped(to_do, cluster.cells_per_job)
+    jobs = unfinished.of({job.key for _, job in admitted})
     if packs:
         launcher.check(packs)
-        jobs = jobs.plus(_start(command, launcher, packs, store))
+        jobs = jobs.merged(_start(command, launcher, packs, store))
     waiting.clear()
     if jobs and not cluster.wait:
         streams.tell(f"submitted {jobs}; the same command with cluster.wait=true waits for them")
@@ -120,30 +124,30 @@ def spread(command: Command, cluster: ClusterSpec, waiting: Waiting) -> int:
 def _start(
     command: Command,
     launcher: Launcher,
-    packs: Sequence[Pack[tuple[Cell, Job]]],
+    packs: Sequence[JobGroup[tuple[ClusterCell, Job]]],
     store: Path,
 ) -> Jobs:
-    """Write the files of jobs and start these."""
+    """Write the files of jobs and start the jobs."""
     folder = store / "cluster" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     _make(folder)
     if isinstance(launcher, Slurm):
         launcher.folder = folder / "slurm"
     files = [JobFile(folder / f"job-{number:03}.json") for number in range(len(packs))]
-    for one, file in zip(packs, files, strict=True):
-        file.write([_entry(cell, job) for cell, job in one.cells])
+    for group, file in zip(packs, files, strict=True):
+        file.write([_entry(cell, job) for cell, job in group.cells])
     try:
         launcher.start(packs, files)
     finally:
-        # Of several arrays the first may be in the queue when the second is refused.
+        # The first of several arrays may be queued when the second is refused.
         jobs = Jobs(dict(zip(launcher.names, files, strict=False)))
         _note(command, folder, jobs)
-    cells = sum(len(one.cells) for one in packs)
-    streams.tell(f"{cells} cells in {jobs}; what they print: {hints.shorter(folder)}/job-*.log")
+    cells = sum(len(group.cells) for group in packs)
+    streams.tell(f"{cells} cells in {jobs}; their output: {hints.shorter(folder)}/job-*.log")
     return jobs
 
 
 def _note(command: Command, folder: Path, jobs: Jobs) -> None:
-    """Note which job has which file, so that the same command finds them again; of no job nothing is left."""
+    """Store which job has which file, so that the same command finds them again; without jobs, remove the folder."""
     if not jobs:
         shutil.rmtree(folder)
         return
@@ -152,21 +156,21 @@ def _note(command: Command, folder: Path, jobs: Jobs) -> None:
     durable.replace(folder / "sweep.json", f"{json.dumps(about, indent=1)}\n".encode())
 
 
-def _entry(cell: Cell, job: Job) -> Entry:
+def _entry(cell: ClusterCell, job: Job) -> JobCell:
     config = {key: value for key, value in cell.config.items() if key not in NOT_OF_A_RUN}
     device = cell.spec.model.device
     model = config["model"] | ({"device": device} if config["model"]["device"] == "auto" else {})
     row = Store(job.spec.store).run(job.key).path / "row.json"
-    return Entry(
+    return JobCell(
         key=job.key,
         row=str(row),
-        before=written(row),
+        before=row_time(row),
         config={**config, **OF_A_JOB, "store": str(job.spec.store), "model": model},
     )
 
 
-def _collect(runner: Runner, cells: Sequence[Cell], jobs: Jobs) -> int:
-    """Take every row that is there, tell of each other cell why it has none, and return the exit code."""
+def _collect(runner: Runner, cells: Sequence[ClusterCell], jobs: Jobs) -> int:
+    """Collect all rows, report the reason for each cell without one, and return the exit code."""
     admitted = {id(spec): job for spec, job in runner.jobs}
     for cell in cells:
         runner.board.forecast.cell += 1
@@ -181,7 +185,7 @@ def _collect(runner: Runner, cells: Sequence[Cell], jobs: Jobs) -> int:
     runner.finish(cells[-1].spec)
     outcome = runner.outcome
     if outcome.codes:
-        # Of a sweep `finish` has listed the causes.
+        # For a sweep `finish` has listed the causes.
         _, cause = outcome.left_out[-1]
         count = f"{len(outcome.codes)} of {len(cells)} cells have no row"
         streams.complain(count if runner.sweep else cause)

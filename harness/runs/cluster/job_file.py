@@ -1,8 +1,8 @@
-"""A job on disk: the cells that it is to run, and beside them what became of it.
+"""A job on disk: its cells, and next to them their results.
 
-`job-003.json` holds the cells, composed; `run.py --cells job-003.json` runs them. `job-003.left_out.json` has the cells
-that gave no row, each with the reason, `job-003.end.json` how the process ended, `job-003.log` what it printed. Whether
-a cell is finished is said by its row in the store and by nothing here.
+`job-003.json` holds the composed cells; `run.py --cells job-003.json` runs them. `job-003.left_out.json` lists cells
+without a row, each with the reason, `job-003.end.json` the exit code of the process, `job-003.log` its output. Only the
+row in the store shows that a cell is finished.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from espalier.harness.store.files.untrusted_json import read_json
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One cell of a job.
+class JobCell:
+    """One cell of a job; its fields are stored under these names.
 
     Attributes:
         key: of its run.
-        row: where its row appears.
-        before: when the row was written that stood there at the submission, in nanoseconds; None: there was none.
+        row: path of its row.
+        before: when the row that existed at the submission was row_time, in nanoseconds; None: there was none.
         config: the composed config.
     """
 
@@ -37,12 +37,12 @@ class Entry:
     @property
     def done(self) -> bool:
         """Whether a row has appeared since the submission."""
-        return written(Path(self.row)) not in (None, self.before)
+        return row_time(Path(self.row)) not in (None, self.before)
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A cell that gave no row, why, and with which exit code."""
+    """A cell without a row, the reason and the exit code."""
 
     key: str
     reason: str
@@ -57,62 +57,62 @@ class JobFile:
 
     @property
     def log(self) -> Path:
-        """Where the job prints; a job that is queued again goes on in the same file."""
+        """Output of the job; a job that is queued again continues the same file."""
         return self.path.with_suffix(".log")
 
-    def write(self, entries: Sequence[Entry]) -> None:
+    def write(self, entries: Sequence[JobCell]) -> None:
         """Write the cells. Raises StoreLost if the disk does not take them."""
         self._write("", [asdict(entry) for entry in entries])
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[JobCell]:
         """Return the cells.
 
         Raises:
-            UserError: there is no such file, or it is none of a job.
+            UserError: the file does not exist, or is not one of a job.
         """
         with foreign(
-            f"--cells {self.path} is no file of a job", "<store>/cluster/<sweep>/job-<n>.json"
+            f"--cells {self.path} is not a file of a job", "<store>/cluster/<sweep>/job-<n>.json"
         ):
-            return [_entry(told) for told in read_json(self.path)]
+            return [_entry(fields) for fields in read_json(self.path)]
 
     def leave_out(self, cells: Sequence[LeftOut]) -> None:
-        """Note which cells gave no row so far, in place of what was noted."""
+        """Store the cells without a row so far, replacing the former list."""
         self._write(".left_out", [asdict(cell) for cell in cells])
 
     def left_out(self) -> dict[str, LeftOut]:
-        """Return what was noted, by key."""
-        found = self._read(".left_out")
+        """Return the stored cells without a row, by key."""
+        stored = self._read(".left_out")
         try:
-            cells = [LeftOut(**told) for told in found or ()]
+            cells = [LeftOut(**fields) for fields in stored or ()]
             return {cell.key: cell for cell in cells if isinstance(cell.code, int)}
         except FOREIGN as error:
-            tell_once(f"passed over: {self._beside('.left_out')}: {first_words(error)}")
+            tell_once(f"passed over: {self._path('.left_out')}: {first_words(error)}")
             return {}
 
     def begin(self) -> None:
-        """Forget what is noted of an earlier attempt."""
+        """Remove the results of an earlier attempt."""
         for part in (".left_out", ".end"):
-            self._beside(part).unlink(missing_ok=True)
+            self._path(part).unlink(missing_ok=True)
 
     def end(self, code: int) -> None:
-        """Note how the process ended: its exit code, below 0 the number of the signal that killed it."""
+        """Store the exit code of the process; negative: the number of the signal that killed it."""
         self._write(".end", {"code": code})
 
     def ended(self) -> int | None:
-        """Return the exit code; None while it runs, and if nobody lived to note it."""
-        found = self._read(".end")
-        code = found.get("code") if isinstance(found, Mapping) else None
+        """Return the exit code; None while the process runs, or if it was killed before storing it."""
+        stored = self._read(".end")
+        code = stored.get("code") if isinstance(stored, Mapping) else None
         return code if isinstance(code, int) else None
 
-    def _beside(self, part: str) -> Path:
+    def _path(self, part: str) -> Path:
         return self.path.with_suffix(f"{part}.json")
 
     def _write(self, part: str, content: Any) -> None:
-        durable.replace(self._beside(part), f"{json.dumps(content)}\n".encode())
+        durable.replace(self._path(part), f"{json.dumps(content)}\n".encode())
 
     def _read(self, part: str) -> Any:
-        # It appears by rename: it is whole or not there.
-        path = self._beside(part)
+        # It appears by rename: complete or not at all.
+        path = self._path(part)
         try:
             return read_json(path)
         except FileNotFoundError:
@@ -122,18 +122,18 @@ class JobFile:
             return None
 
 
-def _entry(told: Mapping[str, Any]) -> Entry:
-    entry = Entry(**told)
+def _entry(fields: Mapping[str, Any]) -> JobCell:
+    entry = JobCell(**fields)
     kinds = {"key": str, "row": str, "before": int | None, "config": Mapping}
     for name, kind in kinds.items():
-        if not isinstance(told[name], kind):
-            raise ValueError(f"{name} is {told[name]!r}")
+        if not isinstance(fields[name], kind):
+            raise ValueError(f"{name} is {fields[name]!r}")
     return entry
 
 
-def written(row: Path) -> int | None:
-    """Return when a row was written, in nanoseconds; None if it is not there."""
+def row_time(row: Path) -> int | None:
+    """Return when a row was row_time, in nanoseconds; None if it does not exist."""
     try:
         return row.stat().st_mtime_ns
-    except OSError:  # none, or not to be looked at: whoever reads it says why
+    except OSError:  # missing or unreadable; reading it reports the reason
         return None

@@ -1,4 +1,4 @@
-"""Cells are packed into jobs by model: a job loads its model once."""
+"""Grouping of cells into jobs by model: a job loads its model once."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ D = TypeVar("D")
 
 
 @dataclass(frozen=True)
-class Pack(Generic[C]):
-    """The cells of one job, all of one model, and what the job takes."""
+class JobGroup(Generic[C]):
+    """The cells of one job, all of one model, and the resources of the job."""
 
     model: str
     resources: Resources
     cells: tuple[C, ...]
 
 
-def pack(cells: Sequence[tuple[str, str, Resources, D]], at_most: int) -> list[Pack[D]]:
-    """Return the jobs of cells, models in the order in which they first appear.
+def group_cells(cells: Sequence[tuple[str, str, Resources, D]], limit: int) -> list[JobGroup[D]]:
+    """Return the jobs of cells, models in the order of their first appearance.
 
-    The cells of a model are dealt out evenly: 17 of them are jobs of 9 and 8, where 16 are allowed.
+    The cells of a model are distributed evenly: with a limit of 16, 17 cells become jobs of 9 and 8.
 
     Args:
-        cells: each with the name of its model, what must be equal for the model to stay loaded, and what it takes.
-        at_most: cells of a job.
+        cells: each with the name of its model, a key that is equal while the model stays loaded, and its resources.
+        limit: maximum cells of a job.
     """
     groups: dict[tuple[str, str, Resources], list[D]] = {}
     for name, model, resources, cell in cells:
         groups.setdefault((name, model, resources), []).append(cell)
-    # A stable sort: what a model loads differently follows what it loads first.
+    # A stable sort keeps different settings of one model together, in their order.
     first = {name: place for place, (name, _, _) in reversed(list(enumerate(groups)))}
     ordered = sorted(groups.items(), key=lambda group: first[group[0][0]])
     return [
-        Pack(name, resources, part)
-        for (name, _, resources), found in ordered
-        for part in _dealt(found, at_most)
+        JobGroup(name, resources, part)
+        for (name, _, resources), cells_of_group in ordered
+        for part in _split_evenly(cells_of_group, limit)
     ]
 
 
-def _dealt(cells: Sequence[D], at_most: int) -> list[tuple[D, ...]]:
-    """Cut a sequence into as few parts as possible, whose lengths differ by one at most."""
-    parts = -(-len(cells) // at_most)
+def _split_evenly(cells: Sequence[D], limit: int) -> list[tuple[D, ...]]:
+    """Split a sequence into as few parts as possible, with lengths that differ by at most one."""
+    parts = -(-len(cells) // limit)
     ends = [number * len(cells) // parts for number in range(parts + 1)]
     return [tuple(cells[a:b]) for a, b in pairwise(ends)]

@@ -1,4 +1,4 @@
-"""How far a job is, and what carries jobs out: the one protocol of workers on this machine and of a queue."""
+"""The state of a job, and the common protocol of launchers: workers on this machine and a queue."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from espalier.harness.runs.cluster.job_file import JobFile
-from espalier.harness.runs.cluster.job_groups import Pack
+from espalier.harness.runs.cluster.job_groups import JobGroup
 
-#: States of SLURM in which a job does not run any more, and is not going to; ENDED is ours, for one that nobody knows.
+#: Final states of a job in SLURM; ENDED is our own, for a job that the queue does not know.
 OVER = frozenset(
     (
         *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
@@ -19,40 +19,40 @@ OVER = frozenset(
 
 
 @dataclass(frozen=True)
-class State:
-    """What is said of a job: its state in SLURM's words, and why it waits or has failed."""
+class JobState:
+    """The state of a job in SLURM's words, and why it waits or has failed."""
 
     name: str
     reason: str = ""
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended for good. What it has done stands in the store alone."""
+        """Whether the job has ended for good. Its results are only in the store."""
         return self.name in OVER
 
     def __str__(self) -> str:
-        """Return both, the reason only where there is one."""
-        silent = self.reason in ("", "None")
-        return self.name if silent else f"{self.name} ({self.reason})"
+        """Return the state, with the reason if there is one."""
+        no_reason = self.reason in ("", "None")
+        return self.name if no_reason else f"{self.name} ({self.reason})"
 
 
 class Launcher(Protocol):
-    """What carries out jobs.
+    """Runs jobs.
 
     Attributes:
-        names: of the jobs that it has started, in their order.
+        names: of the started jobs, in their order.
     """
 
     names: list[str]
 
-    def check(self, packs: Sequence[Pack[object]]) -> None:
-        """Raise UserError where a job can never be carried out."""
+    def check(self, packs: Sequence[JobGroup[object]]) -> None:
+        """Raise UserError if a job can never run."""
 
-    def start(self, packs: Sequence[Pack[object]], files: Sequence[JobFile]) -> None:
-        """Start or submit the jobs; what is submitted stands in `names`, also if the rest is refused."""
+    def start(self, packs: Sequence[JobGroup[object]], files: Sequence[JobFile]) -> None:
+        """Start or submit the jobs; submitted ones are in `names`, even if the rest is refused."""
 
-    def states(self, names: Sequence[str]) -> Mapping[str, State] | None:
-        """Return the state of each job; None where nobody answers just now."""
+    def states(self, names: Sequence[str]) -> Mapping[str, JobState] | None:
+        """Return the state of each job; None if there is no answer now."""
 
     def stop(self) -> str:
-        """Leave before the jobs have ended; return what is to be said of those that go on."""
+        """Stop before the jobs have ended; return a message on those that continue."""

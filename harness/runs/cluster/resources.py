@@ -1,4 +1,4 @@
-"""What a job takes of a machine: what the user asks for, else what the model's file does, else what its size needs."""
+"""Resources of a job: as the user requests, else as the model's config states, else by the model's size."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from espalier.harness.runs.cluster.cluster_spec import ClusterSpec, asked_of
 from espalier.harness.specs import value_checks as fields
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 
-#: Models up to this size run on a CPU, where nobody asks for more.
+#: Models up to this number of parameters run on a CPU unless the config requests a GPU.
 WITHOUT_GPU = 10**8
 
-#: Of a GPU, weights may take this share: activations, caches and what the libraries hold need the rest.
+#: Share of a GPU that weights may take: activations, caches and libraries need the rest.
 SHARE = 0.75
 
-#: Cores and bytes of a job beside those that its GPUs and weights bring.
+#: Cores without GPUs, cores per GPU, and bytes in addition to those for weights.
 CPUS, CPUS_PER_GPU, BASE_MEMORY = 2, 4, 4 * 2**30
 
-#: Minutes of a job that nobody limits; what is left then goes on in the next one.
+#: Default time limit of a job in minutes; remaining cells continue in the next turn.
 MINUTES = 240
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one job takes.
+    """Resources of one job.
 
     Attributes:
         gpus: of one machine.
         cpus: cores.
         memory: bytes of the machine.
-        minutes: until it is ended.
+        minutes: time limit.
         partition: of SLURM; None: its default.
     """
 
@@ -48,18 +48,18 @@ class Resources:
 
 
 def resources_of(config: Cell, spec: RunSpec, cluster: ClusterSpec) -> Resources:
-    """Return what a job with this cell takes.
+    """Return the resources of a job with this cell.
 
     Raises:
-        UserError: `model.resources` asks for what there is not.
+        UserError: `model.resources` has an invalid entry.
     """
     part = config["model"]["resources"]
-    asked = asked_of("model.resources", fields.table("model.resources", part))
-    return Resources(**{**_needed(spec, cluster), **asked, **cluster.asked})
+    requested = asked_of("model.resources", fields.table("model.resources", part))
+    return Resources(**{**_minimum(spec, cluster), **requested, **cluster.asked})
 
 
 def on_its_machine(config: Cell, spec: RunSpec, gpus: int) -> RunSpec:
-    """Return the spec with `model.device=auto` as the machine of the job will take it, which this one may not be."""
+    """Return the spec with `model.device=auto` resolved for the machine of the job, which may differ from this one."""
     device = "cuda" if gpus else "cpu"
     model, method = spec.model, spec.method
     if config["model"]["device"] == "auto":
@@ -71,19 +71,19 @@ def on_its_machine(config: Cell, spec: RunSpec, gpus: int) -> RunSpec:
 
 
 def gpus_for(facts: ModelFacts, dtype: str, gpu_memory: int) -> int:
-    """Return how many GPUs the weights of a model need; none for one that a CPU runs."""
+    """Return how many GPUs the weights of a model need; 0 for one that runs on a CPU."""
     if parameters(facts) <= WITHOUT_GPU:
         return 0
     return math.ceil(weight_bytes(facts, dtype) / (SHARE * gpu_memory))
 
 
-def _needed(spec: RunSpec, cluster: ClusterSpec) -> Mapping[str, Any]:
-    """Return the least by the sizes of the model and of the one that drafts for it, which lives on a GPU of its own."""
+def _minimum(spec: RunSpec, cluster: ClusterSpec) -> Mapping[str, Any]:
+    """Return the minimum by the sizes of the model and of its draft, which has a GPU of its own."""
     models: list[ModelSpec] = [spec.model]
     if spec.method.draft is not None and spec.method.draft != spec.model:
         models.append(spec.method.draft)
-    gpus = sum(gpus_for(one.facts, one.dtype, cluster.gpu_memory) for one in models)
-    weights = sum(weight_bytes(one.facts, one.dtype) for one in models)
+    gpus = sum(gpus_for(model.facts, model.dtype, cluster.gpu_memory) for model in models)
+    weights = sum(weight_bytes(model.facts, model.dtype) for model in models)
     return {
         "gpus": gpus,
         "cpus": CPUS_PER_GPU * gpus or CPUS,

@@ -1,8 +1,8 @@
 """`cluster=slurm`: jobs as arrays, submitted by submitit, watched by squeue.
 
-submitit writes the batch script, carries the call over, and on the signal before a time limit or a preemption queues
-the job again. It would ask sacct how jobs are, which not every cluster answers; squeue does, and whether a cell is
-finished is said by its row alone.
+submitit writes the batch script, pickles the call, and queues the job again on the signal before a time limit or a
+preemption. It would query job states from sacct, which not every cluster answers; this module uses squeue, and only the
+row of a cell shows that it is finished.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import re
 import shlex
 import shutil
 import subprocess
@@ -23,58 +24,148 @@ from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
 from espalier.harness.runs.cluster.job_file import JobFile
-from espalier.harness.runs.cluster.job_groups import Pack
-from espalier.harness.runs.cluster.job_state import State
-from espalier.harness.runs.cluster.nodes import check_request, nodes_of
+from espalier.harness.runs.cluster.job_groups import JobGroup
+from espalier.harness.runs.cluster.job_state import JobState
+from espalier.harness.runs.cluster.resources import Resources
 from espalier.harness.runs.cluster.slurm_job import SlurmJob
 
-#: Jobs of one array; clusters allow 1001 unless they say otherwise (MaxArraySize).
+_GPUS = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Identical nodes of one partition.
+
+    Attributes:
+        partition: its name.
+        default: whether it is the default partition.
+        gpus: of a node, of all types.
+        cpus: of a node.
+        memory: MiB of a node.
+        minutes: time limit of the partition.
+    """
+
+    partition: str
+    default: bool
+    gpus: int
+    cpus: int
+    memory: int
+    minutes: float
+
+
+def nodes_of(text: str) -> list[NodeGroup]:
+    """Return the nodes in the output of `sinfo -h -e -o "%P|%G|%c|%m|%l"`."""
+    groups = []
+    for line in text.splitlines():
+        partition, gres, cpus, memory, limit = line.split("|")
+        groups.append(
+            NodeGroup(
+                partition.rstrip("*"),
+                partition.endswith("*"),
+                sum(map(int, _GPUS.findall(gres))),
+                int(cpus.rstrip("+")),
+                int(memory.rstrip("+")),
+                _minutes(limit),
+            )
+        )
+    return groups
+
+
+def check_request(resources: Resources, model: str, nodes: Sequence[NodeGroup]) -> None:
+    """Raise UserError if no node has a job's resources: it would be refused, or wait for ever."""
+    names = sorted({group.partition for group in nodes})
+    if resources.partition is not None and resources.partition not in names:
+        raise UserError(
+            f"cluster.partition={resources.partition!r} (model={model}): SLURM has no such partition; valid: "
+            f"{', '.join(names) or 'none, it lists no node'}"
+        )
+    matching = [
+        group
+        for group in nodes
+        if (
+            group.default if resources.partition is None else group.partition == resources.partition
+        )
+    ]
+    if not matching:
+        raise UserError(
+            f"cluster.partition=None: SLURM has no default partition; valid: {', '.join(names)}"
+        )
+    place = f"partition {matching[0].partition}"
+    wanted = {
+        "gpus": (resources.gpus, max(group.gpus for group in matching), ""),
+        "cpus": (resources.cpus, max(group.cpus for group in matching), ""),
+        "memory": (
+            math.ceil(resources.memory / 2**20),
+            max(group.memory for group in matching),
+            "MiB",
+        ),
+        "minutes": (resources.minutes, max(group.minutes for group in matching), ""),
+    }
+    for name, (value, limit, unit) in wanted.items():
+        if value > limit:
+            raise UserError(
+                f"cluster.{name}={value}{unit} (model={model}): no node of {place} gives as much; valid: at most "
+                f"{limit:g}{unit}"
+            )
+
+
+def _minutes(limit: str) -> float:
+    """Return the minutes of a time limit: `infinite`, `30:00`, `12:00:00` or `7-00:00:00`."""
+    if limit in ("infinite", "UNLIMITED", "n/a"):
+        return math.inf
+    days, _, clock = limit.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    hours, minutes, seconds = [0] * (3 - len(parts)) + parts
+    return int(days or 0) * 1440 + hours * 60 + minutes + seconds / 60
+
+
+#: Maximum jobs of one array; clusters allow 1001 by default (MaxArraySize).
 LARGEST_ARRAY = 1000
 
-#: Seconds that a command of SLURM may take.
+#: Time limit of a SLURM command in seconds.
 PATIENCE = 60
 
 
 @dataclass
 class Slurm:
-    """Submits jobs and asks how they are.
+    """Submits jobs and queries their states.
 
     Args:
-        cluster: what the user sets.
-        folder: where scripts and what they print go.
+        cluster: the user's settings.
+        folder: for scripts and their output.
     """
 
     cluster: ClusterSpec
     folder: Path
     names: list[str] = field(default_factory=list)
 
-    def check(self, packs: Sequence[Pack[object]]) -> None:
-        """Raise UserError where SLURM is not here or has no node that a job fits on."""
+    def check(self, packs: Sequence[JobGroup[object]]) -> None:
+        """Raise UserError if SLURM is not installed here or has no node that fits a job."""
         for name in ("sbatch", "srun", "squeue", "sinfo"):
             if shutil.which(name) is None:
                 raise UserError(
                     f"cluster=slurm: there is no {name} here; valid: cluster=local, cluster=joblib, or a machine from "
                     "which jobs are submitted"
                 )
-        nodes = nodes_of(_ask("sinfo", "-h", "-e", "-o", "%P|%G|%c|%m|%l"))
-        for resources, model in {one.resources: one.model for one in packs}.items():
+        nodes = nodes_of(_query("sinfo", "-h", "-e", "-o", "%P|%G|%c|%m|%l"))
+        for resources, model in {group.resources: group.model for group in packs}.items():
             check_request(resources, model, nodes)
 
-    def start(self, packs: Sequence[Pack[object]], files: Sequence[JobFile]) -> None:
-        """Submit the jobs, an array for each run of them that takes the same; `names` are their ids, as `12_3`.
+    def start(self, packs: Sequence[JobGroup[object]], files: Sequence[JobFile]) -> None:
+        """Submit the jobs, an array per sequence of jobs with the same resources; `names` are their ids, as `12_3`.
 
         Raises:
             UserError: SLURM refuses.
         """
-        # Only who submits pays for it.
+        # Imported here: only submitting needs it.
         from submitit import SlurmExecutor
         from submitit.core.utils import FailedJobError
 
         work = zip(packs, files, strict=True)
-        for _, same in groupby(work, key=lambda one: (one[0].resources, one[0].model)):
-            part = list(same)
-            for first in range(0, len(part), LARGEST_ARRAY):
-                array = part[first : first + LARGEST_ARRAY]
+        for _, same_resources in groupby(work, key=lambda pair: (pair[0].resources, pair[0].model)):
+            pairs = list(same_resources)
+            for first in range(0, len(pairs), LARGEST_ARRAY):
+                array = pairs[first : first + LARGEST_ARRAY]
                 executor = SlurmExecutor(self.folder, max_num_timeout=self.cluster.timeouts)
                 executor.update_parameters(**self.parameters(array[0][0]))
                 calls = [SlurmJob(str(file.path)) for _, file in array]
@@ -85,43 +176,54 @@ class Slurm:
                     raise UserError(f"cluster=slurm: sbatch refuses the job: {reason}") from error
                 self.names += [str(job.job_id) for job in jobs]
 
-    def parameters(self, one: Pack[object]) -> dict[str, Any]:
-        """Return what submitit is to ask of sbatch for a job."""
-        asked = one.resources
-        told = {
-            "job_name": f"espalier-{one.model}",
-            "time": asked.minutes,
-            "mem": f"{math.ceil(asked.memory / 2**20)}M",
-            "cpus_per_task": asked.cpus,
-            "gpus_per_node": asked.gpus or None,
-            "partition": asked.partition,
-            # SLURM tells up to a minute early; a short job is told after half of its time at the soonest.
-            "signal_delay_s": min(self.cluster.grace, 30 * asked.minutes),
+    def parameters(self, group: JobGroup[object]) -> dict[str, Any]:
+        """Return submitit's parameters of sbatch for a job."""
+        resources = group.resources
+        settings = {
+            "job_name": f"espalier-{group.model}",
+            "time": resources.minutes,
+            "mem": f"{math.ceil(resources.memory / 2**20)}M",
+            "cpus_per_task": resources.cpus,
+            "gpus_per_node": resources.gpus or None,
+            "partition": resources.partition,
+            # SLURM signals up to a minute early; a short job is signalled after half of its time at the earliest.
+            "signal_delay_s": min(self.cluster.grace, 30 * resources.minutes),
             "array_parallelism": self.cluster.array_parallelism,
             "setup": [f'export PYTHONPATH={shlex.quote(str(ROOT))}:"$PYTHONPATH"'],
             "additional_parameters": {"requeue": True, **self.cluster.options},
         }
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: value for name, value in settings.items() if value is not None}
 
-    def states(self, names: Sequence[str]) -> Mapping[str, State] | None:
-        """Return the state of each job; None where SLURM does not answer."""
+    def states(self, names: Sequence[str]) -> Mapping[str, JobState] | None:
+        """Return the state of each job; None if SLURM does not answer."""
         arrays = sorted({name.partition("_")[0] for name in names})
-        asked = ("squeue", "-h", "-a", "-r", "-t", "all", "-j", ",".join(arrays), "-o", "%i|%T|%r")
+        command = (
+            "squeue",
+            "-h",
+            "-a",
+            "-r",
+            "-t",
+            "all",
+            "-j",
+            ",".join(arrays),
+            "-o",
+            "%i|%T|%r",
+        )
         try:
-            lines = _ask(*asked).splitlines()
+            lines = _query(*command).splitlines()
         except SlurmSilent as error:
-            # Of a single job that SLURM has forgotten; of several it lists those that it knows.
+            # Error for a single job that SLURM has forgotten; for several it lists the known ones.
             if "Invalid job id" not in str(error):
                 return None
             lines = []
-        found = {}
+        states = {}
         for line in lines:
             name, state, reason = line.split("|", 2)
-            found[name] = State(state, reason)
-        return {name: found.get(name, State("ENDED")) for name in names}
+            states[name] = JobState(state, reason)
+        return {name: states.get(name, JobState("ENDED")) for name in names}
 
     def stop(self) -> str:
-        """Leave the jobs where they are."""
+        """Keep the jobs running; return a line on how to wait for them or end them."""
         arrays = " ".join(sorted({name.partition("_")[0] for name in self.names}))
         return (
             f"jobs {arrays} go on; the same command waits for them again, `scancel {arrays}` ends them"
@@ -136,21 +238,21 @@ class SlurmSilent(UserError):
 
 def _submit(executor: Any, calls: Sequence[SlurmJob]) -> list[Any]:
     """Submit calls as one array."""
-    # What sbatch says comes back in the error, and would stand there twice.
+    # The output of sbatch is also in the error, and would appear twice.
     with contextlib.redirect_stderr(io.StringIO()), executor.batch():
         jobs = [executor.submit(call) for call in calls]
     return jobs
 
 
-def _ask(*command: str) -> str:
-    """Return what a command of SLURM prints; raises SlurmSilent."""
+def _query(*command: str) -> str:
+    """Return the output of a SLURM command; raises SlurmSilent."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=PATIENCE
         )
     except subprocess.TimeoutExpired as error:
         raise SlurmSilent(f"cluster=slurm: {command[0]} does not answer") from error
-    if done.returncode:
-        reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+    if result.returncode:
+        reason = " ".join(result.stderr.split()) or f"exit code {result.returncode}"
         raise SlurmSilent(f"cluster=slurm: {command[0]} fails: {reason}")
-    return done.stdout
+    return result.stdout

@@ -1,7 +1,6 @@
-"""What a job does: it runs `run.py --cells <file>` until its cells are done or it is told to stop.
+"""The work of a job: run `run.py --cells <file>` until its cells are done or it is asked to stop.
 
-The cells run in a process of their own, so that a job is the same code as a local sweep, and a process that is killed
-leaves somebody who says so.
+The cells run in a separate process, so that a job is the same code as a local sweep, and a killed process is noticed.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from typing import Any
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.cluster.job_file import JobFile
 
-#: Seconds that a job has to end after SIGTERM: a batch of answers, then its journal is whole.
+#: Seconds that a job has to end after SIGTERM: enough to finish a batch and its journal.
 PATIENCE = 30.0
 
-#: The longest that a job which SLURM asked to end waits for SLURM to end it: one that leaves by itself would count as
+#: Seconds that a job waits for SLURM to end it after being asked to: a job that exits by itself would count as
 #: finished, and would not be queued again after a preemption.
-HELD = 3600.0
+MAX_HOLD = 3600.0
 
-#: What `scontrol requeue`, `scancel` and the end of a process by SIGTERM look like from outside.
+#: Exit codes after `scontrol requeue`, `scancel` and SIGTERM.
 TERMINATED = (128 + signal.SIGTERM, -signal.SIGTERM)
 
 
-def carry_out(
+def run_job(
     job: JobFile, environment: Mapping[str, str], stop: Callable[[], bool] = lambda: False
 ) -> int:
-    """Run the cells of a job that have no row yet and return the exit code, which is noted beside the file.
+    """Run the cells of a job that have no row yet; return the exit code, which is also stored next to the file.
 
     Args:
         job: the cells.
-        environment: variables on top of this process's own.
-        stop: asked twice a second whether to end early.
+        environment: variables in addition to this process's own.
+        stop: called twice a second; returns whether to end early.
     """
     job.begin()
     if all(entry.done for entry in job.entries()):
@@ -59,10 +58,10 @@ def carry_out(
 
 
 def start(job: JobFile, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start run.py on the cells of a job; what it prints is appended to the job's log."""
+    """Start run.py on the cells of a job; its output is appended to the job's log."""
     with job.log.open("ab") as log:
         return subprocess.Popen(
-            # The shell's `trap` outlives `exec`: SLURM signals every process of a step, and this one is told by us.
+            # The shell's `trap` outlives `exec`: SLURM signals every process of a step, but we stop this one ourselves.
             ["/bin/sh", "-c", 'trap "" USR2; exec "$@"', "sh", *_command(job.path)],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -92,29 +91,29 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 @dataclass
 class SlurmJob:
-    """What submitit calls in a job of SLURM; after a preemption or a time limit it is queued again as it is."""
+    """The callable that submitit runs in a job of SLURM; after a preemption or a time limit it is queued again."""
 
     path: str
-    _asked: bool = field(default=False, init=False)
+    _terminating: bool = field(default=False, init=False)
 
     def __call__(self) -> int:
         """Run the cells and return the exit code."""
-        former = signal.signal(signal.SIGTERM, self._told)
+        former = signal.signal(signal.SIGTERM, self._on_terminate)
         try:
-            code = carry_out(JobFile(Path(self.path)), {})
+            code = run_job(JobFile(Path(self.path)), {})
         finally:
             signal.signal(signal.SIGTERM, former)
-        end = time.monotonic() + HELD
-        while self._asked and code in TERMINATED and time.monotonic() < end:
+        end = time.monotonic() + MAX_HOLD
+        while self._terminating and code in TERMINATED and time.monotonic() < end:
             time.sleep(1.0)
         return code
 
     def checkpoint(self, *arguments: Any, **options: Any) -> Any:
-        """Return what is to run when SLURM starts the job again; the cells end when this process leaves."""
-        # A job that is not asked to come again does without.
+        """Return the call to run when SLURM starts the job again; the cells end when this process exits."""
+        # Imported here: most jobs are never queued again.
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(SlurmJob(self.path))
 
-    def _told(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+    def _on_terminate(self, number: int, frame: FrameType | None) -> None:
+        self._terminating = True

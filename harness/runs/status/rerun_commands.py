@@ -1,50 +1,50 @@
-"""The shortest commands that run some cells of a sweep and no others."""
+"""The shortest commands that run exactly some cells of a sweep."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
 
-from espalier.harness.store.sweep_files import Cell
+from espalier.harness.store.sweep_files import SweepCell
 
 Line = tuple[str, ...]
 
 
-def commands(cells: Sequence[Cell]) -> list[str]:
+def commands(cells: Sequence[SweepCell]) -> list[str]:
     """Return command lines that together have exactly these cells."""
-    found = products([cell.line for cell in cells if cell.line])
-    return [shlex.join(["python", "run.py", *line]) for line in found]
+    lines = products([cell.line for cell in cells if cell.line])
+    return [shlex.join(["python", "run.py", *line]) for line in lines]
 
 
 def products(lines: Sequence[Sequence[str]]) -> list[Line]:
-    """Return the arguments of commands that together have exactly these cells: products where cells make one up.
+    """Return arguments of commands that together have exactly these cells: products wherever cells form one.
 
     Args:
         lines: the overrides of each cell, `key=value`.
     """
-    left = list(dict.fromkeys(map(tuple, lines)))
-    several: set[Line] = set()
-    for key in dict.fromkeys(_key(text) for line in left for text in line):
-        left = _merged(left, key, several)
-    return [("-m", *line) if line in several else line for line in left]
+    remaining = list(dict.fromkeys(map(tuple, lines)))
+    joined_lines: set[Line] = set()
+    for key in dict.fromkeys(_key(text) for line in remaining for text in line):
+        remaining = _merged(remaining, key, joined_lines)
+    return [("-m", *line) if line in joined_lines else line for line in remaining]
 
 
-def _merged(lines: Sequence[Line], key: str, several: set[Line]) -> list[Line]:
-    """Return the lines, those that differ in the value of one key alone put together and noted as several."""
+def _merged(lines: Sequence[Line], key: str, joined_lines: set[Line]) -> list[Line]:
+    """Return the lines after joining those that differ only in the value of one key."""
     groups: dict[tuple[int, Line], list[Line]] = {}
     for line in lines:
-        rest = tuple(text for text in line if _key(text) != key)
-        # A line that does not have the key is none of those that have it, whatever the rest.
-        groups.setdefault((len(line), rest), []).append(line)
+        other_texts = tuple(text for text in line if _key(text) != key)
+        # The length separates lines without the key from those that have it.
+        groups.setdefault((len(line), other_texts), []).append(line)
     merged = []
     for group in groups.values():
         if len(group) == 1:
             merged += group
             continue
-        joined = ",".join(_value(line, key) for line in group)
-        one = tuple(f"{key}={joined}" if _key(text) == key else text for text in group[0])
-        several.add(one)
-        merged.append(one)
+        values = ",".join(_value(line, key) for line in group)
+        joined_line = tuple(f"{key}={values}" if _key(text) == key else text for text in group[0])
+        joined_lines.add(joined_line)
+        merged.append(joined_line)
     return merged
 
 

@@ -1,4 +1,4 @@
-"""How far the cells of a sweep are: rows, leases, failures and journals of its store, put together."""
+"""Progress of a sweep's cells, from the rows, leases, failures and journals of its store."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Any
 
 from espalier.harness.errors import FOREIGN, first_words
 from espalier.harness.specs.think_tags import spoken
-from espalier.harness.store.claims import size
+from espalier.harness.store.claims import journal_bytes
 from espalier.harness.store.files.journal import Journal
-from espalier.harness.store.store_index import DAMAGED, DONE, FAILED, RUNNING, Entry, entries
-from espalier.harness.store.sweep_files import Cell, Sweep
+from espalier.harness.store.store_index import DAMAGED, DONE, FAILED, RUNNING, RunEntry, entries
+from espalier.harness.store.sweep_files import Sweep, SweepCell
 
 LEFT = "left"
-#: In the order in which they are counted and shown.
+#: In the order of output.
 STATES = (DONE, RUNNING, FAILED, LEFT)
 
 
 @dataclass(frozen=True)
-class At:
-    """Where one cell is.
+class CellProgress:
+    """Progress of one cell.
 
     Attributes:
-        cell: which one.
+        cell: the cell.
         state: one of `STATES`; a damaged row counts as failed.
-        answers: how many samples are answered.
-        score: of a finished cell its headline, else the share of answers so far that are their sample's target; None
-            where samples have no target of one text.
+        answers: number of answered samples.
+        score: of a finished cell its headline, else the share of answers so far that equal their sample's target; None
+            if samples have no single target text.
         error: standard error of a finished cell's headline.
-        metric: what the score is called.
-        rate: answers a second of one that runs; None before the first.
-        note: why it failed, who runs it, or that its answers could not be read.
+        metric: name of the score.
+        rate: answers per second of a running cell; None before the first.
+        note: why it failed, who runs it, or that its answers could not be parsed.
     """
 
-    cell: Cell
+    cell: SweepCell
     state: str
     answers: int = 0
     score: float | None = None
@@ -50,116 +50,128 @@ class Progress:
     """All cells of a sweep, in its order."""
 
     sweep: Sweep
-    cells: Sequence[At]
+    cells: Sequence[CellProgress]
     samples: Mapping[str, int] = field(default_factory=dict)
 
     def count(self, state: str) -> int:
-        """Return how many cells are in a state."""
-        return sum(one.state == state for one in self.cells)
+        """Return the number of cells in a state."""
+        return sum(progress.state == state for progress in self.cells)
 
-    def of(self, state: str) -> list[At]:
+    def of(self, state: str) -> list[CellProgress]:
         """Return the cells in a state."""
-        return [one for one in self.cells if one.state == state]
+        return [progress for progress in self.cells if progress.state == state]
 
     @property
     def rate(self) -> float | None:
-        """Answers a second of all cells that run; None where none has answered yet."""
-        rates = [one.rate for one in self.cells if one.rate]
+        """Answers per second of all running cells; None before the first answer."""
+        rates = [progress.rate for progress in self.cells if progress.rate]
         return sum(rates) if rates else None
 
     @property
     def seconds(self) -> float | None:
-        """How long the rest takes at this rate; None where that cannot be told."""
+        """Remaining seconds at this rate; None if unknown."""
         if self.rate is None:
             return None
-        left = 0
-        for one in {one.cell.key: one for one in (*self.of(RUNNING), *self.of(LEFT))}.values():
-            whole = self.total(one.cell)
-            if whole is None:
+        remaining = 0
+        for progress in {
+            progress.cell.key: progress for progress in (*self.of(RUNNING), *self.of(LEFT))
+        }.values():
+            total = self.total(progress.cell)
+            if total is None:
                 return None
-            left += max(whole - one.answers, 0)
-        return left / self.rate
+            remaining += max(total - progress.answers, 0)
+        return remaining / self.rate
 
-    def total(self, cell: Cell) -> int | None:
-        """Return the samples of a cell; of a whole benchmark as many as a finished cell had."""
+    def total(self, cell: SweepCell) -> int | None:
+        """Return the samples of a cell; for a whole benchmark as many as a finished cell had."""
         return cell.samples or self.samples.get(cell.benchmark)
 
 
 def progress_of(store: Path, sweep: Sweep | None) -> Progress:
-    """Return how far a sweep is; None: everything that the store has, as if one command had asked for it."""
-    found = entries(store, None if sweep is None else {cell.key for cell in sweep.cells})
-    by_key = {one.key: one for one in found}
+    """Return the progress of a sweep; None: of all runs in the store, as if they were one sweep."""
+    runs = entries(store, None if sweep is None else {cell.key for cell in sweep.cells})
+    by_key = {run.key: run for run in runs}
     if sweep is None:
-        sweep = Sweep("", (), 0.0, tuple(map(_cell, found)))
+        sweep = Sweep("", (), 0.0, tuple(map(_cell, runs)))
     samples: dict[str, int] = {}
     for cell in sweep.cells:
         entry = by_key.get(cell.key)
         if entry is not None and entry.state == DONE and cell.samples is None:
             samples[cell.benchmark] = entry.summary["n_samples"]
-    return Progress(sweep, [_at(cell, by_key.get(cell.key)) for cell in sweep.cells], samples)
+    return Progress(
+        sweep, [_cell_progress(cell, by_key.get(cell.key)) for cell in sweep.cells], samples
+    )
 
 
-def _cell(entry: Entry) -> Cell:
-    told = entry.summary if entry.state == DONE else {}
-    names = {name: str(told.get(name, "?")) for name in ("model", "method", "benchmark", "label")}
-    return Cell(entry.key, ratio=told.get("ratio", float("nan")), samples=None, line=(), **names)
+def _cell(entry: RunEntry) -> SweepCell:
+    summary = entry.summary if entry.state == DONE else {}
+    names = {
+        name: str(summary.get(name, "?")) for name in ("model", "method", "benchmark", "label")
+    }
+    return SweepCell(
+        entry.key, ratio=summary.get("ratio", float("nan")), samples=None, line=(), **names
+    )
 
 
-def _at(cell: Cell, entry: Entry | None) -> At:
+def _cell_progress(cell: SweepCell, entry: RunEntry | None) -> CellProgress:
     if entry is None:
-        return At(cell, LEFT)
-    told = entry.summary
+        return CellProgress(cell, LEFT)
+    summary = entry.summary
     if entry.state == DONE:
-        scored = told["value"], told["stderr"], str(told["metric"])
-        return At(cell, DONE, told["n_samples"], *scored, note=told["note"])
+        scored = summary["value"], summary["stderr"], str(summary["metric"])
+        return CellProgress(cell, DONE, summary["n_samples"], *scored, note=summary["note"])
     if entry.state == DAMAGED:
-        return At(cell, FAILED, note=told["problem"])
+        return CellProgress(cell, FAILED, note=summary["problem"])
     try:
         answers, right = _answered(entry.path)
     except FOREIGN as error:
-        return At(cell, FAILED, note=first_words(error))
+        return CellProgress(cell, FAILED, note=first_words(error))
     score = right / answers if answers and right is not None else None
     if entry.state == RUNNING:
-        return At(cell, RUNNING, answers, score, None, "match", _rate(entry, answers), _owner(told))
+        return CellProgress(
+            cell, RUNNING, answers, score, None, "match", _rate(entry, answers), _owner(summary)
+        )
     if entry.state == FAILED:
-        return At(cell, FAILED, answers, score, None, "match", note=told["cause"])
-    return At(cell, LEFT, answers, score, None, "match")
+        return CellProgress(cell, FAILED, answers, score, None, "match", note=summary["cause"])
+    return CellProgress(cell, LEFT, answers, score, None, "match")
 
 
 def _answered(folder: Path) -> tuple[int, int | None]:
-    """Return how many samples a run has answered, and how many with their very target; None: they have none."""
-    names = ("forced.jsonl", "journal.jsonl")  # a run that is made again writes the first
-    found = {}
+    """Return how many samples a run has answered, and how many equal their target; None if there are no targets."""
+    names = ("forced.jsonl", "journal.jsonl")  # a repeated run writes the first
+    answers = {}
     for journal in (Journal(folder / name) for name in names):
         if journal.files():
-            found = {
+            answers = {
                 (entry.get("task"), str(entry.get("doc_id"))): entry
                 for entry in journal.entries()
                 if "answer" in entry
             }
             break
-    targets = [(one.get("asked") or {}).get("target") for one in found.values()]
+    targets = [(answer.get("asked") or {}).get("target") for answer in answers.values()]
     texts = [target.strip() for target in targets if isinstance(target, str)]
     if len(texts) < len(targets):
-        return len(found), None
-    pairs = zip(texts, found.values(), strict=True)
-    return len(found), sum(text == spoken(str(one["answer"])).strip() for text, one in pairs)
+        return len(answers), None
+    pairs = zip(texts, answers.values(), strict=True)
+    return len(answers), sum(
+        text == spoken(str(answer["answer"])).strip() for text, answer in pairs
+    )
 
 
-def _rate(entry: Entry, answers: int) -> float | None:
-    """Return the answers a second since the owner began, from what its journals grew by."""
-    now, had = size(entry.path), entry.summary.get("journal_bytes")
+def _rate(entry: RunEntry, answers: int) -> float | None:
+    """Return the answers per second since the owner began, from the growth of its journals."""
+    current, initial = journal_bytes(entry.path), entry.summary.get("journal_bytes")
     try:
-        # Written anew by each owner; its time and that of the last answer are of one clock.
-        begun = (entry.path / "spec.json").stat().st_mtime
-        spent = max(path.stat().st_mtime for path in entry.path.glob("*.jsonl")) - begun
+        # Each owner rewrites it; its time and that of the last answer are of the same clock.
+        start = (entry.path / "spec.json").stat().st_mtime
+        seconds = max(path.stat().st_mtime for path in entry.path.glob("*.jsonl")) - start
     except (OSError, ValueError):
         return None
-    if not isinstance(had, int) or not answers or now <= had or spent <= 0:
+    if not isinstance(initial, int) or not answers or current <= initial or seconds <= 0:
         return None
-    return answers * (now - had) / now / spent
+    return answers * (current - initial) / current / seconds
 
 
-def _owner(told: Mapping[str, Any]) -> str:
-    job = f" job {told['job']}" if told.get("job") else ""
-    return f"{told.get('host', '?')} pid {told.get('pid', '?')}{job}"
+def _owner(owner: Mapping[str, Any]) -> str:
+    job = f" job {owner['job']}" if owner.get("job") else ""
+    return f"{owner.get('host', '?')} pid {owner.get('pid', '?')}{job}"

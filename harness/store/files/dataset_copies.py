@@ -1,4 +1,4 @@
-"""Copies of the hub's data sets in a folder of the user's (`benchmark.path`): where each lies, and what is in it."""
+"""Copies of the hub's data sets in a user's folder (`benchmark.path`): their folders and a digest of their content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from espalier.harness.store.files.digests import Digests, digest
 from espalier.harness.store.files.durable import replace
 from espalier.harness.store.files.untrusted_json import read_json
 
-#: How many names an error line lists.
+#: Maximum number of names in an error line.
 NAMED = 8
 
 #: Endings of files that hold samples or their media.
@@ -42,13 +42,13 @@ DATA = frozenset(
     )
 )
 
-#: Folders below which the kernel shows itself as files.
+#: Folders in which the kernel shows its state as files.
 KERNEL = tuple(map(Path, ("/proc", "/sys", "/dev")))
 
-#: Files that a data set has at most, links included.
+#: Maximum number of files in a data set, links included.
 MOST_FILES = 5_000_000
 
-#: A file changed less than this ago may change again within the clock tick of its time: it is read again next time.
+#: Nanoseconds: a file changed more recently may change again within the same clock tick, so it is read again next time.
 SETTLED = 2_000_000_000
 
 
@@ -58,7 +58,7 @@ class Copies:
 
     Attributes:
         folder: `benchmark.path`.
-        main: the benchmark's own data set (`benchmark.dataset.path`); None: whichever its task asks for.
+        main: the benchmark's own data set (`benchmark.dataset.path`); None: any that its task loads.
     """
 
     folder: Path
@@ -66,13 +66,13 @@ class Copies:
 
     @property
     def several(self) -> bool:
-        """Whether the folder holds repositories by owner and name, not the files of one."""
+        """Whether the folder holds repositories by owner and name rather than the files of one."""
         return not any(
             path.is_file() for depth in ("*", "*/*") for path in _visible(self.folder.glob(depth))
         )
 
     def check(self) -> None:
-        """Raise UserError if there is no folder, or nothing of the benchmark's own data set in it."""
+        """Raise UserError if the folder does not exist, or has no file of the benchmark's own data set."""
         if not self.folder.is_dir():
             raise UserError(
                 f"benchmark.path={str(self.folder)!r} is not a folder; valid: one that holds the data set's repository"
@@ -89,24 +89,24 @@ class Copies:
         """Return the folder of a data set's copy.
 
         Raises:
-            UserError: there is none; or the folder is that of another data set.
+            UserError: there is none, or the folder is that of another data set.
         """
-        own = self.folder / name
-        if own.is_dir():
-            return own
+        copy = self.folder / name
+        if copy.is_dir():
+            return copy
         if self.several or (self.main is not None and self.main != name):
-            there = ", ".join(self._there()) or "nothing"
+            names = ", ".join(self._names()) or "nothing"
             raise UserError(
-                f"benchmark.path={str(self.folder)!r} has no data set {name!r}; there is: {there}; "
+                f"benchmark.path={str(self.folder)!r} has no data set {name!r}; there is: {names}; "
                 f"valid: a folder that holds the files of its repository, or these in {name}"
             )
         return self.folder
 
     def revision(self, digests: Digests) -> str:
-        """Return a digest of the names and contents of what a run of the benchmark reads.
+        """Return a digest of the names and contents of the files that a run of the benchmark reads.
 
-        Without a data set of its own that is all of the folder. Cost: one read of each file; what has kept its size and
-        time of change since it was last read is remembered beside the cache of data sets.
+        Without a data set of its own these are all files of the folder. Cost: one read of each file; digests of files
+        with unchanged size and time of change are cached next to the cache of data sets.
         """
         return revision(self.digested, digests)
 
@@ -115,7 +115,7 @@ class Copies:
         """The folder that `revision` covers; raises UserError as `find`."""
         return self.folder if self.main is None else self.find(self.main)
 
-    def _there(self) -> list[str]:
+    def _names(self) -> list[str]:
         pattern = "*/*" if self.several else "*"
         names = sorted(
             path.relative_to(self.folder).as_posix() for path in _visible(self.folder.glob(pattern))
@@ -124,7 +124,7 @@ class Copies:
 
 
 def cache_folder() -> Path:
-    """Return where Hugging Face's `datasets` keeps what it has prepared, as that library finds it."""
+    """Return where Hugging Face's `datasets` keeps prepared data, by the rules of that library."""
     home = os.environ.get("HF_HOME") or Path(
         os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
     )
@@ -133,43 +133,43 @@ def cache_folder() -> Path:
 
 
 def revision(folder: Path, digests: Digests) -> str:
-    """Return a digest of the names and contents of a folder's files; hidden ones and their folders do not count."""
+    """Return a digest of the names and contents of a folder's files; hidden files and folders do not count."""
     memory = cache_folder() / "espalier" / f"{digest(str(folder.absolute()))[:16]}.json"
-    known, found = _remembered(memory), {}
+    former, current = _cached_digests(memory), {}
     listing = []
     for name, path in _files(folder):
         try:
-            kept = path.stat()
-            stamp = [kept.st_size, kept.st_mtime_ns]
-            old = known.get(name)
-            content = old[2] if old is not None and old[:2] == stamp else digests.file(path)
+            stat_result = path.stat()
+            stamp = [stat_result.st_size, stat_result.st_mtime_ns]
+            entry = former.get(name)
+            content = entry[2] if entry is not None and entry[:2] == stamp else digests.file(path)
         except OSError as error:
             raise UserError(
                 f"benchmark.path: {str(path)!r} cannot be read: {error.strerror or error}; valid: a whole copy"
             ) from error
-        if time.time_ns() - kept.st_mtime_ns > SETTLED:
-            found[name] = [*stamp, content]
+        if time.time_ns() - stat_result.st_mtime_ns > SETTLED:
+            current[name] = [*stamp, content]
         listing.append((name, content))
-    if found != known:
-        # A cache that cannot be written costs time, no more; whoever prepares data there is told.
+    if current != former:
+        # A cache that cannot be written only costs time; preparing data there reports it.
         with suppress(OSError, StoreLost):
             memory.parent.mkdir(parents=True, exist_ok=True)
-            replace(memory, json.dumps(found).encode())
+            replace(memory, json.dumps(current).encode())
     return digest(listing)
 
 
-def _remembered(memory: Path) -> dict[str, list[object]]:
+def _cached_digests(memory: Path) -> dict[str, list[object]]:
     try:
-        found = read_json(memory)
-        return {str(name): [*mark] for name, mark in found.items() if len(mark) == 3}
+        table = read_json(memory)
+        return {str(name): [*mark] for name, mark in table.items() if len(mark) == 3}
     except FOREIGN:
         return {}
 
 
 def check_place(key: str, folder: Path) -> None:
-    """Raise UserError if a folder to be read whole is a disk, or shows the kernel's own state."""
+    """Raise UserError if a folder to be read entirely is a whole disk or the kernel's state."""
     place = folder.resolve()
-    if place == place.parent or any(place.is_relative_to(one) for one in KERNEL):
+    if place == place.parent or any(place.is_relative_to(root) for root in KERNEL):
         shared = place.is_relative_to("/dev/shm") and place != Path("/dev/shm")
         if not shared:
             raise UserError(
@@ -178,10 +178,10 @@ def check_place(key: str, folder: Path) -> None:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield name and path of each plain file; links in circles are followed once.
+    """Yield name and path of each plain file; circular links are followed once.
 
     Raises:
-        UserError: a folder cannot be listed, a data file is a pipe or the like, or there is no end of them.
+        UserError: a folder cannot be listed, a data file is a pipe or the like, or there are too many files.
     """
 
     def stop(error: OSError) -> None:
@@ -218,10 +218,10 @@ def _is_plain(path: Path) -> bool:
     try:
         mode = path.stat().st_mode
     except OSError:
-        return True  # whoever reads it says what is wrong
+        return True  # the reader reports the problem
     if not stat.S_ISREG(mode) and path.suffix.lower() in DATA:
         raise UserError(
-            f"benchmark.path: {str(path)!r} is no plain file; valid: a folder of plain files"
+            f"benchmark.path: {str(path)!r} is not a plain file; valid: a folder of plain files"
         )
     return stat.S_ISREG(mode)
 

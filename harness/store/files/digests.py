@@ -1,4 +1,4 @@
-"""SHA-256 of files and of plain data: what run keys and calibration files are named after."""
+"""SHA-256 of files and of plain data; run keys and calibration files are named after them."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from typing import Any
 
 @dataclass
 class Digests:
-    """SHA-256 of files, remembered by path, size and time of change so that a sweep reads each weight file once."""
+    """SHA-256 of files, cached by path, size and time of change so that a sweep reads each weight file once."""
 
-    _known: dict[tuple[str, int, int], str] = field(default_factory=dict)
-    _made: dict[Hashable, Any] = field(default_factory=dict)
+    _file_digests: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    _values: dict[Hashable, Any] = field(default_factory=dict)
 
     def file(self, path: Path) -> str:
         """Return the SHA-256 of one file as hex. Cost: one read of the file, once."""
         stat = path.stat()
         key = (str(path), stat.st_size, stat.st_mtime_ns)
-        if key not in self._known:
+        if key not in self._file_digests:
             with path.open("rb") as stream:
-                self._known[key] = hashlib.file_digest(stream, "sha256").hexdigest()
-        return self._known[key]
+                self._file_digests[key] = hashlib.file_digest(stream, "sha256").hexdigest()
+        return self._file_digests[key]
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what `make` gives, the first time; for what is read out of files and does not change in a command."""
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
+        """Return `make()`, computed once per name; for values read from files that do not change during a command."""
+        if name not in self._values:
+            self._values[name] = make()
+        return self._values[name]
 
     def files(self, paths: Iterable[Path], root: Path) -> str:
-        """Return one digest of several files' names (relative to `root`) and contents, in whatever order they come."""
+        """Return one digest of several files' names (relative to `root`) and contents, in any order."""
         listing = sorted((path.relative_to(root).as_posix(), self.file(path)) for path in paths)
         return digest(listing)
 
 
 def digest(content: object) -> str:
-    """Return the SHA-256 of plain data as hex, whatever the order of its keys; NaN is refused with ValueError."""
-    # NaN is refused: it is not equal to itself, so no key could ever be found again.
+    """Return the SHA-256 of plain data as hex, independent of the order of its keys; NaN raises ValueError."""
+    # NaN is refused: it is not equal to itself, so its key could never be looked up again.
     canonical = json.dumps(
         content, sort_keys=True, separators=(",", ":"), allow_nan=False, default=str
     )

@@ -1,4 +1,4 @@
-"""Files that survive the death of process and machine: written whole, flushed, and only then made visible."""
+"""Files that survive the death of process and machine: written in full, flushed, and only then made visible."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from uuid import uuid4
 from espalier.harness.errors import StoreLost
 from espalier.harness.store.files import hosts
 
-#: What a system says that lets this user write neither now nor later.
+#: Error numbers of a folder that this user may not write, now or later.
 REFUSED = frozenset((errno.EACCES, errno.EPERM))
 
-#: Of new files; the umask says who else may write them, as it does of folders.
+#: Mode of new files; the umask decides who else may write them, as for folders.
 MODE = 0o666
 
 
 def append(path: Path, lines: str) -> None:
-    """Write whole lines to the end of a file and return when they are on the disk; a new file is created.
+    """Write whole lines to the end of a file and return when they are on the disk; a missing file is created.
 
     Raises:
-        StoreLost: the disk is full or cannot be written. What it took before is whole but for the last line.
+        StoreLost: the disk is full or cannot be written. Earlier lines are intact; the last new one may be torn.
 
-    Cost: one write and one fsync, one more fsync where the file is new.
+    Cost: one write and one fsync, and one more fsync if the file is new.
     """
-    with _lost(path):
+    with _store_errors(path):
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, MODE)
         try:
             size = os.fstat(file).st_size
-            # A torn line of a killed run is closed off first, or the new line would be glued to it.
+            # First end the torn line of a killed run, or the new line would be appended to it.
             torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
             _write_all(file, (("\n" if torn else "") + lines).encode())
             os.fsync(file)
@@ -42,14 +42,14 @@ def append(path: Path, lines: str) -> None:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file beside `path`, flush it, rename it into place and flush the folder: it appears whole or not at all.
+    """Write a temporary file next to `path`, flush it, rename it into place and flush the folder: all or nothing.
 
     Raises:
-        StoreLost: the disk is full or cannot be written; what was at `path` is still there.
+        StoreLost: the disk is full or cannot be written; the former file at `path` is unchanged.
     """
-    # The name tells whoever finds it after a kill on which machine its writer was.
+    # If the writer is killed, the name still shows on which machine it ran.
     temporary = path.with_name(f".{path.name}-{hosts.kernel()}-{uuid4().hex}")
-    with _lost(path):
+    with _store_errors(path):
         try:
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE)
             try:
@@ -64,12 +64,12 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, and return when its name is on the disk; one that is there is left alone.
+    """Make a folder and its parents, and return when its name is on the disk; an existing folder is not touched.
 
     Raises:
         StoreLost: the disk is full or cannot be written.
     """
-    with _lost(folder):
+    with _store_errors(folder):
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
             sync_folder(folder.parent)
@@ -85,18 +85,18 @@ def sync_folder(folder: Path) -> None:
 
 
 def _write_all(file: int, data: bytes) -> None:
-    # One call appends atomically; the loop only finishes what a nearly full disk cut short.
+    # One call appends atomically; the loop only completes a write that a nearly full disk cut short.
     while data:
         data = data[os.write(file, data) :]
 
 
 @contextmanager
-def _lost(path: Path) -> Iterator[None]:
+def _store_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kept = "finished samples are kept, the same command goes on from them"
+        advice = "finished samples are kept, the same command goes on from them"
         if error.errno in REFUSED:
-            kept = "what the store holds is kept; valid: a store that this user may write"
+            advice = "the store's content is kept; valid: a store that this user may write"
         reason = error.strerror or error
-        raise StoreLost(f"store: {path} cannot be written: {reason}; {kept}") from error
+        raise StoreLost(f"store: {path} cannot be written: {reason}; {advice}") from error

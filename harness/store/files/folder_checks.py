@@ -1,4 +1,4 @@
-"""Checks of folders that a run will write to at its end, made at its start."""
+"""Checks, made at the start of a run, of folders that it writes to at its end."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from espalier.harness.errors import UserError
 
 
 def check_folder(key: str, folder: Path) -> None:
-    """Raise UserError unless files can be made in `folder`, which need not be there yet; nothing is left behind.
+    """Raise UserError unless files can be made in `folder`, which need not exist yet; no file remains.
 
     Args:
-        key: the config key, or the variable, that names the folder.
+        key: the config key or the variable that names the folder.
         folder: the folder.
     """
     try:
-        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-        with tempfile.TemporaryFile(dir=there):
+        existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         raise UserError(
@@ -28,11 +28,11 @@ def check_folder(key: str, folder: Path) -> None:
 
 
 def check_file(key: str, file: Path) -> None:
-    """Raise UserError unless a file can be made or replaced; nothing is left behind.
+    """Raise UserError unless a file can be made or replaced; no file remains.
 
     Args:
         key: the option that names the file.
-        file: it; its folder need not be there yet.
+        file: the file; its folder need not exist yet.
     """
     if os.path.lexists(file) and not file.is_file():
         raise UserError(f"{key}={str(file)!r} is not a file; valid: another path")
@@ -40,13 +40,13 @@ def check_file(key: str, file: Path) -> None:
 
 
 def existing_store(folder: Path, key: str = "--store") -> Path:
-    """Return a store that rows are read from; it has to be there.
+    """Return the folder of an existing store to read rows from.
 
     Raises:
-        UserError: it is not, or is a file.
+        UserError: it does not exist, or is a file.
     """
     if not folder.is_dir():
-        problem = "is no folder" if folder.exists() else "does not exist"
+        problem = "is not a folder" if folder.exists() else "does not exist"
         raise UserError(f"{key}={str(folder)!r} {problem}; valid: a run store, results/demo")
     return folder
 
@@ -55,7 +55,7 @@ def check_files(key: str, stem: Path, suffixes: tuple[str, ...]) -> None:
     """Raise UserError unless `<stem>.<suffix>` can be written for each suffix.
 
     Raises:
-        UserError: the folder cannot be written, the stem has a suffix already, or a folder stands in a file's place.
+        UserError: the folder cannot be written, the stem already has a suffix, or a target exists and is not a file.
     """
     if stem.suffix.lstrip(".") in suffixes:
         raise UserError(

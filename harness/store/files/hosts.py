@@ -1,4 +1,4 @@
-"""Which machine this is, and which process on it: what leases and temporary files say of their owner."""
+"""Identity of this machine and process, as leases and temporary files record it."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import Any
 from uuid import getnode
 
-#: What SLURM tells a job of itself: the array's number and the place in it, or the job's number alone.
+#: Variables that SLURM sets in an array job: the array's number and the job's index in it.
 ARRAY = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
 
 
 @cache
 def kernel() -> str:
-    """Return 8 letters that name the running kernel: processes that share it see each other's locks, no others do.
+    """Return 8 letters that identify the running kernel: only processes that share it see each other's locks.
 
-    Host names will not do: containers of one machine have several, and two clusters may have the same.
+    Host names are not enough: containers of one machine have several, and two clusters may use the same.
     """
     try:
         name = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         name = f"{getnode():012x}"
     return name.replace("-", "")[:8]
 
 
 def describe() -> dict[str, Any]:
-    """Return who this process is: host name, kernel, process, the time, and the SLURM job if it belongs to one."""
+    """Return the identity of this process: host name, kernel, process id, time, and the SLURM job if there is one."""
     array = "_".join(filter(None, map(os.environ.get, ARRAY)))
     return {
         "host": platform.node(),

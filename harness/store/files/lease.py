@@ -1,11 +1,11 @@
-"""Who computes a run, for machines that share its folder: a file that its owner makes longer while it lives.
+"""Leases: files that say which process computes a run, for machines that share its folder.
 
-The first line of `<run>/lease` says who owns the run; behind it stands one letter for each heartbeat, so that the size
-of the file counts them. A watcher calls an owner dead whose file has not grown for `expiry` seconds of the watcher's
-own clock: clocks of two machines are never compared. Whoever follows a dead owner first creates `lease.<its id>`, which
-only one of several watchers can, and then renames that over the lease: no moment has two owners or none. Such a
-successor is a lease itself, so one that died on the way is followed as any other. Nothing rests on locks of the file
-system.
+The first line of `<run>/lease` names the owner; after it the owner appends one byte per heartbeat, so the file's size
+counts heartbeats. A watcher takes an owner for dead if the file has not grown for `expiry` seconds of the watcher's own
+clock: clocks of two machines are never compared. To replace a dead owner, a process first creates `lease.<owner id>`,
+which only one watcher can, and then renames it over the lease, so that at no moment two owners or none exist. Such a
+successor file is itself a lease, so a successor that died on the way is replaced in the same manner. Nothing depends on
+locks of the file system.
 """
 
 from __future__ import annotations
@@ -27,134 +27,141 @@ from uuid import uuid4
 from espalier.harness.errors import UserError, tell_once
 from espalier.harness.store.files import durable, hosts
 
-#: An owner whose last heartbeat is this many times `expiry` older than a file made just now, by the file system's own
-#: times, need not be watched: no clocks of one site differ by that.
-LONG = 10
+#: An owner is dead without watching if its last heartbeat is this many times `expiry` older than a new file, by the
+#: file system's own times: clocks of one site never differ by that much.
+STALE_FACTOR = 10
 
-#: How many heartbeats at least must fail before an owner counts as dead.
-BEATS = 3
+#: Minimum number of missing heartbeats before an owner counts as dead.
+MIN_BEATS = 3
 
 
 @dataclass(frozen=True)
 class Terms:
-    """How often an owner says that it lives, and after how much silence it counts as dead, both in seconds."""
+    """How often an owner writes a heartbeat, and after how much silence it counts as dead, both in seconds."""
 
     beat: float = 10.0
     expiry: float = 60.0
 
     def __post_init__(self) -> None:
-        """Raise UserError unless an owner has several beats before it counts as dead."""
+        """Raise UserError unless several heartbeats fit into `expiry`."""
         if not 0 < self.beat < float("inf"):
             raise UserError(f"lease.beat={self.beat:g} must be above 0, in seconds")
-        if not BEATS * self.beat <= self.expiry < float("inf"):
+        if not MIN_BEATS * self.beat <= self.expiry < float("inf"):
             raise UserError(
-                f"lease.expiry={self.expiry:g} must be at least {BEATS} times lease.beat={self.beat:g}; "
-                f"valid: {BEATS * self.beat:g} and more"
+                f"lease.expiry={self.expiry:g} must be at least {MIN_BEATS} times lease.beat={self.beat:g}; "
+                f"valid: {MIN_BEATS * self.beat:g} and more"
             )
 
 
-#: The file of a run that says who computes it.
+#: Name of the lease file in the folder of a run.
 LEASE = "lease"
 
-#: Bytes of a lease that are read: its first line, and heartbeats.
-LINE = 1 << 16
+#: Bytes read of a lease: enough for its first line.
+HEAD_BYTES = 1 << 16
 
-#: Unless a config says otherwise.
-USUAL = Terms()
+#: The default of the config.
+DEFAULT_TERMS = Terms()
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a lease file says at one moment.
+class LeaseState:
+    """The content of a lease file at one moment.
 
     Attributes:
-        number: of the file itself (inode).
+        inode: inode of the file.
         size: grows by one with each heartbeat.
-        beaten: when it grew last, by the file system's clock.
-        owner: its first line; empty where that is torn or damaged.
+        beat_time: time of the last heartbeat, by the file system's clock.
+        owner: its first line; empty if that is torn or damaged.
     """
 
-    number: int
+    inode: int
     size: int
-    beaten: float
+    beat_time: float
     owner: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
-        """What no other lease has; a torn one says nothing, and has the number of its file."""
-        told = self.owner.get("id")
-        return told if isinstance(told, str) and told.isalnum() else str(self.number)
+        """Unique id of the lease; the inode if the first line is torn."""
+        lease_id = self.owner.get("id")
+        return lease_id if isinstance(lease_id, str) and lease_id.isalnum() else str(self.inode)
 
-    def expiry(self, otherwise: float) -> float:
-        """Return after how many seconds of silence the owner wants to be called dead."""
-        told = self.owner.get("expiry")
-        return float(told) if isinstance(told, int | float) and 0 < told < math.inf else otherwise
+    def expiry(self, default: float) -> float:
+        """Return after how many seconds of silence the owner counts as dead, by its own terms."""
+        seconds = self.owner.get("expiry")
+        return (
+            float(seconds)
+            if isinstance(seconds, int | float) and 0 < seconds < math.inf
+            else default
+        )
 
 
-def look(path: Path) -> Seen | None:
-    """Return what a lease file says; None where there is none.
+def read_lease(path: Path) -> LeaseState | None:
+    """Return the content of a lease file, or None if it does not exist.
 
     Raises:
-        UserError: what stands there is no file, or cannot be looked at.
+        UserError: the path is not a file, or cannot be read.
     """
     try:
-        # Opened for each look: network file systems ask the server then, and not for the attributes of a path. A pipe
-        # would never end.
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        # Opened each time: network file systems ask the server on open, but not for the attributes of a path.
+        # Non-blocking: reading a pipe would never end.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     except OSError as error:
-        return _unopened(path, error)
+        return _unreadable_lease(path, error)
     try:
-        state = os.fstat(file)
-        line = os.read(file, LINE) if stat.S_ISREG(state.st_mode) else b""
+        stat_result = os.fstat(descriptor)
+        head = os.read(descriptor, HEAD_BYTES) if stat.S_ISREG(stat_result.st_mode) else b""
     except OSError as error:
-        raise _no_lease(path, error.strerror or str(error)) from error
+        raise _lease_error(path, error.strerror or str(error)) from error
     finally:
-        os.close(file)
-    if not stat.S_ISREG(state.st_mode):
-        raise _no_lease(path, "it is no file")
+        os.close(descriptor)
+    if not stat.S_ISREG(stat_result.st_mode):
+        raise _lease_error(path, "it is not a file")
     owner: Any = None
     with suppress(ValueError, RecursionError):
-        owner = json.loads(line.partition(b"\n")[0])
-    return Seen(
-        state.st_ino, state.st_size, state.st_mtime, owner if isinstance(owner, dict) else {}
+        owner = json.loads(head.partition(b"\n")[0])
+    return LeaseState(
+        stat_result.st_ino,
+        stat_result.st_size,
+        stat_result.st_mtime,
+        owner if isinstance(owner, dict) else {},
     )
 
 
-def _unopened(path: Path, error: OSError) -> Seen | None:
-    """Return what a file has that another user keeps to himself: it grows as any other."""
+def _unreadable_lease(path: Path, error: OSError) -> LeaseState | None:
+    """Return the state of a lease that another user made unreadable: its size and times are still visible."""
     try:
-        state = path.stat()
+        stat_result = path.stat()
     except FileNotFoundError:
         return None
     except OSError:
-        state = None
-    if state is None or not stat.S_ISREG(state.st_mode):
-        raise _no_lease(path, error.strerror or str(error)) from error
-    return Seen(state.st_ino, state.st_size, state.st_mtime)
+        stat_result = None
+    if stat_result is None or not stat.S_ISREG(stat_result.st_mode):
+        raise _lease_error(path, error.strerror or str(error)) from error
+    return LeaseState(stat_result.st_ino, stat_result.st_size, stat_result.st_mtime)
 
 
-def _no_lease(path: Path, reason: str) -> UserError:
+def _lease_error(path: Path, reason: str) -> UserError:
     return UserError(
         f"store: {path} cannot be read as a lease ({reason}); valid: removing it, or the right to read it"
     )
 
 
 def file_time(folder: Path) -> float:
-    """Return the time by the clock that gives the files of a folder theirs. Cost: one file without a name."""
+    """Return the current time by the clock of the folder's file system. Cost: one file without a name."""
     with tempfile.TemporaryFile(dir=folder) as file:
         return os.fstat(file.fileno()).st_mtime
 
 
 @dataclass
 class Lease:
-    """The right to compute one run, held until `release`; a thread of its own says every `beat` seconds that it is.
+    """The right to compute one run, held until `release`; a thread writes a heartbeat every `beat` seconds.
 
     Args:
         path: the lease file, open in `file`.
         file: its descriptor.
-        terms: how often to beat.
+        terms: how often to write a heartbeat.
     """
 
     path: Path
@@ -162,60 +169,61 @@ class Lease:
     terms: Terms
 
     def __post_init__(self) -> None:
-        """Begin to beat."""
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._live, daemon=True, name="lease")
+        """Start the heartbeat."""
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="lease")
         self._thread.start()
 
     @property
-    def held(self) -> bool:
-        """Whether the file is still this one: whoever slept too long, or was cut off, may have lost it."""
+    def is_held(self) -> bool:
+        """Whether the lease file is still this one: a process that slept too long or was cut off may have lost it."""
         try:
             return self.path.stat().st_ino == os.fstat(self.file).st_ino
         except FileNotFoundError:
             return False
 
     def release(self) -> None:
-        """Let others have the run."""
-        self._over.set()
+        """Release the run for other processes."""
+        self._stopped.set()
         self._thread.join()
-        held = self.held
+        still_owner = self.is_held
         # A network file system keeps a removed file under another name while it is open.
         os.close(self.file)
-        if held:
+        if still_owner:
             self.path.unlink(missing_ok=True)
 
-    def _live(self) -> None:
-        while not self._over.wait(self.terms.beat):
+    def _beat(self) -> None:
+        while not self._stopped.wait(self.terms.beat):
             try:
-                if not self.held:
+                if not self.is_held:
                     tell_once(
-                        f"run {self.path.parent} was taken over by another command; both go on, either's row is whole"
+                        f"run {self.path.parent} was taken over by another command; "
+                        "both continue, and either row is complete"
                     )
                     return
                 os.write(self.file, b".")
                 os.fsync(self.file)
             except OSError as error:
-                # The run itself stops with its next answer if the disk is gone for good.
+                # If the disk stays away, the run itself stops at its next answer.
                 tell_once(f"lease of run {self.path.parent}: {error.strerror or error}")
 
 
-def create(path: Path, terms: Terms, more: Mapping[str, Any]) -> int:
-    """Make a lease file and return its descriptor.
+def create(path: Path, terms: Terms, extra: Mapping[str, Any]) -> int:
+    """Create a lease file and return its descriptor.
 
     Args:
         path: the lease file.
-        terms: of the new owner; they stand in the file, for whoever watches it.
-        more: what else its first line says.
+        terms: of the new owner; they are stored in the file for watchers.
+        extra: further entries of its first line.
 
     Raises:
-        FileExistsError: there is one.
+        FileExistsError: the file exists.
         OSError: the disk does not take it.
     """
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, durable.MODE)
     try:
         owner = {"id": uuid4().hex, **hosts.describe(), "beat": terms.beat, "expiry": terms.expiry}
-        os.write(file, f"{json.dumps(owner | dict(more))}\n".encode())
+        os.write(file, f"{json.dumps(owner | dict(extra))}\n".encode())
         os.fsync(file)
     except OSError:
         os.close(file)
@@ -224,103 +232,104 @@ def create(path: Path, terms: Terms, more: Mapping[str, Any]) -> int:
     return file
 
 
-def successor(path: Path, seen: Seen) -> Path:
-    """Return the file that whoever follows an owner must create first."""
-    return path.with_name(f"{LEASE}.{seen.id}")
+def successor(path: Path, state: LeaseState) -> Path:
+    """Return the file that a process must create before it may replace an owner."""
+    return path.with_name(f"{LEASE}.{state.id}")
 
 
 def stale_successors(path: Path) -> list[Path]:
-    """Return the files of those who came too late to follow somebody, and died before they took them back.
+    """Return successor files left by processes that came too late to replace an owner and then died.
 
     Args:
-        path: a lease that is held: whoever follows its owner is not among them.
+        path: a lease that is held; the successor file of its current owner is not included.
     """
-    seen = look(path)
-    own = None if seen is None else successor(path, seen)
-    return [one for one in sorted(path.parent.glob(f"{LEASE}.*")) if one != own]
+    state = read_lease(path)
+    expected = None if state is None else successor(path, state)
+    return [file for file in sorted(path.parent.glob(f"{LEASE}.*")) if file != expected]
 
 
-class Watch:
-    """Judges whether the owner of a lease lives, by looking at it again and again."""
+class OwnerWatch:
+    """Decides whether the owner of a lease lives, by reading it repeatedly."""
 
     def __init__(self, path: Path, terms: Terms) -> None:
         self._path, self._terms = path, terms
-        self._last: Seen | None = None
+        self._last: LeaseState | None = None
         self._since = 0.0
 
-    def dead(self, seen: Seen) -> bool:
-        """Say whether the owner has been silent for long enough. Cost: one file on the first look."""
-        expiry, now = seen.expiry(self._terms.expiry), time.monotonic()
-        if seen != self._last:
-            self._last, self._since = seen, now
-            return file_time(self._path.parent) - seen.beaten > LONG * expiry
+    def dead(self, state: LeaseState) -> bool:
+        """Return whether the owner has been silent for long enough. Cost: one file on the first call."""
+        expiry, now = state.expiry(self._terms.expiry), time.monotonic()
+        if state != self._last:
+            self._last, self._since = state, now
+            return file_time(self._path.parent) - state.beat_time > STALE_FACTOR * expiry
         return now - self._since > expiry
 
     @property
     def silent(self) -> bool:
-        """Whether the owner may be dead: two heartbeats at least did not come."""
+        """Whether the owner may be dead: at least two heartbeats are missing."""
         return time.monotonic() - self._since > 2 * self._terms.beat
 
 
 def take(
-    path: Path, terms: Terms, patience: float, alone: bool, more: Mapping[str, Any]
+    path: Path, terms: Terms, patience: float, sole_process: bool, extra: Mapping[str, Any]
 ) -> tuple[Lease | None, bool]:
-    """Return the lease of a run, or None if another owner lives; and whether an owner of another machine is followed.
+    """Return the lease of a run, or None if another owner lives; and whether it was taken over from another machine.
 
     Args:
         path: the lease file.
         terms: of the new owner.
-        patience: seconds to wait for an owner that lives; one that is silent is watched until that is decided.
-        alone: whether no other process of this machine can hold the run: one that did is dead then.
-        more: what else the lease says.
+        patience: seconds to wait for an owner that lives; a silent one is watched until it is known to be alive or
+            dead.
+        sole_process: whether no other process of this machine can hold the run, so that a former owner here is dead.
+        extra: further entries of the lease.
 
     Raises:
         OSError: the disk does not take the file.
     """
-    file, foreign = _own(path, terms, patience, alone, more)
+    file, foreign = _acquire(path, terms, patience, sole_process, extra)
     return (None if file is None else Lease(path, file, terms)), foreign
 
 
-def _own(
-    path: Path, terms: Terms, patience: float, alone: bool, more: Mapping[str, Any]
+def _acquire(
+    path: Path, terms: Terms, patience: float, sole_process: bool, extra: Mapping[str, Any]
 ) -> tuple[int | None, bool]:
-    """Return what `take` does, with a descriptor in place of the lease."""
-    watch, start = Watch(path, terms), time.monotonic()
+    """Return the result of `take`, with a descriptor in place of the lease."""
+    watch, start = OwnerWatch(path, terms), time.monotonic()
     while True:
         try:
-            return create(path, terms, more), False
+            return create(path, terms, extra), False
         except FileExistsError:
-            seen = look(path)
-        if seen is None:
+            state = read_lease(path)
+        if state is None:
             continue
-        died_here = alone and seen.owner.get("kernel") == hosts.kernel()
-        if died_here or watch.dead(seen):
-            after = successor(path, seen)
-            file, _ = _own(after, terms, patience, alone, more)
+        owner_died_here = sole_process and state.owner.get("kernel") == hosts.kernel()
+        if owner_died_here or watch.dead(state):
+            successor_path = successor(path, state)
+            file, _ = _acquire(successor_path, terms, patience, sole_process, extra)
             if file is None:
                 return None, False
-            if _follows(after, path, seen):
-                return file, not died_here
+            if _replace_owner(successor_path, path, state):
+                return file, not owner_died_here
             os.close(file)
-            after.unlink(missing_ok=True)
+            successor_path.unlink(missing_ok=True)
             continue
         waited = time.monotonic() - start
-        # Whoever waits at all waits until it is known whether the owner lives.
-        if patience == 0 or (waited >= max(patience, BEATS * terms.beat) and not watch.silent):
+        # With any patience at all, wait until the owner is known to be alive or dead.
+        if patience == 0 or (waited >= max(patience, MIN_BEATS * terms.beat) and not watch.silent):
             return None, False
         time.sleep(min(terms.beat, 1.0) / 4)
 
 
-def _follows(after: Path, path: Path, seen: Seen) -> bool:
-    """Put a successor in the place of the lease that it follows; say whether it could.
+def _replace_owner(successor_path: Path, path: Path, state: LeaseState) -> bool:
+    """Rename a successor file over the lease that it replaces; return whether that succeeded.
 
-    It could not if the owner gave a sign of life, or another one is in its place: then this file was made after that
-    one had been renamed. As long as it is there, nobody else follows the same owner.
+    It fails if the owner wrote another heartbeat, or if a new owner is already in its place: then this file was made
+    after the rename. While this file exists, no other process can replace the same owner.
     """
-    if look(path) != seen:
+    if read_lease(path) != state:
         return False
     try:
-        os.replace(after, path)
-    except FileNotFoundError:  # a new owner has cleared it away
+        os.replace(successor_path, path)
+    except FileNotFoundError:  # a new owner has removed it
         return False
     return True

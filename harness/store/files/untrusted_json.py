@@ -1,4 +1,4 @@
-"""Files that others wrote: read without waiting for what is none, and parsed without numbers that JSON lacks."""
+"""Files written by other programs: read without blocking on pipes, and parsed without NaN and infinity."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return what is in a file.
+    """Return the content of a file.
 
     Raises:
-        OSError: it is not there, or cannot be read.
+        OSError: it does not exist, or cannot be read.
         ValueError: it is a pipe, a device or a folder; reading such may never end.
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
@@ -22,10 +22,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a file of JSON holds; raises what `read_bytes` does, ValueError and RecursionError."""
+    """Return the content of a JSON file; raises as `read_bytes`, ValueError and RecursionError."""
     return json.loads(read_bytes(path), parse_constant=refuse_constant)
 
 
 def refuse_constant(name: str) -> Any:
-    """Refuse NaN and infinity, which Python reads and JSON has not."""
-    raise ValueError(f"it holds {name}, which is no JSON")
+    """Refuse NaN and infinity, which Python reads but JSON does not have."""
+    raise ValueError(f"it holds {name}, which is not JSON")

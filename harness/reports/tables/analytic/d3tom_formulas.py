@@ -80,7 +80,7 @@ def tera(cost: DenoisingCost, cell: Cell) -> float:
     if found := LABEL.fullmatch(method):
         method, layer = "D3ToM", int(found[1])
     runs = {
-        "LaViDa": cost.whole,
+        "LaViDa": cost.unreduced,
         "FastV": lambda: cost.pruning(ratio, layer),
         "PDrop": lambda: cost.pyramid(ratio),
         "VisionZip": lambda: cost.before(ratio),

@@ -1,0 +1,1 @@
+"""Calculations on formulas and simulated clocks; no model is loaded."""
