@@ -11,8 +11,8 @@ from rich.table import Table
 from espalier.harness.specs.comparable import brief, differences
 from espalier.harness.specs.comparable import name as curve_name
 from espalier.harness.errors import plain_values
-from espalier.harness.reports.curves.terminal_columns import Column, below, beside, fits
-from espalier.harness.reports.curves.speculative_table import lines, tables_of
+from espalier.harness.reports.curves.terminal_columns import TerminalColumn, stacked_tables, side_by_side, fits
+from espalier.harness.reports.curves.speculative_table import summary_lines, tables_of
 from espalier.harness.store.unparsed_mark import FOOTNOTE, is_marked, mark
 
 #: Beside rows of cache compressors whose scores tell nothing of them.
@@ -45,60 +45,60 @@ def print_rows(rows: Sequence[Mapping[str, Any]], stream: TextIO, full: bool) ->
 
 
 def _tables(rows: Sequence[Mapping[str, Any]], width: int) -> list[RenderableType]:
-    """Return one table; or, where that is too wide, for each benchmark what was scored and below it what that cost."""
+    """Return one table; or, where that is too wide, for each benchmark the scores and below them the costs."""
     models = ", ".join(dict.fromkeys(row["model"] for row in rows))
     names, counts = _names(rows, rows), _counts(rows)
-    metrics = Column(
+    metrics = TerminalColumn(
         "metric",
         tuple(_metric(*_headline_first(row)[0]) + mark(is_marked(row)) for row in rows),
         "left",
     )
-    benchmarks = Column("benchmark", tuple(row["benchmark"] for row in rows), "left")
-    status = Column("", tuple(row["status"] for row in rows))
+    benchmarks = TerminalColumn("benchmark", tuple(row["benchmark"] for row in rows), "left")
+    status = TerminalColumn("", tuple(row["status"] for row in rows))
     columns = [benchmarks, *names, metrics, *counts, *_costs(rows), status]
     if fits(columns, width):
         title = f"{models}: headline metric ± standard error; median ms a sample (decode: a token)"
-        return [beside(columns, title)]
+        return [side_by_side(columns, title)]
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["benchmark"], _headline_first(row)[0][0]), []).append(row)
     parts: list[RenderableType] = []
     for (benchmark, headline), group in groups.items():
-        scores = Column(
+        scores = TerminalColumn(
             headline,
             tuple(_score(_headline_first(row)[0][1]) + mark(is_marked(row)) for row in group),
             "left",
         )
-        states = Column("status", tuple(row["status"] for row in group), "left")
+        states = TerminalColumn("status", tuple(row["status"] for row in group), "left")
         title = f"{models}, {benchmark}: median ms a sample (decode: a token)"
         values = [scores, *_counts(group), states], _costs(group)
-        parts += below(_names(group, rows), values, width, title)
+        parts += stacked_tables(_names(group, rows), values, width, title)
     return parts
 
 
-def _names(group: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+def _names(group: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[TerminalColumn]:
     methods = tuple(" ".join([_method(row), *_apart(row, rows)]) for row in group)
     ratios = tuple(f"{row['ratio']:g}" for row in group)
-    return [Column("method", methods, "left"), Column("ratio", ratios)]
+    return [TerminalColumn("method", methods, "left"), TerminalColumn("ratio", ratios)]
 
 
-def _counts(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+def _counts(rows: Sequence[Mapping[str, Any]]) -> list[TerminalColumn]:
     caches = [row["extra"].get("cache") for row in rows]
     left = tuple("-" if cache is None else f"{cache['share']:.1%}" for cache in caches)
     return [
-        Column("n", tuple(str(row["n_samples"]) for row in rows)),
-        Column("kept", tuple(f"{row['tokens']['kept_final']:.4g}" for row in rows)),
-        *([Column("cache", left)] if any(caches) else []),
-        Column("FLOPs", tuple(f"{row['flops']['share_of_full']:.0%}" for row in rows)),
+        TerminalColumn("n", tuple(str(row["n_samples"]) for row in rows)),
+        TerminalColumn("kept", tuple(f"{row['tokens']['kept_final']:.4g}" for row in rows)),
+        *([TerminalColumn("cache", left)] if any(caches) else []),
+        TerminalColumn("FLOPs", tuple(f"{row['flops']['share_of_full']:.0%}" for row in rows)),
     ]
 
 
-def _costs(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+def _costs(rows: Sequence[Mapping[str, Any]]) -> list[TerminalColumn]:
     times = zip(*map(_times, rows), strict=True)
     headings = ("vision", "select", "prefill", "decode")
     return [
-        *(Column(heading, cells) for heading, cells in zip(headings, times, strict=True)),
-        Column("KV", tuple(_bytes(row["memory"]["kv_bytes"]) for row in rows)),
+        *(TerminalColumn(heading, cells) for heading, cells in zip(headings, times, strict=True)),
+        TerminalColumn("KV", tuple(_bytes(row["memory"]["kv_bytes"]) for row in rows)),
     ]
 
 
@@ -150,7 +150,7 @@ def _sheet(row: Mapping[str, Any]) -> Table:
     speedup = extra.get("speedup")
     if speedup:
         table.add_row("speed-up", _gain(speedup))
-    for heading, text in lines(row):
+    for heading, text in summary_lines(row):
         table.add_row(heading, text)
     return table
 

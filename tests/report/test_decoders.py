@@ -27,7 +27,7 @@ from espalier.harness.reports.curves.decoder_rows import (
     decoders,
     guidances,
     ratios,
-    read_cells,
+    read_decoders,
 )
 from espalier.harness.specs.catalogue import names_of
 from espalier.harness.specs.run_spec import RunSpec
@@ -229,10 +229,10 @@ def test_several_models_must_be_told_apart(tmp_path: Path) -> None:
     add(tmp_path, "pearl", 0, overlap=True)
     add(tmp_path, "pearl", 0, overlap=True, model="huge")
     with pytest.raises(UserError, match="valid for --model: huge, tiny"):
-        read_cells(tmp_path)
-    assert [cell.row["model"] for cell in read_cells(tmp_path, "huge")] == ["huge"]
+        read_decoders(tmp_path)
+    assert [cell.row["model"] for cell in read_decoders(tmp_path, "huge")] == ["huge"]
     with pytest.raises(UserError, match="--model"):
-        read_cells(tmp_path, "large")
+        read_decoders(tmp_path, "large")
 
 
 def test_rows_of_one_setting_are_compared_and_the_newest_counts(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_rows_of_one_setting_are_compared_and_the_newest_counts(tmp_path: Path) 
     add(tmp_path, "vanilla_sd", 0)
     add(tmp_path, "vanilla_sd", 0, three)
     add(tmp_path, "onsd", 1, draft="other")
-    found = decoders(read_cells(tmp_path))["captions"]
+    found = decoders(read_decoders(tmp_path))["captions"]
     # Three answers, or another draft, are no measure of the others.
     assert [(cell.name, cell.row["n_samples"]) for cell in found] == [
         ("vanilla_sd", 2),
@@ -254,7 +254,7 @@ def test_rows_of_one_setting_are_compared_and_the_newest_counts(tmp_path: Path) 
 def test_a_row_with_a_speedup_counts_before_a_newer_one_without(tmp_path: Path) -> None:
     older = add(tmp_path, "vanilla_sd", 0)
     add(tmp_path, "vanilla_sd", 0, (decoded(3, 4, compared=False), decoded(1, 2, compared=False)))
-    assert [cell.path for cell in decoders(read_cells(tmp_path))["captions"]] == [older]
+    assert [cell.path for cell in decoders(read_decoders(tmp_path))["captions"]] == [older]
 
 
 def test_taking_turns_is_no_measure_of_side_by_side(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_taking_turns_is_no_measure_of_side_by_side(tmp_path: Path) -> None:
     for ratio in (0.5, 0.9):
         guided(tmp_path, ratio, transport="sequential")
     guided(tmp_path, 0.9, transport="sequential", params={"guidance": "uniform"})
-    cells = read_cells(tmp_path)
+    cells = read_decoders(tmp_path)
     assert [cell.name for cell in decoders(cells)["captions"]] == ["vanilla_sd"]
     assert ratios(cells) == []
     assert len(guidances(cells)) == 3
@@ -273,7 +273,7 @@ def test_decoders_are_compared_at_the_ratio_that_most_have(tmp_path: Path) -> No
     add(tmp_path, "vanilla_sd", 0)
     for ratio in (0, 0.25, 0.75):  # as many at 0.25 as at 0.75 without std
         guided(tmp_path, ratio)
-    found = decoders(read_cells(tmp_path))["captions"]
+    found = decoders(read_decoders(tmp_path))["captions"]
     expected = [("vanilla_sd", 0), ("std", 0.75), ("parallelvlm", 0.75)]
     assert [(cell.name, cell.ratio) for cell in found] == expected
 
@@ -283,7 +283,7 @@ def test_windows_are_not_mixed_along_a_line(tmp_path: Path) -> None:
         guided(tmp_path, ratio)
     guided(tmp_path, 0.5, params={"gamma": 2})
     guided(tmp_path, 1, params={"guidance": "none", "text_only": True})
-    found = ratios(read_cells(tmp_path))
+    found = ratios(read_decoders(tmp_path))
     assert [(cell.ratio, cell.params["gamma"]) for cell in found] == [
         (ratio, "auto") for ratio in (0, 0.5, 0.9, 1)
     ]
@@ -293,7 +293,7 @@ def test_acceptance_is_pooled_and_its_interval_resamples_answers(tmp_path: Path)
     add(tmp_path, "pearl", records=(decoded(3, 4), decoded(1, 2), decoded(4, 4)))
     add(tmp_path, "pearl", 0.9, records=(decoded(3, 4), decoded(1, 2)), journal=False)
     add(tmp_path, "autoregressive", 0, (decoded(0, 0),) * 2)
-    three, bare, nobody = sorted(read_cells(tmp_path), key=lambda cell: cell.path)
+    three, bare, nobody = sorted(read_decoders(tmp_path), key=lambda cell: cell.path)
     found = acceptance(three)
     assert found is not None
     assert found.value == pytest.approx(three.block["acceptance"]) == pytest.approx(0.8)
@@ -307,7 +307,7 @@ def test_acceptance_is_pooled_and_its_interval_resamples_answers(tmp_path: Path)
 
 def test_pictures_say_what_their_rows_say(tmp_path: Path) -> None:
     full_store(tmp_path)
-    cells = read_cells(tmp_path)
+    cells = read_decoders(tmp_path)
     fast = [c for c in decoders(cells)["captions"] if c.block["speedup_decode"] is not None]
     bars = draw_decoders({"captions": fast}).axes[0]
     widths = [bar.get_width() for bar in bars.patches if isinstance(bar, Rectangle)]

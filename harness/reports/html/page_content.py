@@ -10,12 +10,12 @@ from espalier.harness.reports.curves.curve_points import (
     CONTROLS,
     FULL,
     Curve,
-    Panel,
-    Point,
+    CurvePanel,
+    CurvePoint,
     panel_of,
 )
 from espalier.harness.reports.curves.plot_style import looks, readable
-from espalier.harness.reports.curves.stored_rows import Stored
+from espalier.harness.reports.curves.stored_rows import StoredResult
 from espalier.harness.reports.html.page_rows import Gathered, case_of
 from espalier.harness.specs.comparable import Row, name
 from espalier.harness.stats import Interval
@@ -55,7 +55,7 @@ def kind_of(row: Row) -> str:
     return KINDS[3] if inside else KINDS[2]
 
 
-def lines(rows: Sequence[Stored]) -> dict[str, Any]:
+def lines(rows: Sequence[StoredResult]) -> dict[str, Any]:
     """Return columns with a line for each row: numbers, and texts as places in a list of their own."""
     texts: dict[str, list[str]] = {key: [] for key in TEXTS}
     places: dict[str, dict[str, int]] = {key: {} for key in TEXTS}
@@ -101,7 +101,7 @@ def panels(found: Gathered) -> list[dict[str, Any]]:
 
     Drafts and denoised answers have their own pictures: a ratio means something else there.
     """
-    groups: dict[tuple[str, str, str], list[Stored]] = {}
+    groups: dict[tuple[str, str, str], list[StoredResult]] = {}
     for one in found.rows:
         if not one.row["extra"].get("speculative") and not one.row["extra"].get("diffusion"):
             key = (one.row["model"], one.row["benchmark"], one.row["budget_rule"])
@@ -120,7 +120,7 @@ def panels(found: Gathered) -> list[dict[str, Any]]:
     return shown
 
 
-def _panel(panel: Panel, model: str, rule: str, kinds: dict[str, str]) -> dict[str, Any]:
+def _panel(panel: CurvePanel, model: str, rule: str, kinds: dict[str, str]) -> dict[str, Any]:
     return {
         "model": model,
         "benchmark": panel.benchmark,
@@ -141,19 +141,19 @@ def _curve(curve: Curve, kind: str) -> dict[str, Any]:
     }
 
 
-def _point(point: Point) -> dict[str, Any]:
+def _point(point: CurvePoint) -> dict[str, Any]:
     return {
         "ratio": point.ratio,
         "flops": _short(point.flops),
         "score": _ends(point.score),
         "retention": _ends(point.retention),
         "gain": _ends(point.gain),
-        "chance": _short(point.chance),
+        "chance": _short(point.corrected_pvalue),
         "unread": int(point.unread),
     }
 
 
-def styles(rows: Iterable[Stored]) -> dict[str, dict[str, Any]]:
+def styles(rows: Iterable[StoredResult]) -> dict[str, dict[str, Any]]:
     """Return how each curve is drawn, by its name."""
     return looks((name(one.row), kind_of(one.row) in ("control", "unpruned")) for one in rows)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from espalier.harness.errors import UserError
-from espalier.harness.reports.curves.stored_rows import Stored
+from espalier.harness.reports.curves.stored_rows import StoredResult
 from espalier.harness.specs.comparable import CELL, Row, identity, name
 from espalier.harness.store import RunDir, Unreadable
 from espalier.harness.store.files.digests import digest
@@ -19,7 +19,7 @@ from espalier.harness.store.parquet_tables import is_table, read_tables
 class Gathered:
     """Rows, the oldest first; what was left out and what must be known of the rest, each with its cases by reason."""
 
-    rows: list[Stored] = field(default_factory=list)
+    rows: list[StoredResult] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
 
@@ -68,10 +68,10 @@ def case_of(row: Row) -> str:
     )
 
 
-def _read(store: Path, found: Gathered) -> Iterable[tuple[float, Stored]]:
+def _read(store: Path, found: Gathered) -> Iterable[tuple[float, StoredResult]]:
     if is_table(store):
         for number, (row, told) in enumerate(read_tables(store)):
-            yield float(number), Stored(store / row["run_key"], row, told)
+            yield float(number), StoredResult(store / row["run_key"], row, told)
         return
     for folder in sorted(one for one in (store / "runs").glob("*") if one.is_dir()):
         run = RunDir(folder)
@@ -86,12 +86,12 @@ def _read(store: Path, found: Gathered) -> Iterable[tuple[float, Stored]]:
         elif lacking:
             found.drop("the row is not whole", f"{folder.name} lacks {', '.join(lacking)}")
         else:
-            yield run.committed, Stored(folder, own)
+            yield run.committed, StoredResult(folder, own)
 
 
 def _newest(
-    rows: Sequence[Stored], key: Callable[[Row], Hashable], reason: str, found: Gathered
-) -> list[Stored]:
+    rows: Sequence[StoredResult], key: Callable[[Row], Hashable], reason: str, found: Gathered
+) -> list[StoredResult]:
     newest = {key(one.row): one for one in rows}
     kept = {id(one) for one in newest.values()}
     for one in rows:
@@ -100,14 +100,14 @@ def _newest(
     return [one for one in rows if id(one) in kept]
 
 
-def _telling(rows: Sequence[Stored], found: Gathered) -> list[Stored]:
+def _telling(rows: Sequence[StoredResult], found: Gathered) -> list[StoredResult]:
     for one in rows:
         if "settings" not in one.row:
             found.drop("the row is of an older version and tells no settings", case_of(one.row))
     return [one for one in rows if "settings" in one.row]
 
 
-def _under(rows: Sequence[Stored], positions: str, found: Gathered) -> list[Stored]:
+def _under(rows: Sequence[StoredResult], positions: str, found: Gathered) -> list[StoredResult]:
     """Return the rows under a position policy, and those that it does not concern."""
     kept = []
     for one in rows:
@@ -120,7 +120,7 @@ def _under(rows: Sequence[Stored], positions: str, found: Gathered) -> list[Stor
     return kept
 
 
-def _of_most_samples(rows: Sequence[Stored], found: Gathered) -> list[Stored]:
+def _of_most_samples(rows: Sequence[StoredResult], found: Gathered) -> list[StoredResult]:
     """Return, of each model and benchmark, the rows with the most samples: only these can be paired."""
 
     def group(row: Row) -> tuple[str, str]:

@@ -35,7 +35,7 @@ DEFAULT = "results"
 
 if TYPE_CHECKING:
     # Brings in torch and scipy, seconds and half a gigabyte that rows alone need not wait for.
-    from espalier.harness.reports.curves.curve_points import Point
+    from espalier.harness.reports.curves.curve_points import CurvePoint
     from espalier.harness.stats import Interval
 
 Row = Mapping[str, Any]
@@ -131,13 +131,13 @@ def compare(
         UserError: as `espalier.harness.reports.curves.curve_points.read_panels`.
     """
     # It brings in torch and scipy.
-    from espalier.harness.reports.curves.curve_points import Point, read_panels
+    from espalier.harness.reports.curves.curve_points import CurvePoint, read_panels
 
     lines: list[dict[str, Any]] = []
     for panel in read_panels(_folder(path), benchmarks, model, rule, where=where):
         told = {"benchmark": panel.benchmark, "metric": panel.metric, "n_samples": panel.n_samples}
         if panel.full is not None:
-            whole = Point(0.0, panel.full, flops=1.0)
+            whole = CurvePoint(0.0, panel.full, flops=1.0)
             lines.append({**told, "curve": "none", "control": True, **_point(whole)})
         for curve in panel.curves:
             ours = {**told, "curve": curve.name, "control": curve.control, "floor": curve.floor}
@@ -186,13 +186,17 @@ def _lines(row: Row) -> Iterator[tuple[Any, ...]]:
         )
 
 
-def _point(point: Point) -> dict[str, Any]:
+def _point(point: CurvePoint) -> dict[str, Any]:
     return {
         **{"ratio": point.ratio, "flops_share": point.flops},
         **_ends("score", point.score),
         **_ends("retention", point.retention),
         **_ends("gain", point.gain),
-        **{"lost_p": point.lost, "gain_p": point.pvalue, "gain_p_holm": point.chance},
+        **{
+            "lost_p": point.loss_pvalue,
+            "gain_p": point.pvalue,
+            "gain_p_holm": point.corrected_pvalue,
+        },
     }
 
 
