@@ -11,7 +11,7 @@ from espalier.harness.store.files.digests import Digests
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import wandb_log
-from espalier.harness.runs.sweep_board import Board, Place
+from espalier.harness.runs.sweep_board import Board, BoardCell
 from espalier.harness.runs.single_run import CellRunner
 from espalier.harness.runs.process_checks import check_cell, check_drawn
 from espalier.harness.runs.outcome import Outcome
@@ -185,10 +185,10 @@ class Runner:
         return found
 
 
-def place_of(job: Job) -> Place:
+def place_of(job: Job) -> BoardCell:
     """Return where a run stands on the board of its sweep."""
     method = f"{job.spec.method.title} {job.label}".strip()
-    return Place(job.spec.benchmark.name, method, job.spec.budget.ratio)
+    return BoardCell(job.spec.benchmark.name, method, job.spec.budget.ratio)
 
 
 def _pending(jobs: Sequence[Job]) -> dict[str, tuple[str, str]]:
