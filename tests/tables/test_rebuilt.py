@@ -291,7 +291,7 @@ def test_a_key_of_two_stores_counts_once_and_that_is_said(store: Path, tmp_path:
         0.7
     ]
     assert notes.lines() == [
-        "1 keys stand in several stores with different numbers (the newest counts): full_rec"
+        "1 keys are in several stores with different numbers (the newest counts): full_rec"
     ]
 
 
@@ -311,7 +311,7 @@ def test_of_two_rows_of_a_cell_the_newer_one_counts_and_that_is_said(
     assert table.filled[0].value == pytest.approx(70)
     said = "\n".join(table.notes)
     assert "full_rec gives way to other (other code)" in said
-    assert "2 versions of code stand in one table" in said
+    assert "2 versions of code are in one table" in said
 
 
 def test_a_number_of_samples_may_be_asked_for(store: Path, tmp_path: Path) -> None:

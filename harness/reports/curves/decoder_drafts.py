@@ -90,10 +90,10 @@ def draw_guidance(cells: Sequence[DecoderResult]) -> Figure:
     acceptances = {cell.path: acceptance(cell) for cell in cells}
     names = _ranked(by_guidance)
     figure = page(max(2.0, 0.32 * len(names)) + 1.5)
-    parts = [one for one, group in (("guidance", by_guidance), ("layer", by_layer)) if group]
+    parts = [name for name, group in (("guidance", by_guidance), ("layer", by_layer)) if group]
     widths = {"guidance": 1.25, "layer": 1.0}
     grid = figure.subplots(
-        1, len(parts), squeeze=False, width_ratios=[widths[one] for one in parts]
+        1, len(parts), squeeze=False, width_ratios=[widths[part] for part in parts]
     )[0]
     panels = dict(zip(parts, grid, strict=True))
     if "guidance" in panels:

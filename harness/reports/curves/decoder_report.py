@@ -77,8 +77,8 @@ def write_decoders(
     with rc_context(STYLE):
         bars = {
             name: with_speedup
-            for name, some in by_benchmark.items()
-            if (with_speedup := _with_speedup(some))
+            for name, group in by_benchmark.items()
+            if (with_speedup := _with_speedup(group))
         }
         for name, figure in (
             ("decoders", draw_decoders(bars) if bars else None),
@@ -164,7 +164,9 @@ def _accepted(cells: Sequence[DecoderResult]) -> str:
         "| guidance | L | ratio | accepted | mean run |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
-    for cell in sorted(cells, key=lambda one: (one.params["L"] or 0, one.ratio, one.name)):
+    for cell in sorted(
+        cells, key=lambda result: (result.params["L"] or 0, result.ratio, result.name)
+    ):
         end, run = acceptance(cell), cell.block.get("mean_run")
         accepted = "-" if end is None else end.percent
         depth = "its own" if cell.params["L"] is None else cell.params["L"]

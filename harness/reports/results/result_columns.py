@@ -137,13 +137,17 @@ POINTS: Mapping[str, tuple[str, str]] = {
     "ratio": (NUMBER, "share of visual tokens removed, 0 to 1"),
     "flops_share": (NUMBER, "share of the unreduced prefill's FLOPs, 0 to 1"),
     **{
-        f"{what}{end}": (NUMBER, meaning + said)
-        for what, meaning in (
+        f"{quantity}{end}": (NUMBER, meaning + suffix)
+        for quantity, meaning in (
             ("score", "mean over samples, seeds averaged"),
             ("retention", "score over the unpruned score, paired"),
             ("gain", "score less random dropping's, paired"),
         )
-        for end, said in (("", ""), ("_low", ": lower 95 % bound"), ("_high", ": upper 95 % bound"))
+        for end, suffix in (
+            ("", ""),
+            ("_low", ": lower 95 % bound"),
+            ("_high", ": upper 95 % bound"),
+        )
     },
     "lost_p": (NUMBER, "p-value against the unpruned model, Holm over the benchmark"),
     "gain_p": (NUMBER, "p-value against random dropping, uncorrected"),

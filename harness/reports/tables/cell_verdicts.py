@@ -172,7 +172,7 @@ def fill(
             versions.setdefault(filled_cell.row.code, filled_cell.row.key)
     if len(versions) > 1:
         for code, key in versions.items():
-            notes.add("versions of code stand in one table", f"{code} ({key} and others)")
+            notes.add("versions of code are in one table", f"{code} ({key} and others)")
     return filled
 
 

@@ -127,7 +127,7 @@ def read_rows(
             known_result = results.get(result.key)
             if known_result is not None and known_result.numbers != result.numbers:
                 notes.add(
-                    "keys stand in several stores with different numbers (the newest counts)",
+                    "keys are in several stores with different numbers (the newest counts)",
                     result.key,
                 )
             if known_result is None or known_result.committed <= result.committed:

@@ -67,8 +67,10 @@ def cell(filled: FilledCell | None) -> str:
     """Return a cell as text."""
     if filled is None or (not filled.cell.value and filled.value is None):
         return "-"
-    shown, *details = parts(filled)
-    return f"{shown} ({', '.join(details)})" if filled.value is not None else f"({shown})"
+    number_text, *details = parts(filled)
+    return (
+        f"{number_text} ({', '.join(details)})" if filled.value is not None else f"({number_text})"
+    )
 
 
 def missing(filled: FilledCell) -> str:

@@ -130,19 +130,19 @@ def misprints(path: Path) -> tuple[Misprint, ...]:
     return tuple(listed)
 
 
-def judge(claims: Iterable[FormulaClaim], known: Iterable[Misprint]) -> list[JudgedClaim]:
+def judge(claims: Iterable[FormulaClaim], listed: Iterable[Misprint]) -> list[JudgedClaim]:
     """Return the verdict on each claim.
 
     A known misprint must be printed as listed, and its consistent value must equal the formula's.
     """
-    listed: Mapping[tuple[str, ...], Misprint] = {misprint.key: misprint for misprint in known}
-    return [_judged(claim, listed.get(claim.cell.key)) for claim in claims]
+    by_key: Mapping[tuple[str, ...], Misprint] = {misprint.key: misprint for misprint in listed}
+    return [_judged(claim, by_key.get(claim.cell.key)) for claim in claims]
 
 
-def unused_misprints(judged: Iterable[JudgedClaim], known: Iterable[Misprint]) -> list[Misprint]:
+def unused_misprints(judged: Iterable[JudgedClaim], listed: Iterable[Misprint]) -> list[Misprint]:
     """Return the listed misprints that no claim confirms."""
     confirmed = {item.claim.cell.key for item in judged if item.verdict == "misprint"}
-    return [misprint for misprint in known if misprint.key not in confirmed]
+    return [misprint for misprint in listed if misprint.key not in confirmed]
 
 
 def _judged(claim: FormulaClaim, listed: Misprint | None) -> JudgedClaim:
