@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from espalier.harness.errors import UserError
-from espalier.harness.reports.tables.printed_cell import COLUMNS, Cell
+from espalier.harness.reports.tables.printed_cell import COLUMNS, PrintedCell
 from espalier.harness.reports.tables.published_tables import (
     FOLDER,
     Paper,
@@ -62,11 +62,11 @@ def import_tables(source: Path, target: Path = FOLDER) -> list[Path]:
     return [*written, target / "provenance.csv"]
 
 
-def _text(cells: Sequence[Cell]) -> bytes:
+def _text(cells: Sequence[PrintedCell]) -> bytes:
     return _csv(COLUMNS, [[getattr(cell, name) for name in COLUMNS] for cell in cells])
 
 
-def _provenance(found: Sequence[tuple[Paper, str, tuple[Cell, ...]]]) -> bytes:
+def _provenance(found: Sequence[tuple[Paper, str, tuple[PrintedCell, ...]]]) -> bytes:
     head = ("file", "paper", "arxiv", "venue", "table", "cells", "empty", "sha256")
     lines = [
         [

@@ -12,9 +12,9 @@ import pytest
 
 from espalier.harness.cli.curves import main
 from espalier.harness.errors import UserError
-from espalier.harness.reports.curves.curve_points import Panel, read_panels
+from espalier.harness.reports.curves.curve_points import CurvePanel, read_panels
 from espalier.harness.reports.curves.decoder_report import main as main_of_decoders
-from espalier.harness.reports.curves.decoder_rows import decoders, guidances, read_cells
+from espalier.harness.reports.curves.decoder_rows import decoders, guidances, read_decoders
 from espalier.harness.runs.run_key import run_key
 from espalier.harness.specs.comparable import COSTS, check_comparable, name, policy
 from espalier.harness.specs.run_spec import EngineSpec
@@ -155,7 +155,7 @@ def store(tmp_path: Path) -> Path:
     return root
 
 
-def curves(panel: Panel) -> dict[str, float]:
+def curves(panel: CurvePanel) -> dict[str, float]:
     return {curve.name: round(curve.points[0].score.value, 3) for curve in panel.curves}
 
 
@@ -254,7 +254,7 @@ def test_a_store_of_silent_rows_is_refused(store: Path) -> None:
         assert found is not None
         del found["settings"]
         directory.commit(found)
-    with pytest.raises(UserError, match=r"4 rows .* do not tell their settings"):
+    with pytest.raises(UserError, match=r"4 rows .* have no settings"):
         read_panels(store, ["boxes"])
 
 
@@ -267,8 +267,8 @@ def test_a_decoder_with_two_drafts_is_one_cell_under_two_settings(
     for dtype in ("float32", "bfloat16"):
         add(tmp_path / "store", "pearl", 0, overlap=True, draft_dtype=dtype)
     with pytest.raises(UserError, match=r"differ in draft\.dtype \(float32, bfloat16\)"):
-        decoders(read_cells(tmp_path / "store"))
-    (cell,) = decoders(read_cells(tmp_path / "store", where=["draft.dtype=float32"]))["captions"]
+        decoders(read_decoders(tmp_path / "store"))
+    (cell,) = decoders(read_decoders(tmp_path / "store", where=["draft.dtype=float32"]))["captions"]
     assert cell.row["settings"]["draft"]["dtype"] == "float32"
     argv = ["--store", str(tmp_path / "store"), "--write", str(tmp_path / "out")]
     assert main_of_decoders(argv) == 2
@@ -280,7 +280,7 @@ def test_acceptance_is_read_from_either_transport(tmp_path: Path) -> None:
     guided(tmp_path, 0.5)
     guided(tmp_path, 0.5, transport="sequential")
     guided(tmp_path, 0.5, transport="sequential", params={"guidance": "random"})
-    found = guidances(read_cells(tmp_path))
+    found = guidances(read_decoders(tmp_path))
     assert [cell.name for cell in found] == [
         "parallelvlm transport=sequential",
         "parallelvlm guidance=random transport=sequential",

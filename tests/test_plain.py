@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from espalier.harness.errors import JudgeLost, StoreLost, UserError, plain, plain_page, plain_values
-from espalier.harness.reports.curves.curve_points import Panel
+from espalier.harness.reports.curves.curve_points import CurvePanel
 from espalier.harness.reports.curves.curve_table import markdown
 from espalier.harness.runs import streams
 from espalier.harness.runs.cluster import slurm
@@ -68,7 +68,7 @@ def test_answers_and_runs_are_shown_without_what_steers(text: str, terminal: boo
 
 def test_html_of_names_is_text_in_markdown() -> None:
     hostile = "<script>alert(1)</script>"
-    panel = Panel(benchmark=hostile, metric=hostile, n_samples=1, full=None, curves=())
+    panel = CurvePanel(benchmark=hostile, metric=hostile, n_samples=1, full=None, curves=())
     page = plain_page(markdown([panel]))
     assert "<script" not in page
     assert "</script" not in page

@@ -1,1 +1,1 @@
-"""The commands of `python -m espalier`: one module each."""
+"""The commands of `python -m espalier`, one module each."""

@@ -1,8 +1,8 @@
-"""What benchmarks there are, whether one can run here, and what it takes from the network.
+"""List benchmarks, check whether they can run here, and prefetch what they need from the network.
 
-`python -m espalier benchmarks list`; `check <name>` reads its data (the hub's cache, or --path), shows two samples to a
-small model and scores the answers; `check all` does that for each; `prefetch <name>` downloads what a machine without
-network will need, and checks it. Behind a name go overrides as run.py takes them; `model=<name>` adds a checkpoint.
+`python -m espalier benchmarks list`; `check <name>` reads its data (from the hub's cache, or --path), gives two samples
+to a small model and scores the answers; `check all` does that for each; `prefetch <name>` downloads what a machine
+without network will need, and checks it. Overrides as for run.py follow the name; `model=<name>` adds a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what a command line asks; return 1 if a check failed and 2 if the line is wrong."""
+    """Run a command line; return 1 if a check failed and 2 if the line is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m espalier benchmarks",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="a table of conf/benchmark")
-    check = commands.add_parser("check", help="can it run here?")
+    commands.add_parser("list", help="print a table of conf/benchmark")
+    check = commands.add_parser("check", help="check whether it can run here")
     check.add_argument("name", help="a benchmark, or all")
-    check.add_argument("--path", type=Path, help="folder that holds its data set (benchmark.path)")
-    prefetch = commands.add_parser("prefetch", help="download what it needs, and check that")
+    check.add_argument("--path", type=Path, help="folder of its data set (benchmark.path)")
+    prefetch = commands.add_parser("prefetch", help="download what it needs, and check it")
     prefetch.add_argument("name", help="a benchmark")
-    for asked in (check, prefetch):
-        asked.add_argument("overrides", nargs="*", metavar="key=value", help="model=llava15_7b")
+    for subparser in (check, prefetch):
+        subparser.add_argument("overrides", nargs="*", metavar="key=value", help="model=llava15_7b")
     options = parser.parse_args(argv)
     run: dict[str, Callable[[argparse.Namespace], int]] = {
         "list": _list,
@@ -62,17 +62,17 @@ def _check(options: argparse.Namespace) -> int:
     # torch and lmms-eval take seconds to import, and --help needs neither; both read the variables above.
     from espalier.harness.tools.benchmarks.benchmark_check import check
 
-    wanted = choices("benchmark") if options.name == "all" else [options.name]
+    names = choices("benchmark") if options.name == "all" else [options.name]
     failed = 0
-    for name in wanted:
+    for name in names:
         findings, prompt = check(name, options.path, options.overrides)
-        failed += any(one.status == "failed" for one in findings)
-        for one in findings:
-            print(f"{name:<24} {one.name:<10} {one.status:<8} {one.detail}", flush=True)
-        if prompt is not None and len(wanted) == 1:
+        failed += any(finding.status == "failed" for finding in findings)
+        for finding in findings:
+            print(f"{name:<24} {finding.name:<10} {finding.status:<8} {finding.detail}", flush=True)
+        if prompt is not None and len(names) == 1:
             print(f"{name:<24} {'prompt':<10} {'':<8} {prompt!r}")
-    if len(wanted) > 1:
-        print(f"{len(wanted) - failed} of {len(wanted)} benchmarks can run here")
+    if len(names) > 1:
+        print(f"{len(names) - failed} of {len(names)} benchmarks can run here")
     return 1 if failed else 0
 
 

@@ -1,21 +1,20 @@
-"""Calibration: `python -m espalier calibrate method=d2pruner model=seedling`, and the same for fitprune.
+"""Calibrate a method for a model: `python -m espalier calibrate method=d2pruner model=seedling`; likewise fitprune.
 
-Two methods need numbers that belong to a model. The model goes over many images with one generic prompt, and what
-comes out is written to `<store>/calibration` with its key, never over a file of this repository; runs with the same
-store find it by themselves, before what was shipped.
+Two methods need numbers that depend on the model. The model processes many images with one generic prompt, and the
+result is written to `<store>/calibration` with its key, never over a file of this repository; runs with the same store
+find it automatically, before the shipped files.
 
-The positional prior of decoder layer l, for D2Pruner (arXiv 2512.19443: 1,000 images), is the mean of the attention
-that the last prompt token pays each place of the patch grid in layer l, for each view of an image by itself: global
-view, stitched crops, tiles. FitPrune's scheme (arXiv 2409.10197: a few dozen images) is what each layer may drop for a
-grid of alphas; also printed is what the paper's bisection finds for `ratio`, the share of the visual tokens' FLOPs to
-be saved.
+D2Pruner's positional prior of decoder layer l (arXiv 2512.19443: 1,000 images) is the mean attention of the last prompt
+token to each position of the patch grid in layer l, separately for each view of an image: global view, stitched crops,
+tiles. FitPrune's scheme (arXiv 2409.10197: a few dozen images) is what each layer may drop for a grid of alphas; the
+result of the paper's bisection for `ratio`, the share of the visual tokens' FLOPs to be saved, is printed as well.
 
-Models whose weights lie in this repository are calibrated on their own training scenes; any other needs `images_dir`.
+Models with weights in this repository are calibrated on their own training scenes; any other model needs `images_dir`.
 
     images=1000               how many images; 64 for a scheme
-    images_dir=<folder>       where they lie (.jpg, .png, ...); `images` of them are drawn with the run's seed
+    images_dir=<folder>       their folder (.jpg, .png, ...); `images` of them are drawn with the run's seed
     prompt=<text>             the generic prompt, in the model's own chat template
-    layer=<l> or layer=1,4    which layers' priors; without it, those that `method` needs
+    layer=<l> or layer=1,4    layers of the priors; without it, those that `method` needs
     batch_size=8              images in one pass; a scheme is fitted image by image
 
 Everything else is a config override as for run.py.
@@ -57,15 +56,15 @@ if TYPE_CHECKING:
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.specs.run_spec import RunSpec
 
-#: The paper's prompt, and the one among the seedling's own questions that asks for nothing in particular.
+#: The paper's prompt, and the most generic question of the seedling's own.
 PROMPT = "Please describe the provided image."
 SCENE_PROMPT = "describe the image ."
 OPTIONS = ("images", "images_dir", "prompt", "layer", "batch_size")
 
 
 @dataclass(frozen=True)
-class Request:
-    """A checked command line: the priors of which layers (none: the scheme) of which model, from which images."""
+class CalibrationRequest:
+    """A checked command line: the layers of the priors (none: the scheme), the model, and the images."""
 
     spec: RunSpec
     layers: tuple[int, ...]
@@ -82,13 +81,13 @@ class Request:
 
     @property
     def source(self) -> str:
-        """Say where the images come from, without any path of this machine."""
+        """Describe the origin of the images, without a path of this machine."""
         if self.images_dir is None:
             return f"seedling train scenes, seed {self.spec.seed}, 0 to {self.n_images - 1}"
         return f"{self.n_images} images of folder {self.images_dir.name}, seed {self.spec.seed}"
 
 
-def read_request(argv: Sequence[str]) -> Request:
+def read_request(argv: Sequence[str]) -> CalibrationRequest:
     """Check a command line before anything is loaded.
 
     Raises:
@@ -99,11 +98,11 @@ def read_request(argv: Sequence[str]) -> Request:
         raise UserError(
             f"{flags[0]} is not an option of calibration; valid: key=value, or --help alone"
         )
-    own = [text.split("=", 1) for text in argv if text.partition("=")[0] in OPTIONS]
-    given = {key: value for key, value in own}
-    if len(given) < len(own):
+    pairs = [text.split("=", 1) for text in argv if text.partition("=")[0] in OPTIONS]
+    options = {key: value for key, value in pairs}
+    if len(options) < len(pairs):
         raise UserError(
-            f"{' '.join('='.join(pair) for pair in own)}: a key is given twice; valid: once"
+            f"{' '.join('='.join(pair) for pair in pairs)}: a key is given twice; valid: once"
         )
     overrides = [text for text in argv if text.partition("=")[0] not in OPTIONS]
     command = read_command(overrides, typed=True)
@@ -111,21 +110,21 @@ def read_request(argv: Sequence[str]) -> Request:
     assert not command.sweep
     spec = build_spec(command.cells[0])
     shipped = is_shipped(spec.model)
-    if not shipped and "images_dir" not in given:
+    if not shipped and "images_dir" not in options:
         raise UserError(
             f"images_dir is missing: model={spec.model.name!r} needs a folder of images"
         )
-    folder = Path(given["images_dir"]).expanduser() if "images_dir" in given else None
-    layers = _layers(given.get("layer"), spec)
-    if not layers and "batch_size" in given:
+    folder = Path(options["images_dir"]).expanduser() if "images_dir" in options else None
+    layers = _layers(options.get("layer"), spec)
+    if not layers and "batch_size" in options:
         raise UserError("batch_size: a scheme is fitted image by image; valid: without batch_size")
-    return Request(
+    return CalibrationRequest(
         spec=spec,
         layers=layers,
-        n_images=_integer("images", given.get("images", "1000" if layers else "64")),
+        n_images=_integer("images", options.get("images", "1000" if layers else "64")),
         images_dir=folder,
-        prompt=fields.text("prompt", given.get("prompt", SCENE_PROMPT if shipped else PROMPT)),
-        batch_size=_integer("batch_size", given.get("batch_size", "8")),
+        prompt=fields.text("prompt", options.get("prompt", SCENE_PROMPT if shipped else PROMPT)),
+        batch_size=_integer("batch_size", options.get("batch_size", "8")),
     )
 
 
@@ -133,10 +132,10 @@ def _integer(key: str, text: str, at_least: int = 1) -> int:
     return fields.integer(key, int(text) if text.isdecimal() else text, at_least)
 
 
-def _layers(given: str | None, spec: RunSpec) -> tuple[int, ...]:
+def _layers(layer_text: str | None, spec: RunSpec) -> tuple[int, ...]:
     depth = spec.model.facts.text.layers
-    if given is not None:
-        layers = tuple(sorted({_integer("layer", text, 0) for text in given.split(",")}))
+    if layer_text is not None:
+        layers = tuple(sorted({_integer("layer", text, 0) for text in layer_text.split(",")}))
         Recorder(layers, lambda *_: None).sites(depth)  # raises for a layer outside the model
         return layers
     method = build_method(spec.method.name, spec.method.params)
@@ -149,28 +148,28 @@ def _layers(given: str | None, spec: RunSpec) -> tuple[int, ...]:
     return layers
 
 
-def run(request: Request) -> list[str]:
-    """Calibrate, store what was found and return the lines to print: paths, and what a bisection found."""
-    # transformers takes seconds to import, and a request that cannot work is refused without it.
+def run(request: CalibrationRequest) -> list[str]:
+    """Calibrate, store the result and return the lines to print: paths, and the result of the bisection."""
+    # transformers takes seconds to import; invalid requests are refused without it.
     from espalier.harness.models.adapter import load_adapter
     from espalier.harness.runs.process_checks import OFFLINE
 
     check_folder("store", request.spec.store)
 
-    images = request.images()  # a folder that cannot serve is refused before the model loads
+    images = request.images()  # an unusable folder is refused before the model is loaded
     if request.spec.offline:
         os.environ.update(dict.fromkeys(OFFLINE, "1"))
     adapter = load_adapter(request.spec.model)
     return (_measure if request.layers else _fit)(request, adapter, images)
 
 
-def _measure(request: Request, adapter: Adapter, images: Iterator[Image]) -> list[str]:
+def _measure(request: CalibrationRequest, adapter: Adapter, images: Iterator[Image]) -> list[str]:
     """Store one prior for each layer."""
     with _progress("calibrating", request.n_images) as advance:
-        found = calibrate(
+        calibration = calibrate(
             adapter, request.layers, images, request.prompt, request.batch_size, advance
         )
-    made_from = _made_from(request, found)
+    made_from = _made_from(request, calibration)
     return [
         str(
             save_prior(
@@ -181,31 +180,33 @@ def _measure(request: Request, adapter: Adapter, images: Iterator[Image]) -> lis
                 request.spec.store,
             )
         )
-        for layer, means in found.means.items()
+        for layer, means in calibration.means.items()
     ]
 
 
-def _fit(request: Request, adapter: Adapter, images: Iterator[Image]) -> list[str]:
-    """Store the scheme, then bisect for the ratio; its last steps ask for alphas between the scheme's."""
-    seen = Seen()
+def _fit(request: CalibrationRequest, adapter: Adapter, images: Iterator[Image]) -> list[str]:
+    """Store the scheme, then bisect for the ratio; its last steps need alphas between the scheme's."""
+    images_seen = Seen()
     with _progress("calibrating", request.n_images) as advance:
-        known = trace(adapter, images, request.prompt, ALPHAS, seen, advance)
-    scheme = shares([known[alpha] for alpha in ALPHAS])
-    path = save_scheme(request.spec.model, scheme, _made_from(request, seen), request.spec.store)
+        traces = trace(adapter, images, request.prompt, ALPHAS, images_seen, advance)
+    scheme = shares([traces[alpha] for alpha in ALPHAS])
+    path = save_scheme(
+        request.spec.model, scheme, _made_from(request, images_seen), request.spec.store
+    )
 
     def traces_at(alpha: float) -> list[Trace]:
-        if alpha not in known:
+        if alpha not in traces:
             with _progress(f"alpha={alpha:g}", request.n_images) as advance:
-                known.update(
+                traces.update(
                     trace(adapter, request.images(), request.prompt, (alpha,), Seen(), advance)
                 )
-        return known[alpha]
+        return traces[alpha]
 
     ratio = request.spec.budget.ratio
-    found, last = smallest_reaching(ratio, traces_at, adapter.facts.text)
+    smallest, last = smallest_reaching(ratio, traces_at, adapter.facts.text)
     return [
         str(path),
-        f"smallest alpha that saves {ratio:g} of the visual tokens' FLOPs: {_words(found)}",
+        f"smallest alpha that saves {ratio:g} of the visual tokens' FLOPs: {_words(smallest)}",
         f"last alpha tried, which the released code takes: {_words(last)}",
     ]
 
@@ -216,10 +217,10 @@ def _words(fit: Fit) -> str:
     return f"{fit.alpha:g}, saves {1 - fit.flops:.4f}{missed}, removed inside each layer {removed}"
 
 
-def _made_from(request: Request, seen: Seen) -> dict[str, Any]:
+def _made_from(request: CalibrationRequest, images: Seen) -> dict[str, Any]:
     return {
-        "images": seen.n_images,
-        "images_sha256": seen.pixels.hexdigest(),
+        "images": images.n_images,
+        "images_sha256": images.pixels.hexdigest(),
         "source": request.source,
         "prompt": request.prompt,
     }
@@ -227,7 +228,7 @@ def _made_from(request: Request, seen: Seen) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that moves a bar on standard error; without a terminal it shows nothing."""
+    """Yield a function that advances a bar on standard error; without a terminal it shows nothing."""
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task(title, total=total)

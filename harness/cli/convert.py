@@ -1,4 +1,4 @@
-"""`espalier convert internvl | llava_video <release> <output>`: a release's checkpoint in the library's form."""
+"""`espalier convert internvl | llava_video <release> <output>`: convert a release to a checkpoint of the library."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: espalier convert {' | '.join(FORMATS)} <release> <output>")
         return 0
-    name, *rest = arguments
+    name, *remaining = arguments
     if name not in FORMATS:
         return complain(unknown_name("format", name, FORMATS), 2)
-    code: int = import_module(FORMATS[name]).main(rest)
+    code: int = import_module(FORMATS[name]).main(remaining)
     return code

@@ -19,12 +19,12 @@ from espalier.harness.store.files.folder_checks import check_files, existing_sto
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw curves from a store; exit code 2 and one line if that cannot be done."""
+    """Draw curves from a store; exit code 2 and one line if that fails."""
     parser = argparse.ArgumentParser(prog="python -m espalier curves", description=__doc__)
     parser.add_argument("--store", type=Path, default=Path("results"), help="the run store")
     parser.add_argument("--benchmarks", required=True, help="names, separated by commas")
     parser.add_argument("--out", type=Path, required=True, help="path without suffix")
-    parser.add_argument("--model", help="which model, if the store has several")
+    parser.add_argument("--model", help="required if the store has several models")
     parser.add_argument("--rule", default="kept", help="budget rule of the rows (default: kept)")
     parser.add_argument("--where", action="append", default=[], help=WHERE)
     options = parser.parse_args(argv)
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         benchmarks = [name for name in options.benchmarks.split(",") if name]
         if not benchmarks:
             raise UserError(
-                f"--benchmarks={options.benchmarks!r} names none; valid: names, separated by commas"
+                f"--benchmarks={options.benchmarks!r} is empty; valid: names, separated by commas"
             )
         store = existing_store(options.store)
         fields.choice("--rule", options.rule, RULES)

@@ -1,9 +1,9 @@
-"""Can this machine run Espalier, and does it compute what it should? `python -m espalier doctor` (`make doctor`).
+"""Check this machine and its results: `python -m espalier doctor` (`make doctor`).
 
-Versions, devices, memory, store and checkpoints are looked at; then the embedded model answers on the processor and
-on each GPU: ratio 0 to the bit, dropped against emulated tokens, a draft in a process and in a thread (a CUDA stream
-each), layers spread over the GPUs, FlashAttention. A table says ok, failed or not here; the exit code is 1 if a check
-failed. About a minute without a GPU.
+Versions, devices, memory, store and checkpoints are examined; then the embedded model answers on the processor and on
+each GPU: ratio 0 bit by bit, dropped against emulated tokens, a draft in a process and in a thread (a CUDA stream
+each), layers spread over the GPUs, FlashAttention. The table shows ok, failed or not here; the exit code is 1 if a
+check failed. Takes about a minute without a GPU.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ def checks(store: Path) -> Iterator[tuple[str, Check]]:
 
 
 def devices() -> list[str]:
-    """Return the processor and every GPU."""
-    # torch takes seconds to import, and --help has no use for it.
+    """Return the processor and all GPUs."""
+    # torch takes seconds to import, and --help does not need it.
     import torch
 
     return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
 
 
 def without_gpu() -> str:
-    """Say that a check needs a GPU.
+    """Report that a check needs a GPU.
 
     Raises:
         NotHere: always.
@@ -76,7 +76,7 @@ def without_gpu() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Examine this machine; return 1 if a check failed."""
     parser = argparse.ArgumentParser(prog="python -m espalier doctor")
-    parser.add_argument("--store", type=Path, default=ROOT / "results", help="where rows go")
+    parser.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
     options = parser.parse_args(argv)
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1")
     # transformers reads the variables above when it is imported.
@@ -88,21 +88,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"doctor: {name}", file=sys.stderr, flush=True)
         findings.append(examine(name, check))
     print_table(findings)
-    return 1 if any(one.status == "failed" for one in findings) else 0
+    return 1 if any(finding.status == "failed" for finding in findings) else 0
 
 
 def print_table(findings: Sequence[Finding]) -> None:
-    """Print one line a check, and how many ended in which way."""
+    """Print one line for each check, and the number of checks by status."""
     table = Table()
     for title in ("check", "", "seen", "s"):
         table.add_column(title, justify="right" if title == "s" else "left")
     colours = {"ok": "green", "failed": "red", "not here": "dim"}
-    for one in findings:
-        status = f"[{colours[one.status]}]{one.status}[/]"
-        table.add_row(one.name, status, escape(one.detail), f"{one.seconds:.1f}")
+    for finding in findings:
+        status = f"[{colours[finding.status]}]{finding.status}[/]"
+        table.add_row(finding.name, status, escape(finding.detail), f"{finding.seconds:.1f}")
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
-    counts = {status: sum(one.status == status for one in findings) for status in colours}
+    counts = {status: sum(finding.status == status for finding in findings) for status in colours}
     console.print(", ".join(f"{count} {status}" for status, count in counts.items()))
 
 

@@ -1,4 +1,4 @@
-"""`python -m espalier report --store results/demo --out report/index.html`: one page that opens from a file."""
+"""`python -m espalier report --store results/demo --out report/index.html`: write a page that opens from a file."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from espalier.harness.specs.commands import command
 from espalier.harness.specs.run_spec import POSITIONS
 from espalier.harness.store.files.folder_checks import check_file, existing_store
 
-#: Where rows are unless one says otherwise: one's own, or where there are none yet, those of the repository.
+#: Default stores: the user's own, or if it has no rows yet, the demo of the repository.
 STORES = (ROOT / "results", ROOT / "results" / "demo")
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the page; exit code 2 and one line if that cannot be done."""
+    """Write the page; exit code 2 and one line if that fails."""
     parser = argparse.ArgumentParser(prog="python -m espalier report", description=__doc__)
     parser.add_argument(
         "--store",
         type=rooted,
         action="append",
-        help="a run store or a folder of tables, may be repeated (default: results if it has runs, else results/demo)",
+        help="a run store or a folder of tables; repeatable (default: results if it has runs, else results/demo)",
     )
     parser.add_argument("--out", type=Path, default=Path("report/index.html"), help="the page")
     parser.add_argument(
@@ -39,11 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--no-overlays",
         action="store_true",
-        help="leave out pictures of kept tokens, for which the embedded model answers",
+        help="omit pictures of kept tokens, which need answers of the embedded model",
     )
     options = parser.parse_args(argv)
-    own, demo = STORES
-    stores = options.store or [own if any(own.glob("runs/*/row.json")) else demo]
+    own_store, demo = STORES
+    stores = options.store or [own_store if any(own_store.glob("runs/*/row.json")) else demo]
     try:
         check_file("--out", options.out)
         for store in stores:
@@ -57,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.out.write_text(page, encoding="utf-8")
     for kind in ("left_out", "notes"):
         for reason, cases in content[kind].items():
-            said = f"left out: {reason}" if kind == "left_out" else reason
+            label = f"left out: {reason}" if kind == "left_out" else reason
             for case in cases:
-                print(f"{said}: {case}", file=sys.stderr)
+                print(f"{label}: {case}", file=sys.stderr)
     if len(page) > LIMIT:
         size = f"{len(page) / 1e6:.1f} MB"
         print(f"{options.out} has {size}; browsers open it, mail may not", file=sys.stderr)

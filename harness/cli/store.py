@@ -1,9 +1,9 @@
-"""What a store holds: `python -m espalier store ls | show <key> | verify | gc | export <folder>`.
+"""Inspect and maintain a store: `python -m espalier store ls | show <key> | verify | gc | export <folder>`.
 
-`ls`: all runs. `show`: the answers of one, its wrong ones, what it broke and mended. `verify`: whether every row can be
-read and is of the answers in its journal; damaged lines of journals go to a file beside them. `gc`: what nobody needs
-any more; with --yes it moves to `<store>/.trash`, which `gc --purge` empties. `export`: all rows and the scores of
-their samples as two small tables (harness/store/parquet_tables.py), which every reader of a store takes in its place.
+`ls`: all runs. `show`: the answers of a run, its wrong ones, and changes against another run. `verify`: check that
+every row can be read and matches the answers in its journal; damaged journal lines are moved to a file next to it.
+`gc`: what is not needed any more; with --yes it is moved to `<store>/.trash`, which `gc --purge` empties. `export`: all
+rows and their samples' scores as two small tables (harness/store/parquet_tables.py), which can be read like a store.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from espalier.harness.store.trash import NAME as TRASH
 from espalier.harness.store.trash import Waste, contents, move, purge
 from espalier.harness.store.upkeep import commits, faults, waste
 
-#: Lines that are shown unless asked otherwise.
+#: Default number of lines shown.
 LIMIT = 20
 
 #: Days after which a run without a row counts as abandoned.
@@ -42,55 +42,61 @@ DAYS = 30.0
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Show answers; exit code 2 and one line if that cannot be done."""
+    """Run a store command; exit code 2 and one line if that fails."""
     parser = argparse.ArgumentParser(prog="python -m espalier store", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     export = commands.add_parser("export", help="rows and scores as tables")
-    export.add_argument("folder", type=Path, help="where they go, such as results/demo")
+    export.add_argument("folder", type=Path, help="output folder, such as results/demo")
     show = commands.add_parser("show", help="answers of a finished run")
-    show.add_argument("key", help="run key, or the beginning of one")
+    show.add_argument("key", help="run key, or its beginning")
     show.add_argument("--wrong", action="store_true", help="only answers without full marks")
     show.add_argument(
-        "--against", metavar="KEY", help="a run to pair with, such as the unreduced model's"
+        "--against", metavar="KEY", help="a run to compare with, such as the unpruned model's"
     )
-    show.add_argument("--metric", help="whose scores (default: the row's headline)")
+    show.add_argument("--metric", help="metric of the scores (default: the row's headline)")
     show.add_argument(
-        "--limit", type=int, default=LIMIT, help=f"lines, 0 for all (default: {LIMIT})"
+        "--limit", type=int, default=LIMIT, help=f"number of lines, 0 for all (default: {LIMIT})"
     )
-    ls = commands.add_parser("ls", help="all runs, the oldest first")
+    ls = commands.add_parser("ls", help="all runs, oldest first")
     for name in NAMES:
-        ls.add_argument(f"--{name}", help="rows of this one alone")
-    ls.add_argument("--status", help=f"runs in this state alone: {', '.join(STATES)}")
-    ls.add_argument("--days", type=float, help="runs that changed in so many days alone")
-    verify = commands.add_parser("verify", help="are rows and journals whole")
-    verify.add_argument("--dry", action="store_true", help="leave damaged lines where they are")
-    gc = commands.add_parser("gc", help="what may go")
-    gc.add_argument("--yes", action="store_true", help="move it; else it is only listed")
-    gc.add_argument("--days", type=float, default=DAYS, help=f"age of the abandoned ({DAYS:g})")
+        ls.add_argument(f"--{name}", help=f"only rows of this {name}")
+    ls.add_argument("--status", help=f"only runs in this state: {', '.join(STATES)}")
+    ls.add_argument("--days", type=float, help="only runs that changed in this number of days")
+    verify = commands.add_parser("verify", help="check rows and journals")
+    verify.add_argument("--dry", action="store_true", help="do not move damaged lines")
+    gc = commands.add_parser("gc", help="list or remove what is not needed")
+    gc.add_argument(
+        "--yes", action="store_true", help="move it to the trash (default: only list it)"
+    )
+    gc.add_argument(
+        "--days",
+        type=float,
+        default=DAYS,
+        help=f"age in days of abandoned runs (default: {DAYS:g})",
+    )
     gc.add_argument(
         "--keep-code",
         metavar="COMMIT",
         action="append",
-        help="rows of any other commit go as well; four letters or more of it, may be repeated",
+        help="also remove rows of all other commits; at least four characters of it; repeatable",
     )
-    gc.add_argument("--purge", action="store_true", help="what gc moved away before, for good")
-    for asked in (show, export, ls, verify, gc):
-        asked.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
+    gc.add_argument("--purge", action="store_true", help="delete the contents of the trash")
+    for subparser in (show, export, ls, verify, gc):
+        subparser.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
     options = parser.parse_args(argv)
     return COMMANDS[options.command](options)
-    return 0
 
 
-def _found(options: argparse.Namespace) -> list[RunEntry]:
+def _entries(options: argparse.Namespace) -> list[RunEntry]:
     if not (options.store / "runs").is_dir():
-        raise UserError(f"--store={str(options.store)!r} is no store; valid: a folder of runs")
+        raise UserError(f"--store={str(options.store)!r} is not a store; valid: a folder of runs")
     if options.command != "verify" and options.days is not None and not options.days >= 0:
         raise UserError(f"--days={options.days:g} must be at least 0")
     return entries(options.store)
 
 
 def _export(options: argparse.Namespace) -> int:
-    # Its writer of tables takes a moment to import, and no other command needs it.
+    # The table writer is slow to import, and only this command needs it.
     from espalier.harness.store.parquet_export import write_tables
 
     rows, size, read = write_tables(options.store, options.folder)
@@ -99,9 +105,9 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _ls(options: argparse.Namespace) -> int:
-    found = _found(options)
+    all_entries = _entries(options)
     kept = select_runs(
-        found, {name: getattr(options, name) for name in NAMES}, options.status, options.days
+        all_entries, {name: getattr(options, name) for name in NAMES}, options.status, options.days
     )
     write_table((HEADING, [table_cells(entry) for entry in kept]), sys.stdout)
     print(count_summary(kept), file=sys.stderr)
@@ -109,45 +115,47 @@ def _ls(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """Return 1 if anything is wrong: whoever calls this in a script wants to know."""
-    found = _found(options)
+    """Return 1 if anything is wrong, for use in scripts."""
+    all_entries = _entries(options)
     wrong = 0
-    for entry in found:
+    for entry in all_entries:
         for fault in faults(entry, mend=not options.dry):
             print(plain(fault))
             wrong += 1
-    print(f"{count_summary(found)}; {wrong or 'nothing'} wrong", file=sys.stderr)
+    print(f"{count_summary(all_entries)}; {wrong or 'nothing'} wrong", file=sys.stderr)
     return 1 if wrong else 0
 
 
 def _gc(options: argparse.Namespace) -> int:
-    entries = _found(options)
+    entries = _entries(options)
     if options.purge:
         return _purge(options)
     rows, kept = commits(entries), None
     if options.keep_code is not None:
         kept = matching_commits(options.keep_code, rows, "--keep-code")
-    found = list(waste(options.store, entries, kept, options.days))
-    _list(found)
-    goes = {waste.path for waste in found}
-    stays = [entry for entry in entries if entry.path not in goes]
-    told = f"stays: {count_summary(stays)}"
+    removable = list(waste(options.store, entries, kept, options.days))
+    _list(removable)
+    removable_paths = {waste.path for waste in removable}
+    remaining = [entry for entry in entries if entry.path not in removable_paths]
+    summary = f"stays: {count_summary(remaining)}"
     if kept is not None:
-        told += f"; rows by commit: {format_counts(commits(stays)) or 'none'}"
+        summary += f"; rows by commit: {format_counts(commits(remaining)) or 'none'}"
         if any(commit is not None and commit.endswith(DIRTY) for commit in kept):
-            told += f"; {DIRTY} had changes on top of its commit, and stays with it"
+            summary += f"; {DIRTY} had changes on top of its commit, and stays with it"
         if rows[None]:
-            told += "; a row without a commit stays, its code is not known"
-    print(told, file=sys.stderr)
+            summary += "; a row without a commit stays, its code is not known"
+    print(summary, file=sys.stderr)
     trash = options.store / TRASH
-    size = sum(waste.size for waste in found)
+    size = sum(waste.size for waste in removable)
     if not options.yes:
-        print(f"{len(found)} may go, {size:,} bytes; --yes moves them to {trash}", file=sys.stderr)
+        print(
+            f"{len(removable)} may go, {size:,} bytes; --yes moves them to {trash}", file=sys.stderr
+        )
         return 0
-    if not found:
+    if not removable:
         print("nothing to move", file=sys.stderr)
         return 0
-    moved = move(options.store, found)
+    moved = move(options.store, removable)
     for reason in moved.stayed:
         print(reason, file=sys.stderr)
     print(
@@ -161,47 +169,50 @@ def _gc(options: argparse.Namespace) -> int:
 def _purge(options: argparse.Namespace) -> int:
     if options.keep_code is not None:
         raise UserError("--purge empties the whole trash; valid: without --keep-code")
-    found = contents(options.store)
-    _list(found)
+    trash_contents = contents(options.store)
+    _list(trash_contents)
     if options.yes:
-        print(f"removed {len(found)} for good, {purge(found):,} bytes", file=sys.stderr)
+        print(
+            f"removed {len(trash_contents)} for good, {purge(trash_contents):,} bytes",
+            file=sys.stderr,
+        )
     else:
-        size = sum(waste.size for waste in found)
-        told = f"{len(found)} may go for good, {size:,} bytes; --yes removes them"
-        print(told, file=sys.stderr)
+        size = sum(waste.size for waste in trash_contents)
+        summary = f"{len(trash_contents)} may go for good, {size:,} bytes; --yes removes them"
+        print(summary, file=sys.stderr)
     return 0
 
 
-def _list(found: Sequence[Waste]) -> None:
-    for part in found:
-        print(plain(f"{part.path}: {part.why} ({part.size:,} bytes)"))
+def _list(items: Sequence[Waste]) -> None:
+    for item in items:
+        print(plain(f"{item.path}: {item.why} ({item.size:,} bytes)"))
 
 
 def _show(options: argparse.Namespace) -> int:
     if options.limit < 0:
         raise UserError(f"--limit={options.limit} must be at least 0")
-    ours = read_answers(find_run(options.store, options.key), options.metric)
-    said: list[str] = []
+    run = read_answers(find_run(options.store, options.key), options.metric)
+    summary: list[str] = []
     if options.against is None:
-        answers = wrong_answers(ours) if options.wrong else list(ours.answers.values())
+        answers = wrong_answers(run) if options.wrong else list(run.answers.values())
         lines = answer_lines(answers)
-        what = "without full marks in" if options.wrong else "scored by"
-        said.append(
-            f"{ours.name}: {len(answers)} of {len(ours.answers)} answers {what} {ours.metric}"
+        description = "without full marks in" if options.wrong else "scored by"
+        summary.append(
+            f"{run.name}: {len(answers)} of {len(run.answers)} answers {description} {run.metric}"
         )
     else:
-        theirs = read_answers(
-            find_run(options.store, options.against), options.metric or ours.metric
+        other_run = read_answers(
+            find_run(options.store, options.against), options.metric or run.metric
         )
-        found = compare(ours, theirs)
-        changed = [pair for pair in found.pairs if pair.change != SAME]
+        comparison = compare(run, other_run)
+        changed = [pair for pair in comparison.pairs if pair.change != SAME]
         if options.wrong:
-            best = ours.full_marks
+            best = run.full_marks
             changed = [pair for pair in changed if pair.ours.score != best]
         lines = pair_lines(sorted(changed, key=lambda pair: pair.change))
-        said += comparison_lines(ours, theirs, found)
-    more = write(lines, sys.stdout, options.limit or None)
-    for text in filter(None, (*said, more)):
+        summary += comparison_lines(run, other_run, comparison)
+    remainder = write(lines, sys.stdout, options.limit or None)
+    for text in filter(None, (*summary, remainder)):
         print(plain(text), file=sys.stderr)
     return 0
 

@@ -1,9 +1,8 @@
-"""How far a sweep is, wherever it runs: `python -m espalier sweep status [sweep] [--store DIR] [--watch]`.
+"""Status of a sweep on any machine: `python -m espalier sweep status [sweep] [--store DIR] [--watch]`.
 
-Read from the store alone: rows, the leases of cells that are computed, the failures of others, and journals. A sweep is
-the newest one of the store, or one named by the beginning of its id (a file of `<store>/sweeps`) or by its preset. Of a
-cell that runs, `match` is the share of answers so far that are their sample's target to the letter: the metric itself
-is known when it ends.
+Read from the store alone: rows, leases of running cells, recorded failures, and journals. The sweep is the newest of
+the store, or one named by the beginning of its id (a file of `<store>/sweeps`) or by its preset. For a running cell,
+`match` is the share of answers so far that equal their sample's target exactly: the metric itself is known at the end.
 """
 
 from __future__ import annotations
@@ -25,26 +24,30 @@ from espalier.harness.specs.commands import command
 from espalier.harness.store.store_index import RUNNING
 from espalier.harness.store.sweep_files import find
 
-#: Seconds between two looks.
+#: Seconds between two updates.
 EVERY = 2.0
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Show a status; exit code 2 and one line if that cannot be done, 0 else."""
+    """Show a status; exit code 0, or 2 and one line if that fails."""
     parser = argparse.ArgumentParser(prog="python -m espalier sweep", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    status = commands.add_parser("status", help="done, running, failed and left cells")
+    status = commands.add_parser(
+        "status", help="show finished, running, failed and remaining cells"
+    )
     status.add_argument("sweep", nargs="?", help="id or its beginning, or a preset's name")
     status.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
-    status.add_argument("--watch", action="store_true", help="until nothing runs or is left")
+    status.add_argument("--watch", action="store_true", help="update until no cell runs or remains")
     status.add_argument(
-        "--every", type=float, default=EVERY, help=f"seconds between looks (default: {EVERY:g})"
+        "--every", type=float, default=EVERY, help=f"seconds between updates (default: {EVERY:g})"
     )
     options = parser.parse_args(argv)
     try:
         if not (options.store / "runs").is_dir():
-            raise UserError(f"--store={str(options.store)!r} is no store; valid: a folder of runs")
+            raise UserError(
+                f"--store={str(options.store)!r} is not a store; valid: a folder of runs"
+            )
         if not options.every > 0:
             raise UserError(f"--every={options.every:g} must be above 0, in seconds")
 
@@ -58,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # As `| head` leaves; nothing more can be written, not even at exit.
+        # The reader closed the pipe, as `| head` does; nothing more can be written, not even at exit.
         sys.stdout = None
     return 0
 
@@ -71,8 +74,8 @@ def _show(progress: Progress) -> None:
 
 
 def _watch(look: Callable[[], Progress], every: float) -> None:
-    """Show the status again and again; without a terminal one line for each change."""
-    progress, said = look(), ""
+    """Update the status repeatedly; without a terminal print one line for each change."""
+    progress, printed = look(), ""
     if sys.stdout.isatty():
         with Live(table(progress), auto_refresh=False) as live:
             while progress.count(RUNNING) or progress.count(LEFT):
@@ -81,9 +84,9 @@ def _watch(look: Callable[[], Progress], every: float) -> None:
                 live.update(table(progress), refresh=True)
         return
     while True:
-        if head(progress) != said:
-            said = head(progress)
-            print(said, flush=True)
+        if head(progress) != printed:
+            printed = head(progress)
+            print(printed, flush=True)
         if not (progress.count(RUNNING) or progress.count(LEFT)):
             break
         time.sleep(every)

@@ -1,8 +1,8 @@
-"""Runs logged offline: `python -m espalier wandb [--dry] [--store DIR]`, or `--rebuild FOLDER --store DIR`.
+"""Upload runs logged offline: `python -m espalier wandb [--dry] [--store DIR]`, or `--rebuild FOLDER --store DIR`.
 
-Without `--dry` each run is uploaded by wandb's own `sync` and then read back from the server: its word for it, its exit
-code and its marks are no proof. `--rebuild` commits the rows of a wandb folder to a store that lacks them, from the
-files alone. Exit codes: 0 done; 1 a run could not be confirmed on the server; 2 bad input.
+Without `--dry` each run is uploaded by wandb's own `sync` and then read back from the server, because neither its
+output nor its exit code nor its marks prove the upload. `--rebuild` commits the rows of a wandb folder to a store that
+lacks them, from the files alone. Exit codes: 0 done; 1 a run could not be confirmed on the server; 2 bad input.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from typing import Any
 from espalier.harness.errors import UserError, plain
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.wandb_log import logs, mode
-from espalier.harness.runs.wandb_marks import Mark
+from espalier.harness.runs.wandb_marks import MirrorMark
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.secrets import masked, scrub, wandb_keys
 from espalier.harness.store import Store
 from espalier.harness.store.files.folder_checks import existing_store
 
-#: Seconds that the upload of one run may take, and an answer of the server about it.
+#: Timeouts in seconds for the upload of one run and for a response of the server.
 UPLOAD, ASK = 300, 20
 
 
-def waiting(store: Path) -> list[Mark]:
+def waiting(store: Path) -> list[MirrorMark]:
     """Return the marks of runs that are on this disk and not known to be on the server."""
-    return [mark for mark in Mark.all(store) if not mark.read().get("uploaded")]
+    return [mark for mark in MirrorMark.all(store) if not mark.read().get("uploaded")]
 
 
 def listing(store: Path) -> list[str]:
-    """Return a line for each run that would be uploaded, and one in the end."""
+    """Return a line for each run that would be uploaded, and a total."""
     marks = waiting(store)
     lines = [_line(mark) for mark in marks]
-    marked = {mark.key for mark in Mark.all(store)}
-    torn = [
+    marked = {mark.key for mark in MirrorMark.all(store)}
+    incomplete = [
         path.name
         for path in sorted((store / "wandb").glob("offline-run-*"))
         if path.name.rpartition("-")[2] not in marked
     ]
-    lines += [f"{name}: not whole; the same command logs it again" for name in torn]
+    lines += [f"{name}: incomplete; the same command logs it again" for name in incomplete]
     total = sum(_bytes(folder) for mark in marks for folder in mark.folders())
     return [*lines, f"{len(marks)} runs to upload, {total / 1e6:.1f} MB"]
 
 
-def upload(mark: Mark, row: dict[str, Any]) -> str | None:
-    """Upload one run and return None once the server has it, or else why it is not known to."""
+def upload(mark: MirrorMark, row: dict[str, Any]) -> str | None:
+    """Upload one run; return None if the server has it, else why it is not known to."""
     folders = mark.folders()
     if not folders:
-        return "its folder is gone; the run that logs it again needs no other"
-    said = mark.read()
+        return "its folder is missing; running it again logs it again"
+    content = mark.read()
     command = [sys.executable, "-m", "wandb", "sync", "--id", mark.key, str(folders[-1])]
-    command += ["--project", said["project"]] if said.get("project") else []
-    # Its own log goes below WANDB_DIR, else below the working directory.
+    command += ["--project", content["project"]] if content.get("project") else []
+    # wandb writes its own log below WANDB_DIR, else below the working directory.
     with TemporaryDirectory() as elsewhere:
         try:
             subprocess.run(
@@ -73,44 +73,47 @@ def upload(mark: Mark, row: dict[str, Any]) -> str | None:
             return f"`wandb sync` has not ended after {UPLOAD} s"
         finally:
             scrub(logs(mark.root, mark.key), wandb_keys())
-    trouble = missing_there(said.get("project"), mark.key, row)
+    trouble = missing_there(content.get("project"), mark.key, row)
     if trouble is None:
         mark.uploaded()
     return trouble
 
 
 def missing_there(project: str | None, key: str, row: dict[str, Any]) -> str | None:
-    """Return what of a run the server does not show; None if metrics and row are there."""
+    """Return what the server lacks of a run; None if metrics and row are there."""
     # wandb takes a second to import and need not be installed.
     import wandb
 
     try:
         run = wandb.Api(timeout=ASK).run(f"{project or 'uncategorized'}/{key}")
-        told = dict(run.summary)
-        logged = any(one.name.startswith(f"row-{key}") for one in run.logged_artifacts())
-    except Exception as error:  # a third party's service may fail in any way
+        summary = dict(run.summary)
+        logged = any(
+            logged_artifact.name.startswith(f"row-{key}")
+            for logged_artifact in run.logged_artifacts()
+        )
+    except Exception as error:  # a third-party service can fail in any way
         line = next(iter(str(error).splitlines()), "")
         return f"cannot be read back: {type(error).__name__}: {plain(masked(line, wandb_keys()))[:200]}"
-    wanted = {name: values["value"] for name, values in row["metrics"].items()}
+    expected = {name: values["value"] for name, values in row["metrics"].items()}
     if (
-        told.get("run_key") != key
-        or {name: told.get(f"metrics/{name}") for name in wanted} != wanted
+        summary.get("run_key") != key
+        or {name: summary.get(f"metrics/{name}") for name in expected} != expected
     ):
         return "read back with other metrics"
     return None if logged else "read back without its row"
 
 
 def send(store: Path) -> int:
-    """Upload what is waiting, a line each; return the exit code."""
+    """Upload all waiting runs, a line each; return the exit code."""
     marks = waiting(store)
     if marks and mode() == "offline":
         raise UserError(
-            "wandb_sync: WANDB_API_KEY is not set, or the server does not answer; valid: --dry, which needs neither"
+            "wandb_sync: WANDB_API_KEY is not set, or the server does not respond; valid: --dry, which needs neither"
         )
     failed = 0
     for mark in marks:
         row = Store(store).run(mark.key).row()
-        if row is None or not mark.says(row):
+        if row is None or not mark.matches(row):
             trouble: str | None = "the store has another row; the same command logs it again"
         else:
             trouble = upload(mark, row)
@@ -136,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return send(options.store)
         if not options.rebuild.is_dir():
             raise UserError(
-                f"--rebuild={str(options.rebuild)!r} is no folder; valid: <store>/wandb"
+                f"--rebuild={str(options.rebuild)!r} is not a folder; valid: <store>/wandb"
             )
         # Brings in wandb, which need not be installed.
         from espalier.harness.runs.wandb_offline import rebuild
@@ -151,11 +154,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _line(mark: Mark) -> str:
-    said = mark.read()
+def _line(mark: MirrorMark) -> str:
+    content = mark.read()
     size = sum(_bytes(folder) for folder in mark.folders())
-    group = said.get("group") or "no group"
-    return f"{mark.key}: {said.get('folder')} ({size / 1e3:.0f} kB), project {said.get('project')}, {group}"
+    group = content.get("group") or "no group"
+    return f"{mark.key}: {content.get('folder')} ({size / 1e3:.0f} kB), project {content.get('project')}, {group}"
 
 
 def _bytes(folder: Path) -> int:
@@ -167,7 +170,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--store", type=Path, default=ROOT / "results", help="the store of runs")
     parser.add_argument("--dry", action="store_true", help="list what would be uploaded")
     parser.add_argument(
-        "--rebuild", type=Path, help="a wandb folder whose rows the store is to get"
+        "--rebuild", type=Path, help="a wandb folder with rows to commit to the store"
     )
     return parser.parse_args(argv)
 

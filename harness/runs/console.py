@@ -1,4 +1,4 @@
-"""What a person at the terminal sees in the end: a sheet of one run, or tables of many."""
+"""Final terminal output of a command: a sheet for one run, or tables for many."""
 
 from __future__ import annotations
 
@@ -9,113 +9,122 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from espalier.harness.errors import plain_values
-from espalier.harness.reports.curves.speculative_table import lines, tables_of
-from espalier.harness.reports.curves.terminal_columns import Column, below, beside, fits
+from espalier.harness.reports.curves.speculative_table import summary_lines, tables_of
+from espalier.harness.reports.curves.terminal_columns import (
+    TerminalColumn,
+    fits,
+    side_by_side,
+    stacked_tables,
+)
 from espalier.harness.specs.comparable import brief, differences
 from espalier.harness.specs.comparable import name as curve_name
 from espalier.harness.store.unparsed_mark import FOOTNOTE, is_marked, mark
 
-#: Beside rows of cache compressors whose scores tell nothing of them.
-SAME = "every answer is one token, chosen before entries go: eviction decided no more than that it ends there"
+#: Note on rows of cache compressors whose scores do not depend on the eviction.
+ONE_TOKEN_NOTE = "every answer is one token, chosen before the eviction, which only decided that the answer ends there"
 
-#: Width of tables where the output is not a terminal.
+#: Width of tables if the output is not a terminal.
 WIDTH = 180
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], stream: TextIO, full: bool) -> None:
-    """Print runs as one line each with their headline metric, or each of them in full."""
+    """Print each run as one line with its headline metric, or in full."""
     console = Console(file=stream)
     if not console.is_terminal:
         console = Console(file=stream, width=WIDTH)
     rows = [plain_values(dict(row)) for row in rows]
-    shown = _once(rows)
+    unique = _unique(rows)
     parts: list[RenderableType]
     if full:
         parts = [_sheet(row) for row in rows]
     else:
-        parts = [*_tables(shown, console.width), *tables_of(shown, _method, console.width)]
-    if not full and any(row["extra"].get("discriminates") is False for row in shown):
-        rows_so = [row for row in shown if row["extra"].get("discriminates") is False]
-        names = ", ".join(dict.fromkeys(f"{_method(row)} on {row['benchmark']}" for row in rows_so))
-        parts.append(f"{names}: {SAME}")
-    if any(map(is_marked, shown)):
+        parts = [*_tables(unique, console.width), *tables_of(unique, _method, console.width)]
+    if not full and any(row["extra"].get("discriminates") is False for row in unique):
+        affected = [row for row in unique if row["extra"].get("discriminates") is False]
+        names = ", ".join(
+            dict.fromkeys(f"{_method(row)} on {row['benchmark']}" for row in affected)
+        )
+        parts.append(f"{names}: {ONE_TOKEN_NOTE}")
+    if any(map(is_marked, unique)):
         parts.append(FOOTNOTE)
     for part in parts:
         console.print(part)
 
 
 def _tables(rows: Sequence[Mapping[str, Any]], width: int) -> list[RenderableType]:
-    """Return one table; or, where that is too wide, for each benchmark what was scored and below it what that cost."""
+    """Return one table; or, if it is too wide, for each benchmark the scores and below them the costs."""
     models = ", ".join(dict.fromkeys(row["model"] for row in rows))
     names, counts = _names(rows, rows), _counts(rows)
-    metrics = Column(
+    metrics = TerminalColumn(
         "metric",
         tuple(_metric(*_headline_first(row)[0]) + mark(is_marked(row)) for row in rows),
         "left",
     )
-    benchmarks = Column("benchmark", tuple(row["benchmark"] for row in rows), "left")
-    status = Column("", tuple(row["status"] for row in rows))
+    benchmarks = TerminalColumn("benchmark", tuple(row["benchmark"] for row in rows), "left")
+    status = TerminalColumn("", tuple(row["status"] for row in rows))
     columns = [benchmarks, *names, metrics, *counts, *_costs(rows), status]
     if fits(columns, width):
         title = f"{models}: headline metric ± standard error; median ms a sample (decode: a token)"
-        return [beside(columns, title)]
+        return [side_by_side(columns, title)]
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["benchmark"], _headline_first(row)[0][0]), []).append(row)
     parts: list[RenderableType] = []
     for (benchmark, headline), group in groups.items():
-        scores = Column(
+        scores = TerminalColumn(
             headline,
             tuple(_score(_headline_first(row)[0][1]) + mark(is_marked(row)) for row in group),
             "left",
         )
-        states = Column("status", tuple(row["status"] for row in group), "left")
+        states = TerminalColumn("status", tuple(row["status"] for row in group), "left")
         title = f"{models}, {benchmark}: median ms a sample (decode: a token)"
         values = [scores, *_counts(group), states], _costs(group)
-        parts += below(_names(group, rows), values, width, title)
+        parts += stacked_tables(_names(group, rows), values, width, title)
     return parts
 
 
-def _names(group: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    methods = tuple(" ".join([_method(row), *_apart(row, rows)]) for row in group)
+def _names(
+    group: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]
+) -> list[TerminalColumn]:
+    methods = tuple(" ".join([_method(row), *_distinguishing_settings(row, rows)]) for row in group)
     ratios = tuple(f"{row['ratio']:g}" for row in group)
-    return [Column("method", methods, "left"), Column("ratio", ratios)]
+    return [TerminalColumn("method", methods, "left"), TerminalColumn("ratio", ratios)]
 
 
-def _counts(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+def _counts(rows: Sequence[Mapping[str, Any]]) -> list[TerminalColumn]:
     caches = [row["extra"].get("cache") for row in rows]
-    left = tuple("-" if cache is None else f"{cache['share']:.1%}" for cache in caches)
+    shares = tuple("-" if cache is None else f"{cache['share']:.1%}" for cache in caches)
     return [
-        Column("n", tuple(str(row["n_samples"]) for row in rows)),
-        Column("kept", tuple(f"{row['tokens']['kept_final']:.4g}" for row in rows)),
-        *([Column("cache", left)] if any(caches) else []),
-        Column("FLOPs", tuple(f"{row['flops']['share_of_full']:.0%}" for row in rows)),
+        TerminalColumn("n", tuple(str(row["n_samples"]) for row in rows)),
+        TerminalColumn("kept", tuple(f"{row['tokens']['kept_final']:.4g}" for row in rows)),
+        *([TerminalColumn("cache", shares)] if any(caches) else []),
+        TerminalColumn("FLOPs", tuple(f"{row['flops']['share_of_full']:.0%}" for row in rows)),
     ]
 
 
-def _costs(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+def _costs(rows: Sequence[Mapping[str, Any]]) -> list[TerminalColumn]:
     times = zip(*map(_times, rows), strict=True)
     headings = ("vision", "select", "prefill", "decode")
     return [
-        *(Column(heading, cells) for heading, cells in zip(headings, times, strict=True)),
-        Column("KV", tuple(_bytes(row["memory"]["kv_bytes"]) for row in rows)),
+        *(TerminalColumn(heading, cells) for heading, cells in zip(headings, times, strict=True)),
+        TerminalColumn("KV", tuple(_bytes(row["memory"]["kv_bytes"]) for row in rows)),
     ]
 
 
-def _once(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return each run once: cells of a sweep may be one and the same (method=none at several ratios)."""
-    runs: dict[str, Mapping[str, Any]] = {}
+def _unique(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return each run once: cells of a sweep can be the same run (method=none at several ratios)."""
+    runs_by_key: dict[str, Mapping[str, Any]] = {}
     for row in rows:
-        runs.setdefault(row["run_key"], row)
-    return list(runs.values())
+        runs_by_key.setdefault(row["run_key"], row)
+    return list(runs_by_key.values())
 
 
 def _sheet(row: Mapping[str, Any]) -> Table:
     tokens, flops, memory, extra = row["tokens"], row["flops"], row["memory"], row["extra"]
     vision, select, prefill, decode = _times(row)
-    ran = f"{row['model']}, {_method(row)}, ratio {row['ratio']:g} ({row['budget_rule']})"
+    title = f"{row['model']}, {_method(row)}, ratio {row['ratio']:g} ({row['budget_rule']})"
     table = Table(
-        title=f"{ran}, {row['benchmark']}",
+        title=f"{title}, {row['benchmark']}",
         title_justify="left",
         box=None,
         pad_edge=False,
@@ -132,9 +141,9 @@ def _sheet(row: Mapping[str, Any]) -> Table:
     )
     cache = extra.get("cache")
     if cache:
-        table.add_row("visual entries", _held(cache))
+        table.add_row("visual entries", _cache_text(cache))
     if extra.get("discriminates") is False:
-        table.add_row("", SAME)
+        table.add_row("", ONE_TOKEN_NOTE)
     table.add_row(
         "prefill",
         f"{flops['prefill_exact']:.4g} FLOPs, {flops['share_of_full']:.1%} of the unreduced model",
@@ -149,33 +158,37 @@ def _sheet(row: Mapping[str, Any]) -> Table:
     )
     speedup = extra.get("speedup")
     if speedup:
-        table.add_row("speed-up", _gain(speedup))
-    for heading, text in lines(row):
+        table.add_row("speed-up", _speedup_text(speedup))
+    for heading, text in summary_lines(row):
         table.add_row(heading, text)
     return table
 
 
-def _held(cache: Mapping[str, Any]) -> str:
-    """Return what is left of a cache's visual entries, of all and layer by layer."""
-    left, all_of_them = sum(cache["entries"]), sum(cache["entered"])
+def _cache_text(cache: Mapping[str, Any]) -> str:
+    """Return what remains of a cache's visual entries, in total and by layer."""
+    kept, entered = sum(cache["entries"]), sum(cache["entered"])
     low, high = min(cache["entries"]), max(cache["entries"])
     layers = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
-    # With newlines and separators, which stay unless they are candidates; rows of earlier versions do not say.
-    every = cache.get("positions_share", cache["share"])
-    beside = "" if every == cache["share"] else f", {every:.1%} of all positions of images"
+    # Includes newlines and separators, which stay unless they are candidates; missing in rows of older versions.
+    all_positions = cache.get("positions_share", cache["share"])
+    positions_text = (
+        ""
+        if all_positions == cache["share"]
+        else f", {all_positions:.1%} of all positions of images"
+    )
     return (
-        f"{left:.4g} of {all_of_them:.4g} left in the KV cache ({cache['share']:.1%}, asked "
-        f"{1 - cache['ratio']:.1%}{beside}), {layers} a layer"
+        f"{kept:.4g} of {entered:.4g} left in the KV cache ({cache['share']:.1%}, asked "
+        f"{1 - cache['ratio']:.1%}{positions_text}), {layers} a layer"
     )
 
 
-def _gain(speedup: Mapping[str, Any]) -> str:
+def _speedup_text(speedup: Mapping[str, Any]) -> str:
     prefill = speedup["prefill"]
     spread = "" if prefill["low"] is None else f" [{prefill['low']:.2f}, {prefill['high']:.2f}]"
-    doubt = "; above the bound: not believable" if speedup["above_bound"] else ""
+    warning = "; above the bound: not believable" if speedup["above_bound"] else ""
     return (
         f"prefill {prefill['ratio']:.2f}x{spread} in {speedup['pairs']} pairs, "
-        f"{prefill['bound']:.2f}x by FLOPs{doubt}"
+        f"{prefill['bound']:.2f}x by FLOPs{warning}"
     )
 
 
@@ -184,18 +197,20 @@ def _method(row: Mapping[str, Any]) -> str:
     return name if row["budget_rule"] == "kept" else f"{name} ({row['budget_rule']})"
 
 
-def _apart(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the settings that tell a row from others that the table would call the same."""
-    same = [
-        one
-        for one in rows
-        if all(one[key] == row[key] for key in ("model", "benchmark", "ratio"))
-        and _method(one) == _method(row)
+def _distinguishing_settings(
+    row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Return the settings that distinguish a row from others with the same name in the table."""
+    similar = [
+        candidate
+        for candidate in rows
+        if all(candidate[key] == row[key] for key in ("model", "benchmark", "ratio"))
+        and _method(candidate) == _method(row)
     ]
-    if len(same) == 1:
+    if len(similar) == 1:
         return []
-    place = same.index(row)
-    return [f"{key}={brief(values[place])}" for key, values in differences(same).items()]
+    index = similar.index(row)
+    return [f"{key}={brief(values[index])}" for key, values in differences(similar).items()]
 
 
 def _times(row: Mapping[str, Any]) -> tuple[str, ...]:

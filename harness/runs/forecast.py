@@ -1,4 +1,4 @@
-"""How far a sweep is, and how long it still takes."""
+"""Progress and remaining time of a sweep."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from statistics import fmean
 
 @dataclass
 class Forecast:
-    """Counts the cells of a command and judges those that are left by those that were computed.
+    """Counts the cells of a command and estimates the remaining time from the finished cells.
 
-    Cells of one kind (the same model and benchmark) are taken to last as long as one another; a kind that has not had
-    its turn, as long as the others on average.
+    Cells of one kind (same model and benchmark) are assumed to take equally long; a kind without finished cells, as
+    long as the average of the others.
 
     Attributes:
-        cells: how many the command has.
-        cell: the number of the one that runs, from 1.
-        pending: run keys that the store has no row of, each with its kind. Cells that share a key are one run.
-        spent: seconds of the runs that are done, by kind.
+        cells: number of cells of the command.
+        cell: number of the running cell, from 1.
+        pending: run keys without a row, each with its kind. Cells that share a key are one run.
+        spent: seconds of the finished runs, by kind.
     """
 
     cells: int = 1
@@ -27,40 +27,50 @@ class Forecast:
     spent: dict[Hashable, list[float]] = field(default_factory=dict)
 
     def expect(self, cells: int, pending: Mapping[str, Hashable]) -> None:
-        """Take the number of cells and the runs among them that are to be computed."""
+        """Set the number of cells and the runs to compute."""
         self.cells, self.pending = cells, dict(pending)
 
     def computed(self, key: str, seconds: float) -> None:
-        """Note that a run is done."""
+        """Record a finished run."""
         self.spent.setdefault(self.pending.pop(key, None), []).append(seconds)
 
     def left(self, key: str, elapsed: float, share: float) -> float | None:
-        """Return the seconds until the last cell is done; None where nothing can be said yet.
+        """Return the seconds until the last cell is done; None if unknown.
 
         Args:
-            key: of the run that goes on now.
+            key: of the running run.
             elapsed: seconds since it began.
             share: of its samples that are finished.
         """
-        whole = elapsed / share if share > 0 else None
-        here = self._lasts(self.pending.get(key), whole) if whole is None else whole
-        others = [self._lasts(kind, whole) for other, kind in self.pending.items() if other != key]
-        if here is None or None in others:
+        total = elapsed / share if share > 0 else None
+        current = self._duration(self.pending.get(key), total) if total is None else total
+        pending = [
+            self._duration(kind, total)
+            for pending_key, kind in self.pending.items()
+            if pending_key != key
+        ]
+        if current is None or None in pending:
             return None
-        return max(here - elapsed, 0.0) + sum(one for one in others if one is not None)
+        return max(current - elapsed, 0.0) + sum(
+            duration for duration in pending if duration is not None
+        )
 
-    def _lasts(self, kind: Hashable, otherwise: float | None) -> float | None:
+    def _duration(self, kind: Hashable, default: float | None) -> float | None:
         if kind in self.spent:
             return fmean(self.spent[kind])
-        known = [seconds for runs in self.spent.values() for seconds in runs]
-        return fmean(known) if known else otherwise
+        durations = [seconds for runs in self.spent.values() for seconds in runs]
+        return fmean(durations) if durations else default
 
 
 def clock(seconds: float) -> str:
     """Return a duration as hours, minutes and seconds, without leading zeros: `9 s`, `1:09`, `2:01:09`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    minutes, remaining_seconds = divmod(total, 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return (
+        f"{hours}:{minutes:02}:{remaining_seconds:02}"
+        if hours
+        else f"{minutes}:{remaining_seconds:02}"
+    )

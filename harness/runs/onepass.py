@@ -83,7 +83,7 @@ class OnePass:
         with (
             threads(spec.engine.threads),
             contextlib.redirect_stdout(sys.stderr),
-            progress.shown(title, board, jobs[0].key, quiet=ranks.rank > 0) as shown,
+            progress.cell_progress(title, board, jobs[0].key, quiet=ranks.rank > 0) as shown,
         ):
             shown.phase(f"opening {spec.benchmark.name}")
             loaded = open_benchmark(spec, ranks, shelf)

@@ -94,7 +94,7 @@ class Outcome:
         if not self.rows:
             return
         try:
-            for path in printing.drawn(
+            for path in printing.write_figures(
                 spec, self.rows, self.left_out, self.forecast.cells, self.waiting
             ):
                 self.waiting.clear()

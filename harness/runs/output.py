@@ -1,4 +1,4 @@
-"""What a command prints at its end: what was left out and drawn, rows as JSON for programs, advice for a person."""
+"""The output of a command: omitted cells, figures, rows as JSON for programs, advice for people."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Rows = Sequence[Mapping[str, Any]]
 
 
-def drawn(
+def write_figures(
     spec: RunSpec,
     rows: Rows,
     left_out: Sequence[tuple[RunSpec, str]],
@@ -33,7 +33,7 @@ def drawn(
         from espalier.harness.reports.curves.curve_files import write_quickstart
 
         yield from write_quickstart(spec.store, spec.curves, run_keys=keys)
-    # An interrupted sweep does not replace the report of a whole one.
+    # An interrupted sweep does not replace the report of a complete one.
     if spec.report is not None and len(rows) + len(left_out) == cells:
         waiting.say("writing the report")
         from espalier.harness.reports.curves.method_report import (
@@ -44,7 +44,7 @@ def drawn(
 
 
 def reasons(left_out: Sequence[tuple[RunSpec, str]]) -> dict[str, list[str]]:
-    """Return the cells left out by reason."""
+    """Return the omitted cells by reason."""
     cells: dict[str, list[str]] = {}
     for spec, reason in left_out:
         name = f"{spec.method.title} {label_of(spec)}".strip()
@@ -60,7 +60,7 @@ def print_left(word: str, cells: Sequence[tuple[RunSpec, str]], out: TextIO) -> 
 
 
 def prints_json(spec: RunSpec, out: TextIO) -> bool:
-    """Say whether rows are printed as JSON: by `json=auto` for programs, which are no terminal."""
+    """Return whether rows are printed as JSON; by default, if the output is not a terminal."""
     return not out.isatty() if spec.json is None else spec.json
 
 
@@ -71,7 +71,7 @@ def print_json(row: Mapping[str, Any], out: TextIO) -> None:
 
 
 def print_advice(spec: RunSpec, rows: Rows, advice: tuple[str, str] | None, out: TextIO) -> None:
-    """Print where the rows are, and what may be run next and what for."""
+    """Print where the rows are, and a next command with its purpose."""
     keys = {row["run_key"] for row in rows}
     place = spec.store / "runs" / (keys.pop() if len(keys) == 1 else "*") / "row.json"
     with streams.output():

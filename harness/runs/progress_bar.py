@@ -1,4 +1,4 @@
-"""What moves on the terminal while a cell runs: its phase, its samples, and how long the sweep still takes."""
+"""Progress on the terminal while a cell runs: its phase, its samples, and the remaining time of the sweep."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from espalier.harness.store.unparsed_mark import MEANS, is_marked
 
 
 class TimeLeft(ProgressColumn):
-    """Says how long a line still takes, asked anew whenever it is drawn; before that is known, for how long it went."""
+    """Column with the remaining time of a line, computed at each redraw; the elapsed time until it is known."""
 
     def render(self, task: Task) -> Text:
         """Return the text of the column."""
@@ -32,14 +32,14 @@ class TimeLeft(ProgressColumn):
         return Text(f"{clock(left)} left")
 
 
-class Shown:
-    """The lines of one cell.
+class CellProgress:
+    """The progress lines of one cell.
 
     Args:
-        progress: what draws them; None where there is no terminal.
-        title: what is said of the cell while its samples run.
-        board: of the sweep of which the cell is a part.
-        key: of the cell's run.
+        progress: draws the lines; None without a terminal.
+        title: shown while the cell's samples run.
+        board: of the cell's sweep.
+        key: run key of the cell.
     """
 
     def __init__(self, progress: Progress | None, title: str, board: Board, key: str) -> None:
@@ -55,20 +55,20 @@ class Shown:
                     cells, completed=sweep.cell - 1, count=f"{sweep.cell}/{sweep.cells}"
                 )
 
-    def drawn_by(self, live: Live) -> None:
-        """Take what draws these lines."""
+    def attach(self, live: Live) -> None:
+        """Set the display that draws these lines."""
         self._redraw = live.refresh
 
     def phase(self, text: str) -> None:
-        """Say what is done before samples are counted."""
+        """Show a phase before the samples."""
         if self._progress is not None:
             self._progress.update(self._samples, description=text)
-            # Drawn at once: what follows may hold the interpreter for seconds.
+            # Redraw now: the next step may block the interpreter for seconds.
             self._redraw()
 
     def samples(self, finished: int, total: int) -> None:
-        """Say how many samples are finished."""
-        self._share, self._board.here = finished / max(total, 1), finished
+        """Show the number of finished samples."""
+        self._share, self._board.running_samples = finished / max(total, 1), finished
         if self._progress is None:
             return
         speed = self._progress.tasks[0].speed
@@ -98,7 +98,7 @@ class Shown:
         return time.monotonic() - self._start
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw the lines, and below those of a cell of a sweep its board."""
+        """Draw the lines and, for a sweep, the board below them."""
         assert self._progress is not None
         yield self._progress
         if self._board.forecast.cells > 1:
@@ -107,21 +107,21 @@ class Shown:
 
 
 @contextmanager
-def shown(
+def cell_progress(
     title: str, board: Board, key: str = "", stream: TextIO | None = None, quiet: bool = False
-) -> Iterator[Shown]:
-    """Show how a cell goes on and how far its sweep is; silent where there is no terminal.
+) -> Iterator[CellProgress]:
+    """Show the progress of a cell and its sweep; silent without a terminal.
 
     Args:
-        title: what the cell is called.
-        board: of the sweep of which it is a part.
-        key: of its run.
-        stream: where; standard error if None.
-        quiet: whether to show nothing at all.
+        title: of the cell.
+        board: of its sweep.
+        key: its run key.
+        stream: output; standard error if None.
+        quiet: show nothing.
     """
     console = Console(file=stream or sys.stderr)
     if quiet or not console.is_terminal:
-        yield Shown(None, title, board, key)
+        yield CellProgress(None, title, board, key)
         return
     text = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     columns = (
@@ -131,16 +131,16 @@ def shown(
         TextColumn("{task.fields[rate]}", justify="right"),
         TimeLeft(),
     )
-    lines = Shown(Progress(*columns, console=console, expand=True), title, board, key)
+    lines = CellProgress(Progress(*columns, console=console, expand=True), title, board, key)
     with Live(lines, console=console, transient=True, refresh_per_second=4) as live:
-        lines.drawn_by(live)
+        lines.attach(live)
         yield lines
 
 
 def tell_finished(
     row: Mapping[str, Any], sweep: Forecast, seconds: float, stream: TextIO | None = None
 ) -> None:
-    """Print one line on a terminal about a cell of a sweep that is done; a long one goes on below, indented."""
+    """Print one line on a terminal about a finished cell of a sweep; long lines wrap with an indent."""
     console = Console(file=stream or sys.stderr)
     if not console.is_terminal:
         return
@@ -159,7 +159,7 @@ def tell_finished(
 
 
 def score(row: Mapping[str, Any]) -> str:
-    """Return the metric that a row is read by, with its value."""
+    """Return the headline metric with its value."""
     name = headline(row)
     value = row["metrics"][name]["value"]
     number = "undefined" if value is None else f"{value:.3f}"

@@ -17,7 +17,7 @@ from espalier.harness.runs.process_checks import check_cell, check_drawn
 from espalier.harness.runs.result_row import outline
 from espalier.harness.runs.single_run import CellRunner
 from espalier.harness.runs.status_line import Waiting
-from espalier.harness.runs.sweep_board import Board, Place
+from espalier.harness.runs.sweep_board import Board
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store import sweep_files as sweeps
@@ -186,10 +186,10 @@ class Runner:
         return found
 
 
-def place_of(job: Job) -> Place:
+def place_of(job: Job) -> BoardCell:
     """Return where a run stands on the board of its sweep."""
     method = f"{job.spec.method.title} {job.label}".strip()
-    return Place(job.spec.benchmark.name, method, job.spec.budget.ratio)
+    return BoardCell(job.spec.benchmark.name, method, job.spec.budget.ratio)
 
 
 def _pending(jobs: Sequence[Job]) -> dict[str, tuple[str, str]]:

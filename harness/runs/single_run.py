@@ -153,7 +153,7 @@ class CellRunner:
         with (
             threads(spec.engine.threads),
             contextlib.redirect_stdout(sys.stderr),
-            progress.shown(title, self.board, job.key, quiet=ranks.rank > 0) as shown,
+            progress.cell_progress(title, self.board, job.key, quiet=ranks.rank > 0) as shown,
         ):
             shown.phase(f"opening {spec.benchmark.name}")
             loaded = open_benchmark(spec, ranks, self.shelf)

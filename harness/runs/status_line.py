@@ -1,6 +1,6 @@
-"""One line on a terminal that says what goes on while there is nothing else to show.
+"""A line on the terminal that shows what a command is doing before it has other output.
 
-Only the standard library is imported here: the line stands before anything is loaded that takes seconds.
+Only the standard library is imported here, because the line is shown before slow imports.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TextIO
 
 
 class Waiting:
-    """A line on standard error that comes and goes; nothing where that is no terminal.
+    """A temporary line on standard error; nothing without a terminal.
 
     Args:
-        stream: where it is shown; standard error if None.
-        quiet: whether to show nothing at all, as the second of several processes.
+        stream: output; standard error if None.
+        quiet: show nothing, as in all but the first of several processes.
     """
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
@@ -38,20 +38,20 @@ class Waiting:
         self.clear()
 
     def say(self, text: str) -> None:
-        """Show a text in place of the last one."""
-        # The cursor goes back to the margin: what a library prints then stands over the text, not behind it.
+        """Show a text in place of the previous one."""
+        # Return the cursor to the margin, so that output of a library overwrites the text.
         self._write(f"\r{text[: self._width() - 1]}\x1b[K\r")
         self._shown = True
 
     def clear(self) -> None:
-        """Take the line away; what is printed next stands in its place."""
+        """Remove the line; the next output takes its place."""
         if self._shown:
             self._write("\r\x1b[K")
             self._shown = False
 
     def _width(self) -> int:
         with suppress(OSError, ValueError):
-            # A terminal that does not know its width says 0.
+            # A terminal of unknown width reports 0.
             return os.get_terminal_size(self._stream.fileno()).columns or 80
         return 80
 

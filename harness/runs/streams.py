@@ -1,4 +1,4 @@
-"""How a command speaks and ends: streams that cannot take a line, and the signals that ask it to stop."""
+"""Output streams that cannot take a line, and the signals that stop a command."""
 
 from __future__ import annotations
 
@@ -26,62 +26,62 @@ __all__ = [
 
 
 class OutputLost(RuntimeError):
-    """Standard output takes nothing more: its disk is full, or whoever read it has gone. Rows are stored before."""
+    """Standard output accepts nothing more: its disk is full, or its reader closed it. Rows are stored before."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asks the command to end: Ctrl-C, or SIGTERM, which a cluster sends before it kills."""
+    """A signal stops the command: Ctrl-C, or SIGTERM, which a cluster sends before it kills."""
 
     def __init__(self, number: int) -> None:
-        """Take the number of the signal."""
+        """Store the number of the signal."""
         self.code = 128 + number
         super().__init__("terminated" if number == signal.SIGTERM else "interrupted")
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Turn SIGTERM and Ctrl-C into `Stopped` inside the block; elsewhere than in the main thread nothing.
+    """Turn SIGTERM and Ctrl-C into `Stopped` inside the block; no effect outside the main thread.
 
-    A signal may strike inside the cleaning up of any library, whose own error then comes in its place, or none at all.
-    So the signal is remembered, and the block ends with `Stopped` in any case.
+    A signal can arrive during the cleanup of any library, which may raise its own error instead, or none at all. So the
+    signal is remembered, and the block ends with `Stopped` in any case.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
         raise Stopped(number)
 
     former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    # What a shell started in the background, or under nohup, ignores stays ignored.
-    taken = [number for number, handler in former.items() if handler is not signal.SIG_IGN]
-    for number in taken:
+    # Signals ignored by a background job or under nohup stay ignored.
+    handled = [number for number, handler in former.items() if handler is not signal.SIG_IGN]
+    for number in handled:
         signal.signal(number, stop)
     try:
         yield
     except Exception as error:
-        if came:
-            raise Stopped(came[0]) from error
+        if received:
+            raise Stopped(received[0]) from error
         raise
     finally:
-        for number in taken:
+        for number in handled:
             signal.signal(number, former[number])
-    if came:
-        raise Stopped(came[0])
+    if received:
+        raise Stopped(received[0])
 
 
 @contextmanager
 def output() -> Iterator[None]:
-    """Turn what standard output refuses inside the block into `OutputLost`; nothing but printing belongs there.
+    """Turn errors of standard output inside the block into `OutputLost`; the block should only print.
 
-    What is still in its buffer goes nowhere from then on, so that Python does not fail again at its end.
+    The remaining buffer is discarded, so that Python does not fail again at exit.
     """
     try:
         yield
     except (OSError, SystemExit) as error:
-        # rich leaves by SystemExit when a pipe is closed.
+        # rich raises SystemExit when a pipe is closed.
         reason = error.strerror if isinstance(error, OSError) else "Broken pipe"
         discard(sys.stdout)
         raise OutputLost(
@@ -90,13 +90,13 @@ def output() -> Iterator[None]:
 
 
 def flush() -> None:
-    """Hand on what was printed; raises `OutputLost`."""
+    """Flush standard output; raises `OutputLost`."""
     with output():
         sys.stdout.flush()
 
 
 def tell(line: str) -> None:
-    """Print a line that is no error on stderr, if stderr takes it."""
+    """Print a line that is not an error on stderr, if stderr accepts it."""
     try:
         print(plain(line), file=sys.stderr, flush=True)
     except OSError:

@@ -1,6 +1,6 @@
-"""Mirror of a committed row in Weights & Biases: offline unless WANDB_API_KEY is set and the server answers.
+"""Mirror a committed row to Weights & Biases: offline unless WANDB_API_KEY is set and the server responds.
 
-The row is in the store before; whatever goes wrong here costs one line on stderr and a bounded time, never a row.
+The row is stored before; a failure here costs one line on stderr and a bounded time, never a row.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from espalier.harness.errors import UserError, plain, tell_once, unknown_name
-from espalier.harness.runs.wandb_marks import Mark
+from espalier.harness.runs.wandb_marks import MirrorMark
 from espalier.harness.specs import value_checks as fields
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.specs.secrets import masked, scrub, wandb_keys
 from espalier.harness.store import RunDir
 
-#: Arguments of `wandb.init` that follow from the run.
-OURS = ("id", "name", "dir", "config", "reinit", "settings")
+#: Arguments of `wandb.init` that are set from the run.
+RESERVED = ("id", "name", "dir", "config", "reinit", "settings")
 
-#: Overrides that say nothing of which cells a sweep has.
-UNNAMED = (
+#: Beginnings of words that do not determine the cells of a sweep.
+NOT_IDENTIFYING = (
     "-",
     "log",
     "store=",
@@ -43,22 +43,22 @@ UNNAMED = (
     "engine.threads=",
 )
 
-#: Options that are texts, and the values of `mode`.
+#: Text options, and the values of `mode`.
 TEXTS = ("entity", "project", "group", "job_type", "notes", "resume_from", "fork_from")
 MODES = ("online", "offline", "disabled", "shared")
 
-#: Seconds that the server has to answer, and that a run has to be opened.
+#: Timeouts in seconds for a response of the server and for opening a run.
 ANSWER, OPEN = 5.0, 20.0
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """Raise UserError if the wandb package is missing or an option is none of `wandb.init`'s. Cost: its import."""
+    """Raise UserError if the wandb package is missing or `wandb.init` lacks an option. Cost: its import."""
     if find_spec("wandb") is None:
         raise UserError("log='wandb' needs the package wandb, which is not installed; valid: none")
     # wandb takes a second to import and need not be installed.
     import wandb
 
-    valid = [name for name in inspect.signature(wandb.init).parameters if name not in OURS]
+    valid = [name for name in inspect.signature(wandb.init).parameters if name not in RESERVED]
     for name in options:
         if name not in valid:
             raise unknown_name("log.options", name, valid)
@@ -66,8 +66,8 @@ def check(options: Mapping[str, Any]) -> None:
 
 
 def check_values(options: Mapping[str, Any]) -> None:
-    """Raise UserError if a value of an option is none that `wandb.init` takes; null says nothing."""
-    for name, value in _given(options).items():
+    """Raise UserError if `wandb.init` does not accept an option's value; null means unset."""
+    for name, value in _without_nulls(options).items():
         key = f"log.options.{name}"
         if name == "mode":
             fields.choice(key, value, MODES)
@@ -80,20 +80,20 @@ def check_values(options: Mapping[str, Any]) -> None:
 def mirror(
     directory: RunDir, config: Mapping[str, Any], spec: RunSpec, group: str | None = None
 ) -> None:
-    """Log a committed run once: its config, metrics, answers and row; nothing where this row has been logged before.
+    """Log a committed run once: config, metrics, answers and row; skipped if this row was logged before.
 
-    A run takes its key as id, so that whatever logs it again adds to no second one. Trouble is told in one line on
-    stderr.
+    A run uses its key as id, so that logging it again does not create a second run. Failures are reported in one line
+    on stderr.
 
     Args:
-        directory: of the run, whose row is committed.
-        config: what the key was computed from.
-        spec: its store, options of `wandb.init`, and how many answers are shown.
-        group: of a sweep, where the options name none.
+        directory: of the run with its committed row.
+        config: the values that the key was computed from.
+        spec: provides the store, options of `wandb.init`, and the number of answers to show.
+        group: of a sweep, if the options name none.
     """
     try:
         _mirror(directory, config, spec, group)
-    except Exception as error:  # a third party's service may fail in any way, and the row is stored
+    except Exception as error:  # a third-party service can fail in any way, and the row is stored
         line = plain(masked(next(iter(str(error).splitlines()), ""), wandb_keys()))
         print(
             f"log=wandb: run {directory.path.name} was not logged: {type(error).__name__}: {line}; "
@@ -106,7 +106,7 @@ def mirror(
 
 
 def logs(folder: Path, key: str) -> list[Path]:
-    """Return what wandb logged of its own work on a run, which repeats what servers answer."""
+    """Return wandb's own log files of a run, which can contain responses of servers."""
     places = (
         "*.log",
         f"*run-*-{key}/logs/*",
@@ -118,31 +118,31 @@ def logs(folder: Path, key: str) -> list[Path]:
 
 
 def group_of(argv: Sequence[str]) -> str:
-    """Return the name of a sweep: what its command line asks for, and a digest that tells long ones apart.
+    """Return the name of a sweep: its identifying command-line words, and a digest to distinguish long ones.
 
-    Whatever does not say which cells there are is left out, so that the same sweep has one name when it goes on.
+    Words that do not determine the cells are omitted, so that a resumed sweep keeps its name.
     """
-    asked = [one for one in argv if not one.lstrip("+~").startswith(UNNAMED)]
-    digest = sha256("\n".join(asked).encode()).hexdigest()[:8]
-    return f"{' '.join(asked)[:100]} {digest}"
+    kept = [word for word in argv if not word.lstrip("+~").startswith(NOT_IDENTIFYING)]
+    digest = sha256("\n".join(kept).encode()).hexdigest()[:8]
+    return f"{' '.join(kept)[:100]} {digest}"
 
 
 def _mirror(directory: RunDir, config: Mapping[str, Any], spec: RunSpec, group: str | None) -> None:
-    mark = Mark.of(spec.store, directory.path.name)
+    mark = MirrorMark.of(spec.store, directory.path.name)
     row = directory.row()
-    if row is None or mark.says(row):
+    if row is None or mark.matches(row):
         return
-    with mark.held():
-        if mark.says(row):  # another command has logged it meanwhile
+    with mark.locked():
+        if mark.matches(row):  # another command logged it meanwhile
             return
-        # What a killed command began, or the run of an earlier row: there is one run of a key.
+        # Remove the rest of a killed command, or the run of an earlier row: a key has one run.
         mark.clear()
-        options = {"mode": mode(), "group": group, **_given(spec.log_options)}
+        options = {"mode": mode(), "group": group, **_without_nulls(spec.log_options)}
         folder = _log(directory, row, config, spec, options)
         mark.write(row, options["mode"], options.get("project"), options["group"], folder)
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nulls(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -153,13 +153,13 @@ def _log(
     spec: RunSpec,
     options: Mapping[str, Any],
 ) -> Path:
-    """Write one run of wandb and return its folder."""
+    """Log one run to wandb and return its folder."""
     # wandb takes a second to import and need not be installed.
     import wandb
 
     from espalier.harness.runs import wandb_content as content
 
-    with _below(spec.store / "wandb"):
+    with _wandb_folders(spec.store / "wandb"):
         run = wandb.init(
             **options,
             id=row["run_key"],
@@ -182,28 +182,28 @@ def _log(
 
 
 @contextmanager
-def _below(folder: Path) -> Iterator[None]:
-    """Keep files of artifacts and settings in a folder: in the home directory, an offline run could not be moved."""
+def _wandb_folders(folder: Path) -> Iterator[None]:
+    """Keep wandb's artifacts and settings in a folder; files in the home directory would not move with it."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = {f"WANDB_{name}_DIR": folder / name.lower() for name in ("DATA", "CACHE", "CONFIG")}
-    ours = {name: str(path) for name, path in names.items() if name not in os.environ}
-    os.environ.update(ours)
+    folders = {f"WANDB_{name}_DIR": folder / name.lower() for name in ("DATA", "CACHE", "CONFIG")}
+    added = {name: str(path) for name, path in folders.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        for name in ours:
+        for name in added:
             os.environ.pop(name, None)
 
 
 def mode() -> str:
-    """Return `online` if a key is set and the server answers, else `offline`."""
+    """Return `online` if a key is set and the server responds, else `offline`."""
     if not os.environ.get("WANDB_API_KEY"):
         return "offline"
     address = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
     if reachable(address):
         return "online"
     tell_once(
-        f"log=wandb: {masked(address, wandb_keys())} does not answer; runs are logged offline, "
+        f"log=wandb: {masked(address, wandb_keys())} does not respond; runs are logged offline, "
         "`python -m espalier wandb` sends them"
     )
     return "offline"
@@ -211,20 +211,20 @@ def mode() -> str:
 
 @cache
 def reachable(address: str) -> bool:
-    """Say whether a server answers at all, over the proxy if one is set. Cost: `ANSWER` seconds at most, once."""
+    """Return whether a server responds at all, through a proxy if one is set. Cost: once, `ANSWER` seconds at most."""
 
-    def ask() -> bool:
+    def connects() -> bool:
         try:
             urlopen(address, timeout=ANSWER).close()
         except HTTPError:
-            return True  # it answers, if only to refuse
+            return True  # a refusal is a response
         except (OSError, ValueError):
             return False
         return True
 
-    # Looking the name up has no time limit of its own; nobody waits for the thread then.
+    # The name lookup has no timeout of its own; after `ANSWER` seconds the thread is abandoned.
     answers: list[bool] = []
-    thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
+    thread = threading.Thread(target=lambda: answers.append(connects()), daemon=True)
     thread.start()
     thread.join(ANSWER)
     return answers == [True]

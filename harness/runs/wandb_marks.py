@@ -1,4 +1,4 @@
-"""What a store says of its mirror: `<store>/wandb/mirrored/<run key>.json`, written once a run is logged whole."""
+"""Marks of runs logged to Weights & Biases: `<store>/wandb/mirrored/<run key>.json`, written after a run is logged."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ PATIENCE = 60.0
 
 
 def digest_of(row: Mapping[str, Any]) -> str:
-    """Return what tells rows of one run apart, which is made again with `force=true`."""
+    """Return a digest of a row, which distinguishes it from a row recomputed with `force=true`."""
     return sha256(json.dumps(dict(row), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
-class Mark:
+class MirrorMark:
     """The mark of one run; `root` is the wandb folder of its store."""
 
     root: Path
     key: str
 
     @classmethod
-    def of(cls, store: Path, key: str) -> Mark:
+    def of(cls, store: Path, key: str) -> MirrorMark:
         """Return the mark of a run of a store."""
         return cls(store / "wandb", key)
 
     @classmethod
-    def all(cls, store: Path) -> list[Mark]:
+    def all(cls, store: Path) -> list[MirrorMark]:
         """Return the marks of a store, ordered by key."""
-        found = sorted((store / "wandb" / "mirrored").glob("*.json"))
-        return [cls.of(store, path.stem) for path in found]
+        paths = sorted((store / "wandb" / "mirrored").glob("*.json"))
+        return [cls.of(store, path.stem) for path in paths]
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The mark's file."""
         return self.root / "mirrored" / f"{self.key}.json"
 
     def read(self) -> dict[str, Any]:
-        """Return what it says; nothing if it is not there or damaged, and the run is then logged again."""
+        """Return the content; empty if the file is missing or damaged, and the run is then logged again."""
         try:
-            said = json.loads(self.path.read_bytes())
+            content = json.loads(self.path.read_bytes())
         except (FileNotFoundError, ValueError):
             return {}
-        return said if isinstance(said, dict) else {}
+        return content if isinstance(content, dict) else {}
 
-    def says(self, row: Mapping[str, Any]) -> bool:
-        """Whether this very row has been logged."""
+    def matches(self, row: Mapping[str, Any]) -> bool:
+        """Return whether exactly this row has been logged."""
         return self.read().get("row_sha256") == digest_of(row)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keep other commands from logging the run meanwhile.
 
         Raises:
-            filelock.Timeout: another one still does after `PATIENCE` seconds.
+            filelock.Timeout: another command still logs it after `PATIENCE` seconds.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(self.path.with_suffix(".lock"), timeout=PATIENCE):
@@ -75,7 +75,7 @@ class Mark:
         return sorted(self.root.glob(f"offline-run-*-{self.key}"))
 
     def clear(self) -> None:
-        """Remove the mark, and what was logged offline and is of no use any more."""
+        """Remove the mark and the outdated offline runs."""
         self.path.unlink(missing_ok=True)
         for folder in self.folders():
             shutil.rmtree(folder)
@@ -88,8 +88,8 @@ class Mark:
         group: str | None,
         folder: Path,
     ) -> None:
-        """Say that a row has been logged, and where."""
-        said = {
+        """Record that and where a row has been logged."""
+        content = {
             "row_sha256": digest_of(row),
             "mode": mode,
             "project": project,
@@ -97,8 +97,8 @@ class Mark:
             "folder": folder.name,
             "uploaded": mode == "online",
         }
-        durable.replace(self.path, json.dumps(said, indent=1).encode())
+        durable.replace(self.path, json.dumps(content, indent=1).encode())
 
     def uploaded(self) -> None:
-        """Say that the server has it."""
+        """Record that the server has the run."""
         durable.replace(self.path, json.dumps({**self.read(), "uploaded": True}, indent=1).encode())

@@ -1,4 +1,4 @@
-"""Rows out of the files that wandb leaves offline, without a server and without the store that they came from."""
+"""Restore rows from wandb's offline files, without a server and without the original store."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from espalier.harness.store import Store
 
 
 def records(path: Path) -> Iterator[Record]:
-    """Yield the records of a run's file; a torn end, which a killed process leaves, ends them."""
+    """Yield the records of a run's file; a truncated end, as a killed process leaves, ends them."""
     with tempfile.TemporaryDirectory() as folder:
-        # The library opens what it reads for writing.
+        # The library opens files for writing, so read a copy.
         copy = shutil.copy(path, folder)
         data = DataStore()
         try:
@@ -36,10 +36,10 @@ def records(path: Path) -> Iterator[Record]:
 
 
 def rows_of(folder: Path) -> Iterator[dict[str, Mapping[str, Any]]]:
-    """Yield the files of each row that was logged offline below a wandb folder, as tables by file name.
+    """Yield the files of each row logged offline below a wandb folder, as tables by file name.
 
     Raises:
-        UserError: a file of a row is missing, or is not the one that was logged.
+        UserError: a file of a row is missing, or has changed since it was logged.
     """
     for path in sorted(folder.glob("offline-run-*/run-*.wandb")):
         for record in records(path):
@@ -54,22 +54,22 @@ def _files(folder: Path, artifact: ArtifactRecord) -> dict[str, Mapping[str, Any
     }
 
 
-def _content(folder: Path, name: str, place: Path, digest: str) -> bytes:
-    """Return a file of an artifact; where the folder has been moved, from where it lies now."""
-    moved = folder / "data" / "artifacts" / "staging" / place.name
-    found = next((one for one in (moved, place) if one.is_file()), None)
-    content = None if found is None else found.read_bytes()
+def _content(folder: Path, name: str, original: Path, digest: str) -> bytes:
+    """Return a file of an artifact, from its original place or from the moved wandb folder."""
+    moved = folder / "data" / "artifacts" / "staging" / original.name
+    path = next((candidate for candidate in (moved, original) if candidate.is_file()), None)
+    content = None if path is None else path.read_bytes()
     if content is None or base64.b64encode(md5(content).digest()).decode() != digest:
         state = "is missing" if content is None else "has changed since it was logged"
         raise UserError(
-            f"--rebuild: {name} {state}: {found or moved}; valid: the whole wandb folder of a store"
+            f"--rebuild: {name} {state}: {path or moved}; valid: the whole wandb folder of a store"
         )
     return content
 
 
 def rebuild(folder: Path, store: Store) -> list[tuple[str, bool]]:
-    """Commit the rows of a wandb folder to a store; return each key, and whether its row was missing there."""
-    done = []
+    """Commit the rows of a wandb folder to a store; return each key, and whether its row was missing."""
+    restored = []
     for files in rows_of(folder):
         row = files["row.json"]
         directory = store.run(row["run_key"])
@@ -77,5 +77,5 @@ def rebuild(folder: Path, store: Store) -> list[tuple[str, bool]]:
         if missing:
             directory.describe(files.get("spec.json", {}))
             directory.commit(row)
-        done.append((row["run_key"], missing))
-    return done
+        restored.append((row["run_key"], missing))
+    return restored

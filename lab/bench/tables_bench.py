@@ -22,9 +22,9 @@ from typing import Any
 
 from espalier.harness.paths import ROOT
 from espalier.harness.reports.tables.cell_runs import Wanted, choice, method_of
-from espalier.harness.reports.tables.cell_settings import compared
+from espalier.harness.reports.tables.cell_settings import compared_settings
 from espalier.harness.reports.tables.published_tables import read_paper
-from espalier.harness.reports.tables.rebuild import asked, rebuild
+from espalier.harness.reports.tables.rebuild import rebuild, requested_tables
 from espalier.harness.reports.tables.table_formats import FORMATS
 from espalier.harness.reports.tables.table_presets import runs_of
 from espalier.harness.store.column_index import NAME as INDEX
@@ -37,7 +37,11 @@ TEMPLATES = ROOT / "results" / "demo"
 def rows() -> Iterator[dict[str, Any]]:
     """Yield rows of the tables' runs, over and over, with the blocks of stored ones."""
     stored = read_rows(TEMPLATES)[0]
-    runs = [run for slug, number in asked("all", []) for run in runs_of(read_paper(slug), number)]
+    runs = [
+        run
+        for slug, number in requested_tables("all", [])
+        for run in runs_of(read_paper(slug), number)
+    ]
     for number, run in enumerate(cycle(runs)):
         name, variant, params = method_of(Wanted(run, "", 1.0))
         metric = choice("benchmark", run["benchmark"])["headline"]
@@ -78,7 +82,7 @@ def rows() -> Iterator[dict[str, Any]]:
 def _compared(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the settings that tables compare of a run, by section."""
     found: dict[str, dict[str, Any]] = {"benchmark": {"limit": None}}
-    for key, value in compared(Wanted(run, "", 1.0)).values.items():
+    for key, value in compared_settings(Wanted(run, "", 1.0)).values.items():
         section, _, name = key.partition(".")
         found.setdefault(section, {})[name] = value
     return found
@@ -86,7 +90,7 @@ def _compared(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def tables(folder: Path) -> int:
     """Rebuild all tables from a store in every format; return how many there are."""
-    found, _ = rebuild(asked("all", []), [folder])
+    found, _ = rebuild(requested_tables("all", []), [folder])
     for table in found:
         for text in FORMATS.values():
             text(table)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from espalier.harness.config.stand_ins import stand_ins
 from espalier.harness.paths import ROOT
 from espalier.harness.reports.tables.cell_runs import Wanted, choice, wanted
-from espalier.harness.reports.tables.panels import called, name_of
+from espalier.harness.reports.tables.panels import display_name, name_of
 from espalier.harness.reports.tables.published_tables import Paper, papers, read_cells, read_paper
 from espalier.harness.specs.commands import command
 from lab.pages.page_writer import print_or_write, table
@@ -85,7 +85,7 @@ def _row(paper: Paper, number: str) -> tuple[str, ...]:
     name = name_of(paper.slug, number)
     there = (ROOT / "conf" / "experiment" / f"{name}.yaml").is_file()
     return (
-        called(number).replace("Table ", ""),
+        display_name(number).replace("Table ", ""),
         entry.title,
         str(len(cells)) + (", no numbers printed" if entry.grid else ""),
         f"{len(runs)}, needs checkpoints" if runs else "-",
@@ -120,7 +120,7 @@ def _uncompared(paper: Paper) -> str:
     return _listed(
         "Cells that a run fills, not to be compared with print",
         paper,
-        lambda run: run.unlike if isinstance(run, Wanted) else "",
+        lambda run: run.mismatch if isinstance(run, Wanted) else "",
     )
 
 
@@ -135,7 +135,9 @@ def _listed(title: str, paper: Paper, reason_of: Callable[[Wanted | str], str]) 
                 counts[number] = counts.get(number, 0) + 1
     lines = [
         f"- {reason}: "
-        + ", ".join(f"{count} of {called(number).lower()}" for number, count in counts.items())
+        + ", ".join(
+            f"{count} of {display_name(number).lower()}" for number, count in counts.items()
+        )
         for reason, counts in found.items()
     ]
     return f"{title}:\n\n" + "\n".join(lines) + "\n" if lines else ""

@@ -116,5 +116,5 @@ def test_a_report_is_of_some_benchmark(tmp_path: Path, capsys: pytest.CaptureFix
     from espalier.harness.cli import curves as report
 
     assert report.main(["--benchmarks", "", "--out", str(tmp_path / "x")]) == 2
-    assert "--benchmarks='' names none" in capsys.readouterr().err
+    assert "--benchmarks='' is empty" in capsys.readouterr().err
     assert [*tmp_path.iterdir()] == []

@@ -83,8 +83,8 @@ def test_bad_rows_are_named_and_left_out(root: Path) -> None:
     assert "renumbered" in said["another position policy than original"]
     assert said["the run is not finished"] == "half"
     assert "torn" in said["the file is damaged, or of another version"]
-    assert "budget_rule" in said["the row is not whole"]
-    assert said["the row is of an older version and tells no settings"].startswith("old:")
+    assert "budget_rule" in said["the row is incomplete"]
+    assert said["the row is of an older version without settings"].startswith("old:")
     assert (
         "boxes-clever--0.5-200"
         in said["the cell was run twice, by other code; the newer row counts"]

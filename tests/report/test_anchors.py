@@ -9,7 +9,7 @@ import pytest
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import CONF, read_command
 from espalier.harness.reports.curves import anchors
-from espalier.harness.reports.curves.anchors import Anchor, beside, read_anchors, table
+from espalier.harness.reports.curves.anchors import Anchor, compare_anchors, read_anchors, table
 
 
 def made_up(model: str, benchmark: str, metric: str, value: float, **more: Any) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_measured_and_published_stand_side_by_side() -> None:
         made_up("llava_ov_7b", "textvqa", "exact_match", 0.7, prompt="vlmevalkit"),
         made_up("llava_ov_7b", "mmbench_en", "gpt_eval_score", 82.3),  # under other prompts
     ]
-    found = {one.anchor.name: one for one in beside(read_anchors(), rows)}
+    found = {one.anchor.name: one for one in compare_anchors(read_anchors(), rows)}
     pope = found["llava15_7b_pope"]
     assert pope.measured == pytest.approx(85.41)
     assert (pope.verdict, pope.samples) == ("near", 9000)
@@ -71,8 +71,8 @@ def test_a_part_of_a_benchmark_yields_to_the_whole_and_is_told() -> None:
     part = made_up("llava15_7b", "gqa", "exact_match", 0.62, limit=50, samples=50)
     whole = made_up("llava15_7b", "gqa", "exact_match", 0.5)
     listed = [one for one in read_anchors() if one.name == "llava15_7b_gqa"]
-    assert beside(listed, [part])[0].verdict == "near, of a part"
-    assert beside(listed, [whole, part])[0].measured == pytest.approx(50.0)
+    assert compare_anchors(listed, [part])[0].verdict == "near, of a part"
+    assert compare_anchors(listed, [whole, part])[0].measured == pytest.approx(50.0)
 
 
 def test_the_command_says_what_is_far_by_its_exit_code(
@@ -82,11 +82,11 @@ def test_the_command_says_what_is_far_by_its_exit_code(
     assert capsys.readouterr().out.count("not run") == len(read_anchors())
     damaged = tmp_path / "anchors.csv"
     damaged.write_text("anchor,model,published\na,b,c\n")
-    with pytest.raises(anchors.UserError, match=r"anchors\.csv, line 2: no anchor"):
+    with pytest.raises(anchors.UserError, match=r"anchors\.csv, line 2: not an anchor"):
         read_anchors(damaged)
 
 
 def test_an_anchor_says_where_it_is_printed() -> None:
     anchor = Anchor("a", "m", "original", "gqa", "exact_match", 60.0, "P", "u", "1", "r", "c")
-    (row,) = beside([anchor], [made_up("m", "gqa", "exact_match", 0.6)])
+    (row,) = compare_anchors([anchor], [made_up("m", "gqa", "exact_match", 0.6)])
     assert "[P](u), table 1, r, c |" in table([row])

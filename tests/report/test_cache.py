@@ -11,7 +11,12 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import score_entries
 from espalier.harness.reports.curves.cache_report import PRESETS, main, write_cache
-from espalier.harness.reports.curves.cache_rows import ablated, chosen_cells, shown, stacks
+from espalier.harness.reports.curves.cache_rows import (
+    ablation_results,
+    compared_results,
+    read_cache_results,
+    stacked_results,
+)
 from espalier.harness.reports.curves.curve_points import read_panels
 from espalier.harness.store import Store
 from tests.report.stored_rows import settings
@@ -108,9 +113,9 @@ def test_random_tokens_are_no_floor_of_random_entries(root: Path) -> None:
 def test_windows_and_budgets_make_a_grid(root: Path, tmp_path: Path) -> None:
     add(root, "aircache", 0.7, 0.9, 0.9, "window=all", allocation="lorenz", window="all")
     add(root, "aircache", 0.6, 0.9, 0.9, "x", allocation="uniform", window="all")
-    cells = chosen_cells(root)
-    assert len(ablated(cells)) == 3
-    assert not any(cell.params.get("window") == "all" for cell in shown(cells, FILES))
+    cells = read_cache_results(root)
+    assert len(ablation_results(cells)) == 3
+    assert not any(cell.params.get("window") == "all" for cell in compared_results(cells, FILES))
     page = write_cache(root, tmp_path / "out")[0][-1].read_text()
     assert "| window | lorenz | uniform |" in page
     (line,) = [line for line in page.splitlines() if line.startswith("| all |")]
@@ -124,7 +129,7 @@ def test_two_methods_stand_beside_their_parts(root: Path, tmp_path: Path) -> Non
     add(root, "clever", 0.85, 0.5)
     add(root, "clever", 0.7, 0.75)
     add(root, "clever+aircache", 0.75, 0.5, 0.9, label="cache_ratio=0.9")
-    (cells,) = stacks(chosen_cells(root)).values()
+    (cells,) = stacked_results(read_cache_results(root)).values()
     named = [(cell.row["method"], cell.row["ratio"]) for cell in cells]
     assert named == [("none", 0.0), ("clever", 0.5), ("aircache", 0.9), ("clever+aircache", 0.5)]
     add(root, "random+aircache", 0.6, 0.5, 0.9, label="Random(layer=2) cache_ratio=0.9")
@@ -139,7 +144,7 @@ def test_two_methods_stand_beside_their_parts(root: Path, tmp_path: Path) -> Non
     assert "| 100.0 % | 10.0 % | 100.0 % | 20.0 |" in alone[0]
     # Behind `none` it stands for itself, as a row of the same sweep.
     add(root, "none+aircache", 0.8, 0.0, 0.9, label="cache_ratio=0.9")
-    (cells,) = stacks(chosen_cells(root)).values()
+    (cells,) = stacked_results(read_cache_results(root)).values()
     names = [cell.row["method"] for cell in cells]
     assert names == ["none", "clever", "none+aircache", "clever+aircache", "random+aircache"]
 
@@ -150,7 +155,7 @@ def test_what_cannot_be_shown_is_one_line(tmp_path: Path, capsys: pytest.Capture
     assert "no finished runs of a cache compressor" in capsys.readouterr().err
     add(tmp_path, "random_kv", 0.5, 0.9, 0.9)
     with pytest.raises(UserError, match=r"--model.*'huge'.*tiny|huge"):
-        chosen_cells(tmp_path, "huge")
+        read_cache_results(tmp_path, "huge")
 
 
 @pytest.mark.slow

@@ -227,7 +227,9 @@ def test_files_of_a_report_have_names_that_links_can_hold(tmp_path: Path) -> Non
 
 
 def uncorrected(curve: Curve) -> Curve:
-    return replace(curve, points=tuple(replace(point, chance=None) for point in curve.points))
+    return replace(
+        curve, points=tuple(replace(point, corrected_pvalue=None) for point in curve.points)
+    )
 
 
 def test_a_method_between_layers_is_compared_with_random_between_layers(against: Path) -> None:
@@ -248,7 +250,7 @@ def test_without_random_between_layers_such_methods_have_no_floor(against: Path)
     for path in against.glob("runs/boxes-random-layer=2*"):
         (path / "row.json").unlink()
     (panel,) = read_panels(against, ["boxes"], nearest=True)
-    assert {curve.floor for curve in panel.curves if curve.place} == {None}
+    assert {curve.floor for curve in panel.curves if curve.layer} == {None}
 
 
 def test_sites_in_the_tower_count_as_before_the_decoder(against: Path) -> None:
@@ -257,7 +259,7 @@ def test_sites_in_the_tower_count_as_before_the_decoder(against: Path) -> None:
     add_run(against, "tome", 0.9, 0.5, extra=extra)
     (panel,) = read_panels(against, ["boxes"])
     (curve,) = [curve for curve in panel.curves if curve.name == "tome"]
-    assert (curve.place, curve.floor) == (0, "random")
+    assert (curve.layer, curve.floor) == (0, "random")
 
 
 def test_tables_mark_what_lies_above_and_below_random(against: Path, tmp_path: Path) -> None:

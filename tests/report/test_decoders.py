@@ -31,7 +31,7 @@ from espalier.harness.reports.curves.decoder_rows import (
     decoders,
     guidances,
     ratios,
-    read_cells,
+    read_decoders,
 )
 from espalier.harness.specs.catalogue import names_of
 from espalier.harness.specs.run_spec import RunSpec
@@ -44,14 +44,14 @@ STEPS = ForwardTimes(target=0.004, draft=0.001)
 
 
 def decoded(
-    accepted: int, judged: int, compared: bool = True, steps: ForwardTimes | None = None
+    accepted: int, judged: int, compared_settings: bool = True, steps: ForwardTimes | None = None
 ) -> DecodingRecord:
     """Return an answer that took 5 s a token plainly and 2 s with drafts."""
     own, plain = AnswerTimes(1.0, 0.0, 8.0, 5), AnswerTimes(1.0, 0.0, 20.0, 5)
     seconds = {"seconds": 4.0, "draft_seconds": 4.0, "target_seconds": 4.0}
     rounds = (Round(0, 4, 0, 0, True), Round(0, 4, judged, accepted, True, **seconds))
     return DecodingRecord(
-        4, rounds, own, plain if compared else None, None, steps, 72.0, 1, True, None
+        4, rounds, own, plain if compared_settings else None, None, steps, 72.0, 1, True, None
     )
 
 
@@ -233,10 +233,10 @@ def test_several_models_must_be_told_apart(tmp_path: Path) -> None:
     add(tmp_path, "pearl", 0, overlap=True)
     add(tmp_path, "pearl", 0, overlap=True, model="huge")
     with pytest.raises(UserError, match="valid for --model: huge, tiny"):
-        read_cells(tmp_path)
-    assert [cell.row["model"] for cell in read_cells(tmp_path, "huge")] == ["huge"]
+        read_decoders(tmp_path)
+    assert [cell.row["model"] for cell in read_decoders(tmp_path, "huge")] == ["huge"]
     with pytest.raises(UserError, match="--model"):
-        read_cells(tmp_path, "large")
+        read_decoders(tmp_path, "large")
 
 
 def test_rows_of_one_setting_are_compared_and_the_newest_counts(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_rows_of_one_setting_are_compared_and_the_newest_counts(tmp_path: Path) 
     add(tmp_path, "vanilla_sd", 0)
     add(tmp_path, "vanilla_sd", 0, three)
     add(tmp_path, "onsd", 1, draft="other")
-    found = decoders(read_cells(tmp_path))["captions"]
+    found = decoders(read_decoders(tmp_path))["captions"]
     # Three answers, or another draft, are no measure of the others.
     assert [(cell.name, cell.row["n_samples"]) for cell in found] == [
         ("vanilla_sd", 2),
@@ -258,7 +258,7 @@ def test_rows_of_one_setting_are_compared_and_the_newest_counts(tmp_path: Path) 
 def test_a_row_with_a_speedup_counts_before_a_newer_one_without(tmp_path: Path) -> None:
     older = add(tmp_path, "vanilla_sd", 0)
     add(tmp_path, "vanilla_sd", 0, (decoded(3, 4, compared=False), decoded(1, 2, compared=False)))
-    assert [cell.path for cell in decoders(read_cells(tmp_path))["captions"]] == [older]
+    assert [cell.path for cell in decoders(read_decoders(tmp_path))["captions"]] == [older]
 
 
 def test_taking_turns_is_no_measure_of_side_by_side(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_taking_turns_is_no_measure_of_side_by_side(tmp_path: Path) -> None:
     for ratio in (0.5, 0.9):
         guided(tmp_path, ratio, transport="sequential")
     guided(tmp_path, 0.9, transport="sequential", params={"guidance": "uniform"})
-    cells = read_cells(tmp_path)
+    cells = read_decoders(tmp_path)
     assert [cell.name for cell in decoders(cells)["captions"]] == ["vanilla_sd"]
     assert ratios(cells) == []
     assert len(guidances(cells)) == 3
@@ -277,7 +277,7 @@ def test_decoders_are_compared_at_the_ratio_that_most_have(tmp_path: Path) -> No
     add(tmp_path, "vanilla_sd", 0)
     for ratio in (0, 0.25, 0.75):  # as many at 0.25 as at 0.75 without std
         guided(tmp_path, ratio)
-    found = decoders(read_cells(tmp_path))["captions"]
+    found = decoders(read_decoders(tmp_path))["captions"]
     expected = [("vanilla_sd", 0), ("std", 0.75), ("parallelvlm", 0.75)]
     assert [(cell.name, cell.ratio) for cell in found] == expected
 
@@ -287,7 +287,7 @@ def test_windows_are_not_mixed_along_a_line(tmp_path: Path) -> None:
         guided(tmp_path, ratio)
     guided(tmp_path, 0.5, params={"gamma": 2})
     guided(tmp_path, 1, params={"guidance": "none", "text_only": True})
-    found = ratios(read_cells(tmp_path))
+    found = ratios(read_decoders(tmp_path))
     assert [(cell.ratio, cell.params["gamma"]) for cell in found] == [
         (ratio, "auto") for ratio in (0, 0.5, 0.9, 1)
     ]
@@ -297,7 +297,7 @@ def test_acceptance_is_pooled_and_its_interval_resamples_answers(tmp_path: Path)
     add(tmp_path, "pearl", records=(decoded(3, 4), decoded(1, 2), decoded(4, 4)))
     add(tmp_path, "pearl", 0.9, records=(decoded(3, 4), decoded(1, 2)), journal=False)
     add(tmp_path, "autoregressive", 0, (decoded(0, 0),) * 2)
-    three, bare, nobody = sorted(read_cells(tmp_path), key=lambda cell: cell.path)
+    three, bare, nobody = sorted(read_decoders(tmp_path), key=lambda cell: cell.path)
     found = acceptance(three)
     assert found is not None
     assert found.value == pytest.approx(three.block["acceptance"]) == pytest.approx(0.8)
@@ -311,7 +311,7 @@ def test_acceptance_is_pooled_and_its_interval_resamples_answers(tmp_path: Path)
 
 def test_pictures_say_what_their_rows_say(tmp_path: Path) -> None:
     full_store(tmp_path)
-    cells = read_cells(tmp_path)
+    cells = read_decoders(tmp_path)
     fast = [c for c in decoders(cells)["captions"] if c.block["speedup_decode"] is not None]
     bars = draw_decoders({"captions": fast}).axes[0]
     widths = [bar.get_width() for bar in bars.patches if isinstance(bar, Rectangle)]

@@ -14,7 +14,11 @@ from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import score_entries
 from espalier.harness.reports.curves.diffusion_report import main, write_diffusion
-from espalier.harness.reports.curves.diffusion_rows import read_dealt, spots, whole
+from espalier.harness.reports.curves.diffusion_rows import (
+    cost_points,
+    read_step_panels,
+    unpruned_point,
+)
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
 from tests.report.stored_rows import settings
@@ -69,16 +73,16 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_numbers_of_steps_are_kept_apart(root: Path) -> None:
-    (first, second) = read_dealt(root)["reading"]
+    (first, second) = read_step_panels(root)["reading"]
     assert (first.steps, second.steps, first.length) == (16, 8, 16)
     for dealt, lost in ((first, 0.0), (second, 0.1)):
-        start = whole(dealt)
+        start = unpruned_point(dealt)
         assert start is not None
         assert start.point.score.value == pytest.approx(0.9 - lost)
-        assert [spot.ratio for spot in spots(dealt, "d3tom")] == [0.5, 0.9]
-        assert spots(dealt, "d3tom")[1].point.score.value == pytest.approx(0.7 - lost)
-        assert start.spent.ms == pytest.approx(dealt.steps)
-        assert start.spent.flops == GIGA * dealt.steps
+        assert [spot.ratio for spot in cost_points(dealt, "d3tom")] == [0.5, 0.9]
+        assert cost_points(dealt, "d3tom")[1].point.score.value == pytest.approx(0.7 - lost)
+        assert start.cost.ms == pytest.approx(dealt.steps)
+        assert start.cost.flops == GIGA * dealt.steps
 
 
 def test_tables_have_costs_and_gains(root: Path, tmp_path: Path) -> None:
@@ -105,13 +109,13 @@ def test_what_cannot_be_compared_is_one_line(
     assert main(["--store", str(tmp_path / "empty"), "--write", str(tmp_path)]) == 2
     assert "+experiment=diffusion" in capsys.readouterr().err
     with pytest.raises(UserError, match="--model='huge' is unknown; valid: tiny"):
-        read_dealt(root, "huge")
+        read_step_panels(root, "huge")
     add(root, "fastv", 0.5, steps=4)
     with pytest.raises(UserError, match="no rows of method=random on reading in 4 steps"):
         write_diffusion(root, tmp_path / "out")
     add(root, "none", 0.9, steps=4, ratio=0.0, length=8)
-    with pytest.raises(UserError, match="answers of 8, 16 places"):
-        read_dealt(root)
+    with pytest.raises(UserError, match="answers of 8, 16 positions"):
+        read_step_panels(root)
 
 
 def test_the_sweep_asks_for_the_same_samples_of_every_cell() -> None:

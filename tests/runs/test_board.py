@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from espalier.harness.runs.sweep_board import FAILURES, SCORES, Board, Place
+from espalier.harness.runs.sweep_board import FAILURES, SCORES, Board, BoardCell
 
 METHODS = [f"method_{number}" for number in range(20)]
 RATIOS = [0.1, 0.25, 0.5, 0.75, 0.9]
@@ -20,8 +20,10 @@ def row(value: float | None, status: str = "done") -> dict[str, Any]:
     return {"metrics": metrics, "extra": extra, "status": status, "n_samples": 10}
 
 
-def board(*benchmarks: str) -> tuple[Board, list[Place]]:
-    places = [Place(name, one, ratio) for name in benchmarks for one in METHODS for ratio in RATIOS]
+def board(*benchmarks: str) -> tuple[Board, list[BoardCell]]:
+    places = [
+        BoardCell(name, one, ratio) for name in benchmarks for one in METHODS for ratio in RATIOS
+    ]
     made = Board()
     made.forecast.expect(len(places), {})
     made.expect(places)
@@ -45,9 +47,9 @@ def test_cells_are_counted_once_and_samples_by_who_answered_them() -> None:
     shown.begin(places[2])
     shown.fail(places[2], "broken")
     shown.begin(places[3])
-    shown.here = 3
+    shown.running_samples = 3
     # Six of the second cell's ten were answered before; three of this one, in 1 s.
-    assert shown.counts(left=69, elapsed=1.0) == (
+    assert shown.counts(seconds_left=69, elapsed=1.0) == (
         "cells: 2 done (1 of them stored before), 1 running, 1 failed, 96 left; 3 samples/s; 1:09 left"
     )
 

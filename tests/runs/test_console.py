@@ -11,7 +11,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.runs import console
 from espalier.harness.runs import progress_bar as progress
 from espalier.harness.runs.forecast import Forecast, clock
-from espalier.harness.runs.progress_bar import shown, tell_finished
+from espalier.harness.runs.progress_bar import cell_progress, tell_finished
 from espalier.harness.runs.sweep_board import Board
 from espalier.harness.specs.registry import Registry
 from espalier.harness.store.unparsed_mark import FOOTNOTE, MARK, MEANS
@@ -186,7 +186,7 @@ def test_where_there_is_no_terminal_the_width_does_not_depend_on_it(
 
 def test_progress_is_silent_without_a_terminal() -> None:
     stream = io.StringIO()
-    with shown("run", Board(), stream=stream) as cell:
+    with cell_progress("run", Board(), stream=stream) as cell:
         cell.phase("loading")
         cell.samples(1, 2)
     tell_finished(row("fastv", "b"), Forecast(), 1.0, stream)
@@ -199,7 +199,7 @@ def test_progress_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, sweep = Terminal(), Forecast()
     sweep.expect(300, {"key": "rec"})
     sweep.cell = 12
-    with shown("fastv 0.5", Board(sweep), "key", stream) as cell:
+    with cell_progress("fastv 0.5", Board(sweep), "key", stream) as cell:
         cell.phase("loading seedling")
         cell.samples(1, 2)
         cell.samples(2, 2)

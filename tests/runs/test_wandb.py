@@ -15,7 +15,7 @@ import pytest
 
 from espalier.harness.cli import wandb as wandb_sync
 from espalier.harness.runs import wandb_log
-from espalier.harness.runs.wandb_marks import Mark
+from espalier.harness.runs.wandb_marks import MirrorMark
 from espalier.harness.store import Store
 from tests.runs.helpers import Bench, make_bench
 
@@ -134,7 +134,7 @@ def test_a_key_without_a_server_that_answers_means_offline_within_seconds(
     assert [wandb_log.mode() for _ in range(3)] == ["offline"] * 3
     assert time.perf_counter() - started < 30
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"{silent_server} does not answer" in line
+    assert f"{silent_server} does not respond" in line
     monkeypatch.delenv("WANDB_API_KEY")
     assert wandb_log.mode() == "offline"
     assert capsys.readouterr().err == ""
@@ -162,13 +162,13 @@ def test_a_run_is_logged_once_however_often_it_is_asked_for(bench: Bench) -> Non
     assert len(folders(bench)) == 1
     row = Store(bench.store).run(key).row()
     assert row is not None
-    assert Mark.of(bench.store, key).says(row)
+    assert MirrorMark.of(bench.store, key).matches(row)
 
 
 def test_cells_of_a_sweep_share_a_group_that_lasts(bench: Bench) -> None:
     sweep = ("-m", "method=none,fastv", "ratio=0.5")
     bench(*sweep, "log=wandb")
-    groups = {str(mark.read()["group"]) for mark in Mark.all(bench.store)}
+    groups = {str(mark.read()["group"]) for mark in MirrorMark.all(bench.store)}
     assert len(groups) == 1
     usual = ("limit=3", *sweep[1:])
     assert wandb_log.group_of(["-m", *usual, "log=none", "force=true"]) in groups

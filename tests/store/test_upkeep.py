@@ -112,7 +112,7 @@ def test_ls_chooses(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     code, _, (line,) = told(capsys, "ls", "--store", store / "nowhere")
     assert code == 2
-    assert "is no store" in line
+    assert "is not a store" in line
 
 
 def test_the_index_is_not_trusted_over_the_files(store: Path) -> None:

@@ -125,7 +125,7 @@ def test_without_a_sweep_the_whole_store_is_shown(
         ["1 cells: 1 done, 0 running, 0 failed, 0 left", "done  m fastv 0.5 b  n=1  acc 1.000"],
     )
     for argv, word in (
-        (("status", "--store", tmp_path / "none"), "is no store"),
+        (("status", "--store", tmp_path / "none"), "is not a store"),
         (("status", "x", "--store", tmp_path), "sweep='x' is none of 0"),
         (("status", "--every", "0", "--store", tmp_path), "--every=0 must be above 0"),
     ):

@@ -15,8 +15,12 @@ from espalier.harness.paths import ROOT
 from espalier.harness.reports.tables import rebuild as commands
 from espalier.harness.reports.tables.analytic import formulas as analytic
 from espalier.harness.reports.tables.analytic.analytic_print import summary_table
-from espalier.harness.reports.tables.analytic.analytic_sheet import Sheet
-from espalier.harness.reports.tables.analytic.analytic_verdicts import Judged, misprints, quotient
+from espalier.harness.reports.tables.analytic.analytic_sheet import PrintedSheet
+from espalier.harness.reports.tables.analytic.analytic_verdicts import (
+    JudgedClaim,
+    misprints,
+    quotient,
+)
 from espalier.harness.reports.tables.published_tables import FOLDER
 
 
@@ -26,7 +30,7 @@ def published(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def judged() -> list[Judged]:
+def judged() -> list[JudgedClaim]:
     return analytic.verdicts()[0]
 
 
@@ -129,7 +133,7 @@ def test_misprints_are_those_of_the_list_and_no_more(judged) -> None:
     assert Counter(f"{cell.paper} {cell.table}" for cell in wrong) == SLIPS
 
 
-def residuals(judged: list[Judged], paper: str, table: str, column: str) -> list[float]:
+def residuals(judged: list[JudgedClaim], paper: str, table: str, column: str) -> list[float]:
     found = [one.claim for one in judged if one.claim.column == column]
     cells = [one for one in found if (one.cell.paper, one.cell.table) == (paper, table)]
     return [one.residual for one in cells]
@@ -205,7 +209,7 @@ def test_a_misprint_counts_only_as_it_is_printed(published, capsys) -> None:
 def test_a_misprint_that_is_none_is_told(published, capsys) -> None:
     change(published, "aircache_table9.csv", ",throughput,214,", ",throughput,281,")
     assert analytic.main(["--published", str(published)]) == 1
-    assert "no claim finds it wrong" in capsys.readouterr().err
+    assert "no claim confirms it" in capsys.readouterr().err
 
 
 def test_a_wrong_consistent_value_is_told(published, capsys) -> None:
@@ -272,10 +276,10 @@ def test_the_page_has_these_figures(judged) -> None:
 
 
 def test_quotients_are_allowed_what_rounding_takes() -> None:
-    sheet = Sheet.read(FOLDER, "d2pruner", "4")
+    sheet = PrintedSheet.read(FOLDER, "d2pruner", "4")
     for cell in sheet.column("prefill time reduction factor"):
-        own = sheet.beside(cell, metric="prefill time")
-        plain = sheet.beside(own, method="Vanilla", budget="100% visual tokens")
+        own = sheet.sibling(cell, metric="prefill time")
+        plain = sheet.sibling(own, method="Vanilla", budget="100% visual tokens")
         claim = quotient(cell, plain, own)
         ends = [(plain.number + a * 0.5) / (own.number + b * 0.5) for a in (-1, 1) for b in (-1, 1)]
         spread = max(abs(end - claim.value) for end in ends)

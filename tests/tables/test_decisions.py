@@ -19,7 +19,7 @@ from espalier.harness.reports.tables.analytic import d2pruner_formulas as analyt
 from espalier.harness.reports.tables.analytic import d3tom_formulas as analytic_d3tom
 from espalier.harness.reports.tables.analytic import rtprune_formulas as analytic_rtprune
 from espalier.harness.reports.tables.cell_runs import Wanted, method_of, wanted
-from espalier.harness.reports.tables.printed_cell import Cell
+from espalier.harness.reports.tables.printed_cell import PrintedCell
 from espalier.harness.reports.tables.published_tables import papers, read_cells, read_paper
 
 #: Families as docs/prompts.md calls them, by the names of their models in conf/model.
@@ -39,7 +39,7 @@ FAMILIES = {
 
 
 @cache
-def runs(slug: str) -> tuple[tuple[Cell, Wanted], ...]:
+def runs(slug: str) -> tuple[tuple[PrintedCell, Wanted], ...]:
     """Return the cells of a paper that runs fill, with these."""
     paper = read_paper(slug)
     cells = (cell for number in paper.tables for cell in read_cells(paper, number))
@@ -47,7 +47,7 @@ def runs(slug: str) -> tuple[tuple[Cell, Wanted], ...]:
     return tuple((cell, run) for cell, run in found if isinstance(run, Wanted))
 
 
-def all_runs() -> Iterator[tuple[Cell, Wanted]]:
+def all_runs() -> Iterator[tuple[PrintedCell, Wanted]]:
     for slug in papers():
         yield from runs(slug)
 
@@ -116,13 +116,13 @@ def test_cells_whose_count_of_video_tokens_cannot_be_the_papers_say_so() -> None
         model = run.overrides["model"]
         if model.startswith("llava_ov"):
             # 27 x 27 patches of a frame are pooled to 14 x 14.
-            assert "video tokens" not in run.unlike
+            assert "video tokens" not in run.mismatch
             continue
         video = video_of(model, prompt_of(run))
         most = video["frames"] // 2 * video["processor.video_max_pixels"] // 28**2
         assert most < paper_tokens
-        assert f"at most {most:,} video tokens" in run.unlike, cell
-        assert f"the paper keeps {paper_tokens:,}" in run.unlike, cell
+        assert f"at most {most:,} video tokens" in run.mismatch, cell
+        assert f"the paper keeps {paper_tokens:,}" in run.mismatch, cell
 
 
 @pytest.mark.parametrize("path", sorted((CONF / "base" / "prompts").glob("*.yaml")), ids=str)
@@ -157,7 +157,7 @@ def test_unpruned_anchors_are_cells_of_the_tables_and_run_their_prompts() -> Non
         for cell, run in cells:
             assert float(anchor["published"]) == cell.number, anchor
             assert anchor["prompt"] == prompt_of(run), anchor
-            assert run.of == f"metrics.{anchor['metric']}.value", anchor
+            assert run.number_path == f"metrics.{anchor['metric']}.value", anchor
 
 
 def test_benchmarks_name_the_papers_whose_tables_ask_for_them() -> None:
@@ -176,7 +176,7 @@ def test_splits_are_those_that_d3tom_names() -> None:
         assert read_choice("benchmark", name)["dataset"]["split"] == split
     asked = {run.overrides["benchmark"] for _, run in runs("d3tom")}
     assert asked == {*splits, "scienceqa_img", "llava_bench", "gqa"}
-    assert all("GQA_lite" in run.unlike for cell, run in runs("d3tom") if cell.benchmark == "GQA")
+    assert all("GQA_lite" in run.mismatch for cell, run in runs("d3tom") if cell.benchmark == "GQA")
     assert "GQA_lite" in read_choice("benchmark", "gqa")["note"]
 
 
@@ -203,7 +203,7 @@ def test_layers_and_steps_of_formulas_are_those_of_the_runs() -> None:
         if (cell.paper, cell.table) in {("D2Pruner", "4"), ("RTPrune", "4"), ("D3ToM", "2")}:
             layers[cell.method].add(method_of(run)[2].get("K"))
     assert layers["D2Pruner"] == {analytic_d2pruner.K}
-    assert layers["FastV"] == {analytic_rtprune.WHOLE["FastV"], analytic_d3tom.K}
+    assert layers["FastV"] == {analytic_rtprune.UNPRUNED_LAYERS["FastV"], analytic_d3tom.K}
     assert layers["D3ToM"] == layers["D3ToM-t"] == {analytic_d3tom.K}
     for cell, run in runs("d3tom"):
         if cell.table == "2":

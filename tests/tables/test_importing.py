@@ -62,7 +62,7 @@ LINES = CELLS.splitlines(keepends=True)
             CELLS.replace("Toy,1,Small,Fast,50%,Rec", "Toy,2,Small,Fast,50%,Rec"),
             "line 5: table '2'",
         ),
-        (CELLS + LINES[0], "line 8: Toy 1: Small, Full, 100%, Rec, accuracy stands there twice"),
+        (CELLS + LINES[0], "line 8: Toy 1: Small, Full, 100%, Rec, accuracy is there twice"),
         ("".join(LINES[:-1]), "5 cells; valid: 6"),
     ],
 )

@@ -22,7 +22,7 @@ from espalier.harness.paths import ROOT
 from espalier.harness.reports.tables import table_picture as picture
 from espalier.harness.reports.tables.panels import name_of
 from espalier.harness.reports.tables.published_tables import papers, read_paper
-from espalier.harness.reports.tables.rebuild import asked, rebuild, write
+from espalier.harness.reports.tables.rebuild import rebuild, requested_tables, write
 from espalier.harness.reports.tables.table_presets import LISTED, preset, runs_of
 from lab.pages.tables_page import page
 
@@ -155,7 +155,7 @@ def test_from_sweep_to_table(tmp_path: Path) -> None:
 
 def test_the_words_of_a_figure_stay_on_it() -> None:
     """Titles and notes are wrapped: a figure of one panel is narrower than most of them."""
-    tables, _ = rebuild(asked("all", []), [])
+    tables, _ = rebuild(requested_tables("all", []), [])
     figures = [table for table in tables if table.entry.panels]
     assert min(len(table.entry.panels) for table in figures) == 1
     for table in figures:

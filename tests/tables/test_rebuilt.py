@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from espalier.harness.reports.tables.analytic.formulas import verdicts
-from espalier.harness.reports.tables.cell_verdicts import Formula, Shelf
-from espalier.harness.reports.tables.rebuild import asked, main, rebuild
-from espalier.harness.reports.tables.rebuilt_table import Table, build
-from espalier.harness.reports.tables.table_formats import FORMATS, LONGEST
+from espalier.harness.reports.tables.cell_verdicts import FormulaValue, ResultIndex
+from espalier.harness.reports.tables.rebuild import main, rebuild, requested_tables
+from espalier.harness.reports.tables.rebuilt_table import RebuiltTable, build
+from espalier.harness.reports.tables.table_formats import FORMATS, PAGE_LINES
 from espalier.harness.reports.tables.table_rows import Notes, choose, read_rows
 from espalier.harness.store import Store
 from espalier.harness.store.parquet_export import write_tables
@@ -32,11 +32,11 @@ def rebuilt(
     folder: Path,
     store: Path,
     limit: int | None = None,
-    analytic: Mapping[tuple[str, ...], Formula] | None = None,
-) -> tuple[Table, list[str]]:
+    analytic: Mapping[tuple[str, ...], FormulaValue] | None = None,
+) -> tuple[RebuiltTable, list[str]]:
     notes = Notes()
-    shelf = Shelf(choose(read_rows([store], ASKED, notes), "original", limit, notes))
-    return build("toy", "1", shelf, None, analytic, write_paper(folder)), notes.lines()
+    index = ResultIndex(choose(read_rows([store], ASKED, notes), "original", limit, notes))
+    return build("toy", "1", index, None, analytic, write_paper(folder)), notes.lines()
 
 
 @pytest.fixture
@@ -108,8 +108,10 @@ HTML = (
 )
 
 FORMULAS = {
-    ("Toy", "1", "Small", "Fast", "50%", "Rec", "", "accuracy"): Formula(50.5, "a guess", "a slip"),
-    ("Toy", "1", "Small", "Fast", "50%", "Vqa", "", "accuracy"): Formula(81.0, "a guess"),
+    ("Toy", "1", "Small", "Fast", "50%", "Rec", "", "accuracy"): FormulaValue(
+        50.5, "a guess", "a slip"
+    ),
+    ("Toy", "1", "Small", "Fast", "50%", "Vqa", "", "accuracy"): FormulaValue(81.0, "a guess"),
 }
 
 
@@ -145,7 +147,7 @@ def test_formulas_stand_in_the_published_tables(slug: str, number: str) -> None:
 
 def test_latex_is_well_formed() -> None:
     """Braces, environments and cells of every table; there is no TeX here to ask."""
-    tables, _ = rebuild(asked("all", []), [])
+    tables, _ = rebuild(requested_tables("all", []), [])
     for table in tables:
         text = "".join(
             line for line in FORMATS["tex"](table).splitlines(True) if not line.startswith("%")
@@ -166,7 +168,7 @@ def test_latex_is_well_formed() -> None:
 
 def test_long_tables_are_cut_into_pages_with_every_line_once() -> None:
     """A float that is taller than its page is cut off by TeX."""
-    tables, _ = rebuild(asked("all", []), [])
+    tables, _ = rebuild(requested_tables("all", []), [])
     long = 0
     for table in tables:
         parts = FORMATS["tex"](table).split(r"\end{table}")[:-1]
@@ -179,7 +181,7 @@ def test_long_tables_are_cut_into_pages_with_every_line_once() -> None:
         assert len(labels) == len(table.lines)
         for part in parts:
             body = part.split(r"\toprule")[1]
-            assert body.count(r"\\") <= LONGEST + body.count("multicolumn") + 1
+            assert body.count(r"\\") <= PAGE_LINES + body.count("multicolumn") + 1
             assert body.splitlines()[2] == r"\midrule"
         assert "continued" not in parts[0]
         assert all(", continued.}" in part for part in parts[1:])
@@ -200,13 +202,13 @@ def test_an_average_that_does_not_follow_is_marked(store: Path, tmp_path: Path) 
     assert fast.follows == pytest.approx(82.5)
     assert fast.remark == "printed 90.0, the printed cells give 82.50"
     # 80.4 and 88.0 of themselves; nothing where a cell is missing.
-    assert (full.own, fast.own) == (pytest.approx(100), None)
+    assert (full.measured, fast.measured) == (pytest.approx(100), None)
 
 
 def test_an_average_over_a_reference_that_is_not_printed_is_not_judged(tmp_path: Path) -> None:
     cells = CELLS.replace("Vqa,,accuracy,90.0,%", "Vqa,,accuracy,,%")
     folder = write_paper(tmp_path / "papers", cells)
-    full, fast = build("toy", "1", Shelf([]), folder=folder).averaged
+    full, fast = build("toy", "1", ResultIndex([]), folder=folder).averaged
     assert full.follows == pytest.approx(100)
     assert (fast.follows, fast.remark) == (None, "")
 
@@ -229,7 +231,7 @@ MARKED = {
 def test_printed_averages_that_are_known_to_be_off(slug: str, number: str) -> None:
     found = {
         f"{one.cell.budget}, {one.cell.method}"
-        for one in build(slug, number, Shelf([])).averaged
+        for one in build(slug, number, ResultIndex([])).averaged
         if one.remark
     }
     assert found == MARKED[slug, number]
@@ -242,7 +244,7 @@ def test_printed_averages_that_are_known_to_be_off(slug: str, number: str) -> No
         ({"engine__positions": "renumbered"}, "another position policy than original: other renum"),
         ({"schema": 99}, "rows cannot be read: "),
         ({"schema": 0}, "row.json is damaged (schema 0"),
-        ({"settings": None}, "1 rows of an older version do not tell their settings: other"),
+        ({"settings": None}, "1 rows of an older version have no settings: other"),
     ],
 )
 def test_rows_that_may_not_stand_in_the_table_are_named(
@@ -289,7 +291,7 @@ def test_a_key_of_two_stores_counts_once_and_that_is_said(store: Path, tmp_path:
         0.7
     ]
     assert notes.lines() == [
-        "1 keys stand in several stores with different numbers (the newest counts): full_rec"
+        "1 keys are in several stores with different numbers (the newest counts): full_rec"
     ]
 
 
@@ -309,7 +311,7 @@ def test_of_two_rows_of_a_cell_the_newer_one_counts_and_that_is_said(
     assert table.filled[0].value == pytest.approx(70)
     said = "\n".join(table.notes)
     assert "full_rec gives way to other (other code)" in said
-    assert "2 versions of code stand in one table" in said
+    assert "2 versions of code are in one table" in said
 
 
 def test_a_number_of_samples_may_be_asked_for(store: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from espalier.harness.config.group_lists import CONF
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.reports.tables.cell_runs import Wanted, wanted
-from espalier.harness.reports.tables.cell_settings import compared, told_of
+from espalier.harness.reports.tables.cell_settings import compared_settings, row_settings
 from espalier.harness.reports.tables.published_tables import FIRST, papers, read_cells, read_paper
 from espalier.harness.runs.run_settings import Contents, settings_of
 from espalier.harness.specs.catalogue import build_method
@@ -106,7 +106,7 @@ def row_of(line: tuple[str, ...]) -> dict[str, Any]:
     method = build_method(spec.method.name, spec.method.params)
     spec = kind_of(method).settle(spec, method)
     settings = settings_of(spec, method, Contents("model", "draft"))
-    return told_of(json.loads(json.dumps(settings)))
+    return row_settings(json.loads(json.dumps(settings)))
 
 
 def test_presets_set_nothing_that_is_not_compared() -> None:
@@ -124,7 +124,7 @@ def test_presets_set_nothing_that_is_not_compared() -> None:
 @pytest.mark.parametrize("key", OTHER)
 def test_a_row_with_another_value_of_an_override_is_another_runs(key: str) -> None:
     run = next(one for one in all_runs() if key in one.overrides)
-    asked, value = compared(run), OTHER[key]
+    asked, value = compared_settings(run), OTHER[key]
     assert asked.difference(asked.values) == ""
     if isinstance(value, Mapping):
         value = value[run.overrides[key]]
@@ -146,7 +146,7 @@ def test_a_row_with_another_value_of_an_override_is_another_runs(key: str) -> No
 @pytest.mark.parametrize("line", examples())
 def test_the_row_that_a_run_makes_is_its_own(line: str) -> None:
     run = examples()[line]
-    assert compared(run).difference(row_of(run.line)) == ""
+    assert compared_settings(run).difference(row_of(run.line)) == ""
 
 
 @pytest.mark.parametrize("override", UNSET)
@@ -157,21 +157,21 @@ def test_a_row_that_sets_what_no_preset_does_is_another_runs(override: str) -> N
         if (one.overrides["model"], one.overrides["benchmark"]) == ("qwen2_5_vl_7b", "textvqa_ocr")
         and one.overrides["method"] == "fastv"
     )
-    assert compared(run).difference(row_of((*run.line, "model.weights=trained"))) == ""
-    assert compared(run).difference(row_of((*run.line, override)))
+    assert compared_settings(run).difference(row_of((*run.line, "model.weights=trained"))) == ""
+    assert compared_settings(run).difference(row_of((*run.line, override)))
 
 
 def test_what_costs_time_alone_makes_no_difference_where_it_is_not_set() -> None:
     run = next(one for one in all_runs() if one.overrides["method"] == "fastv")
     others = ("engine.batch_size=1", "engine.rescore=true", "engine.warmup=3", "seed=5")
-    assert compared(run).difference(row_of((*run.line, *others))) == ""
+    assert compared_settings(run).difference(row_of((*run.line, *others))) == ""
 
 
 def test_settings_of_a_draft_count() -> None:
     run = next(one for one in all_runs() if one.overrides["method"] == "parallelvlm")
     for option in ("weights=random", "+processor.size=20", "prompt=original"):
         line = (*run.line, f"+method.draft_options.{option.lstrip('+')}")
-        assert compared(run).difference(row_of(line)).startswith("draft."), option
+        assert compared_settings(run).difference(row_of(line)).startswith("draft."), option
 
 
 def test_a_row_of_other_settings_fills_no_cell_and_is_named(tmp_path: Path) -> None:

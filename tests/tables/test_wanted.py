@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from espalier.harness.errors import UserError
-from espalier.harness.reports.tables.analytic.rtprune_formulas import WHOLE
+from espalier.harness.reports.tables.analytic.rtprune_formulas import UNPRUNED_LAYERS
 from espalier.harness.reports.tables.cell_runs import Wanted, method_of, wanted
-from espalier.harness.reports.tables.cell_verdicts import Shelf
-from espalier.harness.reports.tables.printed_cell import Cell
+from espalier.harness.reports.tables.cell_verdicts import ResultIndex
+from espalier.harness.reports.tables.printed_cell import PrintedCell
 from espalier.harness.reports.tables.published_tables import PARTS, papers, read_cells, read_paper
 from espalier.harness.reports.tables.rebuilt_table import build
 from tests.tables.stored import PAPER, write_paper
@@ -22,7 +22,7 @@ from tests.tables.stored import PAPER, write_paper
 STATISTICS = Path(__file__).parent / "statistics.csv"
 
 
-def cells() -> Iterator[tuple[str, Cell]]:
+def cells() -> Iterator[tuple[str, PrintedCell]]:
     """Yield every cell of every table and figure, with the name of its paper's file."""
     for slug in papers():
         paper = read_paper(slug)
@@ -30,7 +30,7 @@ def cells() -> Iterator[tuple[str, Cell]]:
             yield from ((slug, cell) for cell in read_cells(paper, number))
 
 
-def run_of(slug: str, cell: Cell) -> Wanted | str:
+def run_of(slug: str, cell: PrintedCell) -> Wanted | str:
     return wanted(read_paper(slug), cell)
 
 
@@ -49,7 +49,7 @@ def test_every_cell_of_every_table_is_filled_by_the_statistic_of_the_list() -> N
         assert len(found) == 1, (cell, [lines[index] for index in found])
         fitting[found[0]] += 1
         run, line = run_of(slug, cell), lines[found[0]]
-        statistic = ("", 0.0) if isinstance(run, str) else (run.of, run.scale)
+        statistic = ("", 0.0) if isinstance(run, str) else (run.number_path, run.scale)
         assert statistic[0] == line["statistic"], (cell, run)
         assert statistic[1] == pytest.approx(float(line["scale"] or 0)), (cell, run)
     assert sorted(fitting) == list(range(len(lines))), "lines that fit no cell"
@@ -80,10 +80,10 @@ def test_every_addition_of_a_paper_adds_to_a_cell() -> None:
         ("{at: {method: {Toy: {of: x.y}}}}", "metrics.accuracy.at.method='Toy' is unknown; valid: Fast, Full"),
         ("{at: {budget: {Fast: {of: x.y}}}}", "metrics.accuracy.at.budget='Fast' is unknown"),
         ("{at: {method: {Fast: {at: {budget: {50%: {of: x.y}}}}}}}", "method.Fast: key='at' is unknown"),
-        ("{at: {method: Fast}}", "metrics.accuracy.at.method='Fast' is no table"),
-        ("{at: Fast}", "metrics.accuracy.at='Fast' is no table"),
+        ("{at: {method: Fast}}", "metrics.accuracy.at.method='Fast' is not a table"),
+        ("{at: Fast}", "metrics.accuracy.at='Fast' is not a table"),
         ("{unlike: one split, which only a server scores}", "key='which only a server scores' is unknown"),
-        ("[of]", "metrics.accuracy=['of'] is no table"),
+        ("[of]", "metrics.accuracy=['of'] is not a table"),
     ],
 )  # fmt: skip
 def test_what_a_paper_cannot_say_of_some_cells_is_refused(
@@ -117,7 +117,7 @@ def test_a_method_may_be_called_as_anything_else_is(column: str, tmp_path: Path)
     path.write_text(path.read_text().replace(",Fast,", f",{name},"))
     paper = read_paper("toy", folder)
     runs = {
-        cell.method: run.of
+        cell.method: run.number_path
         for cell in read_cells(paper, "1", folder)
         if isinstance(run := wanted(paper, cell), Wanted)
     }
@@ -134,7 +134,7 @@ TWINS = {
 def test_lines_that_print_the_same_numbers_are_of_one_run() -> None:
     """FastV of RTPrune's Table 1 is Table 7's layer 2, and so are all others that are printed twice, rounded or not."""
     for slug in papers():
-        lines: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = defaultdict(dict)
+        lines: dict[tuple[str, ...], dict[tuple[str, str], PrintedCell]] = defaultdict(dict)
         for cell in (cell for name, cell in cells() if name == slug and cell.value):
             line = lines[cell.table, cell.model, cell.method, cell.budget]
             line[cell.benchmark, cell.metric + cell.split] = cell
@@ -153,7 +153,7 @@ def test_lines_that_print_the_same_numbers_are_of_one_run() -> None:
                 assert len({_settled(run) for run in runs}) <= 1, (first, second)
 
 
-def _printed_alike(one: Cell, other: Cell) -> bool:
+def _printed_alike(one: PrintedCell, other: PrintedCell) -> bool:
     digits = min(one.digits, other.digits)
     return abs(one.number - other.number) <= 0.5 * 10.0**-digits + 1e-9
 
@@ -175,19 +175,19 @@ def test_fastv_of_deepseek_ocr_runs_the_layer_of_each_table() -> None:
 
     assert layers("1") == {3}
     # The GFLOPs of Table 4 are those of two whole layers.
-    assert layers("4") == layers("3") == {WHOLE["FastV"]} == {2}
+    assert layers("4") == layers("3") == {UNPRUNED_LAYERS["FastV"]} == {2}
 
 
 def test_averages_with_a_cell_that_is_not_compared_are_not_compared() -> None:
     split = "the paper has GQA_lite (A.2); this is all of test-dev"
     for number in ("1", "6"):
-        table = build("d3tom", number, Shelf([]))
+        table = build("d3tom", number, ResultIndex([]))
         own = [one for one in table.filled if one.cell.benchmark == "GQA"]
         assert own
-        assert {one.unlike for one in own} == {split}
+        assert {one.mismatch for one in own} == {split}
         averages = [one for one in table.filled if one.cell.benchmark == "Avg" and one.cell.value]
         assert averages
-        assert {one.unlike for one in averages} == {f"with GQA: {split}"}
+        assert {one.mismatch for one in averages} == {f"with GQA: {split}"}
     for number in ("3", "5"):
-        table = build("d3tom", number, Shelf([]))
-        assert not any(one.unlike for one in table.filled if one.cell.metric != "TFLOPs")
+        table = build("d3tom", number, ResultIndex([]))
+        assert not any(one.mismatch for one in table.filled if one.cell.metric != "TFLOPs")

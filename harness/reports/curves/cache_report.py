@@ -17,25 +17,25 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError, plain_page
 from espalier.harness.reports.curves.cache_rows import (
     COMPARED,
-    Cell,
-    ablated,
-    chosen_cells,
-    shown,
-    stacks,
+    CacheResult,
+    ablation_results,
+    compared_results,
+    read_cache_results,
+    stacked_results,
 )
 from espalier.harness.reports.curves.curve_figure import draw
 from espalier.harness.reports.curves.curve_files import RESOLUTION
-from espalier.harness.reports.curves.curve_points import Panel, read_panels
+from espalier.harness.reports.curves.curve_points import CurvePanel, read_panels
 from espalier.harness.reports.curves.method_report import config_names, gains
 from espalier.harness.reports.curves.plot_style import STYLE
-from espalier.harness.reports.curves.random_baselines import Group, title_of
+from espalier.harness.reports.curves.random_baselines import BaselineGroup, title_of
 from espalier.harness.reports.curves.stacking_table import stacking
 from espalier.harness.reports.curves.stored_rows import WHERE
 from espalier.harness.specs.commands import command
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
 from espalier.harness.store.unparsed_mark import FOOTNOTE, is_marked
 
-#: The sweep that brings the rows of a part.
+#: The sweep that produces the results of a part.
 PRESETS = {
     "the curves": "+experiment=kv",
     "the settings of one method": "+experiment=kv_settings",
@@ -77,24 +77,28 @@ included.
 def write_cache(
     store: Path, folder: Path, model: str | None = None, where: Sequence[str] = ()
 ) -> tuple[list[Path], list[str]]:
-    """Write `README.md` and a picture (`curves`, .png and .svg) into `folder`.
+    """Write `README.md` and a figure (`curves`, .png and .svg) into `folder`.
 
     Args:
         store: root of the run store.
         folder: created if needed.
-        model: which, if the store has several.
-        where: settings that rows must have, `key=value` each (harness/reports/curves/stored_rows.py).
+        model: required if the store has several.
+        where: `key=value` conditions on settings (harness/reports/curves/stored_rows.py).
 
     Returns:
-        The paths written, and a line for each part that was left out.
+        The paths written, and a line for each part that is missing.
 
     Raises:
-        UserError: the store has no rows of a compressor, or of several models and none was chosen, or rows that differ
+        UserError: the store has no results of a compressor, or of several models and `model` is None, or results differ
             in a setting that must be the same.
     """
-    cells = chosen_cells(store, model, where)
+    cells = read_cache_results(store, model, where)
     names = config_names({cell.row["method"] for cell in cells}, Budget("kept", 0.0))
-    files, settings, pairs = shown(cells, names), ablated(cells), stacks(cells)
+    files, settings, pairs = (
+        compared_results(cells, names),
+        ablation_results(cells),
+        stacked_results(cells),
+    )
     parts, written, missing = [INTRO], [], []
     folder.mkdir(parents=True, exist_ok=True)
     if files:
@@ -106,9 +110,9 @@ def write_cache(
         parts += [f"## {COMPARED}: windows and budgets\n", SETTINGS, *_grids(settings)]
     if pairs:
         parts += ["## Two methods on one prompt\n", STACKED, *stacking(pairs)]
-    for (what, preset), found in zip(PRESETS.items(), (files, settings, pairs), strict=True):
-        if not found:
-            missing.append(f"no rows for {what}; run: python run.py {preset}")
+    for (subject, preset), results in zip(PRESETS.items(), (files, settings, pairs), strict=True):
+        if not results:
+            missing.append(f"no rows for {subject}; run: python run.py {preset}")
     if missing:
         parts.append("## Left out\n\n" + "\n".join(f"- {line}" for line in missing) + "\n")
     if any(is_marked(cell.row) for cell in cells):
@@ -118,50 +122,52 @@ def write_cache(
     return [*written, page], missing
 
 
-def _keys(cells: Sequence[Cell]) -> set[str]:
+def _keys(cells: Sequence[CacheResult]) -> set[str]:
     return {cell.row["run_key"] for cell in cells}
 
 
-def _table(panel: Panel, names: dict[str, str]) -> str:
-    """Return the scores of one benchmark, random entries first."""
+def _table(panel: CurvePanel, names: dict[str, str]) -> str:
+    """Return the table of one benchmark, random entries first."""
     (floor,) = [curve for curve in panel.curves if curve.name == "random_kv"]
-    others = [curve for curve in panel.curves if curve is not floor]
+    curves = [curve for curve in panel.curves if curve is not floor]
     full = (
         ""
         if panel.full is None
         else f"; {100 * panel.full.value:.1f}{panel.full_mark} with the whole cache"
     )
-    ranked = sorted(others, key=lambda curve: -curve.points[-1].score.value)
-    table = gains(panel, Group(floor, tuple(ranked)), names)
+    ranked = sorted(curves, key=lambda curve: -curve.points[-1].score.value)
+    table = gains(panel, BaselineGroup(floor, tuple(ranked)), names)
     return f"{panel.metric} on {panel.n_samples} samples{full}.\n\n{table}"
 
 
-def _grids(cells: Sequence[Cell]) -> list[str]:
-    """Return a table for each benchmark and ratio."""
-    found = []
-    for benchmark, ratio in sorted({(one.row["benchmark"], one.row["ratio"]) for one in cells}):
-        ours = [
-            one for one in cells if (one.row["benchmark"], one.row["ratio"]) == (benchmark, ratio)
+def _grids(cells: Sequence[CacheResult]) -> list[str]:
+    """Return one table for each benchmark and ratio."""
+    tables = []
+    for benchmark, ratio in sorted({(cell.row["benchmark"], cell.row["ratio"]) for cell in cells}):
+        group = [
+            cell
+            for cell in cells
+            if (cell.row["benchmark"], cell.row["ratio"]) == (benchmark, ratio)
         ]
-        rules = sorted({one.params["allocation"] for one in ours})
+        rules = sorted({cell.params["allocation"] for cell in group})
         lines = [
-            f"### {benchmark}, {100 * (1 - ratio):.4g} % of the entries, {ours[0].row['n_samples']} samples\n",
+            f"### {benchmark}, {100 * (1 - ratio):.4g} % of the entries, {group[0].row['n_samples']} samples\n",
             f"| window | {' | '.join(rule.replace('_', ' ') for rule in rules)} |",
             "| --- |" + " ---: |" * len(rules),
         ]
-        for window in sorted({one.params["window"] for one in ours}):
+        for window in sorted({cell.params["window"] for cell in group}):
             by_rule = {
-                one.params["allocation"]: one.percent
-                for one in ours
-                if one.params["window"] == window
+                cell.params["allocation"]: cell.percent
+                for cell in group
+                if cell.params["window"] == window
             }
             lines.append(f"| {window} | {' | '.join(by_rule.get(rule, '-') for rule in rules)} |")
-        found.append("\n".join(lines) + "\n")
-    return found
+        tables.append("\n".join(lines) + "\n")
+    return tables
 
 
-def _picture(panels: Sequence[Panel], names: dict[str, str], path: Path) -> list[Path]:
-    """Draw the readings that bear the methods' names; the others lie close to them, and are in the tables."""
+def _picture(panels: Sequence[CurvePanel], names: dict[str, str], path: Path) -> list[Path]:
+    """Draw the curves that carry their methods' plain names; the variants are close to them, and are in the tables."""
     named = [
         replace(
             panel,
@@ -177,14 +183,14 @@ def _picture(panels: Sequence[Panel], names: dict[str, str], path: Path) -> list
     with rc_context(STYLE):
         figure = draw(named, of="visual cache entries")
         figure.savefig(png, dpi=RESOLUTION)
-        # Without a date, and with the fixed salt of the style, equal data gives equal bytes.
+        # No date, and a fixed salt in the style: equal data gives equal bytes.
         figure.savefig(svg, metadata={"Date": None})
     return [png, svg]
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write tables and a picture of a store's compressors; exit code 2 and one line if that cannot be done."""
+    """Write tables and a figure of a store's compressors; exit code 2 and one line if that fails."""
     parser = argparse.ArgumentParser(
         prog="python -m espalier.harness.reports.curves.cache_report", description=__doc__
     )

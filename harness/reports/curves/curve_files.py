@@ -1,4 +1,4 @@
-"""Writing the figure and the tables."""
+"""Write the figure and the tables of curves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from matplotlib import rc_context
 
 from espalier.harness.errors import plain_page
 from espalier.harness.reports.curves.curve_figure import draw
-from espalier.harness.reports.curves.curve_points import Panel, read_panels
+from espalier.harness.reports.curves.curve_points import CurvePanel, read_panels
 from espalier.harness.reports.curves.curve_table import markdown
 from espalier.harness.reports.curves.plot_style import STYLE
 
@@ -32,16 +32,16 @@ def write_curves(
     Args:
         store: root of the run store.
         out: path without suffix; its folder is created.
-        benchmarks: which, in this order; empty for all that have rows.
-        model: which, if the store has several.
-        rule: budget rule of the rows.
+        benchmarks: names, in this order; empty for all that have results.
+        model: required if the store has several.
+        rule: budget rule of the results.
         run_keys: restrict to these runs.
 
     Returns:
         The three paths.
 
     Raises:
-        UserError: the store lacks what is asked for.
+        UserError: the store lacks the requested results.
     """
     panels = read_panels(store, benchmarks, model, rule, run_keys)
     return write_panels(panels, out)
@@ -50,18 +50,18 @@ def write_curves(
 def write_quickstart(
     store: Path, out: Path, run_keys: Collection[str] | None = None
 ) -> tuple[Path, ...]:
-    """Write the curves of all benchmarks that the runs (all finished ones if None) cover."""
+    """Write the curves of all benchmarks of the runs (of all finished runs if `run_keys` is None)."""
     return write_curves(store, out, run_keys=run_keys)
 
 
-def write_panels(panels: Sequence[Panel], out: Path) -> tuple[Path, ...]:
+def write_panels(panels: Sequence[CurvePanel], out: Path) -> tuple[Path, ...]:
     """Write `<out>.png`, `<out>.svg` and `<out>.md` and return the three paths."""
     out.parent.mkdir(parents=True, exist_ok=True)
     png, svg, table = (out.with_name(f"{out.name}.{kind}") for kind in ("png", "svg", "md"))
     with rc_context(STYLE):
         figure = draw(panels)
         figure.savefig(png, dpi=RESOLUTION)
-        # Without a date, and with the fixed salt of the style, equal data gives equal bytes.
+        # No date, and a fixed salt in the style: equal data gives equal bytes.
         figure.savefig(svg, metadata={"Date": None})
     table.write_text(plain_page(markdown(panels)), encoding="utf-8")
     return png, svg, table

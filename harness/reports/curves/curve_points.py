@@ -1,4 +1,4 @@
-"""From rows and per-sample scores in the store to points with intervals."""
+"""Turn rows and per-sample scores of a store into curve points with intervals."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.evaluation.samples import Key
 from espalier.harness.reports.curves.stored_rows import (
-    Stored,
-    chosen,
-    of_model,
-    one_of_each,
-    stored,
-    telling,
+    StoredResult,
+    filter_results,
+    newest_per_cell,
+    read_results,
+    select_model,
+    with_settings,
 )
 from espalier.harness.specs.comparable import name as name_of
 from espalier.harness.specs.comparable import passed_over, policy
@@ -34,56 +34,59 @@ from espalier.harness.stats import (
 from espalier.harness.stats import retention_interval as retained
 from espalier.harness.store.unparsed_mark import FOOTNOTE, is_marked, mark
 
-#: Method without reduction, and methods that no paper proposes: the floor every other is read by.
+#: The method without reduction, the random baseline, and all controls (methods that no paper proposes).
 FULL = "none"
 FLOOR = "random"
 CONTROLS = (FLOOR, "uniform", "pooled", "random_kv", "uniform_kv", "recent_kv")
 
-#: Random choices: of tokens, of cache entries.
+#: Random baselines: of tokens and of cache entries.
 FLOORS = (FLOOR, "random_kv")
 
 
 @dataclass(frozen=True)
-class Run:
-    """One row with the contribution of each sample to the headline; tokens go first at layer `place`.
+class RunScores:
+    """The per-sample scores of one run's headline metric, and what its point needs.
 
-    `evicts` says whether cache entries go and no token does.
-
-    `units` says which samples are one unit of statistics: (task, first document) of each.
-
-    `name` is that of its curve: method, what differs from its defaults, and the engine's `policy` where it does.
-    `flops` is the share of the unreduced prefill. `single` is whether every answer is one token; `discriminates`,
-    of rows that evict cache entries, whether any is not. `unread` is whether too many answers could not be read.
+    Attributes:
+        name: of its curve: the method, its non-default parameters, and the engine's `policy` if it differs.
+        layer: decoder layer before which tokens are first removed, 0 for any site before the decoder; None without a
+            site, or if cache entries are evicted as well.
+        evicts: whether only cache entries are removed and no tokens.
+        flops: share of the unreduced prefill's FLOPs.
+        units: the unit of statistics of each sample: task and first document.
+        discriminates: for runs that evict cache entries, whether any answer is longer than one token.
+        single_token: whether every answer is one token.
+        unread: whether too many answers could not be read.
     """
 
     name: str
     method: str
     policy: str
     ratio: float
-    place: int | None
+    layer: int | None
     evicts: bool
     metric: str
     flops: float
     scores: Mapping[Key, float]
     units: Mapping[Key, Key]
     discriminates: bool | None = None
-    single: bool = False
+    single_token: bool = False
     unread: bool = False
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """One method at one ratio.
 
     Attributes:
         ratio: share of visual tokens removed.
         score: mean over samples (seeds averaged first).
-        retention: score over the unpruned score, paired by sample; None without an unpruned run.
-        gain: score minus that of random dropping at the same place under the same policy; None where there is none.
-        pvalue: of the paired test behind `gain`: McNemar's of answers right or wrong, else permutation.
-        chance: `pvalue` corrected (Holm) for all comparisons with random dropping in the panel.
-        lost: p-value of the paired test against the unpruned model, corrected for all of these in the panel.
-        flops: share of the unreduced prefill's FLOPs: methods that act later cost more at the same count of tokens.
+        retention: score divided by the unpruned score, paired by sample; None without an unpruned run.
+        gain: score minus that of random dropping at the same layer under the same policy; None without such a run.
+        pvalue: of the paired test of `gain`: McNemar's for right/wrong scores, else a permutation test.
+        corrected_pvalue: `pvalue` after Holm's correction over all comparisons with random dropping in the panel.
+        loss_pvalue: of the paired test against the unpruned model, Holm-corrected over the panel.
+        flops: share of the unreduced prefill's FLOPs; at equal token counts, methods at later layers cost more.
         unread: whether too many answers of one of its runs could not be read.
     """
 
@@ -93,37 +96,42 @@ class Point:
     gain: Interval | None = None
     pvalue: float | None = None
     flops: float | None = None
-    chance: float | None = None
-    lost: float | None = None
+    corrected_pvalue: float | None = None
+    loss_pvalue: float | None = None
     scores: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     unread: bool = False
 
     @property
     def mark(self) -> str:
-        """What stands behind its numbers."""
+        """The footnote mark after its numbers, or empty."""
         return mark(self.unread)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """All points of one method, by increasing ratio; `floor` names the curve behind `gain`.
+    """All points of one method by increasing ratio.
 
-    `place` is the decoder layer before which tokens first go, 0 for all that happens before the decoder.
+    Attributes:
+        floor: name of the random baseline's curve that `gain` refers to.
+        layer: decoder layer before which tokens are first removed, 0 for any site before the decoder.
     """
 
     name: str
     control: bool
     floor: str | None
-    points: tuple[Point, ...]
-    place: int | None = None
+    points: tuple[CurvePoint, ...]
+    layer: int | None = None
 
 
 @dataclass(frozen=True)
-class Panel:
+class CurvePanel:
     """One benchmark: its headline metric, the unpruned score if measured, and the curves.
 
-    `notes` say which rows are not in it and what a mark means, a line each; `full_mark` stands behind `full`;
-    `unpruned` has the unreduced model's score of each unit, as a point's `scores` have its own.
+    Attributes:
+        full: the unpruned score.
+        notes: lines on excluded results and on marks.
+        full_mark: footnote mark of `full`.
+        unpruned: the unpruned model's score of each unit of statistics, as `scores` of a point.
     """
 
     benchmark: str
@@ -149,77 +157,91 @@ def read_panels(
     run_keys: Collection[str] | None = None,
     nearest: bool = False,
     where: Sequence[str] = (),
-) -> list[Panel]:
-    """Return a panel for each benchmark (for all in the store, in alphabetical order, if empty).
+) -> list[CurvePanel]:
+    """Return one panel for each benchmark, or for all benchmarks of the store in alphabetical order if empty.
 
-    Of several rows of one cell under the same settings, which are of different code, the newest counts, and only rows
-    with the largest number of samples, because curves are compared sample by sample. Rows without settings are passed
-    over. A curve's floor is random dropping at its own place under the same policy; with `nearest`, methods between
-    layers may take the random dropping between layers nearest to theirs.
+    If several results differ only in code version, the newest is used. Only results with the largest number of samples
+    count, because curves are compared sample by sample. Results without settings are skipped. A curve's floor is random
+    dropping at the same layer under the same policy; with `nearest`, a method between layers without such a floor uses
+    the nearest random dropping between layers.
 
     Args:
         store: root of the run store.
-        benchmarks: which, in this order.
-        model: which, if the store has several.
-        rule: budget rule of the rows.
+        benchmarks: names, in the order of the panels.
+        model: required if the store has several.
+        rule: budget rule of the results.
         run_keys: restrict to these runs.
         nearest: see above.
-        where: settings that rows must have, `key=value` each (harness/specs/comparable.py).
+        where: `key=value` conditions on settings (harness/specs/comparable.py).
 
     Raises:
-        UserError: no rows for a benchmark, several models and none chosen, rows that differ in a setting that must be
-            the same, or a run without per-sample scores.
+        UserError: a benchmark has no results, there are several models and `model` is None, results differ in a setting
+            that must be the same, or a run lacks per-sample scores.
     """
-    rows = [
-        one
-        for one in stored(store)
-        if one.row["budget_rule"] == rule and (run_keys is None or one.row["run_key"] in run_keys)
+    results = [
+        result
+        for result in read_results(store)
+        if result.row["budget_rule"] == rule
+        and (run_keys is None or result.row["run_key"] in run_keys)
     ]
-    if not rows:
+    if not results:
         raise UserError(f"store={str(store)!r} holds no finished runs with budget={rule}")
-    rows = of_model(rows, model)
-    present = sorted({one.row["benchmark"] for one in rows})
+    results = select_model(results, model)
+    present = sorted({result.row["benchmark"] for result in results})
     panels = []
     for name in benchmarks or present:
         if name not in present:
             raise unknown_name("--benchmarks", name, present)
-        ours, notes = telling([one for one in rows if one.row["benchmark"] == name])
-        panels.append(panel_of(name, chosen(ours, where), nearest, notes))
+        selected, notes = with_settings(
+            [result for result in results if result.row["benchmark"] == name]
+        )
+        panels.append(panel_of(name, filter_results(selected, where), nearest, notes))
     return panels
 
 
 def panel_of(
-    benchmark: str, rows: Sequence[Stored], nearest: bool = False, notes: Sequence[str] = ()
-) -> Panel:
-    """Return one benchmark's panel from rows of one model and one budget rule, all with settings, the oldest first.
+    benchmark: str,
+    results: Sequence[StoredResult],
+    nearest: bool = False,
+    notes: Sequence[str] = (),
+) -> CurvePanel:
+    """Return the panel of one benchmark.
+
+    Args:
+        benchmark: its name.
+        results: of one model and one budget rule, all with settings, oldest first.
+        nearest: as for `read_panels`.
+        notes: first lines of the panel's notes.
 
     Raises:
         UserError: as `read_panels`.
     """
-    most = max(one.row["n_samples"] for one in rows)
-    whole = [one for one in rows if one.row["n_samples"] == most]
-    newest = one_of_each(whole)
-    runs = [read_run(one) for one in newest]
+    n_samples = max(result.row["n_samples"] for result in results)
+    complete = [result for result in results if result.row["n_samples"] == n_samples]
+    newest = newest_per_cell(complete)
+    runs = [read_run_scores(result) for result in newest]
     if len({frozenset(run.scores) for run in runs}) > 1:
-        raise UserError(f"{benchmark}: runs with {most} samples each do not share their samples")
+        raise UserError(
+            f"{benchmark}: runs with {n_samples} samples each do not share their samples"
+        )
     if any(run.units != runs[0].units for run in runs):
         raise UserError(f"{benchmark}: runs differ in which samples are one unit of statistics")
-    order = sorted(runs[0].scores)
-    units = [runs[0].units[key] for key in order]
+    keys = sorted(runs[0].scores)
+    units = [runs[0].units[key] for key in keys]
     groups: dict[str, dict[float, NDArray[np.float64]]] = {}
-    first = {run.name: run for run in reversed(runs)}
-    for name in first:
+    first_runs = {run.name: run for run in reversed(runs)}
+    for name in first_runs:
         for ratio in sorted({run.ratio for run in runs if run.name == name}):
-            same = [run for run in runs if (run.name, run.ratio) == (name, ratio)]
-            # Seeds first: a sample counts once, however many seeds answered it.
-            mean = np.mean([[run.scores[key] for key in order] for run in same], axis=0)
+            seeds = [run for run in runs if (run.name, run.ratio) == (name, ratio)]
+            # Average over seeds first, so that each sample counts once.
+            mean = np.mean([[run.scores[key] for key in keys] for run in seeds], axis=0)
             groups.setdefault(name, {})[ratio] = by_unit(mean, units)
-    plain = next((name for name, run in first.items() if run.method == FULL), None)
-    unpruned = {} if plain is None else groups.pop(plain)
+    unpruned_name = next((name for name, run in first_runs.items() if run.method == FULL), None)
+    unpruned = {} if unpruned_name is None else groups.pop(unpruned_name)
     full = unpruned[min(unpruned)] if unpruned else None
     floors = {
-        (run.policy, run.place, run.evicts): name
-        for name, run in first.items()
+        (run.policy, run.layer, run.evicts): name
+        for name, run in first_runs.items()
         if run.method in FLOORS
     }
     unread = {(run.name, run.ratio) for run in runs if run.unread}
@@ -228,33 +250,40 @@ def panel_of(
         for name, ratios in groups.items()
     }
     curves = [
-        _curve(first[name], groups, costs[name], _floor(first[name], floors, nearest), full, unread)
-        for name in sorted(groups, key=lambda name: (first[name].method in CONTROLS, name))
+        _curve(
+            first_runs[name],
+            groups,
+            costs[name],
+            _floor(first_runs[name], floors, nearest),
+            full,
+            unread,
+        )
+        for name in sorted(groups, key=lambda name: (first_runs[name].method in CONTROLS, name))
     ]
-    return Panel(
+    return CurvePanel(
         benchmark=benchmark,
         metric=runs[0].metric,
-        n_samples=most,
+        n_samples=n_samples,
         full=None if full is None else _mean(full),
         curves=_corrected(curves),
         unpruned=full,
-        full_mark=mark(any(name == plain for name, _ in unread)),
+        full_mark=mark(any(name == unpruned_name for name, _ in unread)),
         notes=(
             *notes,
-            *passed_over(len(rows) - len(whole), f"with fewer than {most} samples"),
-            *passed_over(len(whole) - len(newest), "of other code, a newer one has their place"),
-            *_alike(runs),
+            *passed_over(len(results) - len(complete), f"with fewer than {n_samples} samples"),
+            *passed_over(len(complete) - len(newest), "of other code, a newer one has their place"),
+            *_single_token_note(runs),
             *([FOOTNOTE] if unread else []),
         ),
     )
 
 
-def _alike(runs: Sequence[Run]) -> list[str]:
-    """Return a line where no answer is longer than a token, behind an evicted cache and behind the whole one."""
+def _single_token_note(runs: Sequence[RunScores]) -> list[str]:
+    """Return a line if all answers, of evicting and of unpruned runs, are one token long."""
     evicting = [run for run in runs if run.discriminates is not None]
     if not evicting or any(run.discriminates for run in evicting):
         return []
-    if any(run.method == FULL and not run.single for run in runs):
+    if any(run.method == FULL and not run.single_token for run in runs):
         return []
     names = ", ".join(sorted({run.name for run in evicting}))
     return [
@@ -262,29 +291,33 @@ def _alike(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _cost(runs: Iterable[Run], name: str, ratio: float) -> float:
+def _cost(runs: Iterable[RunScores], name: str, ratio: float) -> float:
     """Return the mean share of FLOPs of a curve's runs at one ratio."""
     return fmean(run.flops for run in runs if (run.name, run.ratio) == (name, ratio))
 
 
 def _floor(
-    run: Run, floors: Mapping[tuple[str, int | None, bool], str], nearest: bool
+    run: RunScores, floors: Mapping[tuple[str, int | None, bool], str], nearest: bool
 ) -> str | None:
-    """Return the name of the random choice that a run is compared with: at its place, under its policy."""
-    ours = {
-        place: name
-        for (policy, place, evicts), name in floors.items()
+    """Return the name of the random baseline for a run: same layer, same policy."""
+    by_layer = {
+        layer: name
+        for (policy, layer, evicts), name in floors.items()
         if policy == run.policy and evicts == run.evicts
     }
-    if run.place in ours or not nearest or not run.place:
-        return ours.get(run.place)
-    place = run.place
-    others = [other for other in ours if other]
-    return ours[min(others, key=lambda other: (abs(other - place), other))] if others else None
+    if run.layer in by_layer or not nearest or not run.layer:
+        return by_layer.get(run.layer)
+    layer = run.layer
+    layers = [candidate for candidate in by_layer if candidate]
+    return (
+        by_layer[min(layers, key=lambda candidate: (abs(candidate - layer), candidate))]
+        if layers
+        else None
+    )
 
 
 def _curve(
-    run: Run,
+    run: RunScores,
     groups: Mapping[str, Mapping[float, NDArray[np.float64]]],
     costs: Mapping[float, float],
     floor: str | None,
@@ -293,88 +326,96 @@ def _curve(
 ) -> Curve:
     points = []
     for ratio, scores in groups[run.name].items():
-        below = groups[floor].get(ratio) if floor not in (None, run.name) else None
-        # At ratio 0 nothing was chosen, so there is nothing to gain.
-        below = None if ratio == 0 else below
-        whole = full if full is not None and full.mean() > 0 else None
-        kept = None if whole is None else retained(scores, whole)
+        floor_scores = groups[floor].get(ratio) if floor not in (None, run.name) else None
+        # At ratio 0 nothing is removed, so there is no gain.
+        floor_scores = None if ratio == 0 else floor_scores
+        unpruned = full if full is not None and full.mean() > 0 else None
+        retention = None if unpruned is None else retained(scores, unpruned)
         points.append(
-            Point(
+            CurvePoint(
                 ratio=ratio,
                 score=_mean(scores),
-                retention=kept,
-                gain=None if below is None else difference_interval(scores, below),
-                pvalue=None if below is None else paired_pvalue(scores, below),
+                retention=retention,
+                gain=None if floor_scores is None else difference_interval(scores, floor_scores),
+                pvalue=None if floor_scores is None else paired_pvalue(scores, floor_scores),
                 flops=costs[ratio],
-                lost=None if whole is None or ratio == 0 else paired_pvalue(scores, whole),
+                loss_pvalue=None
+                if unpruned is None or ratio == 0
+                else paired_pvalue(scores, unpruned),
                 scores=scores,
                 unread=(run.name, ratio) in unread,
             )
         )
     floor = None if floor == run.name else floor
-    return Curve(run.name, run.method in CONTROLS, floor, tuple(points), run.place)
+    return Curve(run.name, run.method in CONTROLS, floor, tuple(points), run.layer)
 
 
 def _corrected(curves: Sequence[Curve]) -> tuple[Curve, ...]:
-    """Correct the p-values of a panel, those against random dropping and those against the unpruned model apart."""
+    """Correct the p-values of a panel: against random dropping and against the unpruned model separately."""
     points = [point for curve in curves for point in curve.points]
     gains = [point.pvalue for point in points if point.pvalue is not None]
-    losses = [point.lost for point in points if point.lost is not None]
-    chances, lost = iter(holm(gains)), iter(holm(losses))
-    told = [
+    losses = [point.loss_pvalue for point in points if point.loss_pvalue is not None]
+    corrected_gains, corrected_losses = iter(holm(gains)), iter(holm(losses))
+    corrected = [
         replace(
             point,
-            chance=None if point.pvalue is None else next(chances),
-            lost=None if point.lost is None else next(lost),
+            corrected_pvalue=None if point.pvalue is None else next(corrected_gains),
+            loss_pvalue=None if point.loss_pvalue is None else next(corrected_losses),
         )
         for point in points
     ]
-    rest = iter(told)
-    return tuple(replace(curve, points=tuple(next(rest) for _ in curve.points)) for curve in curves)
+    remaining = iter(corrected)
+    return tuple(
+        replace(curve, points=tuple(next(remaining) for _ in curve.points)) for curve in curves
+    )
 
 
 def _mean(scores: Iterable[float]) -> Interval:
     return mean_interval(np.asarray(list(scores)))
 
 
-def read_run(one: Stored) -> Run:
-    """Return a row with its samples' contributions.
+def read_run_scores(result: StoredResult) -> RunScores:
+    """Return the per-sample scores of a result.
 
     Raises:
-        UserError: the run does not have them all.
+        UserError: some samples have no score.
     """
-    row, extra = one.row, one.row["extra"]
+    row, extra = result.row, result.row["extra"]
     metric = extra["headline"]
-    found = {key: scoring for key, scoring in one.scorings().items() if metric in scoring.scores}
-    # Younger than rows: how a metric comes out of its samples, and of how many.
-    told = extra.get("aggregation", {}).get(metric, {})
-    expected = told.get("samples") or row["n_samples"]
-    if len(found) != expected:
-        reason = told.get("note")
+    scorings = {
+        key: scoring for key, scoring in result.scorings().items() if metric in scoring.scores
+    }
+    # Missing in rows of older versions: how the metric is aggregated, and over how many samples.
+    aggregation = extra.get("aggregation", {}).get(metric, {})
+    expected = aggregation.get("samples") or row["n_samples"]
+    if len(scorings) != expected:
+        reason = aggregation.get("note")
         raise UserError(
-            f"run {row['run_key']} ({row['benchmark']}) has {metric} for {len(found)} of {expected} samples; "
+            f"run {row['run_key']} ({row['benchmark']}) has {metric} for {len(scorings)} of {expected} samples; "
             + (f"{metric}: {reason}" if reason else "run it again with force=true")
         )
     sites = extra.get("sites") or []
-    return Run(
+    return RunScores(
         name=name_of(row),
         method=row["method"],
         policy=policy(row),
         ratio=row["ratio"],
-        # What goes from the cache too is not to be read beside random tokens alone.
-        place=_place(sites[0]) if sites and "cache" not in extra else None,
+        # A run that also evicts cache entries is not comparable with random tokens alone.
+        layer=_layer(sites[0]) if sites and "cache" not in extra else None,
         evicts="cache" in extra and not sites,
         metric=metric,
         flops=row["flops"]["share_of_full"],
-        scores={key: scoring.scores[metric] for key, scoring in found.items()},
-        units={key: (key[0], scoring.units.get(metric, key[1])) for key, scoring in found.items()},
-        # Younger than rows.
+        scores={key: scoring.scores[metric] for key, scoring in scorings.items()},
+        units={
+            key: (key[0], scoring.units.get(metric, key[1])) for key, scoring in scorings.items()
+        },
+        # Missing in rows of older versions.
         discriminates=extra.get("discriminates"),
-        single=extra.get("first_token") == 1,
+        single_token=extra.get("first_token") == 1,
         unread=is_marked(row),
     )
 
 
-def _place(site: Mapping[str, Any]) -> int:
+def _layer(site: Mapping[str, Any]) -> int:
     """Return the decoder layer of a site; the tower, the projector and the prefix all come before layer 0."""
     return int(site["layer"]) if site["where"] == "layer" else 0

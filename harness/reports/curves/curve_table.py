@@ -1,44 +1,44 @@
-"""The data behind the curves as Markdown."""
+"""The data of the curves as Markdown tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from espalier.harness.reports.curves.curve_points import Curve, Panel, Point
+from espalier.harness.reports.curves.curve_points import Curve, CurvePanel, CurvePoint
 from espalier.harness.reports.curves.retention_averages import averages
 from espalier.harness.stats import Interval
 
-#: Below this a corrected p-value is marked: one table in twenty has a mark that is chance.
+#: Corrected p-values below this are marked; one table in twenty has a mark by chance.
 LEVEL = 0.05
 
 
-def markdown(panels: Sequence[Panel]) -> str:
-    """Return for each benchmark a table of scores, one of retention, and one against random; last, means over all."""
+def markdown(panels: Sequence[CurvePanel]) -> str:
+    """Return tables of scores, of retention and of gains over random for each benchmark, then means over all."""
     return "\n".join([*(_benchmark(panel) for panel in panels), *over_all(panels)])
 
 
-def over_all(panels: Sequence[Panel]) -> list[str]:
-    """Return a table of mean retention over several benchmarks, of curves and ratios that all of them have."""
-    found = averages(panels)
-    if len(panels) < 2 or not found:
+def over_all(panels: Sequence[CurvePanel]) -> list[str]:
+    """Return a table of mean retention over several benchmarks, for curves and ratios that all of them have."""
+    retentions = averages(panels)
+    if len(panels) < 2 or not retentions:
         return []
-    ratios = sorted({ratio for _, ratio in found})
+    ratios = sorted({ratio for _, ratio in retentions})
     lines = [
         f"### Mean retention over {len(panels)} benchmarks\n",
         "In percent of the unpruned score, each benchmark weighed alike, its samples resampled within it.\n",
         f"| method | {' | '.join(f'{100 * (1 - ratio):.4g} %' for ratio in ratios)} |",
         "| --- |" + " ---: |" * len(ratios),
     ]
-    marked = {
+    marks = {
         (curve.name, point.ratio): point.mark
         for panel in panels
         for curve in panel.curves
         for point in curve.points
         if point.unread
     }
-    for name in dict.fromkeys(name for name, _ in found):
+    for name in dict.fromkeys(name for name, _ in retentions):
         keys = [(name, ratio) for ratio in ratios]
-        cells = " | ".join(_interval(found.get(key)) + marked.get(key, "") for key in keys)
+        cells = " | ".join(_interval(retentions.get(key)) + marks.get(key, "") for key in keys)
         lines.append(f"| {name} | {cells} |")
     return ["\n".join(lines) + "\n"]
 
@@ -48,7 +48,7 @@ def mark(pvalue: float | None) -> str:
     return "*" if pvalue is not None and pvalue < LEVEL else ""
 
 
-def _benchmark(panel: Panel) -> str:
+def _benchmark(panel: CurvePanel) -> str:
     parts = [
         f"### {panel.benchmark}: {panel.metric}, {panel.n_samples} samples\n",
         "Score in percent with its 95 % interval, by share of visual tokens kept; last, the prefill FLOPs that these "
@@ -59,25 +59,28 @@ def _benchmark(panel: Panel) -> str:
         parts += [
             "Retention: score in percent of the unpruned score, paired by sample; `*` where it differs from it, "
             "corrected for all cells of this table.\n",
-            _table(panel, lambda point: _interval(point.retention) + mark(point.lost) + point.mark),
+            _table(
+                panel,
+                lambda point: _interval(point.retention) + mark(point.loss_pvalue) + point.mark,
+            ),
         ]
     if any(point.gain for curve in panel.curves for point in curve.points):
         parts += [
             "Points above random dropping at the same layer, paired by sample, with the p-value of "
             "the exact paired test; `*` where it is below 0.05 when corrected for all cells of this table.\n",
-            _table(panel, _against, only=lambda curve: curve.floor is not None),
+            _table(panel, _gain_cell, only=lambda curve: curve.floor is not None),
         ]
-    return "\n".join([*parts, *said(panel)])
+    return "\n".join([*parts, *note_paragraphs(panel)])
 
 
-def said(panel: Panel) -> list[str]:
+def note_paragraphs(panel: CurvePanel) -> list[str]:
     """Return the panel's notes as paragraphs."""
     return [f"{note[0].upper()}{note[1:]}.\n" for note in panel.notes]
 
 
 def _table(
-    panel: Panel,
-    cell: Callable[[Point], str],
+    panel: CurvePanel,
+    cell: Callable[[CurvePoint], str],
     full: bool = False,
     only: Callable[[Curve], bool] = lambda curve: True,
 ) -> str:
@@ -88,8 +91,8 @@ def _table(
         cells = [_interval(panel.full) + panel.full_mark, *[""] * (len(ratios) - 1), "100 %"]
         lines.append(f"| unpruned | {' | '.join(cells)} |")
     for curve in filter(only, panel.curves):
-        found = {point.ratio: cell(point) for point in curve.points}
-        cells = [found.get(ratio, "") for ratio in ratios] + [_costs(curve)] * full
+        texts = {point.ratio: cell(point) for point in curve.points}
+        cells = [texts.get(ratio, "") for ratio in ratios] + [_costs(curve)] * full
         lines.append(f"| {curve.name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -104,8 +107,8 @@ def _costs(curve: Curve) -> str:
     return " / ".join(f"{100 * share:.0f}" for share in shares) + " %" if shares else ""
 
 
-def _against(point: Point) -> str:
+def _gain_cell(point: CurvePoint) -> str:
     if point.gain is None or point.pvalue is None:
         return ""
-    chance = "p < 0.001" if point.pvalue < 0.001 else f"p = {point.pvalue:.3f}"
-    return f"{point.gain.points}, {chance}{mark(point.chance)}{point.mark}"
+    pvalue_text = "p < 0.001" if point.pvalue < 0.001 else f"p = {point.pvalue:.3f}"
+    return f"{point.gain.points}, {pvalue_text}{mark(point.corrected_pvalue)}{point.mark}"

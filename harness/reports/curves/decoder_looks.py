@@ -1,4 +1,4 @@
-"""What the pictures of decoders share: size, title, legend, footnote, axes."""
+"""Shared parts of the decoder figures: size, title, legend, footnote, axes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from espalier.harness.reports.curves.decoder_rows import Cell
+from espalier.harness.reports.curves.decoder_rows import DecoderResult
 from espalier.harness.reports.curves.plot_style import INK
 
-#: In inches: all pictures are as wide as a page.
+#: Width of all figures in inches: a page.
 WIDE = 7.0
 
 
 def page(height: float) -> Figure:
-    """Return an empty figure as wide as a page, `height` in inches."""
+    """Return an empty figure of page width; `height` in inches."""
     return Figure(figsize=(WIDE, height), layout=ConstrainedLayoutEngine(h_pad=0.06, w_pad=0.06))
 
 
 def head(figure: Figure, title: str, handles: Sequence[Line2D | Patch]) -> None:
-    """Write the title and the legend above everything."""
+    """Write the title and the legend at the top."""
     figure.legend(
         handles=handles,
         loc="outside upper left",
@@ -37,31 +37,31 @@ def head(figure: Figure, title: str, handles: Sequence[Line2D | Patch]) -> None:
     )
 
 
-def foot(figure: Figure, cells: Sequence[Cell], *notes: str) -> None:
-    """Write below what made the rows, and notes, a line each."""
-    text = "\n".join([around(cells), *filter(None, notes)])
+def foot(figure: Figure, cells: Sequence[DecoderResult], *notes: str) -> None:
+    """Write the setting of the results and the notes at the bottom, one line each."""
+    text = "\n".join([setting_line(cells), *filter(None, notes)])
     figure.supxlabel(text, x=0.01, ha="left", fontsize=7.5, color="#666666")
 
 
-def around(cells: Sequence[Cell]) -> str:
-    """Return in a line what made these rows: models, device, threads, type, answers."""
+def setting_line(cells: Sequence[DecoderResult]) -> str:
+    """Return one line on how the results were made: models, device, threads, type, answers."""
     row = cells[0].row
     drafts = dict.fromkeys(cell.draft for cell in cells if cell.draft)
-    where = row["extra"].get("environment", {})
-    threads = where.get("threads")
+    environment = row["extra"].get("environment", {})
+    threads = environment.get("threads")
     counts = sorted({cell.row["n_samples"] for cell in cells})
     parts = [
         row["model"] + (f" with {', '.join(drafts)} as draft" if drafts else ""),
-        where.get("device_name"),
+        environment.get("device_name"),
         threads and f"{threads} thread{'s' if threads > 1 else ''}",
-        where.get("dtype"),
+        environment.get("dtype"),
         f"{', '.join(map(str, counts))} answers a row",
     ]
     return "; ".join(part for part in parts if part)
 
 
 def mark(marker: str, label: str, **look: Any) -> Line2D:
-    """Return an entry of a legend that has no line."""
+    """Return a legend entry with a marker only."""
     entry = Line2D([], [], marker=marker, linestyle="", label=label, color=INK, markersize=5)
     entry.set(**look)
     return entry
@@ -73,7 +73,7 @@ def title(axes: Axes, text: str) -> None:
 
 
 def tidy(axes: Axes, grid: Literal["x", "y"]) -> None:
-    """Take away what is no data, and draw lines across one axis."""
+    """Remove the spines, and draw grid lines along one axis."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis=grid, color="#E6E6E6", linewidth=0.8)
     axes.set_axisbelow(True)

@@ -18,24 +18,24 @@ from espalier.harness.errors import UserError, plain_page
 from espalier.harness.reports.curves.curve_files import RESOLUTION
 from espalier.harness.reports.curves.decoder_bars import draw_decoders
 from espalier.harness.reports.curves.decoder_drafts import draw_guidance, draw_ratio
-from espalier.harness.reports.curves.decoder_looks import around
+from espalier.harness.reports.curves.decoder_looks import setting_line
 from espalier.harness.reports.curves.decoder_rows import (
     GUIDED,
-    Cell,
+    DecoderResult,
     acceptance,
     decoders,
     guidances,
     ratios,
-    read_cells,
+    read_decoders,
 )
 from espalier.harness.reports.curves.plot_style import STYLE
 from espalier.harness.reports.curves.speculative_table import figures, headings
-from espalier.harness.reports.curves.stored_rows import WHERE, stored
+from espalier.harness.reports.curves.stored_rows import WHERE, read_results
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.comparable import passed_over
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
 
-#: The sweep that brings the rows of a piece.
+#: The sweep that produces the results of a part.
 PRESETS = {
     "decoders": "+experiment=speculative",
     "ratio": "+experiment=speculative_ratio",
@@ -55,27 +55,31 @@ speed-ups are over plain decoding of the same answers, and `differ` counts answe
 def write_decoders(
     store: Path, folder: Path, model: str | None = None, where: Sequence[str] = ()
 ) -> tuple[list[Path], list[str]]:
-    """Write `README.md` and up to three pictures (`decoders`, `ratio`, `guidance`, each .png and .svg) into `folder`.
+    """Write `README.md` and up to three figures (`decoders`, `ratio`, `guidance`, each .png and .svg) into `folder`.
 
     Args:
         store: root of the run store.
         folder: created if needed.
-        model: which, if the store has several.
-        where: settings that rows must have, `key=value` each (harness/reports/curves/stored_rows.py).
+        model: required if the store has several.
+        where: `key=value` conditions on settings (harness/reports/curves/stored_rows.py).
 
     Returns:
-        The paths written, and a line for each piece that was left out.
+        The paths written, and a line for each part that is missing.
 
     Raises:
-        UserError: the store has no rows of a decoder, or of several models and none was chosen, or rows that differ in
+        UserError: the store has no results of a decoder, or of several models and `model` is None, or results differ in
             a setting that must be the same.
     """
-    cells = read_cells(store, model, where)
+    cells = read_decoders(store, model, where)
     by_benchmark, by_ratio, by_guidance = decoders(cells), ratios(cells), guidances(cells)
     folder.mkdir(parents=True, exist_ok=True)
     written, parts, missing = [], [INTRO], []
     with rc_context(STYLE):
-        bars = {name: own for name, some in by_benchmark.items() if (own := _fast(some))}
+        bars = {
+            name: with_speedup
+            for name, group in by_benchmark.items()
+            if (with_speedup := _with_speedup(group))
+        }
         for name, figure in (
             ("decoders", draw_decoders(bars) if bars else None),
             ("ratio", draw_ratio(by_ratio) if by_ratio else None),
@@ -85,7 +89,7 @@ def write_decoders(
                 missing.append(f"no rows for {name}; run: python run.py {PRESETS[name]}")
             else:
                 written += _save(figure, folder / name)
-    missing += _unseen(store, cells, [*chain(*by_benchmark.values()), *by_ratio, *by_guidance])
+    missing += _omitted(store, cells, [*chain(*by_benchmark.values()), *by_ratio, *by_guidance])
     if by_benchmark:
         parts.append(_decoders_part(by_benchmark, pictured=bool(bars)))
     if by_ratio:
@@ -101,34 +105,38 @@ def write_decoders(
     return [*written, page], missing
 
 
-def _unseen(store: Path, cells: Sequence[Cell], shown: Sequence[Cell]) -> list[str]:
-    """Return a line for the rows that tell no settings, and one for those that no piece shows."""
-    silent = [one for one in stored(store) if "settings" not in one.row]
-    ours = [one for one in silent if one.row["extra"].get("speculative")]
-    hidden = {cell.path for cell in cells} - {cell.path for cell in shown}
+def _omitted(
+    store: Path, cells: Sequence[DecoderResult], displayed: Sequence[DecoderResult]
+) -> list[str]:
+    """Return a line on results without settings, and one on results that no part shows."""
+    without_settings = [result for result in read_results(store) if "settings" not in result.row]
+    decoders_without_settings = [
+        result for result in without_settings if result.row["extra"].get("speculative")
+    ]
+    not_shown = {cell.path for cell in cells} - {cell.path for cell in displayed}
     return [
-        *passed_over(len(ours), "without settings, from an older version"),
+        *passed_over(len(decoders_without_settings), "without settings, from an older version"),
         *passed_over(
-            len(hidden),
+            len(not_shown),
             "no piece shows them (older ones of a cell, other drafts, windows, answers or machines)",
         ),
     ]
 
 
-def _fast(cells: Sequence[Cell]) -> list[Cell]:
-    """Return rows with a speed-up: plain decoding has none over itself."""
+def _with_speedup(cells: Sequence[DecoderResult]) -> list[DecoderResult]:
+    """Return results with a speed-up: plain decoding has none over itself."""
     return [cell for cell in cells if cell.block["speedup_decode"] is not None]
 
 
 def _save(figure: Figure, path: Path) -> list[Path]:
     png, svg = path.with_suffix(".png"), path.with_suffix(".svg")
     figure.savefig(png, dpi=RESOLUTION)
-    # Without a date, and with the fixed salt of the style, equal data gives equal bytes.
+    # No date, and a fixed salt in the style: equal data gives equal bytes.
     figure.savefig(svg, metadata={"Date": None})
     return [png, svg]
 
 
-def _decoders_part(by_benchmark: dict[str, list[Cell]], pictured: bool) -> str:
+def _decoders_part(by_benchmark: dict[str, list[DecoderResult]], pictured: bool) -> str:
     parts = ["## Decoders\n"]
     if pictured:
         parts.append("![Decode speed-up of the decoders](decoders.png)\n")
@@ -137,10 +145,10 @@ def _decoders_part(by_benchmark: dict[str, list[Cell]], pictured: bool) -> str:
     return "\n".join(parts)
 
 
-def _table(cells: Sequence[Cell]) -> str:
-    """Return the figures of `espalier.harness.reports.curves.speculative_table`, a line for each row."""
+def _table(cells: Sequence[DecoderResult]) -> str:
+    """Return the figures of `espalier.harness.reports.curves.speculative_table`, one line for each result."""
     lines = [
-        f"{around(cells)}.\n",
+        f"{setting_line(cells)}.\n",
         f"| method | ratio | {' | '.join(headings())} |",
         "| --- |" + " ---: |" * (len(headings()) + 1),
     ]
@@ -149,25 +157,29 @@ def _table(cells: Sequence[Cell]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _accepted(cells: Sequence[Cell]) -> str:
-    """Return what each guidance got accepted; times are left to the rows that measure them."""
+def _accepted(cells: Sequence[DecoderResult]) -> str:
+    """Return the acceptance of each guidance; times are in the other tables."""
     lines = [
-        f"{around(cells)}. Percent of judged tokens accepted, with the 95 % bootstrap interval over answers.\n",
+        f"{setting_line(cells)}. Percent of judged tokens accepted, with the 95 % bootstrap interval over answers.\n",
         "| guidance | L | ratio | accepted | mean run |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
-    for cell in sorted(cells, key=lambda one: (one.params["L"] or 0, one.ratio, one.name)):
+    for cell in sorted(
+        cells, key=lambda result: (result.params["L"] or 0, result.ratio, result.name)
+    ):
         end, run = acceptance(cell), cell.block.get("mean_run")
-        shown = "-" if end is None else end.percent
+        accepted = "-" if end is None else end.percent
         depth = "its own" if cell.params["L"] is None else cell.params["L"]
         mean = "-" if run is None else f"{run:.2f}"
-        lines.append(f"| {cell.params['guidance']} | {depth} | {cell.ratio:g} | {shown} | {mean} |")
+        lines.append(
+            f"| {cell.params['guidance']} | {depth} | {cell.ratio:g} | {accepted} | {mean} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write tables and pictures of a store's decoders; exit code 2 and one line if that cannot be done."""
+    """Write tables and figures of a store's decoders; exit code 2 and one line if that fails."""
     parser = argparse.ArgumentParser(
         prog="python -m espalier.harness.reports.curves.decoder_report", description=__doc__
     )

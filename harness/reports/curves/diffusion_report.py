@@ -17,16 +17,22 @@ from espalier.harness.errors import UserError, plain_page
 from espalier.harness.reports.curves.curve_files import RESOLUTION
 from espalier.harness.reports.curves.curve_points import FLOOR
 from espalier.harness.reports.curves.diffusion_picture import draw
-from espalier.harness.reports.curves.diffusion_rows import Dealt, Spot, read_dealt, spots, whole
+from espalier.harness.reports.curves.diffusion_rows import (
+    CostPoint,
+    StepPanel,
+    cost_points,
+    read_step_panels,
+    unpruned_point,
+)
 from espalier.harness.reports.curves.method_report import config_names, gains
 from espalier.harness.reports.curves.plot_style import STYLE
-from espalier.harness.reports.curves.random_baselines import Group, title
+from espalier.harness.reports.curves.random_baselines import BaselineGroup, title
 from espalier.harness.reports.curves.stored_rows import WHERE
 from espalier.harness.specs.commands import command
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
 from espalier.harness.store.unparsed_mark import FOOTNOTE
 
-#: The method that is shown at every number of steps.
+#: The method shown at every number of steps.
 FOLLOWED = "d3tom"
 
 INTRO = """\
@@ -66,48 +72,56 @@ machine that ran it.
 def write_diffusion(
     store: Path, folder: Path, model: str | None = None, where: Sequence[str] = ()
 ) -> list[Path]:
-    """Write `README.md` and a picture (`merging`, .png and .svg) into `folder`, and return their paths.
+    """Write `README.md` and a figure (`merging`, .png and .svg) into `folder`, and return their paths.
 
     Args:
         store: root of the run store.
         folder: created if needed.
-        model: which, if the store has several.
-        where: settings that rows must have, `key=value` each (harness/reports/curves/stored_rows.py).
+        model: required if the store has several.
+        where: `key=value` conditions on settings (harness/reports/curves/stored_rows.py).
 
     Raises:
-        UserError: the store has no denoised answers, those of several models and none was chosen, rows that differ in a
-            setting that must be the same, or none of random tokens.
+        UserError: the store has no denoised answers, or of several models and `model` is None, results differ in a
+            setting that must be the same, or there is no result of random tokens.
     """
-    found = read_dealt(store, model, where)
-    curves = {curve.name for all in found.values() for one in all for curve in one.panel.curves}
+    panels_by_benchmark = read_step_panels(store, model, where)
+    all_panels = [panel for step_panels in panels_by_benchmark.values() for panel in step_panels]
+    curves = {curve.name for step_panel in all_panels for curve in step_panel.panel.curves}
     names = config_names({curve.split()[0] for curve in curves}, Budget("kept", 0.0))
     folder.mkdir(parents=True, exist_ok=True)
     png, svg, page = folder / "merging.png", folder / "merging.svg", folder / "README.md"
     with rc_context(STYLE):
-        figure = draw(found, names, FOLLOWED)
+        figure = draw(panels_by_benchmark, names, FOLLOWED)
         figure.savefig(png, dpi=RESOLUTION)
-        # Without a date, and with the fixed salt of the style, equal data gives equal bytes.
+        # No date, and a fixed salt in the style: equal data gives equal bytes.
         figure.savefig(svg, metadata={"Date": None})
     parts = [INTRO.format(followed=FOLLOWED), BOUGHT.format(followed=FOLLOWED)]
-    parts += [_bought(benchmark, dealt) for benchmark, dealt in found.items()]
+    parts += [
+        _cost_table(benchmark, step_panels)
+        for benchmark, step_panels in panels_by_benchmark.items()
+    ]
     parts.append(TABLES)
-    parts += [_table(one, names) for dealt in found.values() for one in dealt]
-    if any(FOOTNOTE in one.panel.notes for dealt in found.values() for one in dealt):
+    parts += [
+        _table(step_panel, names)
+        for step_panels in panels_by_benchmark.values()
+        for step_panel in step_panels
+    ]
+    if any(FOOTNOTE in step_panel.panel.notes for step_panel in all_panels):
         parts.append(f"{FOOTNOTE}.\n")
     page.write_text(plain_page("\n".join(parts)), encoding="utf-8")
     return [png, svg, page]
 
 
-def _table(dealt: Dealt, names: dict[str, str]) -> str:
+def _table(step_panel: StepPanel, names: dict[str, str]) -> str:
     """Return the scores of one benchmark at one number of steps, random tokens first."""
-    panel = dealt.panel
+    panel = step_panel.panel
     floor = next((curve for curve in panel.curves if curve.name == FLOOR), None)
     if floor is None:
         raise UserError(
-            f"no rows of method={FLOOR} on {panel.benchmark} in {dealt.steps} steps to compare with; valid: a store of "
-            "`python run.py +experiment=diffusion`"
+            f"no rows of method={FLOOR} on {panel.benchmark} in {step_panel.steps} steps to compare; valid: a store "
+            "of `python run.py +experiment=diffusion`"
         )
-    others = sorted(
+    curves = sorted(
         (curve for curve in panel.curves if curve is not floor),
         key=lambda curve: title(curve.name, names),
     )
@@ -117,35 +131,43 @@ def _table(dealt: Dealt, names: dict[str, str]) -> str:
         else f"; {100 * panel.full.value:.1f}{panel.full_mark} with every token"
     )
     return (
-        f"### {panel.benchmark}, {dealt.steps} steps\n\n{panel.metric} on {panel.n_samples} samples, answers of "
-        f"{dealt.length} places{full}.\n\n{gains(panel, Group(floor, tuple(others)), names)}"
+        f"### {panel.benchmark}, {step_panel.steps} steps\n\n{panel.metric} on {panel.n_samples} samples, answers of "
+        f"{step_panel.length} places{full}.\n\n{gains(panel, BaselineGroup(floor, tuple(curves)), names)}"
     )
 
 
-def _bought(benchmark: str, dealt: Sequence[Dealt]) -> str:
-    """Return score and cost of the method that is followed: a line for each number of steps, a column a share."""
-    ratios = sorted({0.0, *(ratio for one in dealt for ratio in one.panel.ratios)})
+def _cost_table(benchmark: str, step_panels: Sequence[StepPanel]) -> str:
+    """Return score and cost of the followed method: a line for each number of steps, a column for each share."""
+    ratios = sorted(
+        {0.0, *(ratio for step_panel in step_panels for ratio in step_panel.panel.ratios)}
+    )
     lines = [
         f"### {benchmark}\n",
         f"| steps | {' | '.join(f'{100 * (1 - ratio):.4g} %' for ratio in ratios)} |",
         "| ---: |" + " ---: |" * len(ratios),
     ]
-    for one in dealt:
-        start = whole(one)
+    for step_panel in step_panels:
+        start = unpruned_point(step_panel)
         cells = {} if start is None else {0.0: _cost(start)}
-        if any(curve.name == FOLLOWED for curve in one.panel.curves):
-            cells |= {spot.ratio: _cost(spot) for spot in spots(one, FOLLOWED) if spot.ratio}
-        lines.append(f"| {one.steps} | {' | '.join(cells.get(ratio, '-') for ratio in ratios)} |")
+        if any(curve.name == FOLLOWED for curve in step_panel.panel.curves):
+            cells |= {
+                point.ratio: _cost(point)
+                for point in cost_points(step_panel, FOLLOWED)
+                if point.ratio
+            }
+        lines.append(
+            f"| {step_panel.steps} | {' | '.join(cells.get(ratio, '-') for ratio in ratios)} |"
+        )
     return "\n".join(lines) + "\n"
 
 
-def _cost(spot: Spot) -> str:
-    return f"{spot.point.score.percent}{spot.point.mark}; {spot.spent.flops / 1e9:.2f}; {spot.spent.ms:.0f}"
+def _cost(point: CostPoint) -> str:
+    return f"{point.point.score.percent}{point.point.mark}; {point.cost.flops / 1e9:.2f}; {point.cost.ms:.0f}"
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write tables and a picture of a store's denoised answers; exit code 2 and one line if that cannot be done."""
+    """Write tables and a figure of a store's denoised answers; exit code 2 and one line if that fails."""
     parser = argparse.ArgumentParser(
         prog="python -m espalier.harness.reports.curves.diffusion_report", description=__doc__
     )

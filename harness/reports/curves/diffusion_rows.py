@@ -1,4 +1,4 @@
-"""From the rows of a store to what is compared with what: denoised answers by benchmark, number of steps and method."""
+"""Select the results of denoised answers to compare: by benchmark, number of steps and method."""
 
 from __future__ import annotations
 
@@ -7,126 +7,128 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.harness.errors import UserError
-from espalier.harness.reports.curves.curve_points import Panel, Point, read_panels
+from espalier.harness.reports.curves.curve_points import CurvePanel, CurvePoint, read_panels
 from espalier.harness.reports.curves.stored_rows import (
-    Stored,
-    chosen,
-    no_runs,
-    of_model,
-    one_of_each,
-    stored,
-    telling,
+    StoredResult,
+    filter_results,
+    newest_per_cell,
+    no_runs_error,
+    read_results,
+    select_model,
+    with_settings,
 )
 from espalier.harness.specs.comparable import name
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What a row's answers cost each: FLOPs of decoder and head over all steps, and milliseconds of them."""
+class AnswerCost:
+    """The mean cost of an answer: FLOPs of decoder and head over all steps, and milliseconds."""
 
     flops: float
     ms: float
 
 
 @dataclass(frozen=True)
-class Dealt:
-    """One benchmark answered in one number of steps.
+class StepPanel:
+    """One benchmark at one number of denoising steps.
 
     Attributes:
-        steps: of an answer.
-        length: its places.
+        steps: denoising steps of an answer.
+        length: positions of an answer.
         panel: scores of all methods.
-        spent: by name of the curve and ratio; of the whole model under `FULL` and 0.
+        costs: by curve name and ratio; the unpruned model's under (`FULL`, 0).
     """
 
     steps: int
     length: int
-    panel: Panel
-    spent: dict[tuple[str, float], Spent]
+    panel: CurvePanel
+    costs: dict[tuple[str, float], AnswerCost]
 
 
 @dataclass(frozen=True)
-class Spot:
-    """One cell of a picture: a score, and what it cost."""
+class CostPoint:
+    """A point of a curve with its cost."""
 
     steps: int
     ratio: float
-    point: Point
-    spent: Spent
+    point: CurvePoint
+    cost: AnswerCost
 
 
-def read_dealt(
+def read_step_panels(
     store: Path, model: str | None = None, where: Sequence[str] = ()
-) -> dict[str, list[Dealt]]:
-    """Return for each benchmark with denoised answers its numbers of steps, the most first.
+) -> dict[str, list[StepPanel]]:
+    """Return the panels of each benchmark with denoised answers, by number of steps, most steps first.
 
     Args:
         store: root of the run store.
-        model: which, if the store has several.
-        where: settings that rows must have, `key=value` each (harness/reports/curves/stored_rows.py).
+        model: required if the store has several.
+        where: `key=value` conditions on settings (harness/reports/curves/stored_rows.py).
 
     Raises:
-        UserError: there are none, or they are of several models and none was chosen, or rows differ in a setting that
-            must be the same.
+        UserError: there are no results, they are of several models and `model` is None, or results differ in a setting
+            that must be the same.
     """
-    rows = [
-        one
-        for one in stored(store)
-        if one.row["budget_rule"] == "kept" and one.row["extra"].get("diffusion")
+    results = [
+        result
+        for result in read_results(store)
+        if result.row["budget_rule"] == "kept" and result.row["extra"].get("diffusion")
     ]
-    if not rows:
-        raise no_runs(store, "a model that denoises", "diffusion")
-    ours = chosen(telling(of_model(rows, model))[0], where)
+    if not results:
+        raise no_runs_error(store, "a model that denoises", "diffusion")
+    selected = filter_results(with_settings(select_model(results, model))[0], where)
     return {
-        benchmark: [_dealt(store, rows) for rows in _by_steps(ours, benchmark)]
-        for benchmark in sorted({one.row["benchmark"] for one in ours})
+        benchmark: [_step_panel(store, results) for results in _by_steps(selected, benchmark)]
+        for benchmark in sorted({result.row["benchmark"] for result in selected})
     }
 
 
-def spots(dealt: Dealt, curve: str) -> list[Spot]:
-    """Return the cells of one curve at one number of steps, by increasing ratio."""
-    (found,) = [one for one in dealt.panel.curves if one.name == curve]
+def cost_points(step_panel: StepPanel, curve: str) -> list[CostPoint]:
+    """Return the points of one curve with their costs, by increasing ratio."""
+    (curve_data,) = [candidate for candidate in step_panel.panel.curves if candidate.name == curve]
     return [
-        Spot(dealt.steps, point.ratio, point, dealt.spent[curve, point.ratio])
-        for point in found.points
+        CostPoint(step_panel.steps, point.ratio, point, step_panel.costs[curve, point.ratio])
+        for point in curve_data.points
     ]
 
 
-def whole(dealt: Dealt) -> Spot | None:
-    """Return the cell of the whole model, if it was measured."""
-    spent = dealt.spent.get(("none", 0.0))
-    if dealt.panel.full is None or spent is None:
+def unpruned_point(step_panel: StepPanel) -> CostPoint | None:
+    """Return the unpruned model's point with its cost, if it was measured."""
+    cost = step_panel.costs.get(("none", 0.0))
+    if step_panel.panel.full is None or cost is None:
         return None
-    return Spot(dealt.steps, 0.0, Point(0.0, dealt.panel.full), spent)
+    return CostPoint(step_panel.steps, 0.0, CurvePoint(0.0, step_panel.panel.full), cost)
 
 
-def _by_steps(rows: Sequence[Stored], benchmark: str) -> list[list[Stored]]:
-    """Return the rows of one benchmark by length and number of steps, the most steps first."""
-    groups: dict[tuple[int, int], list[Stored]] = {}
-    for one in rows:
-        if one.row["benchmark"] == benchmark:
-            told = one.row["extra"]["diffusion"]
-            groups.setdefault((round(told["length"]), round(told["steps"])), []).append(one)
+def _by_steps(results: Sequence[StoredResult], benchmark: str) -> list[list[StoredResult]]:
+    """Return the results of one benchmark grouped by length and number of steps, most steps first."""
+    groups: dict[tuple[int, int], list[StoredResult]] = {}
+    for result in results:
+        if result.row["benchmark"] == benchmark:
+            block = result.row["extra"]["diffusion"]
+            groups.setdefault((round(block["length"]), round(block["steps"])), []).append(result)
     if len({length for length, _ in groups}) > 1:
         lengths = ", ".join(str(length) for length in sorted({length for length, _ in groups}))
         raise UserError(
-            f"{benchmark}: answers of {lengths} places cannot stand beside each other; valid: one length, with --where "
+            f"{benchmark}: answers of {lengths} positions cannot be compared; valid: one length, with --where "
             "'benchmark.generation.max_new_tokens=...', or a store for each"
         )
     return [groups[key] for key in sorted(groups, reverse=True)]
 
 
-def _dealt(store: Path, rows: Sequence[Stored]) -> Dealt:
-    first = rows[0].row
-    keys = {one.row["run_key"] for one in rows}
+def _step_panel(store: Path, results: Sequence[StoredResult]) -> StepPanel:
+    first = results[0].row
+    keys = {result.row["run_key"] for result in results}
     (panel,) = read_panels(store, [first["benchmark"]], first["model"], "kept", keys)
-    shown = one_of_each([one for one in rows if one.row["n_samples"] == panel.n_samples])
-    told = first["extra"]["diffusion"]
-    spent = {(name(one.row), one.row["ratio"]): _spent(one) for one in shown}
-    return Dealt(round(told["steps"]), round(told["length"]), panel, spent)
+    used = newest_per_cell(
+        [result for result in results if result.row["n_samples"] == panel.n_samples]
+    )
+    block = first["extra"]["diffusion"]
+    costs = {(name(result.row), result.row["ratio"]): _answer_cost(result) for result in used}
+    return StepPanel(round(block["steps"]), round(block["length"]), panel, costs)
 
 
-def _spent(one: Stored) -> Spent:
-    row = one.row
+def _answer_cost(result: StoredResult) -> AnswerCost:
+    row = result.row
     length = row["extra"]["diffusion"]["length"]
-    return Spent(row["flops"]["prefill_exact"], row["time"]["decode_ms_per_token"] * length)
+    return AnswerCost(row["flops"]["prefill_exact"], row["time"]["decode_ms_per_token"] * length)

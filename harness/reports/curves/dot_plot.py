@@ -1,4 +1,4 @@
-"""The picture of a report: a row for each method, a column for each ratio, points above random dropping."""
+"""The figure of a report: a row for each method, a column for each ratio, gains over random dropping as dots."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from espalier.harness.reports.curves.curve_points import Curve, Panel, Point
+from espalier.harness.reports.curves.curve_points import Curve, CurvePanel, CurvePoint
 from espalier.harness.reports.curves.plot_style import GRID, NOTE, readable
-from espalier.harness.reports.curves.random_baselines import Group, at, title_of, verdict
+from espalier.harness.reports.curves.random_baselines import BaselineGroup, at, title_of, verdict
 from espalier.harness.store.unparsed_mark import FOOTNOTE
 
-#: In inches: a row, what stands above and below them all, a column, a letter of a name.
+#: Sizes in inches: a row, the space above and below all rows, a column, one letter of a name.
 ROW, AROUND, COLUMN, LETTER = 0.185, 1.15, 2.35, 0.075
 
 LINE = "#8A8A8A"
-#: Edge and face of a dot; hollow where no difference was seen. Blue and orange differ for all kinds of colour vision.
+#: Edge and face colour of a dot; hollow without a difference. Blue and orange are colour-blind safe.
 DOTS = {
     "above": ("#0072B2", "#0072B2"),
     "below": ("#D55E00", "#D55E00"),
@@ -25,10 +25,12 @@ DOTS = {
 }
 
 
-def draw_dots(panel: Panel, groups: Sequence[Group], names: Mapping[str, str]) -> Figure:
-    """Return the figure; dots are points above random dropping with their paired intervals, scores stand beside them.
+def draw_dots(
+    panel: CurvePanel, groups: Sequence[BaselineGroup], names: Mapping[str, str]
+) -> Figure:
+    """Return the figure; dots are gains over random dropping with paired intervals, with scores to the right.
 
-    Drawing and saving both belong inside `matplotlib.rc_context(STYLE)`.
+    Draw and save inside `matplotlib.rc_context(STYLE)`.
     """
     rows: list[tuple[str, bool]] = []
     for group in groups:
@@ -46,7 +48,7 @@ def draw_dots(panel: Panel, groups: Sequence[Group], names: Mapping[str, str]) -
     for tick, (_, heading) in zip(first.get_yticklabels(), rows, strict=True):
         tick.set_fontweight("bold" if heading else "normal")
     left, right = first.get_xlim()
-    # Scores stand to the right of the longest whisker.
+    # Scores are printed to the right of the longest whisker.
     first.set_xlim(left, right + 0.2 * (right - left))
     figure.supxlabel(
         "points above random tokens at the same place, paired 95 % intervals; to the right the score in percent"
@@ -67,18 +69,22 @@ def draw_dots(panel: Panel, groups: Sequence[Group], names: Mapping[str, str]) -
 
 
 def _draw_ratio(
-    axes: Axes, panel: Panel, groups: Sequence[Group], ratio: float, names: Mapping[str, str]
+    axes: Axes,
+    panel: CurvePanel,
+    groups: Sequence[BaselineGroup],
+    ratio: float,
+    names: Mapping[str, str],
 ) -> None:
-    place = 0
+    row = 0
     axes.axvline(0, color=LINE, linewidth=1.0, zorder=1)
     for group in groups:
-        end = place + len(group.curves) + 0.5
+        end = row + len(group.curves) + 0.5
         floor = at(group.floor, ratio)
         if floor is not None:
-            _draw_floor(axes, panel, floor, title_of(group.floor, names), place, end)
+            _draw_floor(axes, panel, floor, title_of(group.floor, names), row, end)
         for offset, curve in enumerate(group.curves):
-            _draw_dot(axes, curve, ratio, place + 1 + offset)
-        place += len(group.curves) + 1
+            _draw_dot(axes, curve, ratio, row + 1 + offset)
+        row += len(group.curves) + 1
     axes.grid(axis="x", color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -87,48 +93,48 @@ def _draw_ratio(
 
 
 def _draw_floor(
-    axes: Axes, panel: Panel, floor: Point, name: str, place: int, bottom: float
+    axes: Axes, panel: CurvePanel, floor: CurvePoint, name: str, row: int, bottom: float
 ) -> None:
-    """Write the score of random dropping above the rows compared with it, and draw what the unpruned model is above."""
+    """Write random dropping's score above its rows, and draw the unpruned model's gain over it as a line."""
     if panel.full is not None:
-        above = 100 * (panel.full.value - floor.score.value)
+        gain = 100 * (panel.full.value - floor.score.value)
         dashes = (0, (4, 3))
         axes.plot(
-            [above, above], [place + 0.5, bottom], color="#000000", linewidth=0.9, linestyle=dashes
+            [gain, gain], [row + 0.5, bottom], color="#000000", linewidth=0.9, linestyle=dashes
         )
-    _write(axes, place, f"{name}: {100 * floor.score.value:.1f}{floor.mark}")
+    _write(axes, row, f"{name}: {100 * floor.score.value:.1f}{floor.mark}")
 
 
-def _draw_dot(axes: Axes, curve: Curve, ratio: float, place: int) -> None:
+def _draw_dot(axes: Axes, curve: Curve, ratio: float, row: int) -> None:
     point = at(curve, ratio)
     if point is None or point.gain is None:
-        _write(axes, place, "-" if point is None else f"{100 * point.score.value:.1f}{point.mark}")
+        _write(axes, row, "-" if point is None else f"{100 * point.score.value:.1f}{point.mark}")
         return
     edge, face = DOTS[verdict(point)]
     axes.plot(
         [100 * point.gain.low, 100 * point.gain.high],
-        [place, place],
+        [row, row],
         color=edge,
         linewidth=1.1,
         zorder=3,
     )
     axes.plot(
         100 * point.gain.value,
-        place,
+        row,
         "s" if curve.control else "o",
         markersize=4.6,
         markeredgecolor=edge,
         markerfacecolor=face,
         zorder=4,
     )
-    _write(axes, place, f"{100 * point.score.value:.1f}{point.mark}")
+    _write(axes, row, f"{100 * point.score.value:.1f}{point.mark}")
 
 
-def _write(axes: Axes, place: int, words: str) -> None:
+def _write(axes: Axes, row: int, words: str) -> None:
     """Write a score to the right of a row."""
     axes.text(
         1.0,
-        place,
+        row,
         words,
         transform=axes.get_yaxis_transform(),
         ha="right",
@@ -138,14 +144,14 @@ def _write(axes: Axes, place: int, words: str) -> None:
     )
 
 
-def _name(curve: Curve, group: Group, names: Mapping[str, str]) -> str:
-    where = f" (layer {curve.place})" if curve.place != group.floor.place else ""
+def _name(curve: Curve, group: BaselineGroup, names: Mapping[str, str]) -> str:
+    where = f" (layer {curve.layer})" if curve.layer != group.floor.layer else ""
     return f"{title_of(curve, names)}{where}"
 
 
-def _legend(panel: Panel) -> list[Line2D]:
+def _legend(panel: CurvePanel) -> list[Line2D]:
     words = {"above": "above random", "below": "below random", "": "no difference seen"}
-    found: list[Line2D] = [
+    handles: list[Line2D] = [
         Line2D(
             [],
             [],
@@ -159,9 +165,9 @@ def _legend(panel: Panel) -> list[Line2D]:
         for kind, text in words.items()
     ]
     square = {"marker": "s", "linestyle": "", "color": DOTS[""][0], "markerfacecolor": DOTS[""][1]}
-    found.append(Line2D([], [], markersize=4.6, label="control", **square))  # type: ignore[arg-type]
+    handles.append(Line2D([], [], markersize=4.6, label="control", **square))  # type: ignore[arg-type]
     if panel.full is not None:
-        found.append(
+        handles.append(
             Line2D([], [], color="#000000", linewidth=0.9, linestyle=(0, (4, 3)), label="unpruned")
         )
-    return found
+    return handles

@@ -1,4 +1,4 @@
-"""A table and a picture of each benchmark with every method against random dropping: what `report` asks for."""
+"""A table and a figure for each benchmark, comparing every method with random dropping: output of `report=`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,23 @@ from espalier.harness.config.method_lists import register
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError, plain_page
 from espalier.harness.kinds.method_stack import label_of
-from espalier.harness.reports.curves.curve_points import FLOOR, Curve, Panel, Point, read_panels
-from espalier.harness.reports.curves.curve_table import mark, said
+from espalier.harness.reports.curves.curve_points import (
+    FLOOR,
+    Curve,
+    CurvePanel,
+    CurvePoint,
+    read_panels,
+)
+from espalier.harness.reports.curves.curve_table import mark, note_paragraphs
 from espalier.harness.reports.curves.dot_plot import draw_dots
 from espalier.harness.reports.curves.plot_style import STYLE
-from espalier.harness.reports.curves.random_baselines import Group, at, title, title_of, verdict
+from espalier.harness.reports.curves.random_baselines import (
+    BaselineGroup,
+    at,
+    title,
+    title_of,
+    verdict,
+)
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.labels import label
 from espalier.harness.specs.run_spec import RunSpec
@@ -49,7 +61,7 @@ several layers drops step by step.
 
 @dataclass(frozen=True)
 class Gap:
-    """A cell without a row: name of the method's config, benchmark, ratio, and why in one line."""
+    """A cell without a result: config name of the method, benchmark, ratio, and the reason in one line."""
 
     name: str
     benchmark: str
@@ -60,31 +72,31 @@ class Gap:
 def write_report(
     spec: RunSpec, run_keys: Collection[str], left_out: Sequence[tuple[RunSpec, str]] = ()
 ) -> Iterator[Path]:
-    """Write `<benchmark>.md` and `.svg` into `spec.report` for each benchmark of these runs, and `README.md` over all.
+    """Write `<benchmark>.md` and `.svg` into `spec.report` for each benchmark, and an overview in `README.md`.
 
     Args:
-        spec: one of the runs; its store, report folder, model and budget rule count.
+        spec: one of the runs; provides store, report folder, model and budget rule.
         run_keys: the runs shown.
-        left_out: what could not run, with the reason.
+        left_out: runs that could not run, each with the reason.
 
     Raises:
         UserError: the store lacks the runs, or random dropping is not among them.
     """
-    assert spec.report is not None  # the caller looked
+    assert spec.report is not None  # checked by the caller
     folder, rule, model = spec.report, spec.budget.rule, spec.model.name
     panels = read_panels(spec.store, (), model, rule, run_keys, nearest=True)
-    shown = {curve.name.split()[0] for panel in panels for curve in panel.curves}
-    names = config_names(shown, spec.budget)
-    gaps = [_gap(one, reason) for one, reason in left_out]
+    methods = {curve.name.split()[0] for panel in panels for curve in panel.curves}
+    names = config_names(methods, spec.budget)
+    gaps = [_gap(omitted, reason) for omitted, reason in left_out]
     folder.mkdir(parents=True, exist_ok=True)
     for panel in panels:
-        ours = [gap for gap in gaps if gap.benchmark == panel.benchmark]
+        panel_gaps = [gap for gap in gaps if gap.benchmark == panel.benchmark]
         with rc_context(STYLE):
             figure = draw_dots(panel, groups(panel), names)
             picture = folder / f"{file_name(panel.benchmark)}.svg"
             figure.savefig(picture, metadata={"Date": None})
         table = folder / f"{file_name(panel.benchmark)}.md"
-        table.write_text(plain_page(page(panel, model, names, ours)), encoding="utf-8")
+        table.write_text(plain_page(page(panel, model, names, panel_gaps)), encoding="utf-8")
         yield from (table, picture)
     index = folder / "README.md"
     index.write_text(plain_page(overview(panels, model, names)), encoding="utf-8")
@@ -92,27 +104,27 @@ def write_report(
 
 
 def file_name(benchmark: str) -> str:
-    """Return a benchmark's name as that of a file: a link to `task:pope.md` would be taken for a scheme `task`."""
+    """Return a benchmark's name as a file name: a link to `task:pope.md` would be read as the scheme `task`."""
     return benchmark.replace(":", "_").replace("/", "_")
 
 
 def config_names(methods: Collection[str], budget: Budget) -> dict[str, str]:
-    """Return the name of the config file for each curve name of some methods: `fastv queries=mean` is fastv_paper."""
+    """Return config file names by curve name for some methods: `fastv queries=mean` is fastv_paper."""
     register()
-    found = {}
+    stems = {}
     for path in sorted((CONF / "method").glob("*.yaml")):
         part = OmegaConf.load(path)
         if part.name in methods:
-            # What a method's config may refer to.
+            # Keys that a method's config can interpolate.
             run = {"ratio": budget.ratio, "budget": {"rule": budget.rule}, "method": part}
             resolved: Any = OmegaConf.to_container(OmegaConf.create(run).method, resolve=True)
             name = _curve_name(part.name, part.variant, resolved["params"], budget)
-            found[name] = path.stem
-    return found
+            stems[name] = path.stem
+    return stems
 
 
-def groups(panel: Panel) -> list[Group]:
-    """Return the curves by the random dropping behind their gains, that before the decoder first.
+def groups(panel: CurvePanel) -> list[BaselineGroup]:
+    """Return the curves grouped by the random dropping that their gains refer to; before the decoder first.
 
     Raises:
         UserError: there is no random dropping to compare with.
@@ -122,13 +134,15 @@ def groups(panel: Panel) -> list[Group]:
     if not floors:
         raise UserError(f"report needs method={FLOOR} among the runs of {panel.benchmark}")
     return [
-        Group(floor, tuple(sorted(_on(floor, panel), key=lambda curve: _rank(curve, last))))
-        for floor in sorted(floors, key=lambda curve: curve.place or 0)
+        BaselineGroup(
+            floor, tuple(sorted(_curves_over(floor, panel), key=lambda curve: _rank(curve, last)))
+        )
+        for floor in sorted(floors, key=lambda curve: curve.layer or 0)
     ]
 
 
-def page(panel: Panel, model: str, names: Mapping[str, str], gaps: Sequence[Gap]) -> str:
-    """Return one benchmark's page: the picture, one table for each place, and what was left out."""
+def page(panel: CurvePanel, model: str, names: Mapping[str, str], gaps: Sequence[Gap]) -> str:
+    """Return one benchmark's page: the figure, one table for each site, and the omitted cells."""
     full = (
         ""
         if panel.full is None
@@ -146,17 +160,17 @@ def page(panel: Panel, model: str, names: Mapping[str, str], gaps: Sequence[Gap]
     ]
     for group in groups(panel):
         parts.append(f"## {group.title[0].upper()}{group.title[1:]}\n")
-        if group.floor.place:
-            parts.append(EARLIER.format(layer=group.floor.place))
+        if group.floor.layer:
+            parts.append(EARLIER.format(layer=group.floor.layer))
         parts.append(gains(panel, group, names))
-    parts += said(panel)
+    parts += note_paragraphs(panel)
     if gaps:
         parts += ["## Left out\n", _left_out(gaps)]
     return "\n".join(parts)
 
 
-def overview(panels: Sequence[Panel], model: str, names: Mapping[str, str]) -> str:
-    """Return one table over all benchmarks: for each ratio whether a method lies above random dropping, or below."""
+def overview(panels: Sequence[CurvePanel], model: str, names: Mapping[str, str]) -> str:
+    """Return one table over all benchmarks: for each ratio, whether a method is above or below random dropping."""
     shares = ", ".join(_share(ratio) for ratio in panels[0].ratios)
     lines = [
         "# Every method against random tokens\n",
@@ -179,27 +193,27 @@ def overview(panels: Sequence[Panel], model: str, names: Mapping[str, str]) -> s
     return "\n".join(lines)
 
 
-def gains(panel: Panel, group: Group, names: Mapping[str, str]) -> str:
-    """Return a table of scores by ratio, each with what it is above or below random; random itself first."""
+def gains(panel: CurvePanel, group: BaselineGroup, names: Mapping[str, str]) -> str:
+    """Return a table of scores by ratio with gains over random dropping; random dropping is the first line."""
     lines = [
         "| method | " + " | ".join(_share(ratio) for ratio in panel.ratios) + " |",
         "| --- |" + " ---: |" * len(panel.ratios),
     ]
     for curve in (group.floor, *group.curves):
         cells = [_cell(at(curve, ratio)) for ratio in panel.ratios]
-        where = f" (layer {curve.place})" if curve.place != group.floor.place else ""
+        where = f" (layer {curve.layer})" if curve.layer != group.floor.layer else ""
         lines.append(f"| {title_of(curve, names)}{where} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _cell(point: Point | None) -> str:
+def _cell(point: CurvePoint | None) -> str:
     if point is None:
         return "-"
     if point.gain is None:
         return point.score.percent + point.mark
-    found = verdict(point)
-    told = f" **{found}**{mark(point.chance)}" if found else ""
-    return f"{100 * point.score.value:.1f}{point.mark}, {point.gain.points}{told}"
+    sign = verdict(point)
+    note = f" **{sign}**{mark(point.corrected_pvalue)}" if sign else ""
+    return f"{100 * point.score.value:.1f}{point.mark}, {point.gain.points}{note}"
 
 
 def _left_out(gaps: Sequence[Gap]) -> str:
@@ -208,15 +222,15 @@ def _left_out(gaps: Sequence[Gap]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _marks(panel: Panel, name: str) -> str:
-    curve = next((one for one in panel.curves if one.name == name), None)
+def _marks(panel: CurvePanel, name: str) -> str:
+    curve = next((point for point in panel.curves if point.name == name), None)
     if curve is None:
         return ""
     signs = {"above": "+", "below": "-", "": "."}
     points = [at(curve, ratio) for ratio in panel.ratios]
     return (
         "`"
-        + "".join(" " if one is None else signs[verdict(one)] + one.mark for one in points)
+        + "".join(" " if point is None else signs[verdict(point)] + point.mark for point in points)
         + "`"
     )
 
@@ -241,7 +255,7 @@ def _is_floor(curve: Curve) -> bool:
     return curve.name.split()[0] == FLOOR
 
 
-def _on(floor: Curve, panel: Panel) -> Iterator[Curve]:
+def _curves_over(floor: Curve, panel: CurvePanel) -> Iterator[Curve]:
     return (curve for curve in panel.curves if curve.floor == floor.name)
 
 

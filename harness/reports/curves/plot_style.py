@@ -1,15 +1,15 @@
-"""The one style of all pictures: colours, greys, dashes, markers, sizes, and readable names of metrics."""
+"""The style shared by all figures: colours, greys, dashes, markers, sizes, and display names of metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-#: Okabe and Ito's palette for all kinds of colour vision, without its yellow (too light for lines).
+#: Okabe and Ito's colour-blind safe palette, without its yellow (too light for lines).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-#: Controls: three greys, told apart by dashes and markers as well.
+#: Greys for controls; dashes and markers also distinguish them.
 GREYS = ("#4D4D4D", "#7A7A7A", "#A0A0A0")
-#: As matplotlib and SVG both take them: lengths drawn and left out, in widths of the line.
+#: Dash patterns for matplotlib and SVG: lengths drawn and skipped, in line widths.
 DASHES = ((), (5.0, 2.0), (1.2, 1.6), (6.0, 1.6, 1.2, 1.6))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 INK = "#222222"
@@ -28,7 +28,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
 }
 
-#: What a person calls a metric; others are said with spaces for underscores.
+#: Display names of metrics; all others replace underscores with spaces.
 METRICS = {
     "acc_at_50": "boxes right (IoU of at least 0.5)",
     "anls": "ANLS",
@@ -46,34 +46,38 @@ METRICS = {
 
 
 def readable(metric: str) -> str:
-    """Return a metric's name as a person says it."""
+    """Return a metric's display name."""
     return METRICS.get(metric, metric.replace("_", " "))
 
 
 def looks(names: Iterable[tuple[str, bool]]) -> dict[str, dict[str, Any]]:
-    """Give each name a colour, dashes and a marker of its own; controls are grey and never solid.
+    """Give each name its own colour, dashes and marker; controls are grey and never solid.
 
     Args:
-        names: each with whether it is a control; their order does not matter.
+        names: (name, whether it is a control) pairs, in any order.
     """
-    found: dict[str, dict[str, Any]] = {}
+    looks_by_name: dict[str, dict[str, Any]] = {}
     counts = {True: 0, False: 0}
-    for place, (name, control) in enumerate(sorted(set(names), key=lambda one: (one[1], one[0]))):
+    for position, (name, control) in enumerate(
+        sorted(set(names), key=lambda pair: (pair[1], pair[0]))
+    ):
         palette = GREYS if control else COLOURS
-        turn, index = divmod(counts[control], len(palette))
+        round_number, slot = divmod(counts[control], len(palette))
         counts[control] += 1
-        dash = 1 + (index + turn) % (len(DASHES) - 1) if control else turn % len(DASHES)
-        found[name] = {
-            "color": palette[index],
+        dash = (
+            1 + (slot + round_number) % (len(DASHES) - 1) if control else round_number % len(DASHES)
+        )
+        looks_by_name[name] = {
+            "color": palette[slot],
             "dashes": DASHES[dash],
-            "marker": MARKERS[place % len(MARKERS)],
+            "marker": MARKERS[position % len(MARKERS)],
             "control": control,
         }
-    return found
+    return looks_by_name
 
 
 def line_look(look: dict[str, Any]) -> dict[str, Any]:
-    """Return a look as matplotlib draws a line; markers of controls are hollow."""
+    """Return a look as matplotlib line options; control markers are hollow."""
     control, colour = look["control"], look["color"]
     dashes: Any = (0, look["dashes"]) if look["dashes"] else "-"
     return {

@@ -1,9 +1,9 @@
-"""Pictures drawn anew from the tables beside them, where their rows are gone.
+"""Redraw figures from the tables of their pages, where the results are no longer in a store.
 
 `python -m espalier.harness.reports.curves.redraw lab/measured/sweep/seedling_rec.md` replaces the
-.svg, and the .png where there is one, of each page: of curves (harness/reports/curves/curve_files.py) and of a sweep
-(harness/reports/curves/method_report.py). Tables
-have a tenth of a percent, pictures from rows all digits; the command that each page names draws from rows.
+.svg of each page, and the .png if there is one: of curves (harness/reports/curves/curve_files.py) and of a sweep
+(harness/reports/curves/method_report.py). Tables have a tenth of a percent; figures drawn from results have all
+digits, and the command that each page names draws from results.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 from espalier.harness.errors import UserError
 from espalier.harness.reports.curves.curve_figure import FULL, draw
 from espalier.harness.reports.curves.curve_files import RESOLUTION
-from espalier.harness.reports.curves.curve_points import CONTROLS, Curve, Panel, Point
+from espalier.harness.reports.curves.curve_points import CONTROLS, Curve, CurvePanel, CurvePoint
 from espalier.harness.reports.curves.dot_plot import draw_dots
 from espalier.harness.reports.curves.plot_style import STYLE
-from espalier.harness.reports.curves.random_baselines import Group
+from espalier.harness.reports.curves.random_baselines import BaselineGroup
 from espalier.harness.specs.commands import command
 from espalier.harness.stats import Interval
 
@@ -38,7 +38,7 @@ SWEEP = re.compile(
 
 
 def redraw(page: Path) -> Figure:
-    """Return the picture of a page.
+    """Return the figure of a page.
 
     Raises:
         UserError: the page has no tables of curves or of a sweep.
@@ -55,17 +55,17 @@ def redraw(page: Path) -> Figure:
         return draw(panels)
 
 
-def _panels(text: str) -> Iterator[Panel]:
+def _panels(text: str) -> Iterator[CurvePanel]:
     """Yield the panels of a page of curves."""
     starts = [*CURVES.finditer(text)]
-    ends = [one.start() for one in starts[1:]] + [len(text)]
+    ends = [match.start() for match in starts[1:]] + [len(text)]
     for start, end in zip(starts, ends, strict=False):
         benchmark, metric, samples = start.groups()
         ratios, rows = _table(text[start.end() : end])
         curves, full = [], None
         for name, cells in rows:
             points = [
-                Point(ratio, _interval(cell))
+                CurvePoint(ratio, _interval(cell))
                 for ratio, cell in zip(ratios, cells, strict=False)
                 if ENDS.search(cell)
             ]
@@ -73,64 +73,68 @@ def _panels(text: str) -> Iterator[Panel]:
                 full = points[0].score
             else:
                 curves.append(Curve(name, name.split()[0] in CONTROLS, None, tuple(points)))
-        yield Panel(benchmark, metric, int(samples), full, tuple(curves))
+        yield CurvePanel(benchmark, metric, int(samples), full, tuple(curves))
 
 
-def _sweep(text: str) -> tuple[Panel, list[Group]]:
-    """Return the panel and the groups of a page of a sweep; the first line of each table is random dropping."""
+def _sweep(text: str) -> tuple[CurvePanel, list[BaselineGroup]]:
+    """Return the panel and the groups of a sweep's page; the first line of each table is random dropping."""
     head = SWEEP.search(text)
-    assert head is not None  # the caller looked
+    assert head is not None  # checked by the caller
     benchmark, metric, samples, full = head.groups()
     groups = []
-    for place, part in enumerate(re.split(r"^## (?:Before|Between).*$", text, flags=re.M)[1:]):
+    for index, part in enumerate(re.split(r"^## (?:Before|Between).*$", text, flags=re.M)[1:]):
         ratios, rows = _table(part)
         curves = []
         for number, (name, cells) in enumerate(rows):
             points = [
-                _gained(ratio, cell) if number else Point(ratio, _interval(cell))
+                _gained(ratio, cell) if number else CurvePoint(ratio, _interval(cell))
                 for ratio, cell in zip(ratios, cells, strict=True)
                 if cell != "-"
             ]
             floor = rows[0][0] if number else None
             control = name.split("_layer")[0] in CONTROLS
-            curves.append(Curve(name, control, floor, tuple(points), place))
-        groups.append(Group(curves[0], tuple(curves[1:])))
+            curves.append(Curve(name, control, floor, tuple(points), index))
+        groups.append(BaselineGroup(curves[0], tuple(curves[1:])))
     score = float(full) / 100
-    everything = tuple(curve for group in groups for curve in (group.floor, *group.curves))
-    panel = Panel(benchmark, metric, int(samples), Interval(score, score, score), everything)
+    all_curves = tuple(curve for group in groups for curve in (group.floor, *group.curves))
+    panel = CurvePanel(benchmark, metric, int(samples), Interval(score, score, score), all_curves)
     return panel, groups
 
 
 def _table(text: str) -> tuple[list[float], list[tuple[str, list[str]]]]:
-    """Return ratios and rows of the first table of a text, without the columns that are no share."""
+    """Return ratios and rows of the first table of a text, without the columns that are not shares."""
     lines = re.search(r"(?:^\|.*\n?)+", text, re.M)
     if lines is None:
         raise UserError("a page has a heading without a table; valid: a whole page")
-    found = [
+    cells_by_line = [
         [cell.strip() for cell in line.strip().strip("|").split("|")]
         for line in lines[0].splitlines()
     ]
-    ratios = [round(1 - float(one[:-2]) / 100, 6) for one in found[0] if one.endswith(" %")]
-    return ratios, [(name, cells[: len(ratios)]) for name, *cells in found[2:]]
+    ratios = [
+        round(1 - float(heading[:-2]) / 100, 6)
+        for heading in cells_by_line[0]
+        if heading.endswith(" %")
+    ]
+    return ratios, [(name, cells[: len(ratios)]) for name, *cells in cells_by_line[2:]]
 
 
 def _interval(cell: str) -> Interval:
-    found = ENDS.search(cell)
-    assert found is not None  # pages are written by this package
-    return Interval(*(float(end) / 100 for end in found.groups()))
+    match = ENDS.search(cell)
+    assert match is not None  # pages are written by this package
+    return Interval(*(float(end) / 100 for end in match.groups()))
 
 
-def _gained(ratio: float, cell: str) -> Point:
-    """Return a point whose interval is of its gain; the score itself has none in a sweep's table."""
-    found = SCORE.match(cell)
-    assert found is not None  # pages are written by this package
-    score = float(found[1]) / 100
-    return Point(ratio, Interval(score, score, score), gain=_interval(cell))
+def _gained(ratio: float, cell: str) -> CurvePoint:
+    """Return a point with the interval of its gain; a sweep's table has no interval of the score."""
+    match = SCORE.match(cell)
+    assert match is not None  # pages are written by this package
+    score = float(match[1]) / 100
+    return CurvePoint(ratio, Interval(score, score, score), gain=_interval(cell))
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Redraw the pictures of pages; exit code 2 and one line if that cannot be done."""
+    """Redraw the figures of pages; exit code 2 and one line if that fails."""
     parser = argparse.ArgumentParser(
         prog="python -m espalier.harness.reports.curves.redraw",
         description=__doc__,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from espalier.harness.reports.curves.curve_points import Panel
+from espalier.harness.reports.curves.curve_points import CurvePanel
 from espalier.harness.stats import Interval, average_retention
 
 
-def averages(panels: Sequence[Panel]) -> dict[tuple[str, float], Interval]:
-    """Return the mean retention of each (curve, ratio) that all panels have and whose unpruned score is above zero.
+def averages(panels: Sequence[CurvePanel]) -> dict[tuple[str, float], Interval]:
+    """Return the mean retention of each (curve, ratio) that all panels have with an unpruned score above zero.
 
-    Every benchmark counts the same, and its samples are resampled within it.
+    All benchmarks have the same weight; samples are resampled within each benchmark.
     """
-    pairs = [
+    scores_by_panel = [
         {
             (curve.name, point.ratio): (point.scores, panel.unpruned)
             for curve in panel.curves
@@ -22,13 +22,15 @@ def averages(panels: Sequence[Panel]) -> dict[tuple[str, float], Interval]:
         }
         for panel in panels
     ]
-    shared = [key for key in pairs[0] if all(key in one for one in pairs)] if pairs else []
+    if not scores_by_panel:
+        return {}
+    shared = [key for key in scores_by_panel[0] if all(key in scores for scores in scores_by_panel)]
     return {
         key: average_retention(
             [
-                (ours, full)
-                for ours, full in (one[key] for one in pairs)
-                if ours is not None and full is not None
+                (pruned, full)
+                for pruned, full in (scores[key] for scores in scores_by_panel)
+                if pruned is not None and full is not None
             ]
         )
         for key in shared

@@ -1,4 +1,4 @@
-"""How rows of speculative decoding are shown: a few lines of one row, or one line each of many."""
+"""How results of speculative decoding are shown: a few lines for one result, or one line for each of many."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from espalier.harness.reports.curves.terminal_columns import Column, below, beside, fits
+from espalier.harness.reports.curves.terminal_columns import (
+    TerminalColumn,
+    fits,
+    side_by_side,
+    stacked_tables,
+)
 
-#: Column headings, and where a row's `extra.speculative` has them.
+#: Column headings, with their keys in a row's `extra.speculative` and their formats.
 COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("gamma", "gamma", "g"),
     ("draft sees", "draft_visual", ".4g"),
@@ -28,7 +33,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("overlap", "overlap_efficiency", ".0%"),
 )
 
-#: Headings that stand in one table where all of them would be too wide: what was drafted, its times, what it gains.
+#: Headings of each table where one table would be too wide: drafting, times, gains.
 GROUPS = (
     ("gamma", "draft sees", "accepted", "tokens/forward", "mean run"),
     ("T_p", "T_p of a round", "T_q", "overlap", "differ"),
@@ -37,12 +42,12 @@ GROUPS = (
 
 
 def figures(row: Mapping[str, Any]) -> list[str]:
-    """Return a row's figures in the order of `COLUMNS`, then how many answers differ from plain decoding."""
+    """Return a row's figures in the order of `COLUMNS`, then the number of answers that differ from plain decoding."""
     block = row["extra"]["speculative"]
-    found = [_number(block.get(key), form) for _, key, form in COLUMNS]
+    texts = [_number(block.get(key), form) for _, key, form in COLUMNS]
     mismatches = block["mismatches"]
     differ = "-" if mismatches is None else f"{mismatches['answers']}/{mismatches['compared']}"
-    return [*found, differ]
+    return [*texts, differ]
 
 
 def headings() -> list[str]:
@@ -51,11 +56,11 @@ def headings() -> list[str]:
 
 
 def tables_of(rows: Sequence[Mapping[str, Any]], name: Any, width: int) -> list[RenderableType]:
-    """Return one line for each row that was decoded speculatively, in one table or several; nothing if none was.
+    """Return one line for each speculatively decoded row, in one table or several; empty if there is none.
 
     Args:
         rows: of the store.
-        name: what a row is called.
+        name: function that returns a row's name.
         width: of the terminal.
     """
     decoded = [row for row in rows if row["extra"].get("speculative")]
@@ -63,55 +68,68 @@ def tables_of(rows: Sequence[Mapping[str, Any]], name: Any, width: int) -> list[
         return []
     title = "speculative decoding: times in milliseconds; speed-ups over plain decoding (docs/speculative.md)"
     benchmarks = tuple(row["benchmark"] for row in decoded)
-    columns = [Column("benchmark", benchmarks, "left"), *_names(decoded, name), *_values(decoded)]
+    columns = [
+        TerminalColumn("benchmark", benchmarks, "left"),
+        *_names(decoded, name),
+        *_values(decoded),
+    ]
     if fits(columns, width):
-        return [beside(columns, title)]
+        return [side_by_side(columns, title)]
     parts: list[RenderableType] = ["", Text(title, style="italic")]
     for benchmark in dict.fromkeys(benchmarks):
         group = [row for row in decoded if row["benchmark"] == benchmark]
         values = _values(group)
-        groups = [[one for one in values if one.heading in headings] for headings in GROUPS]
-        parts += below(_names(group, name), groups, width, f"{group[0]['model']}, {benchmark}")
+        groups = [
+            [column for column in values if column.heading in headings] for headings in GROUPS
+        ]
+        parts += stacked_tables(
+            _names(group, name), groups, width, f"{group[0]['model']}, {benchmark}"
+        )
     return parts
 
 
-def _names(rows: Sequence[Mapping[str, Any]], name: Any) -> list[Column]:
+def _names(rows: Sequence[Mapping[str, Any]], name: Any) -> list[TerminalColumn]:
     return [
-        Column("method", tuple(name(row) for row in rows), "left"),
-        Column("ratio", tuple(f"{row['ratio']:g}" for row in rows), "left"),
+        TerminalColumn("method", tuple(name(row) for row in rows), "left"),
+        TerminalColumn("ratio", tuple(f"{row['ratio']:g}" for row in rows), "left"),
     ]
 
 
-def _values(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    found = zip(*map(figures, rows), strict=True)
-    return [Column(heading, cells) for heading, cells in zip(headings(), found, strict=True)]
+def _values(rows: Sequence[Mapping[str, Any]]) -> list[TerminalColumn]:
+    columns = zip(*map(figures, rows), strict=True)
+    return [
+        TerminalColumn(heading, cells) for heading, cells in zip(headings(), columns, strict=True)
+    ]
 
 
-def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what one row says of its decoding: (heading, text)."""
+def summary_lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (heading, text) lines on one row's decoding."""
     block = row["extra"].get("speculative")
     if not block:
         return []
-    shown = dict(zip(headings(), figures(row), strict=True))
-    found = [
+    texts = dict(zip(headings(), figures(row), strict=True))
+    lines = [
         (
             "drafts",
-            f"gamma {shown['gamma']}, {shown['accepted']} of the tokens judged accepted, "
-            f"{shown['tokens/forward']} tokens a target forward, mean run {shown['mean run']}",
+            f"gamma {texts['gamma']}, {texts['accepted']} of the tokens judged accepted, "
+            f"{texts['tokens/forward']} tokens a target forward, mean run {texts['mean run']}",
         ),
         (
             "speed-up",
-            f"decode {shown['decode']}x (predicted {shown['predicted']}x), end to end {shown['end to end']}x, "
-            f"{shown['per device']}x a device; both sides busy {shown['overlap']}",
+            f"decode {texts['decode']}x (predicted {texts['predicted']}x), end to end {texts['end to end']}x, "
+            f"{texts['per device']}x a device; both sides busy {texts['overlap']}",
         ),
-        ("differ", f"{shown['differ']} answers from plain decoding"),
+        ("differ", f"{texts['differ']} answers from plain decoding"),
     ]
-    lost = block["degraded"]
-    if lost["answers"]:
-        found.append(
-            ("degraded", f"{lost['answers']} answers finished by the target alone: {lost['why']}")
+    degraded = block["degraded"]
+    if degraded["answers"]:
+        lines.append(
+            (
+                "degraded",
+                f"{degraded['answers']} answers finished by the target alone: {degraded['why']}",
+            )
         )
-    return found
+    return lines
 
 
 def _number(value: float | None, form: str) -> str:

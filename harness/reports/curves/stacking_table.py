@@ -1,10 +1,10 @@
-"""What a reducer and a compressor save alone and together: prefill and cache in one table."""
+"""What a reducer and a compressor save separately and together: prefill and cache in one table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from espalier.harness.reports.curves.cache_rows import Cell
+from espalier.harness.reports.curves.cache_rows import CacheResult
 from espalier.harness.reports.curves.curve_points import FULL
 from espalier.harness.specs.comparable import name
 
@@ -14,8 +14,8 @@ HEAD = (
 )
 
 
-def stacking(by_benchmark: Mapping[str, Sequence[Cell]]) -> Iterator[str]:
-    """Yield a table for each benchmark; shares are of the whole model's row, which stands first where there is one."""
+def stacking(by_benchmark: Mapping[str, Sequence[CacheResult]]) -> Iterator[str]:
+    """Yield one table for each benchmark; shares refer to the unpruned model's row, which is first if it exists."""
     for benchmark, cells in by_benchmark.items():
         metric = cells[0].row["extra"]["headline"]
         yield "\n".join(
@@ -30,12 +30,12 @@ def stacking(by_benchmark: Mapping[str, Sequence[Cell]]) -> Iterator[str]:
         )
 
 
-def _line(cell: Cell, cells: Sequence[Cell]) -> tuple[str, ...]:
+def _line(cell: CacheResult, cells: Sequence[CacheResult]) -> tuple[str, ...]:
     row = cell.row
     tokens, memory, time = row["tokens"], row["memory"], row["time"]
-    whole = next((one.row for one in cells if one.row["method"] == FULL), None)
+    unpruned = next((result.row for result in cells if result.row["method"] == FULL), None)
     entries = tokens["kv_entries"]
-    # A compressor alone has its share in the place of the ratio.
+    # A compressor alone stores its share as the ratio.
     evicts_only = cell.evicted > 0 and not row["extra"]["sites"]
     return (
         name(row).replace(f" cache_ratio={cell.evicted:g}", ""),
@@ -43,11 +43,11 @@ def _line(cell: Cell, cells: Sequence[Cell]) -> tuple[str, ...]:
         f"{cell.evicted:g}",
         cell.percent,
         _percent(tokens["kept_final"] / tokens["visual"]),
-        "-" if whole is None else _percent(entries / whole["tokens"]["kv_entries"]),
+        "-" if unpruned is None else _percent(entries / unpruned["tokens"]["kv_entries"]),
         _percent(row["flops"]["share_of_full"]),
         "-" if time["prefill_ms"] is None else f"{time['prefill_ms']:.1f}",
         f"{memory['kv_bytes'] / 1024:.0f} KiB",
-        "-" if whole is None else _percent(memory["kv_bytes"] / whole["memory"]["kv_bytes"]),
+        "-" if unpruned is None else _percent(memory["kv_bytes"] / unpruned["memory"]["kv_bytes"]),
     )
 
 

@@ -1,4 +1,4 @@
-"""Rows of a store as readers take them: with their folder, only those that tell their settings, one for each cell."""
+"""Read the results of a store for reports: with settings, filtered, and the newest of each cell."""
 
 from __future__ import annotations
 
@@ -21,121 +21,126 @@ from espalier.harness.specs.comparable import (
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store.parquet_tables import is_table, read_tables
 
-#: What `--where` is, for the help of a reader's command line.
+#: Help text of the `--where` option of the report commands.
 WHERE = "only rows with this setting, key=value as in a row's `settings`; may be repeated"
 
-#: Blocks of settings in which null says that a setting does not concern the method.
+#: Blocks of settings in which null means that the setting does not apply to the method.
 UNCONCERNED = ("engine", "draft")
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A committed row and the folder of its run; `told`, where rows came as a table, is what its journal would say."""
+class StoredResult:
+    """A finished run: its folder, its row, and its journal `entries` if the rows came from a table."""
 
     path: Path
     row: Row
-    told: Sequence[Mapping[str, Any]] | None = None
+    entries: Sequence[Mapping[str, Any]] | None = None
 
     def scorings(self) -> dict[Key, Scoring]:
-        """Return what scoring said of each sample."""
+        """Return the scores of each sample."""
         return read_scorings(
-            RunDir(self.path).journal.entries() if self.told is None else self.told
+            RunDir(self.path).journal.entries() if self.entries is None else self.entries
         )
 
 
-Some = TypeVar("Some", bound=Stored)
+ResultT = TypeVar("ResultT", bound=StoredResult)
 
 
-def stored(store: Path) -> list[Stored]:
-    """Return all committed rows of a store, the oldest first; those that cannot be read are named and passed over.
+def read_results(store: Path) -> list[StoredResult]:
+    """Return all results of a store, oldest first; results that cannot be read are reported and skipped.
 
-    A folder of tables (harness/store/parquet_tables.py) does as well.
+    `store` can also be a folder of tables (harness/store/parquet_tables.py).
     """
     if is_table(store):
-        return [Stored(store / row["run_key"], row, told) for row, told in read_tables(store)]
-    found = sorted(Store(store).finished(), key=lambda one: one[0].committed)
-    return [Stored(run.path, row) for run, row in found]
+        return [
+            StoredResult(store / row["run_key"], row, entries)
+            for row, entries in read_tables(store)
+        ]
+    finished = sorted(Store(store).finished(), key=lambda pair: pair[0].committed)
+    return [StoredResult(run.path, row) for run, row in finished]
 
 
-def no_runs(store: Path, what: str, preset: str) -> UserError:
-    """Return the error for a store that has nothing of what a reader shows: what that is, and what writes it."""
+def no_runs_error(store: Path, subject: str, preset: str) -> UserError:
+    """Return the error for a store without finished runs of `subject`, naming the preset that produces them."""
     return UserError(
-        f"store={str(store)!r} holds no finished runs of {what}; valid: a store of `python run.py "
+        f"store={str(store)!r} holds no finished runs of {subject}; valid: a store of `python run.py "
         f"+experiment={preset}`"
     )
 
 
-def of_model(rows: Sequence[Some], model: str | None) -> list[Some]:
-    """Return the rows of one model: the one asked for, or the only one.
+def select_model(results: Sequence[ResultT], model: str | None) -> list[ResultT]:
+    """Return the results of `model`, or all results if `model` is None and they are of one model.
 
     Raises:
-        UserError: rows are of several models and none was asked for, or none is of the one asked for.
+        UserError: `model` is None and there are several models, or no result is of `model`.
     """
-    models = sorted({one.row["model"] for one in rows})
+    models = sorted({result.row["model"] for result in results})
     if model is None and len(models) > 1:
         raise UserError(f"the store holds several models; valid for --model: {', '.join(models)}")
     if model is not None and model not in models:
         raise unknown_name("--model", model, models)
-    return [one for one in rows if model is None or one.row["model"] == model]
+    return [result for result in results if model is None or result.row["model"] == model]
 
 
-def telling(rows: Sequence[Some]) -> tuple[list[Some], list[str]]:
-    """Return the rows that tell their settings, and a line that counts the others: older versions did not write them.
+def with_settings(results: Sequence[ResultT]) -> tuple[list[ResultT], list[str]]:
+    """Return the results that record their settings, and a line that counts the others (of older versions).
 
     Raises:
-        UserError: there are rows, and none tells.
+        UserError: there are results, but none records its settings.
     """
-    found = [one for one in rows if "settings" in one.row]
-    if rows and not found:
+    kept = [result for result in results if "settings" in result.row]
+    if results and not kept:
         raise UserError(
-            f"{len(rows)} rows on {rows[0].row['benchmark']} and others do not tell their settings, so that nobody "
-            "knows what can be compared; valid: rows of this version (the same commands write them)"
+            f"{len(results)} rows on {results[0].row['benchmark']} and other benchmarks have no settings, so they "
+            "cannot be compared; valid: rows of this version (the same commands write them)"
         )
-    return found, passed_over(len(rows) - len(found), "without settings, from an older version")
+    return kept, passed_over(len(results) - len(kept), "without settings, from an older version")
 
 
-def chosen(rows: Sequence[Some], where: Sequence[str]) -> list[Some]:
-    """Return the rows that have the settings asked for, or that these do not concern.
+def filter_results(results: Sequence[ResultT], where: Sequence[str]) -> list[ResultT]:
+    """Return the results that match all conditions; a setting that does not apply to a method always matches.
 
     Args:
-        rows: all with settings.
-        where: `key=value` each, as error lines print them.
+        results: all with settings.
+        where: `key=value` conditions, as error lines print them.
 
     Raises:
-        UserError: a condition is no `key=value`, no row has such a setting, or none has that value.
+        UserError: a condition is not `key=value`, no result has the setting, or none has the value.
     """
-    found = list(rows)
+    kept = list(results)
     for condition in where:
         key, _, value = condition.partition("=")
-        known = {name for one in found for name in settings(one.row)}
-        if key not in known:
-            raise unknown_name("--where", key, known)
-        values = {text(settings(one.row).get(key)) for one in found}
-        if not any(value in (full, brief(full)) for full in values):
+        keys = {name for result in kept for name in settings(result.row)}
+        if key not in keys:
+            raise unknown_name("--where", key, keys)
+        values = {text(settings(result.row).get(key)) for result in kept}
+        if not any(value in (value_text, brief(value_text)) for value_text in values):
             raise unknown_name(f"--where {key}", value, map(brief, values))
-        found = [one for one in found if _agrees(one.row, key, value)]
-    return found
+        kept = [result for result in kept if _agrees(result.row, key, value)]
+    return kept
 
 
-def one_of_each(rows: Sequence[Some], indifferent: Collection[str] = ()) -> list[Some]:
-    """Return the newest row of each cell, after checking that all can be compared.
+def newest_per_cell(results: Sequence[ResultT], indifferent: Collection[str] = ()) -> list[ResultT]:
+    """Return the newest result of each cell, after checking that all can be compared.
 
-    Rows of one cell with equal settings differ in code or in packages, so the newest is the one to read.
+    Results of one cell with equal settings differ only in code or package versions, so the newest is used.
 
     Args:
-        rows: of one comparison, the oldest first, all with settings.
-        indifferent: settings that make no difference to what the reader shows; rows may differ in them.
+        results: of one comparison, oldest first, all with settings.
+        indifferent: settings that do not affect what the report shows; results may differ in them.
 
     Raises:
-        UserError: rows differ in a setting that must be the same (harness/specs/comparable.py).
+        UserError: results differ in a setting that must be the same (harness/specs/comparable.py).
     """
-    check_comparable((one.row for one in rows), indifferent)
-    return list({identity(one.row): one for one in rows}.values())
+    check_comparable((result.row for result in results), indifferent)
+    return list({identity(result.row): result for result in results}.values())
 
 
 def _agrees(row: Row, key: str, value: str) -> bool:
     table, block = settings(row), key.partition(".")[0]
-    if block in UNCONCERNED and any(one in table and table[one] is None for one in (key, block)):
+    if block in UNCONCERNED and any(
+        setting in table and table[setting] is None for setting in (key, block)
+    ):
         return True
-    full = text(table.get(key))
-    return value in (full, brief(full))
+    value_text = text(table.get(key))
+    return value in (value_text, brief(value_text))

@@ -1,4 +1,4 @@
-"""Tables on a terminal that are never wider than it: what does not fit beside the rest stands below it."""
+"""Terminal tables that are never wider than the terminal: columns that do not fit go into further tables below."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-#: Blanks between two columns.
+#: Spaces between two columns.
 GAP = 2
 
 
 @dataclass(frozen=True)
-class Column:
-    """One column: its heading, and its cells from the top."""
+class TerminalColumn:
+    """A column: its heading, and its cells from the top."""
 
     heading: str
     cells: tuple[str, ...]
@@ -25,17 +25,17 @@ class Column:
 
     @property
     def width(self) -> int:
-        """How wide it is with the gap behind it."""
+        """Its width with the gap after it."""
         return max(map(cell_len, (self.heading, *self.cells))) + GAP
 
 
-def fits(columns: Sequence[Column], width: int) -> bool:
-    """Say whether columns fit beside each other into `width`."""
+def fits(columns: Sequence[TerminalColumn], width: int) -> bool:
+    """Return whether the columns fit into `width` in one table."""
     return sum(column.width for column in columns) - GAP <= width
 
 
-def beside(columns: Sequence[Column], title: str | None = None) -> Table:
-    """Return one table of columns, each as wide as it needs to be."""
+def side_by_side(columns: Sequence[TerminalColumn], title: str | None = None) -> Table:
+    """Return one table of the columns, each as wide as it needs to be."""
     table = Table(
         title=title, title_justify="left", box=None, pad_edge=False, padding=(0, GAP, 0, 0)
     )
@@ -46,29 +46,31 @@ def beside(columns: Sequence[Column], title: str | None = None) -> Table:
     return table
 
 
-def below(
-    names: Sequence[Column], groups: Sequence[Sequence[Column]], width: int, title: str
+def stacked_tables(
+    names: Sequence[TerminalColumn],
+    groups: Sequence[Sequence[TerminalColumn]],
+    width: int,
+    title: str,
 ) -> list[RenderableType]:
-    """Return a title and as many tables below each other as it takes, each with the names of its rows.
+    """Return a title and as many tables as needed to fit the width, each with the row names.
 
     Args:
-        names: columns that say what a row is of, the longest of which wraps where they leave too little room.
-        groups: what there is to say of it; where not all of it fits, a group begins a table, and goes on in another
-            where it must.
+        names: columns that name the rows; the longest wraps if they leave too little room.
+        groups: value columns; if not all fit, each group starts a new table and continues in another where necessary.
         width: of the terminal.
-        title: stands above them all.
+        title: above all tables.
     """
     room = max(width - sum(column.width for column in names), width // 3)
-    every = [column for group in groups for column in group]
-    parts = [every] if fits(every, room) else _parts(groups, room)
-    shown: list[RenderableType] = ["", Text(title, style="italic")]
-    for place, part in enumerate(parts):
-        shown += [*([""] if place else []), _folded(names, part, width)]
-    return shown
+    columns = [column for group in groups for column in group]
+    parts = [columns] if fits(columns, room) else _parts(groups, room)
+    tables: list[RenderableType] = ["", Text(title, style="italic")]
+    for index, part in enumerate(parts):
+        tables += [*([""] if index else []), _table_within(names, part, width)]
+    return tables
 
 
-def _parts(groups: Sequence[Sequence[Column]], room: int) -> list[list[Column]]:
-    parts: list[list[Column]] = []
+def _parts(groups: Sequence[Sequence[TerminalColumn]], room: int) -> list[list[TerminalColumn]]:
+    parts: list[list[TerminalColumn]] = []
     for group in groups:
         parts.append([])
         for column in group:
@@ -78,8 +80,10 @@ def _parts(groups: Sequence[Sequence[Column]], room: int) -> list[list[Column]]:
     return parts
 
 
-def _folded(names: Sequence[Column], values: Sequence[Column], width: int) -> Table:
-    table = beside([*names, *values])
+def _table_within(
+    names: Sequence[TerminalColumn], values: Sequence[TerminalColumn], width: int
+) -> Table:
+    table = side_by_side([*names, *values])
     if not fits([*names, *values], width):
         longest = max(range(len(names)), key=lambda index: names[index].width)
         table.columns[longest].no_wrap = False

@@ -1,1 +1,1 @@
-"""The report: all that a store holds on one page of HTML that needs no network."""
+"""The report: the results of stores on one HTML page that needs no network."""

@@ -1,4 +1,4 @@
-"""What methods keep of example pictures, on the embedded model: a mask for each method, ratio and picture."""
+"""What methods keep of example pictures on the embedded model: a mask for each method, ratio and picture."""
 
 from __future__ import annotations
 
@@ -14,64 +14,64 @@ from espalier.harness.api.apply import apply
 from espalier.harness.api.loaded_models import Model, load
 from espalier.harness.errors import UserError
 from espalier.harness.reports.html.page_content import kind_of
-from espalier.harness.reports.html.page_rows import Gathered
+from espalier.harness.reports.html.page_rows import PageResults
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.harness.specs.comparable import name
 
-#: Validation scenes with a question about a place each; the model that answers.
+#: Validation scenes, each with a question about a position; the model that answers.
 FIRST, EXAMPLES = 9_000_000, 3
 MODEL = "seedling"
 
-#: Kinds that drop tokens, and ratios of a method at most.
+#: Kinds of methods that prune tokens, and the largest number of ratios per method.
 PRUNING = ("control", "before the LLM", "inside the LLM")
 RATIOS = 6
 
 
-def overlays(found: Gathered) -> dict[str, Any]:
-    """Return pictures, questions, and of each curve with pruned tokens what it keeps by ratio.
+def overlays(results: PageResults) -> dict[str, Any]:
+    """Return pictures, questions, and for each pruning curve the kept tokens by ratio.
 
-    A mask is a text of 0 and 1, a letter for each token in the order of rows. A method that the embedded model cannot
-    run is left out with the reason.
+    A mask is a text of 0 and 1, one character for each token in row order. A method that the embedded model cannot run
+    is excluded with the reason.
 
     Cost: an answer for each curve, ratio and picture.
     """
-    asked = _asked(found)
-    if not asked:
+    pruning_curves = _pruning_curves(results)
+    if not pruning_curves:
         return {"pictures": [], "curves": {}}
     model, questions = load(MODEL), samples("seedling_rec", "val", 0, FIRST, EXAMPLES)
-    scenes = [Image.fromarray(sample_scene(one).image) for one in questions]
+    scenes = [Image.fromarray(sample_scene(question).image) for question in questions]
     curves: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for curve, (method, params, ratios) in asked.items():
+    for curve, (method, params, ratios) in pruning_curves.items():
         for ratio in ratios:
             try:
-                drawn = _answers(model, method, params, ratio, scenes, questions)
+                masks = _masks(model, method, params, ratio, scenes, questions)
             except UserError as error:
-                found.drop("no picture of kept tokens", f"{curve} at {ratio:g}: {error}")
+                results.drop("no picture of kept tokens", f"{curve} at {ratio:g}: {error}")
                 continue
-            curves.setdefault(curve, {})[f"{ratio:g}"] = drawn
+            curves.setdefault(curve, {})[f"{ratio:g}"] = masks
     pictures = [
-        {"source": _embedded(scene), "question": one["question"].replace(" ?", "?")}
-        for scene, one in zip(scenes, questions, strict=True)
+        {"source": _data_uri(scene), "question": question["question"].replace(" ?", "?")}
+        for scene, question in zip(scenes, questions, strict=True)
     ]
     return {"pictures": pictures, "curves": curves, "model": MODEL}
 
 
-def _asked(found: Gathered) -> dict[str, tuple[str, Mapping[str, Any], list[float]]]:
-    """Return method, hyper-parameters and ratios of each curve that prunes."""
-    asked: dict[str, tuple[str, Mapping[str, Any], list[float]]] = {}
-    for one in found.rows:
-        row = one.row
+def _pruning_curves(results: PageResults) -> dict[str, tuple[str, Mapping[str, Any], list[float]]]:
+    """Return method, hyper-parameters and ratios of each pruning curve."""
+    pruning_curves: dict[str, tuple[str, Mapping[str, Any], list[float]]] = {}
+    for result in results.rows:
+        row = result.row
         if kind_of(row) in PRUNING and not row["extra"].get("cache") and 0 < row["ratio"] < 1:
             params = row["settings"]["method"]["params"]
-            ratios = asked.setdefault(name(row), (row["method"], params, []))[2]
+            ratios = pruning_curves.setdefault(name(row), (row["method"], params, []))[2]
             if row["ratio"] not in ratios:
                 ratios.append(row["ratio"])
-    for _, _, ratios in asked.values():
+    for _, _, ratios in pruning_curves.values():
         ratios[:] = sorted(ratios)[:RATIOS]
-    return asked
+    return pruning_curves
 
 
-def _answers(
+def _masks(
     model: Model,
     method: str,
     params: Mapping[str, Any],
@@ -79,17 +79,17 @@ def _answers(
     scenes: Sequence[Image.Image],
     questions: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    drawn = []
+    masks = []
     with apply(model, method, ratio, **params) as pruned:
-        for scene, one in zip(scenes, questions, strict=True):
-            answer = pruned.ask(scene, one["question"], max_new_tokens=1)
+        for scene, question in zip(scenes, questions, strict=True):
+            answer = pruned.ask(scene, question["question"], max_new_tokens=1)
             kept = set(answer.kept_indices)
-            mask = "".join("01"[place in kept] for place in range(answer.visual))
-            drawn.append({"mask": mask, "side": isqrt(answer.visual)})
-    return drawn
+            mask = "".join("01"[index in kept] for index in range(answer.visual))
+            masks.append({"mask": mask, "side": isqrt(answer.visual)})
+    return masks
 
 
-def _embedded(picture: Image.Image) -> str:
-    held = io.BytesIO()
-    picture.save(held, format="PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(held.getvalue()).decode()}"
+def _data_uri(picture: Image.Image) -> str:
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

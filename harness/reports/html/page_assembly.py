@@ -1,4 +1,4 @@
-"""The page, put together: what it shows as JSON, its style and its script in one file."""
+"""Assemble the page: its content as JSON, style and script in one file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from espalier.harness.paths import ROOT
 from espalier.harness.reports.html.overlays import overlays
 from espalier.harness.reports.html.page_content import KINDS, lines, panels, styles, unscored
 from espalier.harness.reports.html.page_pictures import pictures
-from espalier.harness.reports.html.page_rows import Gathered, gather
-from espalier.harness.reports.tables.rebuild import asked, rebuild
+from espalier.harness.reports.html.page_rows import PageResults, gather
+from espalier.harness.reports.tables.rebuild import rebuild, requested_tables
 from espalier.harness.reports.tables.table_page import fragment
 from espalier.harness.reports.tables.table_text import title
 
-#: Bytes of a page that is still handy.
+#: Largest convenient size of a page in bytes.
 LIMIT = 10_000_000
 
 HERE = Path(__file__).parent
@@ -25,38 +25,38 @@ SCRIPTS = ("state.js", "plots.js", "board.js", "curves.js", "methods.js", "page.
 
 
 def collect(stores: Sequence[Path], positions: str, drawn: bool = True) -> dict[str, Any]:
-    """Return all that the page shows.
+    """Return the content of the page.
 
     Args:
         stores: run stores and folders of tables.
-        positions: the position policy of the rows.
-        drawn: whether the embedded model answers, to show what methods keep.
+        positions: the position policy of the results.
+        drawn: whether to run the embedded model, to show what methods keep.
 
     Raises:
-        UserError: there are no rows, or a table is damaged.
+        UserError: there are no results, or a table is damaged.
     """
-    found = gather(stores, positions)
-    unscored(found)
+    results = gather(stores, positions)
+    unscored(results)
     content: dict[str, Any] = {
-        "stores": [_named(store) for store in stores],
+        "stores": [_display_path(store) for store in stores],
         "positions": positions,
         "kinds": KINDS,
-        "rows": lines(found.rows),
-        "styles": styles(found.rows),
-        "panels": panels(found),
-        "overlays": overlays(found) if drawn else {"pictures": [], "curves": {}},
-        "pictures": pictures(found, stores),
-        "tables": _tables(found, stores),
+        "rows": lines(results.rows),
+        "styles": styles(results.rows),
+        "panels": panels(results),
+        "overlays": overlays(results) if drawn else {"pictures": [], "curves": {}},
+        "pictures": pictures(results, stores),
+        "tables": _tables(results, stores),
     }
-    # Last, since everything before may leave something out.
-    return {**content, "left_out": found.left_out, "notes": found.notes}
+    # Last, because every step before can exclude results.
+    return {**content, "left_out": results.left_out, "notes": results.notes}
 
 
 def assemble(content: dict[str, Any]) -> str:
-    """Return the page: one file, without a link to another."""
+    """Return the page as one self-contained file."""
     script = "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     data = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    # Nothing of it may end the element that holds it, or look like a place to fill.
+    # The data must not close its element or look like a placeholder.
     data = data.replace("<", "\\u003c")
     parts = {
         "STYLE": (HERE / "page.css").read_text(encoding="utf-8"),
@@ -70,12 +70,12 @@ def assemble(content: dict[str, Any]) -> str:
     return page
 
 
-def _tables(found: Gathered, stores: Sequence[Path]) -> list[dict[str, str]]:
-    tables, notes = rebuild(asked("all", []), stores)
+def _tables(results: PageResults, stores: Sequence[Path]) -> list[dict[str, str]]:
+    tables, notes = rebuild(requested_tables("all", []), stores)
     if notes:
-        found.notes["published tables"] = notes
+        results.notes["published tables"] = notes
     return [{"title": title(table), "html": fragment(table)} for table in tables]
 
 
-def _named(store: Path) -> str:
+def _display_path(store: Path) -> str:
     return str(store.relative_to(ROOT)) if store.is_relative_to(ROOT) else store.name

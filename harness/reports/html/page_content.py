@@ -1,4 +1,4 @@
-"""What the page shows, as plain data: a line for each row, curves with intervals."""
+"""Content of the page as plain data: a line for each result, curves with intervals."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from espalier.harness.reports.curves.curve_points import (
     CONTROLS,
     FULL,
     Curve,
-    Panel,
-    Point,
+    CurvePanel,
+    CurvePoint,
     panel_of,
 )
 from espalier.harness.reports.curves.plot_style import looks, readable
-from espalier.harness.reports.curves.stored_rows import Stored
-from espalier.harness.reports.html.page_rows import Gathered, case_of
+from espalier.harness.reports.curves.stored_rows import StoredResult
+from espalier.harness.reports.html.page_rows import PageResults, case_of
 from espalier.harness.specs.comparable import Row, name
 from espalier.harness.stats import Interval
 from espalier.harness.store.unparsed_mark import is_marked
 
-#: Columns of a line, in this order; those of `TEXTS` are numbers of a list of texts.
+#: Columns of a line, in this order; those of `TEXTS` are indices of a list of texts.
 TEXTS = ("model", "benchmark", "method", "curve", "kind", "metric", "rule", "device")
 NUMBERS = ("ratio", "seed", "samples", "value", "stderr", "flops", "ms", "kv", "higher", "unread")
 
-#: Kinds of methods by where they act, in the order of the filter.
+#: Kinds of methods by site, in the order of the filter.
 KINDS = (
     "unpruned",
     "control",
@@ -38,7 +38,7 @@ KINDS = (
 
 
 def kind_of(row: Row) -> str:
-    """Return where the method of a row acts."""
+    """Return the kind of a row's method."""
     extra = row["extra"]
     sites = extra.get("sites") or []
     if row["method"] == FULL:
@@ -55,18 +55,18 @@ def kind_of(row: Row) -> str:
     return KINDS[3] if inside else KINDS[2]
 
 
-def lines(rows: Sequence[Stored]) -> dict[str, Any]:
-    """Return columns with a line for each row: numbers, and texts as places in a list of their own."""
+def lines(rows: Sequence[StoredResult]) -> dict[str, Any]:
+    """Return columns with a value for each result: numbers, and texts as indices of the list of texts."""
     texts: dict[str, list[str]] = {key: [] for key in TEXTS}
-    places: dict[str, dict[str, int]] = {key: {} for key in TEXTS}
+    indices: dict[str, dict[str, int]] = {key: {} for key in TEXTS}
     columns: dict[str, list[Any]] = {key: [] for key in (*TEXTS, *NUMBERS)}
-    for one in rows:
-        line = _line(one.row)
+    for result in rows:
+        line = _line(result.row)
         for key in TEXTS:
-            place = places[key].setdefault(line[key], len(texts[key]))
-            if place == len(texts[key]):
+            index = indices[key].setdefault(line[key], len(texts[key]))
+            if index == len(texts[key]):
                 texts[key].append(line[key])
-            columns[key].append(place)
+            columns[key].append(index)
         for key in NUMBERS:
             columns[key].append(_short(line[key]))
     return {"texts": texts, "columns": columns}
@@ -75,8 +75,8 @@ def lines(rows: Sequence[Stored]) -> dict[str, Any]:
 def _line(row: Row) -> dict[str, Any]:
     extra, time = row["extra"], row.get("time", {})
     headline = extra.get("headline")
-    told = row["metrics"].get(headline, {})
-    spent = [time.get("vision_ms"), time.get("prefill_ms")]
+    metric = row["metrics"].get(headline, {})
+    times = [time.get("vision_ms"), time.get("prefill_ms")]
     return {
         **{key: row[key] for key in ("model", "benchmark", "method", "ratio")},
         "curve": name(row),
@@ -86,41 +86,41 @@ def _line(row: Row) -> dict[str, Any]:
         "device": str(extra.get("environment", {}).get("device_name")),
         "seed": row.get("seed", 0),
         "samples": row["n_samples"],
-        "value": told.get("value"),
-        "stderr": told.get("stderr"),
+        "value": metric.get("value"),
+        "stderr": metric.get("stderr"),
         "flops": row.get("flops", {}).get("share_of_full"),
-        "ms": None if None in spent else sum(spent),
+        "ms": None if None in times else sum(times),
         "kv": row.get("memory", {}).get("kv_bytes"),
         "higher": int(extra.get("higher_is_better", True)),
         "unread": int(is_marked(row)),
     }
 
 
-def panels(found: Gathered) -> list[dict[str, Any]]:
-    """Return curves with intervals for each model, benchmark and budget rule; what cannot be paired is left out.
+def panels(results: PageResults) -> list[dict[str, Any]]:
+    """Return curves with intervals for each model, benchmark and budget rule; excluded if they cannot be paired.
 
-    Drafts and denoised answers have their own pictures: a ratio means something else there.
+    Drafts and denoised answers have their own figures, because their ratio has another meaning.
     """
-    groups: dict[tuple[str, str, str], list[Stored]] = {}
-    for one in found.rows:
-        if not one.row["extra"].get("speculative") and not one.row["extra"].get("diffusion"):
-            key = (one.row["model"], one.row["benchmark"], one.row["budget_rule"])
-            groups.setdefault(key, []).append(one)
-    shown = []
+    groups: dict[tuple[str, str, str], list[StoredResult]] = {}
+    for result in results.rows:
+        if not result.row["extra"].get("speculative") and not result.row["extra"].get("diffusion"):
+            key = (result.row["model"], result.row["benchmark"], result.row["budget_rule"])
+            groups.setdefault(key, []).append(result)
+    page_panels = []
     for (model, benchmark, rule), rows in sorted(groups.items()):
         try:
             panel = panel_of(benchmark, rows)
         except UserError as error:
-            found.drop(f"no curves of {model} on {benchmark}", str(error))
+            results.drop(f"no curves of {model} on {benchmark}", str(error))
             continue
         for note in panel.notes:
-            found.notes.setdefault(f"{model} on {benchmark}", []).append(note)
-        kinds = {name(one.row): kind_of(one.row) for one in rows}
-        shown.append(_panel(panel, model, rule, kinds))
-    return shown
+            results.notes.setdefault(f"{model} on {benchmark}", []).append(note)
+        kinds = {name(result.row): kind_of(result.row) for result in rows}
+        page_panels.append(_panel(panel, model, rule, kinds))
+    return page_panels
 
 
-def _panel(panel: Panel, model: str, rule: str, kinds: dict[str, str]) -> dict[str, Any]:
+def _panel(panel: CurvePanel, model: str, rule: str, kinds: dict[str, str]) -> dict[str, Any]:
     return {
         "model": model,
         "benchmark": panel.benchmark,
@@ -141,33 +141,35 @@ def _curve(curve: Curve, kind: str) -> dict[str, Any]:
     }
 
 
-def _point(point: Point) -> dict[str, Any]:
+def _point(point: CurvePoint) -> dict[str, Any]:
     return {
         "ratio": point.ratio,
         "flops": _short(point.flops),
         "score": _ends(point.score),
         "retention": _ends(point.retention),
         "gain": _ends(point.gain),
-        "chance": _short(point.chance),
+        "chance": _short(point.corrected_pvalue),
         "unread": int(point.unread),
     }
 
 
-def styles(rows: Iterable[Stored]) -> dict[str, dict[str, Any]]:
-    """Return how each curve is drawn, by its name."""
-    return looks((name(one.row), kind_of(one.row) in ("control", "unpruned")) for one in rows)
+def styles(rows: Iterable[StoredResult]) -> dict[str, dict[str, Any]]:
+    """Return the look of each curve by name."""
+    return looks(
+        (name(result.row), kind_of(result.row) in ("control", "unpruned")) for result in rows
+    )
 
 
-def unscored(found: Gathered) -> None:
-    """Leave out rows without a number for their headline."""
+def unscored(results: PageResults) -> None:
+    """Exclude results without a value of their headline metric."""
     kept = []
-    for one in found.rows:
-        told = one.row["metrics"].get(one.row["extra"].get("headline"), {})
-        if told.get("value") is None:
-            found.drop("the headline has no number", case_of(one.row))
+    for result in results.rows:
+        metric = result.row["metrics"].get(result.row["extra"].get("headline"), {})
+        if metric.get("value") is None:
+            results.drop("the headline has no number", case_of(result.row))
         else:
-            kept.append(one)
-    found.rows = kept
+            kept.append(result)
+    results.rows = kept
 
 
 def _ends(interval: Interval | None) -> list[float | None] | None:
@@ -177,7 +179,7 @@ def _ends(interval: Interval | None) -> list[float | None] | None:
 
 
 def _short(number: float | None) -> float | None:
-    """Return five digits of a number: more is not shown, and takes room."""
+    """Return a number with five significant digits, as many as the page shows."""
     if number is None or number != number:
         return None
     return number if isinstance(number, int) else float(f"{number:.5g}")

@@ -1,4 +1,4 @@
-"""Pictures of decoders, caches and denoised answers: of the rows at hand, or else those of docs/."""
+"""Figures of decoders, caches and denoised answers: from the given results, or else those of docs/."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from espalier.harness.paths import ROOT
 from espalier.harness.reports.curves.cache_report import write_cache
 from espalier.harness.reports.curves.decoder_report import write_decoders
 from espalier.harness.reports.curves.diffusion_report import write_diffusion
-from espalier.harness.reports.html.page_rows import Gathered
+from espalier.harness.reports.html.page_rows import PageResults
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """Pictures of one kind: a row's block that tells of it, who draws them, their folder in docs/, what each shows."""
+class PictureSource:
+    """Figures of one kind: title, the row block of its results, drawing function, folder in docs/, and captions."""
 
     title: str
     block: str
@@ -29,7 +29,7 @@ class Drawn:
 
 
 PICTURES = (
-    Drawn(
+    PictureSource(
         "Speculative decoding",
         "speculative",
         write_decoders,
@@ -40,14 +40,14 @@ PICTURES = (
             "guidance": "Drafted tokens accepted, by what chooses the draft's visual tokens.",
         },
     ),
-    Drawn(
+    PictureSource(
         "Cache compression",
         "cache",
         write_cache,
         "lab/measured/kv",
         {"curves": "Score by the share of visual cache entries kept."},
     ),
-    Drawn(
+    PictureSource(
         "Denoised answers",
         "diffusion",
         write_diffusion,
@@ -57,34 +57,34 @@ PICTURES = (
 )
 
 
-def pictures(found: Gathered, stores: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return titles, captions and pictures; what the rows at hand cannot draw comes from docs/, and says so."""
-    shown = []
-    for one in PICTURES:
-        own = _own(one, found, stores)
-        for stem, caption in one.captions.items():
-            picture = own.get(stem) or (ROOT / one.folder / f"{stem}.svg").read_bytes()
-            source = "from the rows of this report" if stem in own else f"from {one.folder}"
-            shown.append(
+def pictures(results: PageResults, stores: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return titles, captions and figures; a figure that the results cannot provide is taken from docs/."""
+    entries = []
+    for kind in PICTURES:
+        drawn = _draw(kind, results, stores)
+        for stem, caption in kind.captions.items():
+            picture = drawn.get(stem) or (ROOT / kind.folder / f"{stem}.svg").read_bytes()
+            origin = "from the rows of this report" if stem in drawn else f"from {kind.folder}"
+            entries.append(
                 {
-                    "title": one.title,
-                    "caption": f"{caption} Drawn {source}.",
+                    "title": kind.title,
+                    "caption": f"{caption} Drawn {origin}.",
                     "source": _uri(picture),
                 }
             )
-    return shown
+    return entries
 
 
-def _own(one: Drawn, found: Gathered, stores: Sequence[Path]) -> dict[str, bytes]:
-    """Return the pictures that the first store with such rows gives."""
-    if not any(row.row["extra"].get(one.block) for row in found.rows):
+def _draw(source: PictureSource, results: PageResults, stores: Sequence[Path]) -> dict[str, bytes]:
+    """Return the figures of the first store with results of the kind."""
+    if not any(result.row["extra"].get(source.block) for result in results.rows):
         return {}
     with TemporaryDirectory() as folder:
         for store in stores:
             try:
-                one.write(store, Path(folder))
+                source.write(store, Path(folder))
             except UserError as error:
-                found.drop(f"no picture of {one.title.lower()}", f"{store}: {error}")
+                results.drop(f"no picture of {source.title.lower()}", f"{store}: {error}")
                 continue
             return {path.stem: path.read_bytes() for path in Path(folder).glob("*.svg")}
     return {}

@@ -1,4 +1,4 @@
-"""Rows of stores that may stand on one page, and those that are left out, by reason."""
+"""Select the results of one page, and record the excluded ones by reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from espalier.harness.errors import UserError
-from espalier.harness.reports.curves.stored_rows import Stored
+from espalier.harness.reports.curves.stored_rows import StoredResult
 from espalier.harness.specs.comparable import CELL, Row, identity, name
 from espalier.harness.store import RunDir, Unreadable
 from espalier.harness.store.files.digests import digest
@@ -16,136 +16,140 @@ from espalier.harness.store.parquet_tables import is_table, read_tables
 
 
 @dataclass
-class Gathered:
-    """Rows, the oldest first; what was left out and what must be known of the rest, each with its cases by reason."""
+class PageResults:
+    """Results, oldest first; excluded cases and notes by reason."""
 
-    rows: list[Stored] = field(default_factory=list)
+    rows: list[StoredResult] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
 
     def drop(self, reason: str, case: str) -> None:
-        """Note what is left out."""
+        """Record an excluded case."""
         self.left_out.setdefault(reason, []).append(case)
 
 
-def gather(stores: Sequence[Path], positions: str) -> Gathered:
-    """Return the rows of run stores and folders of tables that may stand beside each other.
+def gather(stores: Sequence[Path], positions: str) -> PageResults:
+    """Return the comparable results of run stores and folders of tables.
 
     Args:
-        stores: folders; of a run that stands in several of them, the row that was written last counts.
-        positions: the position policy of the rows.
+        stores: folders; of a run that is in several, the row written last is used.
+        positions: the position policy of the results.
 
     Raises:
-        UserError: a table is damaged, or no row is left.
+        UserError: a table is damaged, or no result remains.
 
     Cost: every row is in memory; scores of samples are read later.
     """
-    found = Gathered()
-    dated = [one for store in stores for one in _read(store, found)]
-    dated.sort(key=lambda one: (one[0], one[1].row["run_key"]))
-    rows = [one for _, one in dated]
-    rows = _newest(rows, lambda row: row["run_key"], "a run stands in several stores", found)
-    rows = _telling(rows, found)
-    rows = _under(rows, positions, found)
-    rows = _of_most_samples(rows, found)
-    found.rows = _newest(
-        rows,
+    results = PageResults()
+    dated = [pair for store in stores for pair in _read(store, results)]
+    dated.sort(key=lambda pair: (pair[0], pair[1].row["run_key"]))
+    selected = [result for _, result in dated]
+    selected = _newest(
+        selected, lambda row: row["run_key"], "the run is in several stores", results
+    )
+    selected = _with_settings(selected, results)
+    selected = _with_policy(selected, positions, results)
+    selected = _with_most_samples(selected, results)
+    results.rows = _newest(
+        selected,
         lambda row: (*identity(row), digest(row["settings"])),
         "the cell was run twice, by other code; the newer row counts",
-        found,
+        results,
     )
-    if not found.rows:
-        named = ", ".join(map(str, stores))
-        raise UserError(f"--store {named} holds no rows for a report; valid: results/demo")
-    _commits(found)
-    return found
+    if not results.rows:
+        names = ", ".join(map(str, stores))
+        raise UserError(f"--store {names} holds no rows for a report; valid: results/demo")
+    _commits(results)
+    return results
 
 
 def case_of(row: Row) -> str:
-    """Return a row in a few words."""
+    """Return a short description of a row."""
     return (
         f"{row['run_key']}: {name(row)} at {row['ratio']:g}, {row['model']} on {row['benchmark']}"
     )
 
 
-def _read(store: Path, found: Gathered) -> Iterable[tuple[float, Stored]]:
+def _read(store: Path, results: PageResults) -> Iterable[tuple[float, StoredResult]]:
     if is_table(store):
-        for number, (row, told) in enumerate(read_tables(store)):
-            yield float(number), Stored(store / row["run_key"], row, told)
+        for number, (row, entries) in enumerate(read_tables(store)):
+            yield float(number), StoredResult(store / row["run_key"], row, entries)
         return
-    for folder in sorted(one for one in (store / "runs").glob("*") if one.is_dir()):
+    for folder in sorted(path for path in (store / "runs").glob("*") if path.is_dir()):
         run = RunDir(folder)
         try:
-            own = run.row()
+            stored_row = run.row()
         except Unreadable as error:
-            found.drop("the file is damaged, or of another version", str(error).partition(";")[0])
+            results.drop("the file is damaged, or of another version", str(error).partition(";")[0])
             continue
-        lacking = [key for key in (*CELL, "metrics") if key not in (own or {})]
-        if own is None:
-            found.drop("the run is not finished", folder.name)
-        elif lacking:
-            found.drop("the row is not whole", f"{folder.name} lacks {', '.join(lacking)}")
+        missing = [key for key in (*CELL, "metrics") if key not in (stored_row or {})]
+        if stored_row is None:
+            results.drop("the run is not finished", folder.name)
+        elif missing:
+            results.drop("the row is incomplete", f"{folder.name} lacks {', '.join(missing)}")
         else:
-            yield run.committed, Stored(folder, own)
+            yield run.committed, StoredResult(folder, stored_row)
 
 
 def _newest(
-    rows: Sequence[Stored], key: Callable[[Row], Hashable], reason: str, found: Gathered
-) -> list[Stored]:
-    newest = {key(one.row): one for one in rows}
-    kept = {id(one) for one in newest.values()}
-    for one in rows:
-        if id(one) not in kept:
-            found.drop(reason, case_of(one.row))
-    return [one for one in rows if id(one) in kept]
+    rows: Sequence[StoredResult], key: Callable[[Row], Hashable], reason: str, results: PageResults
+) -> list[StoredResult]:
+    newest = {key(result.row): result for result in rows}
+    kept = {id(result) for result in newest.values()}
+    for result in rows:
+        if id(result) not in kept:
+            results.drop(reason, case_of(result.row))
+    return [result for result in rows if id(result) in kept]
 
 
-def _telling(rows: Sequence[Stored], found: Gathered) -> list[Stored]:
-    for one in rows:
-        if "settings" not in one.row:
-            found.drop("the row is of an older version and tells no settings", case_of(one.row))
-    return [one for one in rows if "settings" in one.row]
+def _with_settings(rows: Sequence[StoredResult], results: PageResults) -> list[StoredResult]:
+    for result in rows:
+        if "settings" not in result.row:
+            results.drop("the row is of an older version without settings", case_of(result.row))
+    return [result for result in rows if "settings" in result.row]
 
 
-def _under(rows: Sequence[Stored], positions: str, found: Gathered) -> list[Stored]:
-    """Return the rows under a position policy, and those that it does not concern."""
+def _with_policy(
+    rows: Sequence[StoredResult], positions: str, results: PageResults
+) -> list[StoredResult]:
+    """Return the results with a position policy, and those to which it does not apply."""
     kept = []
-    for one in rows:
-        own = one.row["settings"]["engine"].get("positions")
-        if own in (None, positions):
-            kept.append(one)
+    for result in rows:
+        policy = result.row["settings"]["engine"].get("positions")
+        if policy in (None, positions):
+            kept.append(result)
         else:
             reason = f"another position policy than {positions}"
-            found.drop(reason, f"{case_of(one.row)}, {own}")
+            results.drop(reason, f"{case_of(result.row)}, {policy}")
     return kept
 
 
-def _of_most_samples(rows: Sequence[Stored], found: Gathered) -> list[Stored]:
-    """Return, of each model and benchmark, the rows with the most samples: only these can be paired."""
+def _with_most_samples(rows: Sequence[StoredResult], results: PageResults) -> list[StoredResult]:
+    """Return, for each model and benchmark, the results with the most samples: only these can be paired."""
 
     def group(row: Row) -> tuple[str, str]:
         return row["model"], row["benchmark"]
 
-    most: dict[tuple[str, str], int] = {}
-    for one in rows:
-        most[group(one.row)] = max(most.get(group(one.row), 0), one.row["n_samples"])
+    largest: dict[tuple[str, str], int] = {}
+    for result in rows:
+        largest[group(result.row)] = max(largest.get(group(result.row), 0), result.row["n_samples"])
     kept = []
-    for one in rows:
-        samples, wanted = one.row["n_samples"], most[group(one.row)]
-        if samples == wanted:
-            kept.append(one)
+    for result in rows:
+        samples, required = result.row["n_samples"], largest[group(result.row)]
+        if samples == required:
+            kept.append(result)
         else:
-            found.drop(
-                "another number of samples", f"{case_of(one.row)}, {samples} and not {wanted}"
+            results.drop(
+                "another number of samples", f"{case_of(result.row)}, {samples} and not {required}"
             )
     return kept
 
 
-def _commits(found: Gathered) -> None:
-    """Note rows of several versions of the code: they stand beside each other, and a reader should know."""
+def _commits(results: PageResults) -> None:
+    """Note that results are of several versions of the code."""
     commits = Counter(
-        str(one.row["extra"].get("environment", {}).get("commit")) for one in found.rows
+        str(result.row["extra"].get("environment", {}).get("commit")) for result in results.rows
     )
     if len(commits) > 1:
         cases = [f"{commit}: {count} rows" for commit, count in commits.most_common()]
-        found.notes["rows of several versions of the code stand beside each other"] = cases
+        results.notes["rows of several code versions are compared"] = cases

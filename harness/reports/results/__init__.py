@@ -1,12 +1,12 @@
 """Stored results as tidy pandas tables: `from espalier import results; results.load()`.
 
-    rows = results.load("results/demo")        # one line for each cell and metric
-    scores = results.samples("results/demo")   # one for each run, sample and metric
-    points = results.compare("results/demo")   # one for each point of a curve, with intervals and tests
+    rows = results.load("results/demo")        # a line for each cell and metric
+    scores = results.samples("results/demo")   # a line for each run, sample and metric
+    points = results.compare("results/demo")   # a line for each point of a curve, with intervals and tests
 
-A path is a run store or a folder of tables (harness/store/parquet_tables.py); relative ones start at the repository.
-Columns
-and units are in harness/reports/results/result_columns.py and docs/rows.md. What is passed over is named on stderr.
+A path is a run store or a folder of tables (harness/store/parquet_tables.py), relative to the repository or absolute.
+Columns and units are in harness/reports/results/result_columns.py and docs/rows.md. Skipped results are reported on
+stderr.
 """
 
 from __future__ import annotations
@@ -30,54 +30,53 @@ from espalier.harness.store.parquet_tables import is_table, read_rows, read_samp
 from espalier.harness.store.row_blocks import remembered
 from espalier.harness.store.row_reader import walk
 
-#: Where rows are unless one says otherwise: those of run.py.
+#: The default store, as for run.py.
 DEFAULT = "results"
 
 if TYPE_CHECKING:
-    # Brings in torch and scipy, seconds and half a gigabyte that rows alone need not wait for.
-    from espalier.harness.reports.curves.curve_points import Point
+    # Imports torch and scipy: seconds and half a gigabyte that `load` does not need.
+    from espalier.harness.reports.curves.curve_points import CurvePoint
     from espalier.harness.stats import Interval
 
 Row = Mapping[str, Any]
 
 
 def load(path: str | Path = DEFAULT) -> pd.DataFrame:
-    """Return one line for each cell and metric, columns and types as `ROWS` of result_columns.py.
+    """Return a line for each cell and metric; columns and types as in `ROWS` of result_columns.py.
 
-    Rows without settings, of earlier versions, are passed over; of several rows of one cell under equal settings, which
-    are of different code, the newest counts. Both are named on stderr, and so are damaged rows, runs that are not
-    finished, and rows of several commits.
+    Rows without settings (of older versions) are skipped; if several rows of a cell differ only in code version, the
+    newest is used. Both are reported on stderr, as are damaged rows, unfinished runs, and rows of several commits.
 
     Raises:
         UserError: there are no rows, or a table is damaged, of another version or has a run twice.
 
-    Cost: one row is in memory at a time, beside the lines.
+    Cost: one row is in memory at a time, besides the lines.
     """
     folder = _folder(path)
     lines: dict[tuple[Any, ...], tuple[float, list[tuple[Any, ...]]]] = {}
-    older = twice = 0
+    older = superseded = 0
     digested = remembered(digest)
     for committed, row in _rows(folder):
         if "settings" not in row:
             older += 1
             continue
         cell = (*identity(row), digested(row["settings"]))
-        twice += cell in lines
+        superseded += cell in lines
         if cell not in lines or committed >= lines[cell][0]:
             lines[cell] = (committed, list(_lines(row)))
     if not lines:
         raise UserError(
             f"results.load: {str(folder)!r} holds no rows; valid: a run store, results/demo"
         )
-    found = [line for _, several in lines.values() for line in several]
-    place = list(ROWS).index("commit")
-    commits = Counter(line[place] for line in found)
-    _tell(folder, passed_over(older, "without settings, from an older version"))
-    _tell(folder, passed_over(twice, "of other code, a newer one has their place"))
+    all_lines = [line for _, cell_lines in lines.values() for line in cell_lines]
+    commit_index = list(ROWS).index("commit")
+    commits = Counter(line[commit_index] for line in all_lines)
+    _print_notes(folder, passed_over(older, "without settings, from an older version"))
+    _print_notes(folder, passed_over(superseded, "of other code, a newer one has their place"))
     if len(commits) > 1:
-        named = ", ".join(str(commit) for commit, _ in commits.most_common(4))
-        _tell(folder, [f"rows of {len(commits)} commits: {named}"])
-    columns = zip(*found, strict=True)
+        names = ", ".join(str(commit) for commit, _ in commits.most_common(4))
+        _print_notes(folder, [f"rows of {len(commits)} commits: {names}"])
+    columns = zip(*all_lines, strict=True)
     return pd.DataFrame(
         {
             name: pd.array(list(values), dtype=ROWS[name].dtype)
@@ -87,22 +86,22 @@ def load(path: str | Path = DEFAULT) -> pd.DataFrame:
 
 
 def samples(path: str | Path = DEFAULT) -> pd.DataFrame:
-    """Return one line for each run, sample and metric, columns and types as `SAMPLES` of result_columns.py.
+    """Return a line for each run, sample and metric; columns and types as in `SAMPLES` of result_columns.py.
 
     Raises:
         UserError: there are no rows, or a table is damaged.
     """
-    # It brings in torch.
+    # Imports torch.
     from espalier.harness.evaluation.samples import read_scorings
 
     folder, types = _folder(path), {name: dtype for name, (dtype, _) in SAMPLES.items()}
     if is_table(folder):
         return read_samples(folder).to_pandas().astype(types)
     lines = [
-        (run.path.name, *key, metric, score, one.units.get(metric, key[1]))
+        (run.path.name, *key, metric, score, scoring.units.get(metric, key[1]))
         for run, _ in Store(folder).each()
-        for key, one in read_scorings(run.journal.entries()).items()
-        for metric, score in one.scores.items()
+        for key, scoring in read_scorings(run.journal.entries()).items()
+        for metric, score in scoring.scores.items()
     ]
     if not lines:
         raise UserError(f"results.samples: {str(folder)!r} holds no scores; valid: results/demo")
@@ -116,69 +115,78 @@ def compare(
     rule: str = "kept",
     where: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """Return one line for each point of each curve, columns and types as `POINTS` of result_columns.py.
+    """Return a line for each point of each curve; columns and types as in `POINTS` of result_columns.py.
 
-    The unpruned model is a line of its own, `none` at ratio 0. What may stand beside what is checked as for reports.
+    The unpruned model is a line of its own, `none` at ratio 0. Results are checked for comparability as in reports.
 
     Args:
         path: as for `load`.
-        benchmarks: which; all if empty.
-        model: which, if there are several.
+        benchmarks: names; all if empty.
+        model: required if there are several.
         rule: budget rule of the rows.
-        where: settings that rows must have, `key=value` each.
+        where: `key=value` conditions on settings.
 
     Raises:
         UserError: as `espalier.harness.reports.curves.curve_points.read_panels`.
     """
-    # It brings in torch and scipy.
-    from espalier.harness.reports.curves.curve_points import Point, read_panels
+    # Imports torch and scipy.
+    from espalier.harness.reports.curves.curve_points import CurvePoint, read_panels
 
     lines: list[dict[str, Any]] = []
     for panel in read_panels(_folder(path), benchmarks, model, rule, where=where):
-        told = {"benchmark": panel.benchmark, "metric": panel.metric, "n_samples": panel.n_samples}
+        panel_values = {
+            "benchmark": panel.benchmark,
+            "metric": panel.metric,
+            "n_samples": panel.n_samples,
+        }
         if panel.full is not None:
-            whole = Point(0.0, panel.full, flops=1.0)
-            lines.append({**told, "curve": "none", "control": True, **_point(whole)})
+            unpruned = CurvePoint(0.0, panel.full, flops=1.0)
+            lines.append({**panel_values, "curve": "none", "control": True, **_point(unpruned)})
         for curve in panel.curves:
-            ours = {**told, "curve": curve.name, "control": curve.control, "floor": curve.floor}
-            lines += [{**ours, **_point(point)} for point in curve.points]
-        _tell(_folder(path), [f"{panel.benchmark}: {note}" for note in panel.notes])
+            curve_values = {
+                **panel_values,
+                "curve": curve.name,
+                "control": curve.control,
+                "floor": curve.floor,
+            }
+            lines += [{**curve_values, **_point(point)} for point in curve.points]
+        _print_notes(_folder(path), [f"{panel.benchmark}: {note}" for note in panel.notes])
     return _frame(lines, {name: dtype for name, (dtype, _) in POINTS.items()})
 
 
 def _folder(path: str | Path) -> Path:
-    found = Path(path).expanduser()
-    return existing_store(found if found.is_absolute() else ROOT / found, "path")
+    folder = Path(path).expanduser()
+    return existing_store(folder if folder.is_absolute() else ROOT / folder, "path")
 
 
 def _rows(folder: Path) -> Iterator[tuple[float, Row]]:
-    """Yield rows with a number that grows with their age of commit."""
+    """Yield rows with a number that orders them by commit time."""
     if is_table(folder):
         yield from enumerate(read_rows(folder))
         return
-    left = 0
+    skipped = 0
     for run in walk(folder, BLOCKS):
         if run.row is not None:
             yield run.committed, run.row
             continue
-        left += 1
+        skipped += 1
         if run.problem is not None:
             tell_once(f"passed over: {run.problem}")
-    _tell(folder, passed_over(left, "not finished, or damaged"))
+    _print_notes(folder, passed_over(skipped, "not finished, or damaged"))
 
 
 def _lines(row: Row) -> Iterator[tuple[Any, ...]]:
-    """Yield a line for each metric, in the order of `ROWS`; texts that rows share are held once."""
+    """Yield a line for each metric, in the order of `ROWS`; equal texts are stored once."""
     shared = {name: column.read(row) for name, column in ROWS.items() if column.read is not None}
-    how = row["extra"].get("aggregation", {})
-    for metric, told in row["metrics"].items():
+    aggregation = row["extra"].get("aggregation", {})
+    for metric, values in row["metrics"].items():
         line = {
             **shared,
             "metric": metric,
             "headline": metric == row["extra"].get("headline"),
-            "value": told.get("value"),
-            "stderr": told.get("stderr"),
-            "aggregation": how.get(metric, {}).get("how"),
+            "value": values.get("value"),
+            "stderr": values.get("stderr"),
+            "aggregation": aggregation.get(metric, {}).get("how"),
         }
         yield tuple(
             sys.intern(value) if isinstance(value, str) else value
@@ -186,13 +194,17 @@ def _lines(row: Row) -> Iterator[tuple[Any, ...]]:
         )
 
 
-def _point(point: Point) -> dict[str, Any]:
+def _point(point: CurvePoint) -> dict[str, Any]:
     return {
         **{"ratio": point.ratio, "flops_share": point.flops},
         **_ends("score", point.score),
         **_ends("retention", point.retention),
         **_ends("gain", point.gain),
-        **{"lost_p": point.lost, "gain_p": point.pvalue, "gain_p_holm": point.chance},
+        **{
+            "lost_p": point.loss_pvalue,
+            "gain_p": point.pvalue,
+            "gain_p_holm": point.corrected_pvalue,
+        },
     }
 
 
@@ -209,6 +221,6 @@ def _frame(lines: Sequence[Mapping[str, Any]], types: Mapping[str, str]) -> pd.D
     )
 
 
-def _tell(folder: Path, notes: Sequence[str]) -> None:
+def _print_notes(folder: Path, notes: Sequence[str]) -> None:
     for note in notes:
         tell_once(f"{folder}: {note}")

@@ -1,4 +1,4 @@
-"""The columns of the tables of results, with their types, units and where in a row they come from (docs/rows.md)."""
+"""The columns of the result tables, with their types, units and sources in a row (docs/rows.md)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Row = Mapping[str, Any]
 TEXT, NUMBER, COUNT, FLAG = "string", "float64", "int64", "boolean"
 
 
-class Column(NamedTuple):
-    """One column: pandas dtype, unit and meaning, and how a row has it; None where it is of a metric."""
+class ResultColumn(NamedTuple):
+    """A column: pandas dtype, unit and meaning, and how to read it from a row (None for a metric's columns)."""
 
     dtype: str
     meaning: str
@@ -23,15 +23,15 @@ class Column(NamedTuple):
 
 def _at(*keys: str) -> Callable[[Row], Any]:
     def read(row: Row) -> Any:
-        found: Any = row
+        value: Any = row
         for key in keys:
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return found
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
 
     return read
 
 
-#: Blocks of a row (harness/store/row_blocks.py) that the columns of `ROWS` are read from.
+#: Blocks of a row (harness/store/row_blocks.py) that the columns of `ROWS` need.
 BLOCKS = (
     *("run_key", "model", "benchmark", "method", "variant", "ratio", "budget_rule", "seed"),
     *("n_samples", "metrics", "tokens", "flops", "time", "memory", "settings"),
@@ -40,76 +40,80 @@ BLOCKS = (
 )
 
 #: One line for each cell and metric.
-ROWS: Mapping[str, Column] = {
-    "model": Column(TEXT, "name of the model's config file", _at("model")),
-    "benchmark": Column(TEXT, "name of the benchmark", _at("benchmark")),
-    "method": Column(TEXT, "name of the method", _at("method")),
-    "curve": Column(
+ROWS: Mapping[str, ResultColumn] = {
+    "model": ResultColumn(TEXT, "name of the model's config file", _at("model")),
+    "benchmark": ResultColumn(TEXT, "name of the benchmark", _at("benchmark")),
+    "method": ResultColumn(TEXT, "name of the method", _at("method")),
+    "curve": ResultColumn(
         TEXT, "name of its curve: method, what is off its defaults, the engine's policy", name
     ),
-    "variant": Column(TEXT, "`paper`, or the released code's reading", _at("variant")),
-    "label": Column(TEXT, "hyper-parameters off their default", _at("extra", "label")),
-    "policy": Column(TEXT, "settings of the engine off their default", policy),
-    "ratio": Column(NUMBER, "share of visual tokens removed, 0 to 1", _at("ratio")),
-    "budget_rule": Column(
+    "variant": ResultColumn(TEXT, "`paper`, or the released code's reading", _at("variant")),
+    "label": ResultColumn(TEXT, "hyper-parameters off their default", _at("extra", "label")),
+    "policy": ResultColumn(TEXT, "settings of the engine off their default", policy),
+    "ratio": ResultColumn(NUMBER, "share of visual tokens removed, 0 to 1", _at("ratio")),
+    "budget_rule": ResultColumn(
         TEXT, "how the ratio is counted: kept, average, flops", _at("budget_rule")
     ),
-    "seed": Column(COUNT, "of random choices", _at("seed")),
-    "n_samples": Column(COUNT, "samples asked", _at("n_samples")),
-    "metric": Column(TEXT, "name of the metric", None),
-    "headline": Column(FLAG, "whether it is the benchmark's headline", None),
-    "value": Column(NUMBER, "the metric, in its own unit: accuracies from 0 to 1", None),
-    "stderr": Column(NUMBER, "its standard error, same unit; NaN where unknown", None),
-    "higher_is_better": Column(FLAG, "of the headline", _at("extra", "higher_is_better")),
-    "unread": Column(
+    "seed": ResultColumn(COUNT, "of random choices", _at("seed")),
+    "n_samples": ResultColumn(COUNT, "samples asked", _at("n_samples")),
+    "metric": ResultColumn(TEXT, "name of the metric", None),
+    "headline": ResultColumn(FLAG, "whether it is the benchmark's headline", None),
+    "value": ResultColumn(NUMBER, "the metric, in its own unit: accuracies from 0 to 1", None),
+    "stderr": ResultColumn(NUMBER, "its standard error, same unit; NaN where unknown", None),
+    "higher_is_better": ResultColumn(FLAG, "of the headline", _at("extra", "higher_is_better")),
+    "unread": ResultColumn(
         FLAG, "whether more than 5 % of the run's answers could not be read", is_marked
     ),
-    "aggregation": Column(TEXT, "mean, influence, combined or once", None),
-    "visual_tokens": Column(NUMBER, "visual tokens of a prompt, mean", _at("tokens", "visual")),
-    "kept_tokens": Column(
+    "aggregation": ResultColumn(TEXT, "mean, influence, combined or once", None),
+    "visual_tokens": ResultColumn(
+        NUMBER, "visual tokens of a prompt, mean", _at("tokens", "visual")
+    ),
+    "kept_tokens": ResultColumn(
         NUMBER, "of these after the last site, mean", _at("tokens", "kept_final")
     ),
-    "layer_tokens": Column(
+    "layer_tokens": ResultColumn(
         NUMBER, "visual tokens entering a decoder layer, mean", _at("tokens", "layer_average")
     ),
-    "flops_share": Column(
+    "flops_share": ResultColumn(
         NUMBER, "share of the unreduced prefill's FLOPs, 0 to 1", _at("flops", "share_of_full")
     ),
-    "prefill_flops": Column(NUMBER, "FLOPs of a prefill", _at("flops", "prefill_exact")),
-    "vision_ms": Column(NUMBER, "ms, median over samples", _at("time", "vision_ms")),
-    "select_ms": Column(NUMBER, "ms, median: selection", _at("time", "select_ms")),
-    "prefill_ms": Column(NUMBER, "ms, median: selection inside", _at("time", "prefill_ms")),
-    "token_ms": Column(NUMBER, "ms a decoded token, median", _at("time", "decode_ms_per_token")),
-    "kv_bytes": Column(NUMBER, "bytes of the cache after prefill", _at("memory", "kv_bytes")),
-    "peak_bytes": Column(NUMBER, "bytes at the peak", _at("memory", "peak_bytes")),
-    "accepted_run": Column(
+    "prefill_flops": ResultColumn(NUMBER, "FLOPs of a prefill", _at("flops", "prefill_exact")),
+    "vision_ms": ResultColumn(NUMBER, "ms, median over samples", _at("time", "vision_ms")),
+    "select_ms": ResultColumn(NUMBER, "ms, median: selection", _at("time", "select_ms")),
+    "prefill_ms": ResultColumn(NUMBER, "ms, median: selection inside", _at("time", "prefill_ms")),
+    "token_ms": ResultColumn(
+        NUMBER, "ms a decoded token, median", _at("time", "decode_ms_per_token")
+    ),
+    "kv_bytes": ResultColumn(NUMBER, "bytes of the cache after prefill", _at("memory", "kv_bytes")),
+    "peak_bytes": ResultColumn(NUMBER, "bytes at the peak", _at("memory", "peak_bytes")),
+    "accepted_run": ResultColumn(
         NUMBER, "drafted tokens accepted in a row, mean", _at("extra", "speculative", "mean_run")
     ),
-    "tokens_per_forward": Column(
+    "tokens_per_forward": ResultColumn(
         NUMBER,
         "tokens of an answer for each forward of the target",
         _at("extra", "speculative", "tokens_per_target_forward"),
     ),
-    "acceptance": Column(
+    "acceptance": ResultColumn(
         NUMBER,
         "share of drafted tokens accepted, 0 to 1",
         _at("extra", "speculative", "acceptance"),
     ),
-    "target_ms": Column(
+    "target_ms": ResultColumn(
         NUMBER, "ms of the target's forward, median", _at("extra", "speculative", "target_ms")
     ),
-    "draft_ms": Column(
+    "draft_ms": ResultColumn(
         NUMBER, "ms of the draft's forward, mean", _at("extra", "speculative", "draft_ms")
     ),
-    "speedup": Column(
+    "speedup": ResultColumn(
         NUMBER,
         "decoding over plain decoding of the same answers",
         _at("extra", "speculative", "speedup_decode"),
     ),
-    "device": Column(TEXT, "name of the device", _at("extra", "environment", "device_name")),
-    "precision": Column(TEXT, "numbers of the weights", _at("settings", "model", "dtype")),
-    "commit": Column(TEXT, "of the harness", _at("extra", "environment", "commit")),
-    "run_key": Column(TEXT, "of the run, which joins the tables", _at("run_key")),
+    "device": ResultColumn(TEXT, "name of the device", _at("extra", "environment", "device_name")),
+    "precision": ResultColumn(TEXT, "numbers of the weights", _at("settings", "model", "dtype")),
+    "commit": ResultColumn(TEXT, "of the harness", _at("extra", "environment", "commit")),
+    "run_key": ResultColumn(TEXT, "of the run, which joins the tables", _at("run_key")),
 }
 
 #: One line for each run, sample and metric.
@@ -133,13 +137,17 @@ POINTS: Mapping[str, tuple[str, str]] = {
     "ratio": (NUMBER, "share of visual tokens removed, 0 to 1"),
     "flops_share": (NUMBER, "share of the unreduced prefill's FLOPs, 0 to 1"),
     **{
-        f"{what}{end}": (NUMBER, meaning + said)
-        for what, meaning in (
+        f"{quantity}{end}": (NUMBER, meaning + suffix)
+        for quantity, meaning in (
             ("score", "mean over samples, seeds averaged"),
             ("retention", "score over the unpruned score, paired"),
             ("gain", "score less random dropping's, paired"),
         )
-        for end, said in (("", ""), ("_low", ": lower 95 % bound"), ("_high", ": upper 95 % bound"))
+        for end, suffix in (
+            ("", ""),
+            ("_low", ": lower 95 % bound"),
+            ("_high", ": upper 95 % bound"),
+        )
     },
     "lost_p": (NUMBER, "p-value against the unpruned model, Holm over the benchmark"),
     "gain_p": (NUMBER, "p-value against random dropping, uncorrected"),

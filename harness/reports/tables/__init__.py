@@ -1,1 +1,1 @@
-"""Published tables, as data with provenance, and what can be held against them."""
+"""Published tables as data with provenance, and their comparison with measured results."""

@@ -1,4 +1,4 @@
-"""Which run fills a printed cell: the names of a paper's file put together to one command line, or why none does."""
+"""Map a printed cell to the run that fills it, from the names in the paper's file, or to the reason why none does."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from espalier.harness.config.group_lists import CONF, read_choice
 from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.config.method_lists import register
 from espalier.harness.config.stand_ins import stand_ins
-from espalier.harness.reports.tables.printed_cell import Cell, place
-from espalier.harness.reports.tables.published_tables import AT, FIRST, MEASURE, Paper
+from espalier.harness.reports.tables.printed_cell import PrintedCell, place
+from espalier.harness.reports.tables.published_tables import AT, FIRST, NUMBER_KEYS, Paper
 
-#: The budget rule where a paper's file names none.
+#: The budget rule if a paper's file names none.
 RULE = "kept"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The run that a cell asks for, and the number of its row.
+    """The run of a cell, and the place of its number in the row.
 
     Attributes:
-        overrides: of run.py, `FIRST` among them.
-        of: dotted path of the number in the row.
-        scale: by what tables multiply it.
-        unlike: why it need not be the printed number; empty where it is meant to be.
+        overrides: of run.py, including `FIRST`.
+        number_path: dotted path of the number in the row.
+        scale: factor by which tables multiply it.
+        mismatch: why the number need not equal the printed one; empty if it should.
     """
 
     overrides: Mapping[str, Any]
-    of: str
+    number_path: str
     scale: float
-    unlike: str = ""
+    mismatch: str = ""
 
     @property
     def line(self) -> tuple[str, ...]:
-        """The overrides as a command line has them."""
+        """The overrides as command-line words."""
         return tuple(f"{key}={text(value)}" for key, value in self.overrides.items())
 
 
 def text(value: Any) -> str:
-    """Return a value as a command line has it."""
+    """Return a value as a command-line word."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def wanted(paper: Paper, cell: Cell, model: str | None = None) -> Wanted | str:
-    """Return what fills a cell, or why nothing does.
+def wanted(paper: Paper, cell: PrintedCell, model: str | None = None) -> Wanted | str:
+    """Return the run that fills a cell, or the reason why none does.
 
     Args:
         paper: its paper's file.
-        cell: a printed one.
-        model: run on this model in place of the cell's, with what stands for the benchmark.
+        cell: a printed cell.
+        model: run on this model instead, with its substitute for the benchmark.
     """
     entry = paper.tables[cell.table]
     parts = (
@@ -67,35 +67,35 @@ def wanted(paper: Paper, cell: Cell, model: str | None = None) -> Wanted | str:
         entry.overrides,
         {**paper.methods, **entry.methods}.get(cell.method, {}),
     )
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     for part in parts:
-        for own in _parts(part, cell):
-            if isinstance(own, str):
-                return own
-            found |= own
-    found = {key: value for key, value in found.items() if value is not None}
-    if found.get("method") == "none":
-        # Nothing is dropped, so that nothing of a budget or a method counts.
-        found = {key: value for key, value in found.items() if not key.startswith("method.")}
-        found |= {"ratio": 0, "budget": RULE}
-    run = {key: found[key] for key in found if key not in MEASURE}
+        for addition in _parts(part, cell):
+            if isinstance(addition, str):
+                return addition
+            keys |= addition
+    keys = {key: value for key, value in keys.items() if value is not None}
+    if keys.get("method") == "none":
+        # Nothing is removed, so budget and method settings do not matter.
+        keys = {key: value for key, value in keys.items() if not key.startswith("method.")}
+        keys |= {"ratio": 0, "budget": RULE}
+    run = {key: keys[key] for key in keys if key not in NUMBER_KEYS}
     missing = [key for key in FIRST if key not in run]
     if missing:
         return f"the table does not say its {missing[0]}"
-    unlike = found.get("unlike", "")
+    mismatch = keys.get("unlike", "")
     if model is not None and model != run["model"]:
         if run["benchmark"] not in stand_ins().benchmarks:
             return f"nothing stands for {run['benchmark']} on {model}"
-        run, unlike = stand_ins().apply(run, model), f"{model} in place of {run['model']}"
-        found.pop("metric", None)
+        run, mismatch = stand_ins().apply(run, model), f"{model} in place of {run['model']}"
+        keys.pop("metric", None)
     ordered = {**{key: run[key] for key in FIRST}, **run}
-    of, scale = _number(found, run["benchmark"])
-    if cell.unit == "fraction" and "of" not in found:
+    number_path, scale = _number(keys, run["benchmark"])
+    if cell.unit == "fraction" and "of" not in keys:
         scale /= 100
-    return Wanted(ordered, of, scale, unlike)
+    return Wanted(ordered, number_path, scale, mismatch)
 
 
-def _parts(part: str | Mapping[str, Any], cell: Cell) -> Iterator[str | Mapping[str, Any]]:
+def _parts(part: str | Mapping[str, Any], cell: PrintedCell) -> Iterator[str | Mapping[str, Any]]:
     """Yield an entry of a paper's file, and what it adds for this cell."""
     if isinstance(part, str):
         yield part
@@ -109,25 +109,25 @@ def _parts(part: str | Mapping[str, Any], cell: Cell) -> Iterator[str | Mapping[
             yield names[name]
 
 
-def _number(found: Mapping[str, Any], benchmark: str) -> tuple[str, float]:
-    if "of" in found:
-        return found["of"], float(found.get("scale", 1.0))
+def _number(keys: Mapping[str, Any], benchmark: str) -> tuple[str, float]:
+    if "of" in keys:
+        return keys["of"], float(keys.get("scale", 1.0))
     section = choice("benchmark", benchmark)
-    metric = found.get("metric", section["headline"])
+    metric = keys.get("metric", section["headline"])
     reported = section.get("reported", {}).get(metric, {})
     usual = 100.0 if not section.get("reported") else 1.0
-    return f"metrics.{metric}.value", float(found.get("scale", reported.get("scale", usual)))
+    return f"metrics.{metric}.value", float(keys.get("scale", reported.get("scale", usual)))
 
 
 @lru_cache(maxsize=512)
 def choice(group: str, name: str) -> dict[str, Any]:
-    """Return a file of conf, on top of those that it starts from. Cost: some milliseconds, once."""
+    """Return a config file merged with the files that it starts from. Cost: some milliseconds, once."""
     return read_choice(group, name)
 
 
 def method_of(run: Wanted) -> tuple[str, str, Mapping[str, Any]]:
-    """Return the method, the variant and the hyper-parameters that a run's row has."""
-    own = {
+    """Return the method, the variant and the hyper-parameters of a run's row."""
+    params = {
         key.removeprefix("method.params."): value
         for key, value in run.overrides.items()
         if key.startswith("method.params.")
@@ -139,18 +139,18 @@ def method_of(run: Wanted) -> tuple[str, str, Mapping[str, Any]]:
         run.overrides["budget"],
         section.get("kind", "understanding"),
         choice("model", run.overrides["model"])["adapter"],
-        tuple(own.items()),
+        tuple(params.items()),
     )
 
 
 @lru_cache(maxsize=8192)
 def _method(
-    name: str, ratio: float, rule: str, kind: str, adapter: str, own: tuple[tuple[str, Any], ...]
+    name: str, ratio: float, rule: str, kind: str, adapter: str, params: tuple[tuple[str, Any], ...]
 ) -> tuple[str, str, Mapping[str, Any]]:
     register()
     path = CONF / "method" / f"{name}.yaml"
     part = read_yaml(path.read_text(encoding="utf-8"), path)
-    part["params"] = {**part.get("params", {}), **dict(own)}
+    part["params"] = {**part.get("params", {}), **dict(params)}
     run = {
         "ratio": ratio,
         "budget": {"rule": rule},
@@ -158,7 +158,7 @@ def _method(
         "benchmark": {"kind": kind, "name": kind},
         "model": {"adapter": adapter},
     }
-    # What a hyper-parameter is by the kind of task is told by the run.
+    # A real run prints the hyper-parameters that depend on the kind of task; discard the lines here.
     with contextlib.redirect_stderr(io.StringIO()):
         resolved: Any = OmegaConf.to_container(OmegaConf.create(run).method, resolve=True)
     return resolved["name"], resolved["variant"], resolved["params"]

@@ -1,4 +1,4 @@
-"""What a row must say under `settings` to fill a cell: the overrides of the cell's run, and its files where none is."""
+"""Settings that a row must have to fill a cell: the overrides of the cell's run, and defaults from config files."""
 
 from __future__ import annotations
 
@@ -16,78 +16,77 @@ from espalier.harness.reports.tables.cell_runs import Wanted, choice, method_of
 from espalier.harness.reports.tables.published_tables import FIRST
 from espalier.harness.specs.run_spec import PromptSpec, VideoSpec
 
-#: Settings of a model that change what it is asked or answers. Precision, kernels and devices count where a run states
-#: them.
-OF_MODELS = ("weights", "prompt", "join", "conversation", "generation", "processor", "video")
+#: Settings of a model that change its prompts or answers. Precision, kernels and devices count only if a run sets them.
+MODEL_SETTINGS = ("weights", "prompt", "join", "conversation", "generation", "processor", "video")
 
 #: Settings of a benchmark that change its samples, questions or answers.
-OF_BENCHMARKS = ("generation", "text", "prompt", "prompt_tokens", "new_tokens")
+BENCHMARK_SETTINGS = ("generation", "text", "prompt", "prompt_tokens", "new_tokens")
 
-#: Settings of the engine that may change answers and are the same on every machine; `positions` is asked of all rows.
-OF_ENGINES = ("backend", "decode", "graphs", "separators")
+#: Settings of the engine that may change answers and do not depend on the machine; `positions` is checked for all rows.
+ENGINE_SETTINGS = ("backend", "decode", "graphs", "separators")
 
-#: Settings of a judge that are no name of a server's.
-OF_JUDGES = ("temperature", "seed", "max_tokens", "options", "prompt")
+#: Settings of a judge, except its server's names.
+JUDGE_SETTINGS = ("temperature", "seed", "max_tokens", "options", "prompt")
 
-#: Settings that a row leaves out where they are as ever, each with what that is.
-LEFT_OUT: Mapping[str, Any] = {
+#: Settings that a row omits if they have the default, with the default.
+OMITTED_DEFAULTS: Mapping[str, Any] = {
     "model.prompt": "original",
     "draft.prompt": "original",
     **dict.fromkeys(("model.join", "draft.join")),
-    **dict.fromkeys(f"benchmark.{name}" for name in OF_BENCHMARKS if name != "generation"),
+    **dict.fromkeys(f"benchmark.{name}" for name in BENCHMARK_SETTINGS if name != "generation"),
 }
 
-#: Settings of rows that no table compares, most of them long: what they are is said by the model or the benchmark.
-UNTOLD = frozenset({"facts", "architecture", "files", "metrics"})
+#: Settings that no table compares, most of them long: the model or the benchmark determines them.
+IGNORED = frozenset({"facts", "architecture", "files", "metrics"})
 
-#: Whether a model that denoises keeps its prompt; nothing there is the same as false.
+#: Whether a denoising model caches its prompt; absent means false.
 CACHED = "prefix_cache"
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What is compared of a row.
+class ComparedSettings:
+    """The settings of a run that are compared with those of a row.
 
     Attributes:
-        values: settings by dotted key, tables of a section in one.
-        stated: keys among these that the run states itself: a row that does not have them is another's.
+        values: settings by dotted key; a table of a section is one value.
+        stated: keys that the run sets itself: a row without them belongs to another run.
     """
 
     values: Mapping[str, Any]
     stated: frozenset[str]
 
-    def difference(self, told: Mapping[str, Any]) -> str:
-        """Return the first setting in which a row is another run's, with both values; nothing where it is this one's.
+    def difference(self, row_values: Mapping[str, Any]) -> str:
+        """Return the first setting in which a row differs from the run, with both values; empty if there is none.
 
         Args:
-            told: what the row says (`told_of`).
+            row_values: the row's settings (`row_settings`).
         """
         for key, value in self.values.items():
-            found = told.get(key, LEFT_OUT.get(key))
-            if key not in told and key not in LEFT_OUT and key not in self.stated:
-                # A row of a version without it, or of a method that it does not concern.
+            actual = row_values.get(key, OMITTED_DEFAULTS.get(key))
+            if key not in row_values and key not in OMITTED_DEFAULTS and key not in self.stated:
+                # The row is of a version without the setting, or the setting does not apply to its method.
                 continue
-            if not _same(found, value):
-                return f"{key}={found}, not {value}"
+            if not _equal(actual, value):
+                return f"{key}={actual}, not {value}"
         return ""
 
 
-def told_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a row as `Compared` has them."""
-    found = {
+def row_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row's settings in the form of `ComparedSettings.values`."""
+    values = {
         f"{part}.{name}": _plain(name, value)
         for part in ("model", "draft", "benchmark", "engine", "judge")
         for name, value in (settings.get(part) or {}).items()
-        if name not in UNTOLD
+        if name not in IGNORED
     }
-    # A setting of the engine that does not concern the method is null.
-    found = {k: v for k, v in found.items() if v is not None or not k.startswith("engine.")}
+    # Engine settings that do not apply to the method are null.
+    values = {key: v for key, v in values.items() if v is not None or not key.startswith("engine.")}
     params = settings["method"]["params"]
-    return {**found, **{f"method.params.{name}": value for name, value in params.items()}}
+    return {**values, **{f"method.params.{name}": value for name, value in params.items()}}
 
 
-def compared(run: Wanted) -> Compared:
-    """Return what is compared of rows with a run.
+def compared_settings(run: Wanted) -> ComparedSettings:
+    """Return the settings of a run that rows must match.
 
     Cost: a millisecond for each run, once.
     """
@@ -95,7 +94,7 @@ def compared(run: Wanted) -> Compared:
 
 
 @lru_cache(maxsize=8192)
-def _compared(overrides: tuple[tuple[str, Any], ...]) -> Compared:
+def _compared(overrides: tuple[tuple[str, Any], ...]) -> ComparedSettings:
     run = Wanted(dict(overrides), "", 1.0)
     parts, stated = _sections(run)
     section = laid_over(choice("benchmark", run.overrides["benchmark"]), parts["benchmark"])
@@ -106,19 +105,21 @@ def _compared(overrides: tuple[tuple[str, Any], ...]) -> Compared:
         adapter = choice("model", run.overrides["model"])["adapter"]
         draft = _draft(parts["draft"], model, adapter, tasks)
         values |= {f"draft.{name}": draft[name] for name in draft}
-    asked = {**section, **_asked(section, prompt)}
-    values |= {f"benchmark.{name}": asked[name] for name in (*OF_BENCHMARKS, *parts["benchmark"])}
-    engine, judge = choice("engine", "default"), _usual_judge()
-    engine = {**{name: engine[name] for name in OF_ENGINES}, **parts["engine"]}
+    benchmark = {**section, **_prompt_settings(section, prompt)}
+    values |= {
+        f"benchmark.{name}": benchmark[name] for name in (*BENCHMARK_SETTINGS, *parts["benchmark"])
+    }
+    engine, judge = choice("engine", "default"), _default_judge()
+    engine = {**{name: engine[name] for name in ENGINE_SETTINGS}, **parts["engine"]}
     values |= {f"engine.{name}": value for name, value in engine.items()}
-    judge = {**{name: judge[name] for name in OF_JUDGES}, **parts["judge"]}
+    judge = {**{name: judge[name] for name in JUDGE_SETTINGS}, **parts["judge"]}
     values |= {f"judge.{name}": value for name, value in judge.items()}
     params = {f"method.params.{name}": value for name, value in method_of(run)[2].items()}
-    return Compared({**values, **params}, stated.union(params))
+    return ComparedSettings({**values, **params}, stated.union(params))
 
 
 def _sections(run: Wanted) -> tuple[dict[str, dict[str, Any]], frozenset[str]]:
-    """Return a run's overrides as tables by section, and the keys of settings that these state."""
+    """Return a run's overrides as tables by section, and the keys of the settings that they set."""
     parts: dict[str, dict[str, Any]] = {
         name: {} for name in ("model", "draft", "benchmark", "engine", "judge")
     }
@@ -140,62 +141,66 @@ def _sections(run: Wanted) -> tuple[dict[str, dict[str, Any]], frozenset[str]]:
 def _model(
     name: str, overrides: Mapping[str, Any], tasks: Iterable[str]
 ) -> tuple[dict[str, Any], PromptSpec]:
-    """Return the settings of a model that are compared, under its prompt set, and the set."""
-    # A prompt set may be laid over the tables of a file that others read as well.
+    """Return the compared settings of a model under its prompt set, and the prompt set."""
+    # Copy: a prompt set is merged into the tables of a cached config file.
     part, prompt = settled(deepcopy(laid_over(choice("model", name), overrides)), tasks)
     part |= {"prompt": prompt.name, "join": prompt.join}
     part["video"] = asdict(VideoSpec()) | part["video"]
-    found = {key: _plain(key, part[key]) for key in (*OF_MODELS, *overrides)}
-    return found, prompt
+    values = {key: _plain(key, part[key]) for key in (*MODEL_SETTINGS, *overrides)}
+    return values, prompt
 
 
 def _draft(
-    asked: Mapping[str, Any], target: Mapping[str, Any], adapter: str, tasks: Iterable[str]
+    overrides: Mapping[str, Any], target: Mapping[str, Any], adapter: str, tasks: Iterable[str]
 ) -> dict[str, Any]:
-    """Return the settings of a draft that are compared: it sees what its target sees (harness/config/build_spec.py)."""
-    name = asked["name"]
-    own = choice("model", name)
+    """Return the compared settings of a draft; it shares its target's inputs (harness/config/build_spec.py)."""
+    name = overrides["name"]
+    draft_config = choice("model", name)
     shared = {"video": target["video"]}
-    if own["adapter"] == adapter:
+    if draft_config["adapter"] == adapter:
         shared["processor"] = target["processor"]
-    if own["prompts"].get(target["prompt"]) is not None:
+    if draft_config["prompts"].get(target["prompt"]) is not None:
         shared["prompt"] = target["prompt"]
-    options = {key: value for key, value in asked.items() if key != "name"}
+    options = {key: value for key, value in overrides.items() if key != "name"}
     return {"name": name, **_model(name, laid_over(shared, options), tasks)[0]}
 
 
-def _asked(section: Mapping[str, Any], prompt: PromptSpec) -> dict[str, Any]:
-    """Return text and generation of a benchmark as it is asked (harness/config/prompt_section.py and benchmark.py)."""
+def _prompt_settings(section: Mapping[str, Any], prompt: PromptSpec) -> dict[str, Any]:
+    """Return the text and generation of a benchmark's requests (harness/config/prompt_section.py, benchmark.py)."""
     length = section["new_tokens"]
-    exactly = {} if length is None else {"min_new_tokens": length, "max_new_tokens": length}
-    named = [section["texts"][word] for word in prompt.words if word in section["texts"]]
+    limits = {} if length is None else {"min_new_tokens": length, "max_new_tokens": length}
+    texts = [section["texts"][word] for word in prompt.words if word in section["texts"]]
     return {
-        "text": section["text"] or next(iter(named), prompt.text),
+        "text": section["text"] or next(iter(texts), prompt.text),
         "prompt": section["prompt"] or None,
-        "generation": {**prompt.generation, **exactly, **section["generation"]},
+        "generation": {**prompt.generation, **limits, **section["generation"]},
     }
 
 
 @cache
-def _usual_judge() -> Mapping[str, Any]:
+def _default_judge() -> Mapping[str, Any]:
     path = CONF / "config.yaml"
-    usual: Mapping[str, Any] = read_yaml(path.read_text(encoding="utf-8"), path)["judge"]
-    return usual
+    defaults: Mapping[str, Any] = read_yaml(path.read_text(encoding="utf-8"), path)["judge"]
+    return defaults
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return a value without what is the same as nothing there."""
+    """Return a value without entries that equal their absence."""
     if name == "generation":
-        return {k: v for k, v in value.items() if v is not None and (k != CACHED or v)}
+        return {
+            key: entry
+            for key, entry in value.items()
+            if entry is not None and (key != CACHED or entry)
+        }
     return value
 
 
-def _same(found: Any, asked: Any) -> bool:
-    if isinstance(asked, Mapping):
-        keys = {*asked, *(found if isinstance(found, Mapping) else ())}
-        return isinstance(found, Mapping) and all(
-            _same(found.get(key), asked.get(key)) for key in keys
+def _equal(actual: Any, expected: Any) -> bool:
+    if isinstance(expected, Mapping):
+        keys = {*expected, *(actual if isinstance(actual, Mapping) else ())}
+        return isinstance(actual, Mapping) and all(
+            _equal(actual.get(key), expected.get(key)) for key in keys
         )
-    if isinstance(asked, float | int) and isinstance(found, float | int):
-        return abs(found - asked) <= 1e-9
-    return bool(found == (list(asked) if isinstance(asked, tuple) else asked))
+    if isinstance(expected, float | int) and isinstance(actual, float | int):
+        return abs(actual - expected) <= 1e-9
+    return bool(actual == (list(expected) if isinstance(expected, tuple) else expected))

@@ -1,4 +1,4 @@
-"""Printed cells beside what rows measure of them, and a verdict on each."""
+"""Fill printed cells with measured results, and give a verdict on each."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from espalier.harness.reports.tables.cell_runs import Wanted, method_of, wanted
-from espalier.harness.reports.tables.cell_settings import compared
-from espalier.harness.reports.tables.printed_cell import UNITS, Cell
+from espalier.harness.reports.tables.cell_settings import compared_settings
+from espalier.harness.reports.tables.printed_cell import UNITS, PrintedCell
 from espalier.harness.reports.tables.published_tables import Paper
-from espalier.harness.reports.tables.table_rows import Measured, Notes
+from espalier.harness.reports.tables.table_rows import MeasuredResult, Notes
 
-#: Begins the paths of scores.
+#: Prefix of the paths of scores.
 METRICS = "metrics."
 
-#: Standard errors on either side of a 95 % interval.
+#: Half width of a 95 % interval in standard errors.
 WIDTH = 1.96
 
 
 @dataclass(frozen=True)
-class Formula:
-    """What a formula says of a cell, in its unit.
+class FormulaValue:
+    """The value of a formula for a cell, in the cell's unit.
 
     Attributes:
-        value: the formula's.
         source: the formula, by its equation.
-        misprint: why the printed number is known to be wrong; empty where print and formula agree.
+        misprint: why the printed number is known to be wrong; empty if print and formula agree.
     """
 
     value: float
@@ -35,151 +34,158 @@ class Formula:
 
 
 @dataclass(frozen=True)
-class Filled:
-    """A printed cell and what is known of it.
+class FilledCell:
+    """A printed cell with its measured result.
 
     Attributes:
-        cell: the printed one.
-        run: what fills it, or why nothing does.
-        value, stderr: measured, in the printed unit; None where nothing ran.
-        row: where that comes from.
-        analytic: what a formula says of the cell; None where none does.
-        remark: of an average, what does not follow in print.
-        apart: of an average, why it need not be the printed one.
-        unread: whether it is a score of a row, or of several, of which too many answers could not be read.
+        cell: the printed cell.
+        run: the run that fills it, or why none does.
+        value, stderr: measured, in the printed unit; None without a result.
+        row: the result.
+        analytic: the value of a formula for the cell; None if there is no formula.
+        remark: of an average, what is inconsistent in print.
+        average_mismatch: of an average, why it need not equal the printed one.
+        unread: whether too many answers of a result behind a score could not be read.
     """
 
-    cell: Cell
+    cell: PrintedCell
     run: Wanted | str
     value: float | None = None
     stderr: float | None = None
-    row: Measured | None = None
-    analytic: Formula | None = None
+    row: MeasuredResult | None = None
+    analytic: FormulaValue | None = None
     remark: str = ""
-    apart: str = ""
+    average_mismatch: str = ""
     unread: bool = False
 
     @property
     def difference(self) -> float | None:
-        """Measured less printed, where these are meant to be the same."""
-        if self.value is None or not self.cell.value or self.unlike:
+        """Measured minus printed, if the two should be equal."""
+        if self.value is None or not self.cell.value or self.mismatch:
             return None
         return self.value - self.cell.number
 
     @property
-    def unlike(self) -> str:
-        """Why the measured number need not be the printed one; empty where it is meant to be."""
-        return self.run.unlike if isinstance(self.run, Wanted) else self.apart
+    def mismatch(self) -> str:
+        """Why the measured number need not equal the printed one; empty if it should."""
+        return self.run.mismatch if isinstance(self.run, Wanted) else self.average_mismatch
 
     @property
     def verdict(self) -> str:
-        """What the difference means: near, within error, FAR; `missing` and other words where there is none."""
+        """The verdict on the difference: near, within error, FAR; `missing` and other words without a difference."""
         if not self.cell.value and self.value is None:
             return "not printed"
         if self.value is None:
-            without = "printed" if self.analytic is None else "formula"
-            return "missing" if isinstance(self.run, Wanted) else without
+            unfilled = "printed" if self.analytic is None else "formula"
+            return "missing" if isinstance(self.run, Wanted) else unfilled
         if self.difference is None:
             return "measured"
-        part = "" if self.row is None or self.row.whole else ", of a part"
+        part = "" if self.row is None or self.row.complete else ", of a part"
         allowed = UNITS[self.cell.unit]
         if allowed is None:
             return "another machine" + part
-        off = round(abs(self.difference), 9)
-        if off <= allowed + self.cell.half:
+        distance = round(abs(self.difference), 9)
+        if distance <= allowed + self.cell.half:
             return "near" + part
         error = 0.0 if self.stderr is None else WIDTH * self.stderr
-        return ("within error" if off <= error + self.cell.half else "FAR") + part
+        return ("within error" if distance <= error + self.cell.half else "FAR") + part
 
 
-class Shelf:
-    """Rows by the cell that they fill and by their settings; the newest counts."""
+class ResultIndex:
+    """Results by the cell that they fill and by their settings; the newest is used."""
 
-    def __init__(self, rows: Sequence[Measured]) -> None:
-        """Sort rows, the oldest first."""
-        self._by_cell: dict[tuple[Any, ...], dict[int, list[Measured]]] = {}
+    def __init__(self, rows: Sequence[MeasuredResult]) -> None:
+        """Index results, oldest first."""
+        self._by_cell: dict[tuple[Any, ...], dict[int, list[MeasuredResult]]] = {}
         for row in rows:
-            # Equal settings are one object (rows.py), so that what a run asks is held against each but once.
+            # Equal settings are one object (table_rows.py), so that each is compared with a run only once.
             self._by_cell.setdefault(row.cell, {}).setdefault(id(row.settings), []).append(row)
 
-    def find(self, run: Wanted, notes: Notes) -> Measured | None:
-        """Return the newest row of a run; rows of the same cell that give way to it are noted."""
+    def find(self, run: Wanted, notes: Notes) -> MeasuredResult | None:
+        """Return the newest result of a run; older and non-matching results of the same cell are noted."""
         name, variant, _ = method_of(run)
-        asked = run.overrides
-        ratio = round(float(asked["ratio"]), 6)
-        cell = (asked["model"], asked["benchmark"], name, variant, ratio, asked["budget"])
-        found = []
-        apart = {}
+        overrides = run.overrides
+        ratio = round(float(overrides["ratio"]), 6)
+        cell = (
+            overrides["model"],
+            overrides["benchmark"],
+            name,
+            variant,
+            ratio,
+            overrides["budget"],
+        )
+        matches = []
+        differences = {}
         for group in self._by_cell.get(cell, {}).values():
-            difference = compared(run).difference(group[0].settings)
+            difference = compared_settings(run).difference(group[0].settings)
             if difference:
-                apart[group[0].key] = difference
+                differences[group[0].key] = difference
             else:
-                found += group
-        if not found:
-            for key, difference in apart.items():
+                matches += group
+        if not matches:
+            for key, difference in differences.items():
                 notes.add(
                     "rows of other settings than a cell's, which none fills", f"{key} {difference}"
                 )
             return None
-        newest = max(found, key=lambda row: (row.committed, row.key))
-        for other in found:
-            if other is not newest:
-                why = "other code" if other.code != newest.code else "other settings or seed"
+        newest = max(matches, key=lambda row: (row.committed, row.key))
+        for older in matches:
+            if older is not newest:
+                why = "other code" if older.code != newest.code else "other settings or seed"
                 notes.add(
                     "rows of a cell that a newer one fills",
-                    f"{other.key} gives way to {newest.key} ({why})",
+                    f"{older.key} gives way to {newest.key} ({why})",
                 )
         return newest
 
 
 def fill(
     paper: Paper,
-    cells: Sequence[Cell],
-    shelf: Shelf,
+    cells: Sequence[PrintedCell],
+    index: ResultIndex,
     notes: Notes,
     model: str | None = None,
-    analytic: Mapping[tuple[str, ...], Formula] | None = None,
-) -> list[Filled]:
-    """Return each cell with what is measured of it; averages are left to harness/reports/tables/table_averages.py.
+    analytic: Mapping[tuple[str, ...], FormulaValue] | None = None,
+) -> list[FilledCell]:
+    """Return the cells with their measured results; averages are added by harness/reports/tables/table_averages.py.
 
     Args:
         paper: the paper's file.
         cells: of one table.
-        shelf: rows to choose from.
-        notes: gets what is said of rows: several of one cell, several versions of code in one table.
-        model: run on this model in place of the cells' own.
-        analytic: what formulas say, by the key of a cell.
+        index: the results.
+        notes: receives notes on results: several of one cell, several code versions in one table.
+        model: run on this model instead of the cells' own.
+        analytic: values of formulas, by the key of a cell.
     """
-    said = analytic or {}
+    formulas = analytic or {}
     filled = []
     for cell in cells:
         run = wanted(paper, cell, model)
-        one = Filled(cell, run, analytic=said.get(cell.key))
-        row = None if isinstance(run, str) else shelf.find(run, notes)
+        filled_cell = FilledCell(cell, run, analytic=formulas.get(cell.key))
+        row = None if isinstance(run, str) else index.find(run, notes)
         if row is not None and isinstance(run, Wanted):
-            one = _measured(one, run, row)
-        filled.append(one)
+            filled_cell = _measured(filled_cell, run, row)
+        filled.append(filled_cell)
     versions: dict[str, str] = {}
-    for one in filled:
-        if one.row is not None:
-            versions.setdefault(one.row.code, one.row.key)
+    for filled_cell in filled:
+        if filled_cell.row is not None:
+            versions.setdefault(filled_cell.row.code, filled_cell.row.key)
     if len(versions) > 1:
         for code, key in versions.items():
-            notes.add("versions of code stand in one table", f"{code} ({key} and others)")
+            notes.add("versions of code are in one table", f"{code} ({key} and others)")
     return filled
 
 
-def _measured(one: Filled, run: Wanted, row: Measured) -> Filled:
-    value = row.numbers.get(run.of)
+def _measured(filled: FilledCell, run: Wanted, row: MeasuredResult) -> FilledCell:
+    value = row.numbers.get(run.number_path)
     if value is None:
-        return replace(one, run=f"row {row.key} has no {run.of}")
-    error = row.numbers.get(error_of(run.of))
+        return replace(filled, run=f"row {row.key} has no {run.number_path}")
+    error = row.numbers.get(error_of(run.number_path))
     stderr = None if error is None else error * run.scale
-    unread = row.unread and run.of.startswith(METRICS)
-    return replace(one, value=value * run.scale, stderr=stderr, row=row, unread=unread)
+    unread = row.unread and run.number_path.startswith(METRICS)
+    return replace(filled, value=value * run.scale, stderr=stderr, row=row, unread=unread)
 
 
 def error_of(path: str) -> str:
-    """Return where a row has the standard error of a number, if it has one."""
+    """Return the path of a number's standard error in a row."""
     return f"{path.removesuffix('value')}stderr"

@@ -1,4 +1,4 @@
-"""What a paper's file says of a figure whose points are not printed: which runs they are, and how they are drawn."""
+"""Figures without printed points, as described by a paper's file: which runs they are, and how they are drawn."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-#: Columns that a figure's entry leaves to the table.
+#: Columns that a figure's grid fills.
 NAMED = ("model", "method", "budget", "benchmark", "split", "metric")
 
 
 @dataclass(frozen=True)
-class Panel:
+class FigurePanel:
     """One panel of a figure.
 
     Attributes:
         title: in our words.
-        where: which of the points it shows, by keys of a cell.
+        where: which points it shows, by keys of a cell.
         x: the key of a cell along the axis: `budget` gives lines, anything else bars.
-        y: what the axis says.
-        line: the key of a cell that tells lines apart.
-        lines: which of these there are; empty: all.
-        reference: the method over whose scores those of the others are taken, in percent; empty: scores as they are.
+        y: label of the axis.
+        line: the key of a cell that separates lines.
+        lines: names of the lines; empty: all.
+        reference: the method that the other scores are relative to, in percent; empty: absolute scores.
     """
 
     title: str
@@ -34,22 +34,22 @@ class Panel:
 
 
 def points(grids: Sequence[Mapping[str, Sequence[str]]]) -> Iterator[dict[str, str]]:
-    """Yield the names of each point of a figure: the products of lists of names, with empty names for the others."""
+    """Yield the names of each point of a figure: products of lists of names; other names are empty."""
     for grid in grids:
         for names in product(*grid.values()):
             yield {**dict.fromkeys(NAMED, ""), "value": "", **dict(zip(grid, names, strict=True))}
 
 
 def name_of(slug: str, number: str) -> str:
-    """Return the name of a table or a figure, as files and presets have it: `d2pruner_table1`, `d2pruner_fig4`."""
+    """Return the name of a table or figure in files and presets: `d2pruner_table1`, `d2pruner_fig4`."""
     return f"{slug}_{number}" if is_figure(number) else f"{slug}_table{number}"
 
 
-def called(number: str) -> str:
-    """Return what a paper calls a table or a figure: `Table 1`, `Figure 4`."""
+def display_name(number: str) -> str:
+    """Return the paper's name of a table or figure: `Table 1`, `Figure 4`."""
     return f"Figure {number.removeprefix('fig')}" if is_figure(number) else f"Table {number}"
 
 
 def is_figure(number: str) -> bool:
-    """Say whether a number is that of a figure, as `fig4` is."""
+    """Return whether a number names a figure, such as `fig4`."""
     return number.startswith("fig")

@@ -8,12 +8,12 @@ from functools import cached_property
 
 from espalier.harness.errors import UserError
 
-#: Columns that say which cell a line is.
+#: Columns that identify a cell.
 KEYS = ("paper", "table", "model", "method", "budget", "benchmark", "split", "metric")
 COLUMNS = (*KEYS, "value", "unit")
 
-#: Units that occur, each with how far a measured number may be from the printed one to be called near; None: a time,
-#: a rate or a size of one machine, which another one does not repeat.
+#: All units, with the largest difference between a measured and a printed number that counts as near; None: a time, a
+#: rate or a size, which another machine does not reproduce.
 UNITS: Mapping[str, float | None] = {
     "%": 0.5,
     "score": 10.0,
@@ -43,8 +43,8 @@ UNITS: Mapping[str, float | None] = {
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One printed cell; `value` is as printed, with its zeros, and empty where the paper prints none."""
+class PrintedCell:
+    """A printed cell; `value` is as printed, with trailing zeros, and empty if the paper prints none."""
 
     paper: str
     table: str
@@ -59,7 +59,7 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What no other cell has."""
+        """The values of `KEYS`, unique for each cell."""
         return tuple(getattr(self, name) for name in KEYS)
 
     @property
@@ -69,10 +69,10 @@ class Cell:
 
     @cached_property
     def number(self) -> float:
-        """The printed value; ask `value` first whether there is one.
+        """The printed value as a number; check `value` first.
 
         Raises:
-            UserError: none is printed.
+            UserError: no value is printed.
         """
         if not self.value:
             raise UserError(f"{self.name}: no number is printed")
@@ -80,21 +80,21 @@ class Cell:
 
     @property
     def column(self) -> str:
-        """The column of a budget: `50%` of `50% visual KV`; of a row printed for each column, what its split says."""
-        named = self.split.startswith("column ")
-        return self.split.removeprefix("column ") if named else self.budget.partition(" ")[0]
+        """The column of a budget: `50%` for `50% visual KV`; of a row printed for each column, that of its split."""
+        is_column = self.split.startswith("column ")
+        return self.split.removeprefix("column ") if is_column else self.budget.partition(" ")[0]
 
     @property
     def half(self) -> float:
-        """Half a unit of the last printed digit: what rounding takes or gives."""
+        """Half a unit of the last printed digit: the rounding error."""
         return 0.5 * 10.0**-self.digits
 
     @property
     def digits(self) -> int:
-        """Printed digits behind the point."""
+        """Printed digits after the decimal point."""
         return len(self.value.partition(".")[2])
 
 
-def place(cell: Cell) -> str:
-    """Return the name under which a paper's file has a cell's benchmark: with its split, where that is listed."""
+def place(cell: PrintedCell) -> str:
+    """Return the name of a cell's benchmark in the paper's file: with its split, where the file lists that."""
     return f"{cell.benchmark} {cell.split}".strip()

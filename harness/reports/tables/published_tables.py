@@ -1,7 +1,7 @@
-"""What papers print: `results/papers/<paper>_table<N>.csv`, a line a cell, and `<paper>.yaml`, what its names mean.
+"""Published tables: `results/papers/<paper>_table<N>.csv`, a line for each cell, and `<paper>.yaml` for its names.
 
-A file is read whole or refused, with its name and the line: columns, paper and table, known names, known units, values
-that are numbers or empty, no cell twice, and as many lines as the paper's file says.
+A file is read completely or refused with its name and line. Checked: columns, paper and table, known names and units,
+values that are numbers or empty, no duplicate cells, and the number of lines that the paper's file gives.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import Any, TypeVar
 from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.paths import ROOT
-from espalier.harness.reports.tables.panels import Panel, name_of, points
-from espalier.harness.reports.tables.printed_cell import COLUMNS, UNITS, Cell, place
+from espalier.harness.reports.tables.panels import FigurePanel, name_of, points
+from espalier.harness.reports.tables.printed_cell import COLUMNS, UNITS, PrintedCell, place
 
 FOLDER = ROOT / "results" / "papers"
 
-#: The key of an entry that adds to it for some cells: by column and by name in that column.
+#: The key of an entry with additions for some cells, by column and by name in that column.
 AT = "at"
 
-#: Keys of an entry that are no overrides: where the number stands in a row, by what tables multiply it, and why it is
-#: not the printed one's equal.
-MEASURE = ("metric", "of", "scale", "unlike")
+#: Keys of an entry that are not overrides: where the number is in a row, by what tables multiply it, and why it need
+#: not equal the printed one.
+NUMBER_KEYS = ("metric", "of", "scale", "unlike")
 
-#: What every wanted run states, in the order of a command line.
+#: Keys that every run sets, in the order of a command line.
 FIRST = ("model", "method", "budget", "ratio", "benchmark")
 
-#: Sections of overrides that rows tell of, so that a table can compare them.
+#: Sections of overrides that rows record, so that a table can compare them.
 SECTIONS = ("model", "method", "benchmark", "engine", "judge")
 
-#: Parts of a paper's file whose entries are looked up by the names of a cell.
+#: Parts of a paper's file with entries for the names of a cell.
 PARTS = ("models", "methods", "budgets", "benchmarks", "metrics")
 
 
@@ -55,24 +55,24 @@ class Average:
     reference: str = ""
     why: str = ""
 
-    def prints(self, cell: Cell) -> bool:
-        """Say whether a cell is a printed average."""
+    def prints(self, cell: PrintedCell) -> bool:
+        """Return whether a cell is a printed average."""
         return all(getattr(cell, key) == value for key, value in self.where.items())
 
 
 @dataclass(frozen=True)
-class Printed:
-    """What a paper's file says of one table.
+class TableEntry:
+    """A table's entry in a paper's file.
 
     Attributes:
         title: what it shows, in our words.
-        cells: lines of its file, empty values included.
-        rows, columns: keys of a cell whose values lead the lines and head the columns, outermost first.
-        rebuilt: how: `measured`, `analytic`, both, or `printed` for what is neither.
+        cells: number of lines of its file, including empty values.
+        rows, columns: keys of a cell that name the lines and head the columns, outermost first.
+        rebuilt: how: `measured`, `analytic`, both, or `printed` for neither.
         overrides: what every run of the table adds to its command line.
         average: how it averages; None: it does not.
-        decisions: what was decided about malformed rows, or, of a figure, about what the text does not say.
-        grid: of a figure, whose points are not printed: lists of names by key of a cell, whose products they are.
+        decisions: decisions about malformed rows, or, for a figure, about what the text leaves open.
+        grid: of a figure without printed points: lists of names by key of a cell; the points are their products.
         panels: of a figure.
     """
 
@@ -86,7 +86,7 @@ class Printed:
     average: Average | None = None
     decisions: tuple[str, ...] = ()
     grid: tuple[Mapping[str, Any], ...] = ()
-    panels: tuple[Panel, ...] = ()
+    panels: tuple[FigurePanel, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,8 @@ class Paper:
 
     Attributes:
         slug: name of its files.
-        models, methods, budgets, benchmarks, metrics: by printed name, what of a run it is
-        (harness/reports/tables/cell_runs.py),
-            or why nothing of this project is, as a text.
+        models, methods, budgets, benchmarks, metrics: by printed name, the part of a run it stands for
+        (harness/reports/tables/cell_runs.py), or, as a text, why nothing in this project does.
     """
 
     slug: str
@@ -111,13 +110,13 @@ class Paper:
     budgets: Mapping[str, Any]
     benchmarks: Mapping[str, Any]
     metrics: Mapping[str, Any]
-    tables: Mapping[str, Printed]
+    tables: Mapping[str, TableEntry]
 
-    def table(self, number: str) -> Printed:
+    def table(self, number: str) -> TableEntry:
         """Return a table's entry.
 
         Raises:
-            UserError: the paper has no such table here.
+            UserError: the paper's file has no such table.
         """
         if number not in self.tables:
             raise unknown_name(f"table of {self.slug}", number, self.tables)
@@ -129,7 +128,7 @@ def papers(folder: Path = FOLDER) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
-Made = TypeVar("Made", Average, Panel, Printed, Paper)
+EntryT = TypeVar("EntryT", Average, FigurePanel, TableEntry, Paper)
 
 
 @lru_cache(maxsize=32)
@@ -142,14 +141,16 @@ def read_paper(slug: str, folder: Path = FOLDER) -> Paper:
     if slug not in papers(folder):
         raise unknown_name("paper", slug, papers(folder))
     path = folder / f"{slug}.yaml"
-    found = read_yaml(path.read_text(encoding="utf-8"), path)
-    tables = {str(number): _printed(path, one) for number, one in found.pop("tables", {}).items()}
-    paper = _made(Paper, path, {**found, "slug": slug, "tables": tables})
+    entries = read_yaml(path.read_text(encoding="utf-8"), path)
+    tables = {
+        str(number): _printed(path, entry) for number, entry in entries.pop("tables", {}).items()
+    }
+    paper = _build_entry(Paper, path, {**entries, "slug": slug, "tables": tables})
     _check_entries(path, paper)
     return paper
 
 
-def read_cells(paper: Paper, number: str, folder: Path = FOLDER) -> tuple[Cell, ...]:
+def read_cells(paper: Paper, number: str, folder: Path = FOLDER) -> tuple[PrintedCell, ...]:
     """Return the cells of a table, in printed order.
 
     Raises:
@@ -158,24 +159,24 @@ def read_cells(paper: Paper, number: str, folder: Path = FOLDER) -> tuple[Cell, 
     entry, path = paper.table(number), folder / f"{name_of(paper.slug, number)}.csv"
     if entry.grid:
         return _figure(paper, number, folder / f"{paper.slug}.yaml")
-    found: dict[tuple[str, ...], Cell] = {}
+    cells: dict[tuple[str, ...], PrintedCell] = {}
     for where, line in read_lines(path, COLUMNS):
         cell = _cell(line, where, paper, number)
-        if cell.key in found:
-            raise UserError(f"{where}: {cell.name} stands there twice")
-        found[cell.key] = cell
-    if len(found) != entry.cells:
+        if cell.key in cells:
+            raise UserError(f"{where}: {cell.name} is there twice")
+        cells[cell.key] = cell
+    if len(cells) != entry.cells:
         raise UserError(
-            f"{path}: {len(found)} cells; valid: {entry.cells}, as {paper.slug}.yaml says"
+            f"{path}: {len(cells)} cells; valid: {entry.cells}, as {paper.slug}.yaml says"
         )
-    return tuple(found.values())
+    return tuple(cells.values())
 
 
 def read_lines(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the lines of a file in results/papers, each behind the words that say where it stands.
+    """Yield the lines of a file in results/papers, each with its position (file and line) for error messages.
 
     Raises:
-        UserError: there is no such file, it has other columns, or a line has more or fewer.
+        UserError: there is no such file, it has other columns, or a line has a different number of columns.
     """
     if not path.is_file():
         raise UserError(f"{path} is missing; valid: a file with columns {','.join(columns)}")
@@ -191,21 +192,21 @@ def read_lines(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[s
             yield where, [text.strip() for text in line]
 
 
-def _figure(paper: Paper, number: str, path: Path) -> tuple[Cell, ...]:
+def _figure(paper: Paper, number: str, path: Path) -> tuple[PrintedCell, ...]:
     """Return the points of a figure as cells without a printed value."""
     entry, where = paper.tables[number], f"{path}, {number}"
-    found = []
-    for named in points(entry.grid):
-        cell = Cell(**{"paper": paper.paper, "table": number, **named})
+    cells = []
+    for point_names in points(entry.grid):
+        cell = PrintedCell(**{"paper": paper.paper, "table": number, **point_names})
         _check(cell, paper, where)
-        found.append(cell)
-    if len(found) != entry.cells:
-        raise UserError(f"{where}: {len(found)} points; valid: {entry.cells}, as it says itself")
-    return tuple(found)
+        cells.append(cell)
+    if len(cells) != entry.cells:
+        raise UserError(f"{where}: {len(cells)} points; valid: {entry.cells}, its `cells`")
+    return tuple(cells)
 
 
-def _cell(line: Sequence[str], where: str, paper: Paper, table: str) -> Cell:
-    cell = Cell(*line)
+def _cell(line: Sequence[str], where: str, paper: Paper, table: str) -> PrintedCell:
+    cell = PrintedCell(*line)
     if (cell.paper, cell.table) != (paper.paper, table):
         raise UserError(
             f"{where}: table {cell.table!r} of {cell.paper!r}; valid: table {table} of {paper.paper}"
@@ -214,17 +215,17 @@ def _cell(line: Sequence[str], where: str, paper: Paper, table: str) -> Cell:
     return cell
 
 
-def _check(cell: Cell, paper: Paper, where: str) -> None:
-    """Raise UserError unless the paper's file knows a cell's names, and its value is a number or nothing."""
+def _check(cell: PrintedCell, paper: Paper, where: str) -> None:
+    """Raise UserError unless the paper's file knows a cell's names, and its value is a number or empty."""
     methods = {**paper.methods, **paper.tables[cell.table].methods}
-    known: dict[str, Iterable[str]] = {
+    valid_names: dict[str, Iterable[str]] = {
         "model": paper.models,
         "method": methods,
         "budget": paper.budgets,
         "metric": paper.metrics,
         "unit": UNITS,
     }
-    for name, valid in known.items():
+    for name, valid in valid_names.items():
         text = getattr(cell, name)
         if text not in valid:
             raise UserError(f"{where}: {unknown_name(name, text, valid)}")
@@ -237,8 +238,8 @@ def _check(cell: Cell, paper: Paper, where: str) -> None:
 
 
 def _check_entries(path: Path, paper: Paper) -> None:
-    """Raise UserError unless entries hold overrides and `MEASURE` alone, and `at` names columns and names of these."""
-    methods = {*paper.methods, *(name for one in paper.tables.values() for name in one.methods)}
+    """Raise UserError unless entries have only overrides and `NUMBER_KEYS`, and `at` names known columns and names."""
+    methods = {*paper.methods, *(name for table in paper.tables.values() for name in table.methods)}
     columns: dict[str, Collection[str]] = {
         "model": paper.models,
         "method": methods,
@@ -247,22 +248,22 @@ def _check_entries(path: Path, paper: Paper) -> None:
         "metric": paper.metrics,
     }
     for key, entry in _entries(paper):
-        _check_keys(f"{path}: {key}", entry, (*MEASURE, *FIRST, AT))
-        added = {} if isinstance(entry, str) else entry.get(AT, {})
-        for column, names in _table(f"{path}: {key}.{AT}", added).items():
+        _check_keys(f"{path}: {key}", entry, (*NUMBER_KEYS, *FIRST, AT))
+        additions = {} if isinstance(entry, str) else entry.get(AT, {})
+        for column, names in _table(f"{path}: {key}.{AT}", additions).items():
             if column not in columns:
                 raise UserError(
                     f"{path}: {unknown_name(f'column of {key}.{AT}', str(column), columns)}"
                 )
             where = f"{key}.{AT}.{column}"
-            for name, more in _table(f"{path}: {where}", names).items():
+            for name, addition in _table(f"{path}: {where}", names).items():
                 if name not in columns[column]:
                     raise UserError(f"{path}: {unknown_name(where, str(name), columns[column])}")
-                _check_keys(f"{path}: {where}.{name}", more, (*MEASURE, *FIRST))
+                _check_keys(f"{path}: {where}.{name}", addition, (*NUMBER_KEYS, *FIRST))
 
 
 def _entries(paper: Paper) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of a paper's file that cells are looked up in, each with its key."""
+    """Yield the entries of a paper's file for cells, each with its key."""
     for part in PARTS:
         for name, entry in getattr(paper, part).items():
             yield f"{part}.{name}", entry
@@ -273,7 +274,7 @@ def _entries(paper: Paper) -> Iterator[tuple[str, Any]]:
 
 
 def _check_keys(where: str, entry: Any, plain: Sequence[str]) -> None:
-    """Raise UserError unless an entry is a reason, or a table of `plain` keys and overrides that tables compare."""
+    """Raise UserError unless an entry is a reason, or a table of `plain` keys and comparable overrides."""
     if isinstance(entry, str):
         return
     for key in _table(where, entry):
@@ -286,7 +287,9 @@ def _check_keys(where: str, entry: Any, plain: Sequence[str]) -> None:
 
 def _table(where: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise UserError(f"{where}={value!r} is no table; valid: names and what each of them adds")
+        raise UserError(
+            f"{where}={value!r} is not a table; valid: names and what each of them adds"
+        )
     return value
 
 
@@ -297,22 +300,24 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _printed(path: Path, entry: Mapping[str, Any]) -> Printed:
+def _printed(path: Path, entry: Mapping[str, Any]) -> TableEntry:
     values = dict(entry)
     if values.get("average") is not None:
-        values["average"] = _made(Average, path, values["average"])
-    values["panels"] = tuple(_made(Panel, path, one) for one in values.get("panels", ()))
+        values["average"] = _build_entry(Average, path, values["average"])
+    values["panels"] = tuple(
+        _build_entry(FigurePanel, path, panel) for panel in values.get("panels", ())
+    )
     for name in ("rebuilt", "rows", "columns", "decisions", "grid"):
         if name in values:
             values[name] = tuple(values[name])
-    return _made(Printed, path, values)
+    return _build_entry(TableEntry, path, values)
 
 
-def _made(kind: type[Made], path: Path, values: Mapping[str, Any]) -> Made:
-    known = {one.name for one in fields(kind)}
+def _build_entry(kind: type[EntryT], path: Path, values: Mapping[str, Any]) -> EntryT:
+    keys = {field_info.name for field_info in fields(kind)}
     for name in values:
-        if name not in known:
-            raise UserError(f"{path}: {unknown_name('key', str(name), known)}")
+        if name not in keys:
+            raise UserError(f"{path}: {unknown_name('key', str(name), keys)}")
     try:
         return kind(**values)
     except TypeError as error:

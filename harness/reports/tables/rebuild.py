@@ -1,8 +1,8 @@
-"""`python -m espalier tables d2pruner 1`: a published table rebuilt from the store; `all` for all of them.
+"""`python -m espalier tables d2pruner 1`: rebuild a published table from the store; `all` for all tables.
 
-`fig4` in the place of a number is a figure; `--out` draws it.
+`fig4` instead of a number is a figure; `--out` draws it.
 
-`python -m espalier tables analytic` holds what formulas alone give against what is printed.
+`python -m espalier tables analytic` compares formulas alone with the printed numbers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from espalier.harness.config.group_lists import choices
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.paths import rooted
 from espalier.harness.reports.tables.analytic import formulas as analytic
-from espalier.harness.reports.tables.cell_verdicts import Shelf
+from espalier.harness.reports.tables.cell_verdicts import ResultIndex
 from espalier.harness.reports.tables.published_tables import papers, read_paper
-from espalier.harness.reports.tables.rebuilt_table import Table, asked_numbers, build
+from espalier.harness.reports.tables.rebuilt_table import RebuiltTable, build, requested_numbers
 from espalier.harness.reports.tables.table_formats import FORMATS
 from espalier.harness.reports.tables.table_rows import Notes, choose, read_rows, usual_positions
 from espalier.harness.specs import value_checks as fields
@@ -28,19 +28,19 @@ from espalier.harness.specs.run_spec import POSITIONS
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
 
 
-def asked(paper: str, numbers: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the tables that a command line names, each as paper and number.
+def requested_tables(paper: str, numbers: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the tables named by a command line, as (paper, number) pairs.
 
     Raises:
         UserError: there is no such paper or table.
     """
-    found = []
+    tables = []
     for slug in papers() if paper == "all" else [paper]:
         entry = read_paper(slug)
         for number in numbers or entry.tables:
             entry.table(number)
-            found.append((slug, number))
-    return found
+            tables.append((slug, number))
+    return tables
 
 
 def rebuild(
@@ -49,52 +49,60 @@ def rebuild(
     model: str | None = None,
     positions: str | None = None,
     limit: int | None = None,
-) -> tuple[list[Table], list[str]]:
-    """Return tables with what stores say of them, and what is said of rows that count in none."""
+) -> tuple[list[RebuiltTable], list[str]]:
+    """Return tables filled from stores, and notes on results that are in no table."""
     notes = Notes()
-    rows = read_rows(stores, asked_numbers(tables, model), notes)
-    shelf = Shelf(choose(rows, positions or usual_positions(), limit, notes))
-    said = analytic.formulas()
-    return [build(slug, number, shelf, model, said) for slug, number in tables], notes.lines()
+    rows = read_rows(stores, requested_numbers(tables, model), notes)
+    index = ResultIndex(choose(rows, positions or usual_positions(), limit, notes))
+    formulas = analytic.formulas()
+    return [build(slug, number, index, model, formulas) for slug, number in tables], notes.lines()
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print tables or write them; exit code 2 and one line if that cannot be done."""
-    given = sys.argv[1:] if argv is None else list(argv)
-    if given[:1] == ["analytic"]:
-        return analytic.main(given[1:])
+    """Print tables or write them; exit code 2 and one line if that fails."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments[:1] == ["analytic"]:
+        return analytic.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m espalier tables", description=__doc__)
     parser.add_argument("paper", help=f"{', '.join(papers())}, all, or analytic")
-    parser.add_argument("numbers", nargs="*", metavar="N", help="tables of it; all by default")
+    parser.add_argument("numbers", nargs="*", metavar="N", help="its tables (default: all)")
     parser.add_argument(
         "--store", type=rooted, action="append", help="a run store (default: results)"
     )
-    parser.add_argument("--model", help="an embedded model in place of the printed ones")
-    parser.add_argument("--positions", help="rows under this position policy (default: original)")
-    parser.add_argument("--limit", type=int, help="rows of so many samples (default: the most)")
-    parser.add_argument("--format", choices=sorted(FORMATS), default="md", help="what is printed")
-    parser.add_argument("--out", type=Path, help="folder that gets every format of every table")
-    options = parser.parse_args(given)
-    known = [*papers(), "all", "analytic"]
+    parser.add_argument("--model", help="an embedded model instead of the printed models")
+    parser.add_argument(
+        "--positions", help="use rows with this position policy (default: original)"
+    )
+    parser.add_argument(
+        "--limit", type=int, help="use rows with this number of samples (default: the largest)"
+    )
+    parser.add_argument(
+        "--format", choices=sorted(FORMATS), default="md", help="format of the output"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="write every format of every table into this folder"
+    )
+    options = parser.parse_args(arguments)
+    names = [*papers(), "all", "analytic"]
     try:
         if options.out is not None:
             check_folder("--out", options.out)
-        if options.paper not in known:
-            raise unknown_name("paper", options.paper, known)
+        if options.paper not in names:
+            raise unknown_name("paper", options.paper, names)
         if options.model is not None and options.model not in choices("model"):
             raise unknown_name("--model", options.model, choices("model"))
         if options.positions is not None:
             fields.choice("--positions", options.positions, POSITIONS)
         fields.optional_integer("--limit", options.limit, at_least=1)
-        found, notes = rebuild(
-            asked(options.paper, options.numbers),
+        tables, notes = rebuild(
+            requested_tables(options.paper, options.numbers),
             [existing_store(store) for store in options.store or [rooted("results")]],
             options.model,
             options.positions,
             options.limit,
         )
-        for table in found:
+        for table in tables:
             if options.out is None:
                 print(FORMATS[options.format](table))
             else:
@@ -103,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # Whoever reads has had enough, as `head` has; what is left goes nowhere.
+        # The reader closed the pipe, as `head` does; discard the remaining output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     for note in notes:
@@ -111,10 +119,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def write(table: Table, folder: Path) -> list[Path]:
-    """Write a table in every format, a figure as a picture as well; return the files."""
+def write(table: RebuiltTable, folder: Path) -> list[Path]:
+    """Write a table in every format, and a figure also as a picture; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
-    # Imported here: tables need no drawing.
+    # matplotlib is only needed for figures.
     from espalier.harness.reports.tables import table_picture as picture
 
     paths = picture.write(table, folder) if table.entry.panels else []

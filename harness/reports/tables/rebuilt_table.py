@@ -1,4 +1,4 @@
-"""One published table rebuilt: its cells in the paper's own layout, averages, and what fills the missing ones."""
+"""A rebuilt published table: its cells in the paper's layout, averages, and the commands for missing cells."""
 
 from __future__ import annotations
 
@@ -8,129 +8,143 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.harness.reports.tables.cell_runs import Wanted, text, wanted
-from espalier.harness.reports.tables.cell_verdicts import Filled, Formula, Shelf, error_of, fill
+from espalier.harness.reports.tables.cell_verdicts import (
+    FilledCell,
+    FormulaValue,
+    ResultIndex,
+    error_of,
+    fill,
+)
 from espalier.harness.reports.tables.panels import name_of
 from espalier.harness.reports.tables.published_tables import (
     FOLDER,
     Paper,
-    Printed,
+    TableEntry,
     read_cells,
     read_paper,
 )
-from espalier.harness.reports.tables.table_averages import Averaged, averages, with_averages
-from espalier.harness.reports.tables.table_rows import Asked, Notes
+from espalier.harness.reports.tables.table_averages import LineAverage, averages, with_averages
+from espalier.harness.reports.tables.table_rows import Notes, RequestedNumbers
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of a table: the headings above it, outermost first, its label, and its cells by column."""
+class TableLine:
+    """A line of a table: its headings, outermost first, its label, and its cells by column."""
 
     headings: tuple[str, ...]
     label: str
-    cells: Mapping[tuple[str, ...], Filled]
+    cells: Mapping[tuple[str, ...], FilledCell]
 
 
 @dataclass(frozen=True)
-class Table:
+class RebuiltTable:
     """A rebuilt table.
 
     Attributes:
-        columns: what heads each column, outermost first; keys of the lines' cells.
-        model: what ran in place of the printed models, if anything did.
-        averaged: of every line with an average.
-        notes: what is said of rows.
+        columns: headings of each column, outermost first; keys of the lines' cells.
+        model: the model that ran in place of the printed models, if any.
+        averaged: averages of every line that prints one.
+        notes: notes on results.
     """
 
     paper: Paper
     number: str
     columns: tuple[tuple[str, ...], ...]
-    lines: tuple[Line, ...]
-    filled: tuple[Filled, ...]
-    averaged: tuple[Averaged, ...]
+    lines: tuple[TableLine, ...]
+    filled: tuple[FilledCell, ...]
+    averaged: tuple[LineAverage, ...]
     model: str | None
     notes: tuple[str, ...]
 
     @property
-    def entry(self) -> Printed:
-        """What the paper's file says of the table."""
+    def entry(self) -> TableEntry:
+        """The table's entry in the paper's file."""
         return self.paper.tables[self.number]
 
     @property
     def name(self) -> str:
-        """The table's name, as files and presets have it."""
+        """The table's name in files and presets."""
         return name_of(self.paper.slug, self.number)
 
     @property
     def counts(self) -> Counter[str]:
-        """How many cells have which verdict."""
-        return Counter(one.verdict for one in self.filled)
+        """Number of cells by verdict."""
+        return Counter(filled_cell.verdict for filled_cell in self.filled)
 
     def commands(self) -> list[str]:
-        """Return commands that fill the missing cells, one for all benchmarks of a line."""
+        """Return the commands that fill the missing cells, one for all benchmarks of a line."""
         missing: dict[tuple[str, ...], list[str]] = defaultdict(list)
-        for one in self.filled:
-            if isinstance(one.run, Wanted) and one.value is None:
-                others = tuple(
+        for filled_cell in self.filled:
+            if isinstance(filled_cell.run, Wanted) and filled_cell.value is None:
+                overrides = tuple(
                     f"{key}={_quoted(value)}"
-                    for key, value in one.run.overrides.items()
+                    for key, value in filled_cell.run.overrides.items()
                     if key != "benchmark"
                 )
-                missing[others].append(str(one.run.overrides["benchmark"]))
+                missing[overrides].append(str(filled_cell.run.overrides["benchmark"]))
         return [
-            command(others, list(dict.fromkeys(benchmarks)))
-            for others, benchmarks in missing.items()
+            command(overrides, list(dict.fromkeys(benchmarks)))
+            for overrides, benchmarks in missing.items()
         ]
 
     def uncompared(self) -> dict[str, int]:
-        """Return how many printed cells are not compared with what is measured of them, by the reason."""
-        return dict(Counter(one.unlike for one in self.filled if one.cell.value and one.unlike))
+        """Return how many printed cells are not compared with their measured values, by reason."""
+        return dict(
+            Counter(
+                filled_cell.mismatch
+                for filled_cell in self.filled
+                if filled_cell.cell.value and filled_cell.mismatch
+            )
+        )
 
     def unreachable(self) -> dict[str, int]:
-        """Return how many printed cells neither a run nor a formula fills, by the reason."""
+        """Return how many printed cells neither a run nor a formula fills, by reason."""
         reasons = Counter(
-            one.run
-            for one in self.filled
-            if isinstance(one.run, str) and one.cell.value and one.analytic is None
+            filled_cell.run
+            for filled_cell in self.filled
+            if isinstance(filled_cell.run, str)
+            and filled_cell.cell.value
+            and filled_cell.analytic is None
         )
         return {str(reason): count for reason, count in reasons.items()}
 
 
-def command(others: Sequence[str], benchmarks: Sequence[str]) -> str:
+def command(overrides: Sequence[str], benchmarks: Sequence[str]) -> str:
     """Return the command line that runs a method on benchmarks."""
     sweep = "-m " if len(benchmarks) > 1 else ""
-    return f"python run.py {sweep}{' '.join(others)} benchmark={','.join(benchmarks)}"
+    return f"python run.py {sweep}{' '.join(overrides)} benchmark={','.join(benchmarks)}"
 
 
-def asked_numbers(slugs: Sequence[tuple[str, str]], model: str | None) -> Asked:
-    """Return the numbers that some tables ask of rows, with their errors, by model and benchmark."""
-    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+def requested_numbers(slugs: Sequence[tuple[str, str]], model: str | None) -> RequestedNumbers:
+    """Return the numbers that tables need, with their errors, by model and benchmark."""
+    paths_by_pair: dict[tuple[str, str], set[str]] = defaultdict(set)
     for slug, number in slugs:
         paper = read_paper(slug)
         for cell in read_cells(paper, number):
             run = wanted(paper, cell, model)
             if isinstance(run, Wanted):
-                where = str(run.overrides["model"]), str(run.overrides["benchmark"])
-                found[where] |= {run.of, error_of(run.of)}
-    return {where: frozenset(paths) for where, paths in found.items()}
+                pair = str(run.overrides["model"]), str(run.overrides["benchmark"])
+                paths_by_pair[pair] |= {run.number_path, error_of(run.number_path)}
+    return {pair: frozenset(paths) for pair, paths in paths_by_pair.items()}
 
 
 def build(
     slug: str,
     number: str,
-    shelf: Shelf,
+    index: ResultIndex,
     model: str | None = None,
-    analytic: Mapping[tuple[str, ...], Formula] | None = None,
+    analytic: Mapping[tuple[str, ...], FormulaValue] | None = None,
     folder: Path = FOLDER,
-) -> Table:
-    """Return a table with what rows say of it.
+) -> RebuiltTable:
+    """Return a table filled with results.
 
     Args:
         slug: the paper's.
         number: the table's.
-        shelf: rows that may stand in one table (rows.choose).
-        model: what runs in place of the printed models.
-        analytic: what formulas say, by the key of a cell.
-        folder: where the papers' files lie.
+        index: results that can be in one table (`table_rows.choose`).
+        model: the model that runs in place of the printed models.
+        analytic: values of formulas, by the key of a cell.
+        folder: where the papers' files are.
 
     Raises:
         UserError: there is no such table, or its file is damaged.
@@ -138,23 +152,28 @@ def build(
     paper, notes = read_paper(slug, folder), Notes()
     cells = read_cells(paper, number, folder)
     entry = paper.tables[number]
-    filled = fill(paper, cells, shelf, notes, model, analytic)
+    filled = fill(paper, cells, index, notes, model, analytic)
     averaged = averages(filled, entry.average)
     filled = with_averages(filled, averaged)
-    columns = _telling(filled, entry.columns)
-    leading = _telling(filled, entry.rows)
-    # A line is named by the innermost key, even where those before it would tell it.
-    if len({_values(one, entry.rows[-1:]) for one in filled}) > 1 and entry.rows[-1] not in leading:
+    columns = _distinguishing(filled, entry.columns)
+    leading = _distinguishing(filled, entry.rows)
+    # Lines are labelled by the innermost key, even if the keys before it already distinguish them.
+    if (
+        len({_values(filled_cell, entry.rows[-1:]) for filled_cell in filled}) > 1
+        and entry.rows[-1] not in leading
+    ):
         leading = (*leading, entry.rows[-1])
-    lines: dict[tuple[str, ...], dict[tuple[str, ...], Filled]] = defaultdict(dict)
-    for one in filled:
-        lines[_values(one, leading)][_values(one, columns)] = one
-    heads = dict.fromkeys(_values(one, columns) for one in filled)
-    return Table(
+    lines: dict[tuple[str, ...], dict[tuple[str, ...], FilledCell]] = defaultdict(dict)
+    for filled_cell in filled:
+        lines[_values(filled_cell, leading)][_values(filled_cell, columns)] = filled_cell
+    heads = dict.fromkeys(_values(filled_cell, columns) for filled_cell in filled)
+    return RebuiltTable(
         paper,
         number,
         tuple(heads),
-        tuple(Line(key[:-1], key[-1], found) for key, found in lines.items()),
+        tuple(
+            TableLine(key[:-1], key[-1], cells_by_column) for key, cells_by_column in lines.items()
+        ),
         tuple(filled),
         tuple(averaged),
         model,
@@ -162,21 +181,21 @@ def build(
     )
 
 
-def _values(one: Filled, keys: Sequence[str]) -> tuple[str, ...]:
-    return tuple(str(getattr(one.cell, key)) for key in keys)
+def _values(filled_cell: FilledCell, keys: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(getattr(filled_cell.cell, key)) for key in keys)
 
 
-def _telling(filled: Sequence[Filled], keys: Sequence[str]) -> tuple[str, ...]:
-    """Return those of the keys that tell cells apart, given those before them; the last one if none does."""
-    told: tuple[str, ...] = ()
+def _distinguishing(filled: Sequence[FilledCell], keys: Sequence[str]) -> tuple[str, ...]:
+    """Return the keys that distinguish cells, given the keys before them; the last one if none does."""
+    chosen: tuple[str, ...] = ()
     for key in keys:
-        before = {_values(one, told) for one in filled}
-        after = {_values(one, (*told, key)) for one in filled}
+        before = {_values(filled_cell, chosen) for filled_cell in filled}
+        after = {_values(filled_cell, (*chosen, key)) for filled_cell in filled}
         if len(after) > len(before):
-            told = (*told, key)
-    return told or (keys[-1],)
+            chosen = (*chosen, key)
+    return chosen or (keys[-1],)
 
 
 def _quoted(value: object) -> str:
-    said = text(value)
-    return f"'{said}'" if "$" in said else said
+    quoted_text = text(value)
+    return f"'{quoted_text}'" if "$" in quoted_text else quoted_text

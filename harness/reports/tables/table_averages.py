@@ -1,4 +1,4 @@
-"""Averages of a table by its paper's rule and by one that treats all rows alike; printed ones that do not follow."""
+"""Averages of a table by its paper's rule and by a uniform rule; printed averages that are inconsistent."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from espalier.harness.reports.tables.cell_verdicts import Filled
-from espalier.harness.reports.tables.printed_cell import Cell
+from espalier.harness.reports.tables.cell_verdicts import FilledCell
+from espalier.harness.reports.tables.printed_cell import PrintedCell
 from espalier.harness.reports.tables.published_tables import Average
 
-#: What a cell of a line is of: benchmark, split, metric.
-Place = tuple[str, ...]
+#: Key of a cell within a line: benchmark, split, metric.
+CellKey = tuple[str, ...]
 
-#: A line's cells by what they are of.
-Line = Mapping[Place, Filled]
+#: A line's cells by key.
+CellsByKey = Mapping[CellKey, FilledCell]
 
 
 @dataclass(frozen=True)
-class Averaged:
-    """A line's averages.
+class LineAverage:
+    """The averages of a line.
 
     Attributes:
         cell: the printed average.
-        follows: the paper's rule on the printed cells of the line; None where these do not give it.
-        slack: how far rounding of what is printed may move it.
+        follows: the paper's rule on the printed cells of the line; None if these are incomplete.
+        slack: largest effect of rounding of the printed numbers.
         consistent: the same over the benchmarks that all lines of the model have.
-        own: the paper's rule on what was measured; None unless all that it takes is.
-        shared: how many benchmarks all lines have.
-        unlike: why the measured average need not be the printed one: the reasons of the cells that it takes.
-        unread: whether too many answers of what was measured could not be read.
+        measured: the paper's rule on measured numbers; None unless all of them are measured.
+        shared: number of benchmarks that all lines have.
+        mismatch: why the measured average need not equal the printed one: the reasons of its cells.
+        unread: whether too many answers behind a measured number could not be read.
     """
 
-    cell: Cell
+    cell: PrintedCell
     follows: float | None
     slack: float
     consistent: float | None
-    own: float | None
+    measured: float | None
     shared: int
-    unlike: str = ""
+    mismatch: str = ""
     unread: bool = False
 
     @property
     def remark(self) -> str:
-        """What is wrong in print, or nothing."""
+        """What is inconsistent in print, or empty."""
         if self.follows is None or not self.cell.value:
             return ""
         if abs(self.cell.number - self.follows) <= self.slack + 1e-9:
@@ -52,74 +52,84 @@ class Averaged:
         return f"printed {self.cell.value}, the printed cells give {self.follows:.{max(self.cell.digits, 2)}f}"
 
 
-def averages(filled: Sequence[Filled], rule: Average | None) -> list[Averaged]:
+def averages(filled: Sequence[FilledCell], rule: Average | None) -> list[LineAverage]:
     """Return the averages of every line of a table that prints one."""
     if rule is None:
         return []
-    printed: dict[tuple[str, ...], list[Filled]] = defaultdict(list)
-    for one in filled:
-        if rule.prints(one.cell):
-            printed[one.cell.model, one.cell.metric].append(one)
-    return [one for group in printed.values() for one in _of_group(group, filled, rule)]
+    printed: dict[tuple[str, ...], list[FilledCell]] = defaultdict(list)
+    for filled_cell in filled:
+        if rule.prints(filled_cell.cell):
+            printed[filled_cell.cell.model, filled_cell.cell.metric].append(filled_cell)
+    return [average for group in printed.values() for average in _of_group(group, filled, rule)]
 
 
-def with_averages(filled: Sequence[Filled], found: Iterable[Averaged]) -> list[Filled]:
-    """Return the cells of a table, printed averages with what was measured of them and what is wrong in print."""
-    by_key = {one.cell.key: one for one in found}
-    out = []
-    for one in filled:
-        average = by_key.get(one.cell.key)
+def with_averages(
+    filled: Sequence[FilledCell], line_averages: Iterable[LineAverage]
+) -> list[FilledCell]:
+    """Return the cells of a table, with measured values and remarks on the printed averages."""
+    by_key = {average.cell.key: average for average in line_averages}
+    cells = []
+    for filled_cell in filled:
+        average = by_key.get(filled_cell.cell.key)
         if average is None:
-            out.append(one)
+            cells.append(filled_cell)
         else:
-            unread = average.own is not None and average.unread
-            measured = replace(one, value=average.own, unread=unread)
-            out.append(replace(measured, remark=average.remark, apart=average.unlike))
-    return out
+            unread = average.measured is not None and average.unread
+            measured = replace(filled_cell, value=average.measured, unread=unread)
+            cells.append(
+                replace(measured, remark=average.remark, average_mismatch=average.mismatch)
+            )
+    return cells
 
 
-def _of_group(printed: Sequence[Filled], filled: Sequence[Filled], rule: Average) -> list[Averaged]:
-    """Return the averages of one model, all of one metric."""
+def _of_group(
+    printed: Sequence[FilledCell], filled: Sequence[FilledCell], rule: Average
+) -> list[LineAverage]:
+    """Return the averages of one model and one metric."""
     first = printed[0].cell
-    lines: dict[tuple[str, str], dict[tuple[str, ...], Filled]] = defaultdict(dict)
-    reference: dict[tuple[str, ...], Filled] = {}
-    for one in filled:
-        cell = one.cell
+    lines: dict[tuple[str, str], dict[tuple[str, ...], FilledCell]] = defaultdict(dict)
+    reference: dict[tuple[str, ...], FilledCell] = {}
+    for filled_cell in filled:
+        cell = filled_cell.cell
         if cell.model != first.model or rule.prints(cell) or cell.metric in RELATIVE:
             continue
         if rule.rule == "mean" and cell.metric != first.metric:
             continue
         if rule.rule == "omnidocbench" and cell.metric not in OMNIDOCBENCH:
             continue
-        where = (cell.benchmark, cell.split, cell.metric)
-        lines[cell.method, cell.budget][where] = one
+        key = (cell.benchmark, cell.split, cell.metric)
+        lines[cell.method, cell.budget][key] = filled_cell
         if cell.method == rule.reference:
-            reference.setdefault(where, one)
-    takes = [lines[one.cell.method, one.cell.budget] for one in printed]
-    shared = set.intersection(*({k for k, v in line.items() if v.cell.value} for line in takes))
+            reference.setdefault(key, filled_cell)
+    group_lines = [
+        lines[filled_cell.cell.method, filled_cell.cell.budget] for filled_cell in printed
+    ]
+    shared = set.intersection(
+        *({key for key, value in line.items() if value.cell.value} for line in group_lines)
+    )
     return [
-        _averaged(one.cell, line, reference, shared, rule)
-        for one, line in zip(printed, takes, strict=True)
+        _averaged(filled_cell.cell, line, reference, shared, rule)
+        for filled_cell, line in zip(printed, group_lines, strict=True)
     ]
 
 
-#: What OmniDocBench's Overall is made of: by what each is multiplied, and what that is added to.
+#: Parts of OmniDocBench's Overall: factor and offset of each.
 OMNIDOCBENCH = {"text_edit": (-100.0, 100.0), "formula_cdm": (1.0, 0.0), "table_teds": (1.0, 0.0)}
 
-#: Metrics that are no scores of a benchmark but stand among them.
+#: Metrics that are not benchmark scores but are printed among them.
 RELATIVE = ("relative performance", "TFLOPs", "TFLOPs relative", "time", "time relative")
 
 
 def _averaged(
-    cell: Cell, line: Line, reference: Line, shared: set[Place], rule: Average
-) -> Averaged:
-    def mean(places: Iterable[Place], measured: bool) -> float | None:
-        values = [_share(line[one], reference.get(one), rule, measured) for one in places]
-        known = [value for value in values if value is not None]
-        return fmean(known) if known and len(known) == len(values) else None
+    cell: PrintedCell, line: CellsByKey, reference: CellsByKey, shared: set[CellKey], rule: Average
+) -> LineAverage:
+    def mean(keys: Iterable[CellKey], measured: bool) -> float | None:
+        values = [_share(line[key], reference.get(key), rule, measured) for key in keys]
+        numbers = [value for value in values if value is not None]
+        return fmean(numbers) if numbers and len(numbers) == len(values) else None
 
-    printed = [place for place, one in line.items() if one.cell.value]
-    return Averaged(
+    printed = [key for key, filled_cell in line.items() if filled_cell.cell.value]
+    return LineAverage(
         cell,
         mean(printed, False),
         cell.half + _slack(line, reference, printed, rule),
@@ -127,50 +137,57 @@ def _averaged(
         mean(printed, True),
         len(shared),
         "; ".join(_reasons(line, reference, printed)),
-        any(line[place].unread for place in printed),
+        any(line[key].unread for key in printed),
     )
 
 
-def _reasons(line: Line, reference: Line, places: Sequence[Place]) -> list[str]:
-    """Return why the cells of an average, or those that they are divided by, need not be the printed ones."""
-    found: dict[str, str] = {}
-    for place in places:
-        for one in (line[place], reference.get(place)):
-            if one is not None and one.unlike:
-                found.setdefault(one.unlike, f"with {one.cell.benchmark}: {one.unlike}")
-    return list(found.values())
+def _reasons(line: CellsByKey, reference: CellsByKey, keys: Sequence[CellKey]) -> list[str]:
+    """Return why the cells of an average, or their references, need not equal the printed ones."""
+    reasons: dict[str, str] = {}
+    for key in keys:
+        for filled_cell in (line[key], reference.get(key)):
+            if filled_cell is not None and filled_cell.mismatch:
+                reasons.setdefault(
+                    filled_cell.mismatch,
+                    f"with {filled_cell.cell.benchmark}: {filled_cell.mismatch}",
+                )
+    return list(reasons.values())
 
 
-def _share(one: Filled, whole: Filled | None, rule: Average, measured: bool) -> float | None:
-    """Return what a cell adds to an average."""
-    value = _number(one, measured)
+def _share(
+    filled_cell: FilledCell, reference: FilledCell | None, rule: Average, measured: bool
+) -> float | None:
+    """Return a cell's contribution to an average."""
+    value = _number(filled_cell, measured)
     if value is None:
         return None
     if rule.rule == "omnidocbench":
-        times, plus = OMNIDOCBENCH[one.cell.metric]
-        return times * value + plus
+        factor, offset = OMNIDOCBENCH[filled_cell.cell.metric]
+        return factor * value + offset
     if rule.rule == "mean":
         return value
-    unit = None if whole is None else _number(whole, measured)
-    return 100 * value / unit if unit else None
+    base = None if reference is None else _number(reference, measured)
+    return 100 * value / base if base else None
 
 
-def _number(one: Filled, measured: bool) -> float | None:
-    """Return what is measured of a cell, or what is printed; None where nothing is."""
+def _number(filled_cell: FilledCell, measured: bool) -> float | None:
+    """Return the measured or the printed number of a cell; None if there is none."""
     if measured:
-        return one.value
-    return one.cell.number if one.cell.value else None
+        return filled_cell.value
+    return filled_cell.cell.number if filled_cell.cell.value else None
 
 
-def _slack(line: Line, reference: Line, places: Sequence[Place], rule: Average) -> float:
-    """Return by how much rounding of the printed cells may move their average, at most."""
-    lost = [0.0]
-    for place in places:
-        one, whole = line[place].cell, reference.get(place)
+def _slack(
+    line: CellsByKey, reference: CellsByKey, keys: Sequence[CellKey], rule: Average
+) -> float:
+    """Return the largest effect of rounding of the printed cells on their average."""
+    errors = [0.0]
+    for key in keys:
+        cell, reference_cell = line[key].cell, reference.get(key)
         if rule.rule == "omnidocbench":
-            lost.append(one.half * abs(OMNIDOCBENCH[one.metric][0]))
+            errors.append(cell.half * abs(OMNIDOCBENCH[cell.metric][0]))
         elif rule.rule == "mean":
-            lost.append(one.half)
-        elif whole is not None and (unit := _number(whole, False)):
-            lost.append(100 * (one.half + one.number / unit * whole.cell.half) / unit)
-    return sum(lost) / max(len(places), 1)
+            errors.append(cell.half)
+        elif reference_cell is not None and (base := _number(reference_cell, False)):
+            errors.append(100 * (cell.half + cell.number / base * reference_cell.cell.half) / base)
+    return sum(errors) / max(len(keys), 1)

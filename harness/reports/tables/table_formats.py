@@ -1,4 +1,4 @@
-"""A rebuilt table in Markdown, LaTeX (booktabs), HTML and CSV."""
+"""A rebuilt table as Markdown, LaTeX (booktabs), HTML and CSV."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 from espalier.harness.errors import plain_page
 from espalier.harness.reports.tables import table_text as wording
-from espalier.harness.reports.tables.cell_verdicts import Filled
+from espalier.harness.reports.tables.cell_verdicts import FilledCell
 from espalier.harness.reports.tables.printed_cell import COLUMNS
-from espalier.harness.reports.tables.rebuilt_table import Line, Table
+from espalier.harness.reports.tables.rebuilt_table import RebuiltTable, TableLine
 from espalier.harness.reports.tables.table_page import page
 
-#: What a line of the CSV says beside the printed cell.
-BESIDE = (
+#: Columns of the CSV after those of the printed cell.
+RESULT_COLUMNS = (
     *(
         "measured",
         "stderr",
@@ -31,13 +31,13 @@ BESIDE = (
     *("remark", "missing"),
 )
 
-#: Lines of a table that fit a page of LaTeX, headings included.
-LONGEST = 40
+#: Lines of a table on a page of LaTeX, including headings.
+PAGE_LINES = 40
 
-#: Letters that TeX reads as orders, with what prints them.
+#: TeX commands for special characters.
 TEX = str.maketrans(
     {
-        **{one: f"\\{one}" for one in "%&$#_{}"},
+        **{character: f"\\{character}" for character in "%&$#_{}"},
         "†": r"\dag{}",
         "‡": r"\ddag{}",
         "≠": r"$\neq$",
@@ -49,7 +49,7 @@ TEX = str.maketrans(
 )
 
 
-def markdown(table: Table) -> str:
+def markdown(table: RebuiltTable) -> str:
     """Return a table as Markdown, with a heading for each block of lines."""
     heads = [wording.head(column) for column in table.columns]
     parts = [f"# {wording.title(table)}\n", f"{wording.source(table)}\n", f"{wording.LEGEND}\n"]
@@ -59,33 +59,33 @@ def markdown(table: Table) -> str:
             rows.append([f"**{', '.join(headings)}**", *[""] * len(heads)])
         rows += [[line.label or "-", *_texts(table, line)] for line in lines]
     parts.append("".join(f"| {' | '.join(row)} |\n" for row in rows))
-    found = list(wording.averages(table))
-    if found:
+    average_lines = list(wording.averages(table))
+    if average_lines:
         average = table.entry.average
         about = f"{average.why}\n" if average is not None and average.why else ""
-        rows = [list(wording.AVERAGES), ["---", *["---:"] * 4, "---"], *map(list, found)]
+        rows = [list(wording.AVERAGES), ["---", *["---:"] * 4, "---"], *map(list, average_lines)]
         parts.append(
             f"## Averages\n\n{about}\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
         )
-    for name, said in wording.said(table):
+    for name, items in wording.sections(table):
         mark = "`" if name.startswith("Missing") else ""
-        parts.append(f"## {name}\n\n" + "".join(f"- {mark}{one}{mark}\n" for one in said))
+        parts.append(f"## {name}\n\n" + "".join(f"- {mark}{item}{mark}\n" for item in items))
     return plain_page("\n".join(parts))
 
 
-def latex(table: Table) -> str:
-    """Return a table for LaTeX with booktabs: cells as in Markdown, a number that is printed alone in italics.
+def latex(table: RebuiltTable) -> str:
+    """Return a table for LaTeX with booktabs: cells as in Markdown, unmeasured printed numbers in italics.
 
-    What stands under a table in other formats follows in comments.
+    The sections that other formats have below the table follow as comments.
     """
     heads = [wording.head(column) for column in table.columns]
     caption = f"{wording.title(table)}. {wording.source(table)} {wording.LEGEND}"
     out = [r"% needs \usepackage{booktabs,adjustbox}"]
     for number, part in enumerate(_parts(table, len(heads))):
-        again = f"{wording.title(table)}, continued."
+        continued = f"{wording.title(table)}, continued."
         out += [
             r"\begin{table}",
-            rf"\caption{{{_tex(again if number else caption)}}}",
+            rf"\caption{{{_tex(continued if number else caption)}}}",
             *([] if number else [rf"\label{{tab:{table.name.replace('_', ':')}}}"]),
             r"\begin{adjustbox}{max width=\textwidth}",
             rf"\begin{{tabular}}{{l{'r' * len(heads)}}}",
@@ -94,41 +94,41 @@ def latex(table: Table) -> str:
             *part,
             *(r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}", r"\end{table}"),
         ]
-    for name, said in wording.said(table):
-        out += [f"% {name}:", *(f"%   {one}" for one in said)]
+    for name, items in wording.sections(table):
+        out += [f"% {name}:", *(f"%   {item}" for item in items)]
     return "\n".join(out) + "\n"
 
 
-def _parts(table: Table, columns: int) -> Iterator[list[str]]:
-    """Yield the lines between the rules, in parts of :data:`LONGEST` that fit a page each."""
+def _parts(table: RebuiltTable, columns: int) -> Iterator[list[str]]:
+    """Yield the lines between the rules, in parts of `PAGE_LINES` that fit a page each."""
     part: list[str] = []
     for headings, lines in wording.blocks(table):
         title = r"\midrule"
         if headings:
             title += "\n" + rf"\multicolumn{{{columns + 1}}}{{l}}{{{_tex(', '.join(headings))}}} \\"
-        fresh = True
+        needs_title = True
         for line in lines:
-            if len(part) >= LONGEST:
+            if len(part) >= PAGE_LINES:
                 yield part
-                part, fresh = [], True
+                part, needs_title = [], True
             cells = [_tex_cell(line.cells.get(column)) for column in table.columns]
-            part += [title] * fresh + [" & ".join([_tex(line.label or "-"), *cells]) + r" \\"]
-            fresh = False
+            part += [title] * needs_title + [" & ".join([_tex(line.label or "-"), *cells]) + r" \\"]
+            needs_title = False
     yield part
 
 
-def tidy(table: Table) -> str:
-    """Return a table as CSV, a line a cell: the printed columns, and all that is known beside them."""
+def tidy(table: RebuiltTable) -> str:
+    """Return a table as CSV, a line for each cell: the printed columns, then those of the result."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
-    lines.writerow([*COLUMNS, *BESIDE])
-    for one in table.filled:
-        lines.writerow([*(getattr(one.cell, name) for name in COLUMNS), *_beside(one)])
+    lines.writerow([*COLUMNS, *RESULT_COLUMNS])
+    for filled in table.filled:
+        lines.writerow([*(getattr(filled.cell, name) for name in COLUMNS), *_result_values(filled)])
     return out.getvalue()
 
 
-#: How each format is written, by the ending of its files.
-FORMATS: Mapping[str, Callable[[Table], str]] = {
+#: Functions that write each format, by file ending.
+FORMATS: Mapping[str, Callable[[RebuiltTable], str]] = {
     "md": markdown,
     "tex": latex,
     "csv": tidy,
@@ -136,26 +136,26 @@ FORMATS: Mapping[str, Callable[[Table], str]] = {
 }
 
 
-def _texts(table: Table, line: Line) -> list[str]:
+def _texts(table: RebuiltTable, line: TableLine) -> list[str]:
     return [wording.cell(line.cells.get(column)) for column in table.columns]
 
 
-def _beside(one: Filled) -> list[str]:
-    row = one.row
+def _result_values(filled: FilledCell) -> list[str]:
+    row = filled.row
     return [
-        "" if one.value is None else f"{one.value:.6g}",
-        "" if one.stderr is None else f"{one.stderr:.3g}",
-        "" if one.difference is None else f"{one.difference:.6g}",
-        one.verdict,
+        "" if filled.value is None else f"{filled.value:.6g}",
+        "" if filled.stderr is None else f"{filled.stderr:.3g}",
+        "" if filled.difference is None else f"{filled.difference:.6g}",
+        filled.verdict,
         "" if row is None else str(row.samples),
-        "" if row is None else str(row.whole).lower(),
-        "" if row is None else str(one.unread).lower(),
+        "" if row is None else str(row.complete).lower(),
+        "" if row is None else str(filled.unread).lower(),
         "" if row is None else row.key,
-        "" if one.analytic is None else f"{one.analytic.value:.6g}",
-        "" if one.analytic is None else one.analytic.source,
-        "" if one.analytic is None else one.analytic.misprint,
-        one.remark,
-        wording.missing(one),
+        "" if filled.analytic is None else f"{filled.analytic.value:.6g}",
+        "" if filled.analytic is None else filled.analytic.source,
+        "" if filled.analytic is None else filled.analytic.misprint,
+        filled.remark,
+        wording.missing(filled),
     ]
 
 
@@ -163,10 +163,10 @@ def _tex(text: str) -> str:
     return text.translate(TEX)
 
 
-def _tex_cell(one: Filled | None) -> str:
-    if one is None or (one.value is None and not one.cell.value):
+def _tex_cell(filled: FilledCell | None) -> str:
+    if filled is None or (filled.value is None and not filled.cell.value):
         return "--"
-    shown, *rest = wording.parts(one)
-    if one.value is None:
-        return rf"\textit{{{_tex(shown)}}}"
-    return rf"{_tex(shown)} {{\scriptsize ({_tex(', '.join(rest))})}}"
+    number_text, *details = wording.parts(filled)
+    if filled.value is None:
+        return rf"\textit{{{_tex(number_text)}}}"
+    return rf"{_tex(number_text)} {{\scriptsize ({_tex(', '.join(details))})}}"

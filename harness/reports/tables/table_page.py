@@ -1,4 +1,4 @@
-"""A rebuilt table as a page of HTML that needs nothing else."""
+"""A rebuilt table as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import html
 from collections.abc import Iterable, Sequence
 
 from espalier.harness.reports.tables import table_text as wording
-from espalier.harness.reports.tables.cell_verdicts import Filled
-from espalier.harness.reports.tables.rebuilt_table import Line, Table
+from espalier.harness.reports.tables.cell_verdicts import FilledCell
+from espalier.harness.reports.tables.rebuilt_table import RebuiltTable, TableLine
 
-#: Verdicts as classes of cells, in the order of the legend, with what they say.
+#: CSS classes of cells by verdict, in the order of the legend, with their meaning.
 CLASSES = {
     "near": "near print",
     "within": "within 1.96 standard errors",
@@ -36,7 +36,7 @@ li{margin:.15em 0}code{font-size:.92em;background:#f4f4f4;padding:1px 4px;overfl
 """
 
 
-def page(table: Table) -> str:
+def page(table: RebuiltTable) -> str:
     """Return a table as a page."""
     title = html.escape(wording.title(table))
     return (
@@ -46,8 +46,8 @@ def page(table: Table) -> str:
     )
 
 
-def fragment(table: Table) -> str:
-    """Return what a page says of a table; a cell's class is its verdict, its title the command or the run behind it."""
+def fragment(table: RebuiltTable) -> str:
+    """Return the content of a table's page; a cell has its verdict as class, and its command or run as title."""
     title = html.escape(wording.title(table))
     heads = "".join(f"<th>{html.escape(wording.head(column))}</th>" for column in table.columns)
     body = []
@@ -59,12 +59,12 @@ def fragment(table: Table) -> str:
             )
         body += [_line(table, line) for line in lines]
     sections = []
-    found = list(wording.averages(table))
-    if found:
-        sections.append(f"<h2>Averages</h2>{_plain(wording.AVERAGES, found)}")
-    for name, said in wording.said(table):
+    average_lines = list(wording.averages(table))
+    if average_lines:
+        sections.append(f"<h2>Averages</h2>{_plain(wording.AVERAGES, average_lines)}")
+    for name, section_items in wording.sections(table):
         tag = ("<code>", "</code>") if name.startswith("Missing") else ("", "")
-        items = "".join(f"<li>{tag[0]}{html.escape(one)}{tag[1]}</li>" for one in said)
+        items = "".join(f"<li>{tag[0]}{html.escape(item)}{tag[1]}</li>" for item in section_items)
         sections.append(f"<h2>{html.escape(name)}</h2><ul>{items}</ul>")
     legend = "".join(f'<td class="{kind}">{text}</td>' for kind, text in CLASSES.items())
     return (
@@ -78,29 +78,31 @@ def fragment(table: Table) -> str:
     )
 
 
-def _line(table: Table, line: Line) -> str:
+def _line(table: RebuiltTable, line: TableLine) -> str:
     cells = "".join(_cell(line.cells.get(column)) for column in table.columns)
     return f"<tr><th>{html.escape(line.label or '-')}</th>{cells}</tr>"
 
 
-def _cell(one: Filled | None) -> str:
-    if one is None or (not one.cell.value and one.value is None):
+def _cell(filled: FilledCell | None) -> str:
+    if filled is None or (not filled.cell.value and filled.value is None):
         return "<td>-</td>"
-    behind = f"{one.row.key}, {one.row.samples} samples" if one.row else wording.missing(one)
-    kind = one.verdict.split(",")[0].split()[0]
-    shown, *rest = wording.parts(one)
-    small = f"<small>{html.escape(', '.join(rest))}</small>" if rest else ""
-    return f'<td class="{kind}" title="{html.escape(behind)}">{html.escape(shown)}{small}</td>'
+    origin = (
+        f"{filled.row.key}, {filled.row.samples} samples" if filled.row else wording.missing(filled)
+    )
+    kind = filled.verdict.split(",")[0].split()[0]
+    number_text, *details = wording.parts(filled)
+    small = f"<small>{html.escape(', '.join(details))}</small>" if details else ""
+    return (
+        f'<td class="{kind}" title="{html.escape(origin)}">{html.escape(number_text)}{small}</td>'
+    )
 
 
 def _plain(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    top = "".join(f"<th>{html.escape(text)}</th>" for text in head)
+    header = "".join(f"<th>{html.escape(text)}</th>" for text in head)
     body = "".join(
         f"<tr><th>{html.escape(row[0])}</th>"
         + "".join(f"<td>{html.escape(text)}</td>" for text in row[1:])
         + "</tr>"
         for row in rows
     )
-    return (
-        f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
+    return f'<div class="wide"><table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -1,9 +1,9 @@
-"""A published figure drawn from rows: what a paper shows by points that it does not print."""
+"""A published figure drawn from results: points that a paper shows but does not print."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
@@ -14,67 +14,71 @@ from matplotlib.figure import Figure
 
 from espalier.harness.reports.curves.plot_style import COLOURS, INK, MARKERS, STYLE
 from espalier.harness.reports.tables import table_text as wording
-from espalier.harness.reports.tables.cell_verdicts import Filled
-from espalier.harness.reports.tables.panels import Panel
-from espalier.harness.reports.tables.rebuilt_table import Table
+from espalier.harness.reports.tables.cell_verdicts import FilledCell
+from espalier.harness.reports.tables.panels import FigurePanel
+from espalier.harness.reports.tables.rebuilt_table import RebuiltTable
 from espalier.harness.store.unparsed_mark import MEANS
 
-#: Inches of a panel, and of the lines around it.
+#: Sizes in inches: a panel, and the text around it.
 PANEL, AROUND = (4.4, 3.2), 1.1
 
-#: By line and place on the axis the mean over benchmarks, and how many these are.
+#: Mean over benchmarks and number of benchmarks, by line and position on the axis.
 Points = Mapping[str, Mapping[str, tuple[float, int]]]
 
 
-def points(table: Table, panel: Panel) -> Points:
-    """Return what a panel shows, by line and place: means over the benchmarks that all methods of a place have.
+def points(table: RebuiltTable, panel: FigurePanel) -> Points:
+    """Return the points of a panel by line and position: means over the benchmarks that all methods of a position have.
 
-    With a reference, scores are taken over the reference's of the same benchmark, in percent.
+    With a reference, scores are percentages of the reference's score on the same benchmark.
     """
-    shown = [
-        one
-        for one in table.filled
-        if one.value is not None
-        and all(getattr(one.cell, key) == value for key, value in panel.where.items())
+    selected = [
+        filled
+        for filled in table.filled
+        if filled.value is not None
+        and all(getattr(filled.cell, key) == value for key, value in panel.where.items())
     ]
-    whole = {_where(one): one.value for one in shown if one.cell.method == panel.reference}
-    found: dict[str, dict[str, dict[tuple[str, ...], float]]] = defaultdict(
+    references = {
+        _reference_key(filled): filled.value
+        for filled in selected
+        if filled.cell.method == panel.reference
+    }
+    values_by_position: dict[str, dict[str, dict[tuple[str, ...], float]]] = defaultdict(
         lambda: defaultdict(dict)
     )
-    for one in shown:
-        name = str(getattr(one.cell, panel.line))
-        if one.cell.method == panel.reference or one.value is None:
+    for filled in selected:
+        name = str(getattr(filled.cell, panel.line))
+        if filled.cell.method == panel.reference or filled.value is None:
             continue
         if panel.lines and name not in panel.lines:
             continue
-        base = whole.get(_where(one)) if panel.reference else None
-        if panel.reference and not base:
+        reference = references.get(_reference_key(filled)) if panel.reference else None
+        if panel.reference and not reference:
             continue
-        value = one.value if base is None else 100 * one.value / base
-        place = str(getattr(one.cell, panel.x))
-        found[place][name][_benchmark(one)] = value
+        value = filled.value if reference is None else 100 * filled.value / reference
+        position = str(getattr(filled.cell, panel.x))
+        values_by_position[position][name][_benchmark(filled)] = value
     lines: dict[str, dict[str, tuple[float, int]]] = defaultdict(dict)
-    for place, methods in found.items():
+    for position, methods in values_by_position.items():
         shared = set.intersection(*(set(values) for values in methods.values()))
         for method, values in methods.items():
             if shared:
-                lines[method][place] = fmean(values[one] for one in shared), len(shared)
+                lines[method][position] = fmean(values[key] for key in shared), len(shared)
     return lines
 
 
-def draw(table: Table) -> Figure:
-    """Return the figure, a panel beside the other; drawing and saving belong inside `rc_context(STYLE)`."""
+def draw(table: RebuiltTable) -> Figure:
+    """Return the figure, panels next to each other; draw and save inside `rc_context(STYLE)`."""
     panels = table.entry.panels
     size = (PANEL[0] * len(panels), PANEL[1] + AROUND)
     figure = Figure(figsize=size, layout="constrained")
     names = list(
         dict.fromkeys(
-            str(getattr(one.cell, panel.line)) for panel in panels for one in table.filled
+            str(getattr(filled.cell, panel.line)) for panel in panels for filled in table.filled
         )
     )
     looks = {
-        name: (COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)])
-        for place, name in enumerate(names)
+        name: (COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
+        for index, name in enumerate(names)
     }
     for axes, panel in zip(
         figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True
@@ -85,15 +89,15 @@ def draw(table: Table) -> Figure:
         fill(_about(table), int(14 * size[0])),
     )
     figure.supxlabel(about, x=0.01, ha="left", fontsize=8, color="#555555")
-    shown = {
+    handles_by_name = {
         name: handle
         for axes in figure.axes
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    # The legend bears the title, for the layout keeps no room between the two.
+    # The legend carries the title, because the layout leaves no room between the two.
     figure.legend(
-        [*shown.values()],
-        [*shown],
+        [*handles_by_name.values()],
+        [*handles_by_name],
         loc="outside upper left",
         ncols=2 * len(panels),
         title=title,
@@ -105,7 +109,7 @@ def draw(table: Table) -> Figure:
     return figure
 
 
-def write(table: Table, folder: Path) -> list[Path]:
+def write(table: RebuiltTable, folder: Path) -> list[Path]:
     """Draw a figure as SVG and PNG into a folder; return the files."""
     with mpl.rc_context(STYLE):
         figure, paths = (
@@ -119,7 +123,9 @@ def write(table: Table, folder: Path) -> list[Path]:
     return paths
 
 
-def _draw(axes: Axes, table: Table, panel: Panel, looks: Mapping[str, tuple[str, str]]) -> None:
+def _draw(
+    axes: Axes, table: RebuiltTable, panel: FigurePanel, looks: Mapping[str, tuple[str, str]]
+) -> None:
     lines = points(table, panel)
     places = _places(table, panel)
     axes.set_title(fill(panel.title, int(10 * PANEL[0])), loc="left", fontsize=10)
@@ -134,16 +140,16 @@ def _draw(axes: Axes, table: Table, panel: Panel, looks: Mapping[str, tuple[str,
         axes.set_xticks([])
         axes.set_yticks([])
         return
-    wide = 0.8 / len(lines)
+    width = 0.8 / len(lines)
     for number, (name, values) in enumerate(lines.items()):
         colour, marker = looks[name]
-        known = [place for place in places if place in values]
-        x, y = [places.index(place) for place in known], [values[place][0] for place in known]
+        measured = [place for place in places if place in values]
+        x, y = [places.index(place) for place in measured], [values[place][0] for place in measured]
         if panel.x == "budget":
             axes.plot(x, y, color=colour, marker=marker, markersize=5, label=name)
         else:
-            moved = [one + wide * (number - (len(lines) - 1) / 2) for one in x]
-            axes.bar(moved, y, 0.92 * wide, color=colour, edgecolor=INK, linewidth=0.4, label=name)
+            moved = [position + width * (number - (len(lines) - 1) / 2) for position in x]
+            axes.bar(moved, y, 0.92 * width, color=colour, edgecolor=INK, linewidth=0.4, label=name)
     if panel.x == "budget":
         axes.margins(x=0.08, y=0.12)
     else:
@@ -154,42 +160,34 @@ def _draw(axes: Axes, table: Table, panel: Panel, looks: Mapping[str, tuple[str,
     )
 
 
-def _about(table: Table) -> str:
-    counts = sorted({one.row.samples for one in table.filled if one.row is not None})
-    told = f"{', '.join(f'{count:,}' for count in counts)} samples a benchmark. " if counts else ""
-    apart = (
+def _about(table: RebuiltTable) -> str:
+    counts = sorted({filled.row.samples for filled in table.filled if filled.row is not None})
+    sample_text = (
+        f"{', '.join(f'{count:,}' for count in counts)} samples a benchmark. " if counts else ""
+    )
+    model_text = (
         "" if table.model is None else f" Measured on {table.model} in place of the printed models."
     )
-    unread = any(one.unread for one in table.filled)
-    marked = f" Of some rows, {MEANS}." if unread else ""
-    return f"{told}The paper prints no numbers of this figure.{apart}{marked}"
+    unread = any(filled.unread for filled in table.filled)
+    unread_text = f" Of some rows, {MEANS}." if unread else ""
+    return f"{sample_text}The paper prints no numbers of this figure.{model_text}{unread_text}"
 
 
-def _places(table: Table, panel: Panel) -> list[str]:
-    """Return the places of the axis in the order of the paper's file, but for those of the reference alone."""
+def _places(table: RebuiltTable, panel: FigurePanel) -> list[str]:
+    """Return the positions of the axis in the order of the paper's file, without those of the reference alone."""
     return list(
         dict.fromkeys(
-            str(getattr(one.cell, panel.x))
-            for one in table.filled
-            if one.cell.method != panel.reference
-            and all(getattr(one.cell, key) == value for key, value in panel.where.items())
+            str(getattr(filled.cell, panel.x))
+            for filled in table.filled
+            if filled.cell.method != panel.reference
+            and all(getattr(filled.cell, key) == value for key, value in panel.where.items())
         )
     )
 
 
-def _where(one: Filled) -> tuple[str, ...]:
-    return one.cell.model, one.cell.benchmark, one.cell.split, one.cell.metric
+def _reference_key(filled: FilledCell) -> tuple[str, ...]:
+    return filled.cell.model, filled.cell.benchmark, filled.cell.split, filled.cell.metric
 
 
-def _benchmark(one: Filled) -> tuple[str, ...]:
-    return one.cell.benchmark, one.cell.split, one.cell.metric
-
-
-def told(table: Table) -> Sequence[tuple[str, str, str, str]]:
-    """Return the points as text: panel, line, place, mean with the number of benchmarks."""
-    return [
-        (panel.title, name, place, f"{value:.2f} ({count})")
-        for panel in table.entry.panels
-        for name, values in points(table, panel).items()
-        for place, (value, count) in values.items()
-    ]
+def _benchmark(filled: FilledCell) -> tuple[str, ...]:
+    return filled.cell.benchmark, filled.cell.split, filled.cell.metric

@@ -2,8 +2,8 @@
 
 `python -m espalier.harness.reports.tables.table_presets --write conf/experiment`
 
-A preset holds what `python -m espalier tables` asks for: the runs of all cells, as few grids as hold them. It is an
-ordinary file; one that was changed by hand is overwritten only by this command.
+A preset holds the runs of all cells of `python -m espalier tables`, in as few grids as possible. It is an ordinary
+file; only this command overwrites one that was edited by hand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from textwrap import fill
 from typing import Any
 
 from espalier.harness.reports.tables.cell_runs import Wanted, text, wanted
-from espalier.harness.reports.tables.panels import called, name_of
+from espalier.harness.reports.tables.panels import display_name, name_of
 from espalier.harness.reports.tables.published_tables import Paper, papers, read_cells, read_paper
 from espalier.harness.specs.commands import command
 from espalier.harness.store.files.folder_checks import check_folder
@@ -28,39 +28,41 @@ Grid = dict[str, Any]
 
 
 def runs_of(paper: Paper, number: str) -> list[Mapping[str, Any]]:
-    """Return the runs that a table's cells ask for, each once, in printed order."""
-    found: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    """Return the runs of a table's cells, each once, in printed order."""
+    runs: dict[tuple[str, ...], Mapping[str, Any]] = {}
     for cell in read_cells(paper, number):
         run = wanted(paper, cell)
         if isinstance(run, Wanted):
-            found.setdefault(run.line, run.overrides)
-    return list(found.values())
+            runs.setdefault(run.line, run.overrides)
+    return list(runs.values())
 
 
 def grids(runs: Sequence[Mapping[str, Any]]) -> list[Grid]:
-    """Return grids whose products are these runs: benchmarks, methods, ratios joined where all else is equal."""
-    found: list[Grid] = [{**run, **{key: (text(run[key]),) for key in LISTED}} for run in runs]
+    """Return grids whose products are these runs; benchmarks, methods and ratios are joined where all else is equal."""
+    merged: list[Grid] = [{**run, **{key: (text(run[key]),) for key in LISTED}} for run in runs]
     for key in ("benchmark", "method", "ratio"):
         joined: dict[tuple[Any, ...], Grid] = {}
-        for grid in found:
-            others = tuple(sorted((k, str(v)) for k, v in grid.items() if k != key))
-            if others in joined:
-                joined[others][key] += grid[key]
+        for grid in merged:
+            remainder = tuple(
+                sorted((name, str(value)) for name, value in grid.items() if name != key)
+            )
+            if remainder in joined:
+                joined[remainder][key] += grid[key]
             else:
-                joined[others] = dict(grid)
-        found = list(joined.values())
-    return found
+                joined[remainder] = dict(grid)
+        merged = list(joined.values())
+    return merged
 
 
 def preset(paper: Paper, number: str) -> str | None:
-    """Return the text of a table's preset; None where no run fills a cell."""
-    found = grids(runs_of(paper, number))
-    if not found:
+    """Return the text of a table's preset; None if no run fills a cell."""
+    preset_grids = grids(runs_of(paper, number))
+    if not preset_grids:
         return None
     name = name_of(paper.slug, number)
     entry = paper.tables[number]
     about = (
-        f"{paper.paper} (arXiv {paper.arxiv}), {called(number)}: {entry.title}. "
+        f"{paper.paper} (arXiv {paper.arxiv}), {display_name(number)}: {entry.title}. "
         f"`python run.py -m +experiment={name}`, then `python -m espalier tables {paper.slug} {number}`. On the "
         "embedded model and what stands for the benchmarks (conf/stand_ins.yaml): model=seedling here, --model "
         "seedling there. Cells that cannot run are left out and listed."
@@ -73,22 +75,22 @@ def preset(paper: Paper, number: str) -> str | None:
     if not any(needs_times(paper, number)):
         lines += ["engine:", "  paired: 0 # accuracy is what these rows are for"]
     lines += ["", "hydra:", "  mode: MULTIRUN", "", "grids:"]
-    for grid in found:
+    for grid in preset_grids:
         for index, (key, value) in enumerate(grid.items()):
-            shown = ",".join(value) if key in LISTED else text(value)
-            lines.append(f"  {'-' if index == 0 else ' '} {key}: {_quoted(shown)}")
+            value_text = ",".join(value) if key in LISTED else text(value)
+            lines.append(f"  {'-' if index == 0 else ' '} {key}: {_quoted(value_text)}")
     return "\n".join(lines) + "\n"
 
 
 def needs_times(paper: Paper, number: str) -> Iterator[bool]:
-    """Yield whether a cell's number is a time, a count or a size, by cell."""
+    """Yield for each cell whether its number is a time, a count or a size."""
     for cell in read_cells(paper, number):
         run = wanted(paper, cell)
-        yield isinstance(run, Wanted) and not run.of.startswith("metrics.")
+        yield isinstance(run, Wanted) and not run.number_path.startswith("metrics.")
 
 
-def _quoted(shown: str) -> str:
-    return f'"{shown}"' if "$" in shown else shown
+def _quoted(value: str) -> str:
+    return f'"{value}"' if "$" in value else value
 
 
 def write(folder: Path) -> list[Path]:
@@ -97,10 +99,10 @@ def write(folder: Path) -> list[Path]:
     for slug in papers():
         paper = read_paper(slug)
         for number in paper.tables:
-            found = preset(paper, number)
-            if found is not None:
+            content = preset(paper, number)
+            if content is not None:
                 written.append(folder / f"{name_of(slug, number)}.yaml")
-                written[-1].write_text(found, encoding="utf-8")
+                written[-1].write_text(content, encoding="utf-8")
     return written
 
 

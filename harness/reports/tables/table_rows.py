@@ -1,4 +1,4 @@
-"""Rows of stores for tables: of each only what a table asks, so that a hundred thousand fit; what is wrong is named."""
+"""Read results for tables, keeping only what tables need, so that 100,000 fit in memory; problems are noted."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.config.group_lists import read_choice
-from espalier.harness.reports.tables.cell_settings import told_of
+from espalier.harness.reports.tables.cell_settings import row_settings
 from espalier.harness.store.parquet_tables import dated_rows, is_table
 from espalier.harness.store.row_blocks import block_at, remembered
 from espalier.harness.store.row_reader import walk
 from espalier.harness.store.unparsed_mark import is_marked
 
-#: What names the cell that a row fills.
+#: Keys of the cell that a row fills.
 CELL = ("model", "benchmark", "method", "variant", "ratio", "budget_rule")
 
-#: What tables ask of rows: by model and benchmark the numbers, as dotted paths.
-Asked = Mapping[tuple[str, str], frozenset[str]]
+#: Dotted paths of the numbers that tables need, by model and benchmark.
+RequestedNumbers = Mapping[tuple[str, str], frozenset[str]]
 
-#: Blocks of a row that every table asks for.
+#: Blocks of a row that every table needs.
 BLOCKS = (
     *("run_key", *CELL),
     "n_samples",
@@ -32,23 +32,23 @@ BLOCKS = (
     "extra.unparsed",
 )
 
-#: How many notes of one kind are told in full.
-TOLD = 5
+#: Number of notes of one kind that are listed.
+MAX_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What a table needs of one row.
+class MeasuredResult:
+    """What a table needs of one result.
 
     Attributes:
-        key: the run's.
+        key: the run key.
         cell: model, benchmark, method, variant, ratio, rule.
-        samples: how many were scored.
-        whole: whether these are all of the benchmark.
-        positions: the position policy; None where it does not concern the method.
-        code: commit and the versions of the packages that matter.
-        committed: when, in seconds.
-        settings: by dotted key, as harness/reports/tables/cell_settings.py compares them.
+        samples: number of scored samples.
+        complete: whether these are all samples of the benchmark.
+        positions: the position policy; None if it does not apply to the method.
+        code: commit and versions of the relevant packages.
+        committed: time in seconds.
+        settings: by dotted key, as compared by harness/reports/tables/cell_settings.py.
         numbers: by dotted path.
         unread: whether too many answers could not be read.
     """
@@ -56,7 +56,7 @@ class Measured:
     key: str
     cell: tuple[Any, ...]
     samples: int
-    whole: bool
+    complete: bool
     positions: str | None
     code: str
     committed: float
@@ -68,50 +68,52 @@ class Measured:
 
 @dataclass
 class Notes:
-    """What is said of rows that do not count, by kind."""
+    """Notes on results that are not used, by kind."""
 
-    found: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    by_kind: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, kind: str, text: str) -> None:
-        """Note a row."""
-        self.found[kind].append(text)
+        """Add a note on a result."""
+        self.by_kind[kind].append(text)
 
     def lines(self) -> list[str]:
-        """Return a line for each kind: how many, and the first few."""
-        told = []
-        for kind, texts in self.found.items():
+        """Return one line for each kind: the number of notes, and the first few."""
+        lines = []
+        for kind, texts in self.by_kind.items():
             unique = list(dict.fromkeys(texts))
-            more = f" and {len(unique) - TOLD} more" if len(unique) > TOLD else ""
-            told.append(f"{len(unique)} {kind}: {'; '.join(unique[:TOLD])}{more}")
-        return told
+            remainder = f" and {len(unique) - MAX_LISTED} more" if len(unique) > MAX_LISTED else ""
+            lines.append(f"{len(unique)} {kind}: {'; '.join(unique[:MAX_LISTED])}{remainder}")
+        return lines
 
 
-def read_rows(stores: Sequence[Path], asked: Asked, notes: Notes) -> list[Measured]:
-    """Return the rows of stores that are of asked models and benchmarks, the oldest first.
+def read_rows(
+    stores: Sequence[Path], requested: RequestedNumbers, notes: Notes
+) -> list[MeasuredResult]:
+    """Return the results of the requested models and benchmarks, oldest first.
 
     Args:
-        stores: folders of run stores, or of tables (harness/store/parquet_tables.py).
-        asked: by model and benchmark the numbers that tables ask for.
-        notes: gets rows that cannot be read, and those of one key in several stores that differ.
+        stores: run stores, or folders of tables (harness/store/parquet_tables.py).
+        requested: the numbers that tables need, by model and benchmark.
+        notes: receives results that cannot be read, and results of one key that differ between stores.
 
     Raises:
         UserError: the tables of a folder are damaged.
 
-    Cost: about 50 us a row.
+    Cost: about 50 us for each result.
     """
-    found: dict[str, Measured] = {}
+    results: dict[str, MeasuredResult] = {}
     shared: dict[str, Mapping[str, Any]] = {}
 
-    def settled(given: Mapping[str, Any]) -> _Told:
-        """Return what settings tell; equal ones of the rows are one object."""
-        told = _told(given)
-        text = json.dumps(told.settings, default=str)
-        return replace(told, settings=shared.setdefault(text, told.settings))
+    def summary_of(settings: Mapping[str, Any]) -> SettingsSummary:
+        """Return a summary of settings; equal settings are one object."""
+        summary = _summarize(settings)
+        text = json.dumps(summary.settings, default=str)
+        return replace(summary, settings=shared.setdefault(text, summary.settings))
 
-    told, code = remembered(settled), remembered(_code)
+    summarize, code = remembered(summary_of), remembered(_code)
     for store in stores:
-        for committed, row in _rows(store, asked, notes):
-            numbers = asked.get((row["model"], row["benchmark"]))
+        for committed, row in _rows(store, requested, notes):
+            numbers = requested.get((row["model"], row["benchmark"]))
             if numbers is None:
                 continue
             problem = _problem(row)
@@ -119,28 +121,30 @@ def read_rows(stores: Sequence[Path], asked: Asked, notes: Notes) -> list[Measur
                 notes.add(problem, row["run_key"])
                 continue
             environment = row["extra"].get("environment", {})
-            one = _measured(row, committed, numbers, told(row["settings"]), code(environment))
-            other = found.get(one.key)
-            if other is not None and other.numbers != one.numbers:
+            result = _measured(
+                row, committed, numbers, summarize(row["settings"]), code(environment)
+            )
+            known_result = results.get(result.key)
+            if known_result is not None and known_result.numbers != result.numbers:
                 notes.add(
-                    "keys stand in several stores with different numbers (the newest counts)",
-                    one.key,
+                    "keys are in several stores with different numbers (the newest counts)",
+                    result.key,
                 )
-            if other is None or other.committed <= one.committed:
-                found[one.key] = one
-    return sorted(found.values(), key=lambda one: (one.committed, one.key))
+            if known_result is None or known_result.committed <= result.committed:
+                results[result.key] = result
+    return sorted(results.values(), key=lambda result: (result.committed, result.key))
 
 
 def choose(
-    rows: Iterable[Measured], positions: str, limit: int | None, notes: Notes
-) -> list[Measured]:
-    """Return the rows that may stand in one table, and note the others.
+    rows: Iterable[MeasuredResult], positions: str, limit: int | None, notes: Notes
+) -> list[MeasuredResult]:
+    """Return the results that can be in one table, and note the others.
 
     Args:
-        rows: the oldest first.
-        positions: the position policy that counts.
-        limit: samples that count; None: of each model and benchmark all samples, or else the most.
-        notes: gets what is left out.
+        rows: oldest first.
+        positions: the position policy to use.
+        limit: number of samples to use; None: all samples of each model and benchmark, or else the largest number.
+        notes: receives the results that are excluded.
     """
     fitting = []
     for row in rows:
@@ -158,7 +162,7 @@ def choose(
             counts[row.cell[:2]] = limit
     chosen = []
     for row in fitting:
-        # A batch of composed prompts is as many samples as it was asked to be.
+        # A batch of composed prompts has the requested number of samples.
         composed = row.settings.get("benchmark.prompt_tokens") is not None
         if composed or row.samples == counts[row.cell[:2]]:
             chosen.append(row)
@@ -169,47 +173,49 @@ def choose(
 
 
 def usual_positions() -> str:
-    """Return the position policy that is the engine's default."""
+    """Return the engine's default position policy."""
     return str(read_choice("engine", "default")["positions"])
 
 
-def _rows(store: Path, asked: Asked, notes: Notes) -> Iterator[tuple[float, Mapping[str, Any]]]:
-    """Yield when each row was committed, and what tables ask of it."""
+def _rows(
+    store: Path, requested: RequestedNumbers, notes: Notes
+) -> Iterator[tuple[float, Mapping[str, Any]]]:
+    """Yield the commit time of each row, and the blocks that tables need."""
     if is_table(store):
         yield from dated_rows(store)
         return
-    numbers = {block_at(path) for paths in asked.values() for path in paths}
-    begun = 0
+    numbers = {block_at(path) for paths in requested.values() for path in paths}
+    unfinished = 0
     for run in walk(store, sorted({*BLOCKS, *numbers})):
         if run.problem is not None:
             notes.add("rows cannot be read", str(run.problem).partition(";")[0])
         elif run.row is not None:
             yield run.committed, run.row
         else:
-            begun += 1
-    if begun:
-        notes.add("stores have runs that are not finished", f"{store} {begun}")
+            unfinished += 1
+    if unfinished:
+        notes.add("stores have runs that are not finished", f"{store} {unfinished}")
 
 
 def _problem(row: Mapping[str, Any]) -> str:
-    """Return why a row cannot count in a table, as a kind of note; empty if it can."""
+    """Return why a row cannot be used in a table, as a kind of note; empty if it can."""
     if not isinstance(row.get("settings"), Mapping):
-        return "rows of an older version do not tell their settings"
+        return "rows of an older version have no settings"
     return ""
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What a table needs of the settings of a row, which many rows share."""
+class SettingsSummary:
+    """What a table needs of a row's settings; many rows share it."""
 
-    whole: bool
+    complete: bool
     positions: str | None
     settings: Mapping[str, Any]
 
 
-def _told(given: Mapping[str, Any]) -> _Told:
-    whole = given["benchmark"].get("limit") is None
-    return _Told(whole, given["engine"].get("positions"), told_of(given))
+def _summarize(settings: Mapping[str, Any]) -> SettingsSummary:
+    complete = settings["benchmark"].get("limit") is None
+    return SettingsSummary(complete, settings["engine"].get("positions"), row_settings(settings))
 
 
 def _code(environment: Mapping[str, Any]) -> str:
@@ -218,27 +224,31 @@ def _code(environment: Mapping[str, Any]) -> str:
 
 
 def _measured(
-    row: Mapping[str, Any], committed: float, asked: frozenset[str], told: _Told, code: str
-) -> Measured:
+    row: Mapping[str, Any],
+    committed: float,
+    paths: frozenset[str],
+    summary: SettingsSummary,
+    code: str,
+) -> MeasuredResult:
     """Return what a table needs of a row."""
-    return Measured(
+    return MeasuredResult(
         key=row["run_key"],
         cell=tuple(round(row[name], 6) if name == "ratio" else row.get(name) for name in CELL),
         samples=row["n_samples"],
-        whole=told.whole,
-        positions=told.positions,
+        complete=summary.complete,
+        positions=summary.positions,
         code=code,
         committed=committed,
         seed=row.get("seed", 0),
-        settings=told.settings,
-        numbers={path: value for path in asked if (value := _number(row, path)) is not None},
+        settings=summary.settings,
+        numbers={path: value for path in paths if (value := _number(row, path)) is not None},
         unread=is_marked(row),
     )
 
 
 def _number(row: Mapping[str, Any], path: str) -> float | None:
-    """Return the number at a dotted path; None where the row has none."""
-    found: Any = row
+    """Return the number at a dotted path; None if there is none."""
+    value: Any = row
     for name in path.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found if isinstance(found, int | float) and not isinstance(found, bool) else None
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

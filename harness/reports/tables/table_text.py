@@ -1,4 +1,4 @@
-"""What the formats of a table share: a cell in words, and the sections under the table."""
+"""Text shared by the formats of a table: a cell in words, and the sections below the table."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 from espalier.harness.reports.tables.cell_runs import Wanted
-from espalier.harness.reports.tables.cell_verdicts import Filled
-from espalier.harness.reports.tables.panels import called
-from espalier.harness.reports.tables.rebuilt_table import Line, Table
+from espalier.harness.reports.tables.cell_verdicts import FilledCell
+from espalier.harness.reports.tables.panels import display_name
+from espalier.harness.reports.tables.rebuilt_table import RebuiltTable, TableLine
 from espalier.harness.store.unparsed_mark import MARK, MEANS, mark
 
 LEGEND = (
@@ -20,76 +20,84 @@ LEGEND = (
 )
 
 
-def digits(one: Filled) -> int:
-    """Return the digits behind the point that a number of a cell is shown with: the printed ones, two of a stand-in."""
-    return one.cell.digits if one.cell.value and not one.unlike else 2
+def digits(filled: FilledCell) -> int:
+    """Return the decimals of a cell's number: those of the printed number, or two for a substitute."""
+    return filled.cell.digits if filled.cell.value and not filled.mismatch else 2
 
 
-def measured(one: Filled) -> str:
+def measured(filled: FilledCell) -> str:
     """Return the measured number as text, empty if there is none."""
-    return "" if one.value is None else f"{one.value:.{digits(one)}f}{mark(one.unread)}"
+    return "" if filled.value is None else f"{filled.value:.{digits(filled)}f}{mark(filled.unread)}"
 
 
-def difference(one: Filled) -> str:
+def difference(filled: FilledCell) -> str:
     """Return the difference as text, empty if there is none."""
-    return "" if one.difference is None else f"{one.difference:+.{max(digits(one), 1)}f}"
+    return "" if filled.difference is None else f"{filled.difference:+.{max(digits(filled), 1)}f}"
 
 
-def formula(one: Filled) -> str:
-    """Return what a formula gives as text, with = or, of a misprint, ≠ in front; empty if none does."""
-    if one.analytic is None:
+def formula(filled: FilledCell) -> str:
+    """Return the formula's value as text, after = or, for a misprint, ≠; empty if there is no formula."""
+    if filled.analytic is None:
         return ""
-    sign, value = "≠" if one.analytic.misprint else "=", one.analytic.value
-    # A count that is printed without a point has none here either, unless the formula's is no whole number.
-    behind = 0 if one.cell.digits == 0 and value == round(value) else max(one.cell.digits, 1)
-    return f"{sign} {value:.{behind}f}"
+    sign, value = "≠" if filled.analytic.misprint else "=", filled.analytic.value
+    # A count that is printed without decimals has none here either, unless the formula's value is not an integer.
+    decimals = (
+        0 if filled.cell.digits == 0 and value == round(value) else max(filled.cell.digits, 1)
+    )
+    return f"{sign} {value:.{decimals}f}"
 
 
-def samples(one: Filled) -> str:
-    """Return how many samples are behind a measured cell, as text; empty if none is."""
-    return "" if one.row is None else f"n={one.row.samples:,}"
+def samples(filled: FilledCell) -> str:
+    """Return the number of samples of a measured cell as text; empty if not measured."""
+    return "" if filled.row is None else f"n={filled.row.samples:,}"
 
 
-def parts(one: Filled) -> list[str]:
-    """Return a cell with a number in words: the measured number, or else the printed one, and what stands beside it."""
-    dagger = "†" if one.remark else ""
-    nothing = "" if one.value is not None else "-"
-    printed = " ".join(filter(None, (f"{one.cell.value or nothing}{dagger}", formula(one))))
-    if one.value is None:
+def parts(filled: FilledCell) -> list[str]:
+    """Return a cell with a number as texts: the measured number, or else the printed one, then the details."""
+    dagger = "†" if filled.remark else ""
+    nothing = "" if filled.value is not None else "-"
+    printed = " ".join(filter(None, (f"{filled.cell.value or nothing}{dagger}", formula(filled))))
+    if filled.value is None:
         return [printed]
-    judged = "" if one.difference is None else f"{difference(one)} {one.verdict}"
-    return [measured(one), *filter(None, (printed, judged, samples(one)))]
+    judged = "" if filled.difference is None else f"{difference(filled)} {filled.verdict}"
+    return [measured(filled), *filter(None, (printed, judged, samples(filled)))]
 
 
-def cell(one: Filled | None) -> str:
-    """Return a cell in words."""
-    if one is None or (not one.cell.value and one.value is None):
+def cell(filled: FilledCell | None) -> str:
+    """Return a cell as text."""
+    if filled is None or (not filled.cell.value and filled.value is None):
         return "-"
-    shown, *rest = parts(one)
-    return f"{shown} ({', '.join(rest)})" if one.value is not None else f"({shown})"
+    number_text, *details = parts(filled)
+    return (
+        f"{number_text} ({', '.join(details)})" if filled.value is not None else f"({number_text})"
+    )
 
 
-def missing(one: Filled) -> str:
+def missing(filled: FilledCell) -> str:
     """Return the command that fills a cell without a number, or why there is none; empty if it has a number."""
-    if one.value is not None:
+    if filled.value is not None:
         return ""
-    return f"python run.py {' '.join(one.run.line)}" if isinstance(one.run, Wanted) else one.run
+    return (
+        f"python run.py {' '.join(filled.run.line)}"
+        if isinstance(filled.run, Wanted)
+        else filled.run
+    )
 
 
-def blocks(table: Table) -> Iterator[tuple[tuple[str, ...], list[Line]]]:
+def blocks(table: RebuiltTable) -> Iterator[tuple[tuple[str, ...], list[TableLine]]]:
     """Yield the lines of a table under equal headings."""
     for headings, lines in groupby(table.lines, key=lambda line: line.headings):
         yield headings, list(lines)
 
 
-def title(table: Table) -> str:
+def title(table: RebuiltTable) -> str:
     """Return the table's title."""
     paper = table.paper
-    return f"{paper.paper}, {called(table.number)}: {table.entry.title}"
+    return f"{paper.paper}, {display_name(table.number)}: {table.entry.title}"
 
 
-def source(table: Table) -> str:
-    """Return where the printed numbers come from."""
+def source(table: RebuiltTable) -> str:
+    """Return the source of the printed numbers."""
     paper = table.paper
     text = f"{paper.title} ({paper.venue}, arXiv {paper.arxiv})."
     if table.model is None:
@@ -101,26 +109,28 @@ def source(table: Table) -> str:
 
 
 def head(column: tuple[str, ...]) -> str:
-    """Return a column's head."""
+    """Return a column's heading."""
     return " ".join(part for part in column if part) or "value"
 
 
-def said(table: Table) -> Iterator[tuple[str, list[str]]]:
-    """Yield the sections under a table: a title and lines."""
+def sections(table: RebuiltTable) -> Iterator[tuple[str, list[str]]]:
+    """Yield the sections below a table: a title and lines."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(table.counts.items()))
     yield "Cells", [f"{len(table.filled)} cells: {counts}"]
     if table.notes:
         yield "Rows", list(table.notes)
-    sources = Counter(one.analytic.source for one in table.filled if one.analytic is not None)
+    sources = Counter(
+        filled.analytic.source for filled in table.filled if filled.analytic is not None
+    )
     if sources:
         yield "Formulas", _counted(sources)
-    wrong = Counter(
-        one.analytic.misprint
-        for one in table.filled
-        if one.analytic is not None and one.analytic.misprint
+    misprints = Counter(
+        filled.analytic.misprint
+        for filled in table.filled
+        if filled.analytic is not None and filled.analytic.misprint
     )
-    if wrong:
-        yield "Misprints", _counted(wrong)
+    if misprints:
+        yield "Misprints", _counted(misprints)
     if table.model is None and table.uncompared():
         yield "Cells that are not compared with print", _listed(table.uncompared())
     if table.unreachable():
@@ -129,25 +139,29 @@ def said(table: Table) -> Iterator[tuple[str, list[str]]]:
         yield "Missing cells, and what fills them", table.commands()
 
 
-def _listed(found: Mapping[str, int]) -> list[str]:
-    return [f"{count}: {reason}" for reason, count in found.items()]
+def _listed(counts: Mapping[str, int]) -> list[str]:
+    return [f"{count}: {reason}" for reason, count in counts.items()]
 
 
-def _counted(found: Counter[str]) -> list[str]:
-    return [f"{count} {'cell' if count == 1 else 'cells'}: {what}" for what, count in found.items()]
+def _counted(counts: Counter[str]) -> list[str]:
+    return [
+        f"{count} {'cell' if count == 1 else 'cells'}: {reason}" for reason, count in counts.items()
+    ]
 
 
 AVERAGES = ("line", "printed", "from the printed cells", "over the same benchmarks", "measured", "")
 
 
-def averages(table: Table) -> Iterator[tuple[str, ...]]:
-    """Yield a line for each average: printed, by the paper's rule, by the consistent one, measured, the remark."""
-    for one in table.averaged:
-        where = ", ".join(
-            part for part in (one.cell.model, one.cell.budget, one.cell.method) if part
+def averages(table: RebuiltTable) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each average: printed, by the paper's rule, by the uniform rule, measured, the remark."""
+    for average in table.averaged:
+        line = ", ".join(
+            part for part in (average.cell.model, average.cell.budget, average.cell.method) if part
         )
-        numbers = (one.follows, one.consistent, one.own)
-        follows, consistent, own = ("" if value is None else f"{value:.2f}" for value in numbers)
-        own += mark(bool(own) and one.unread)
-        shared = f"{consistent} ({one.shared})" if consistent else ""
-        yield where, one.cell.value or "-", follows, shared, own, one.remark
+        numbers = (average.follows, average.consistent, average.measured)
+        follows, consistent, measured_text = (
+            "" if value is None else f"{value:.2f}" for value in numbers
+        )
+        measured_text += mark(bool(measured_text) and average.unread)
+        shared = f"{consistent} ({average.shared})" if consistent else ""
+        yield line, average.cell.value or "-", follows, shared, measured_text, average.remark

@@ -1,1 +1,1 @@
-"""Printed figures that follow from formulas, without a model."""
+"""Printed numbers that follow from formulas, without a model."""

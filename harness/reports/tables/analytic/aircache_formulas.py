@@ -2,13 +2,13 @@
 
     throughput = batch * 512 / decoding latency
 
-and percentages are changes of printed figures against the full cache. Decoding latencies of Table 3 (LLaVA-OV-7B)
+and percentages are changes of printed numbers against the full cache. Decoding latencies of Table 3 (LLaVA-OV-7B)
 follow a line in batch and cache, fitted to its 21 cells:
 
     7.71 s + 0.103 s B + 0.102 s B n / 1000,    n = 64 + k (P - 64) + 256
 
 where B is the batch, P the prompt's length, 64 its words, k the share of visual entries kept, 256 half of the answer.
-Those of InternVL2-8B in Table 9 follow none: 8 prompts of 32k take 46.2 s, 16 of 16k, with the same cache, 28.5 s.
+Those of InternVL2-8B in Table 9 follow no line: 8 prompts of 32k take 46.2 s, 16 of 16k, with the same cache, 28.5 s.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from espalier.harness.reports.tables.analytic.analytic_sheet import Sheet, fits, kept
-from espalier.harness.reports.tables.analytic.analytic_verdicts import Claim, column
-from espalier.harness.reports.tables.printed_cell import Cell
+from espalier.harness.reports.tables.analytic.analytic_sheet import PrintedSheet, full_match, kept
+from espalier.harness.reports.tables.analytic.analytic_verdicts import FormulaClaim, column
+from espalier.harness.reports.tables.printed_cell import PrintedCell
 
 OUTPUT, WORDS = 512, 64
 SETTING = re.compile(r"batch (\d+), prompt (\d+)k")
 CHANGE = " printed change vs Full"
 
 
-def claims(folder: Path) -> Iterator[Claim]:
-    """Yield what the formulas say of both tables."""
-    third, ninth = (Sheet.read(folder, "aircache", number) for number in ("3", "9"))
+def claims(folder: Path) -> Iterator[FormulaClaim]:
+    """Yield the formulas' claims on both tables."""
+    third, ninth = (PrintedSheet.read(folder, "aircache", number) for number in ("3", "9"))
     yield from column(
         third,
         "decoding latency",
@@ -40,9 +40,9 @@ def claims(folder: Path) -> Iterator[Claim]:
     )
     for sheet in (third, ninth):
         for cell in sheet.column("throughput"):
-            seconds = sheet.beside(cell, metric="decoding latency")
+            seconds = sheet.sibling(cell, metric="decoding latency")
             batch, _ = setting(cell)
-            yield Claim(
+            yield FormulaClaim(
                 cell,
                 batch * OUTPUT / seconds.number,
                 1.0,
@@ -55,22 +55,22 @@ def claims(folder: Path) -> Iterator[Claim]:
                 yield _change(sheet, cell, metric)
 
 
-def setting(cell: Cell) -> tuple[int, int]:
-    """Return batch and prompt length, in tokens, of a row."""
-    found = fits(cell, SETTING, "split")
-    return int(found[1]), 1024 * int(found[2])
+def setting(cell: PrintedCell) -> tuple[int, int]:
+    """Return the batch and the prompt length in tokens of a row."""
+    match = full_match(cell, SETTING, "split")
+    return int(match[1]), 1024 * int(match[2])
 
 
-def latency(cell: Cell) -> float:
+def latency(cell: PrintedCell) -> float:
     """Return the fitted line's decoding latency in seconds."""
     batch, prompt = setting(cell)
     entries = WORDS + kept(cell) * (prompt - WORDS) + OUTPUT / 2
     return 7.71 + 0.103 * batch + 0.102 * batch * entries / 1000
 
 
-def _change(sheet: Sheet, cell: Cell, metric: str) -> Claim:
-    """Return the claim that a percentage is the change between two printed figures."""
-    own = sheet.beside(cell, metric=metric)
-    full = sheet.beside(own, method="Full", budget="100% visual KV")
-    value = 100 * (own.number / full.number - 1)
-    return Claim(cell, value, cell.half, metric + CHANGE, "change of printed figures")
+def _change(sheet: PrintedSheet, cell: PrintedCell, metric: str) -> FormulaClaim:
+    """Return the claim that a percentage is the change between two printed numbers."""
+    figure = sheet.sibling(cell, metric=metric)
+    full = sheet.sibling(figure, method="Full", budget="100% visual KV")
+    value = 100 * (figure.number / full.number - 1)
+    return FormulaClaim(cell, value, cell.half, metric + CHANGE, "change of printed figures")

@@ -1,4 +1,4 @@
-"""Decoder stacks of the papers' models, from conf/model, and the exact count of their layers."""
+"""Decoder stacks of the papers' models, from conf/model, and the exact FLOPs of their layers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from espalier.harness.paths import ROOT
 
 @cache
 def text_stack(name: str) -> StackFacts:
-    """Return `facts.text` of conf/model/<name>.yaml, which must stand in that file itself."""
+    """Return `facts.text` of conf/model/<name>.yaml; the file itself must contain it."""
     facts = cast(DictConfig, OmegaConf.load(ROOT / "conf" / "model" / f"{name}.yaml")).facts
     return StackFacts(**{"gated": True, "causal": "diffusion" not in facts, **facts.text})
 
 
 def exact(stack: StackFacts, tokens: Sequence[float]) -> float:
-    """Return the exact FLOPs of decoder layers, `tokens` in each: all matrices, grouped heads, pairs seen, routers."""
+    """Return exact FLOPs of decoder layers with `tokens` each: all matrices, grouped heads, visible pairs, routers."""
     total = 0.0
     for layer, n in enumerate(tokens):
         linear, pairs = quadratic(stack, first=layer == 0)

@@ -1,4 +1,4 @@
-"""One published table as formulas look at it: columns, cells beside each other, and what the names of a row say."""
+"""A published table for formulas: columns, sibling cells, and values parsed from a row's names."""
 
 from __future__ import annotations
 
@@ -9,76 +9,80 @@ from pathlib import Path
 
 from espalier.harness.errors import UserError
 from espalier.harness.reports.tables.panels import name_of
-from espalier.harness.reports.tables.printed_cell import Cell
+from espalier.harness.reports.tables.printed_cell import PrintedCell
 from espalier.harness.reports.tables.published_tables import read_cells, read_paper
 
-#: A budget that starts with a share.
+#: A budget that starts with a percentage.
 SHARE = re.compile(r"(\d+(?:\.\d+)?)%.*")
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """One printed table.
+class PrintedSheet:
+    """A printed table.
 
     Attributes:
-        name: of its file, without the ending.
+        name: of its file, without suffix.
         cells: in printed order.
     """
 
     name: str
-    cells: tuple[Cell, ...]
+    cells: tuple[PrintedCell, ...]
 
     @classmethod
-    def read(cls, folder: Path, slug: str, number: str) -> Sheet:
-        """Read a table of a folder with papers' files.
+    def read(cls, folder: Path, slug: str, number: str) -> PrintedSheet:
+        """Read a table from a folder with papers' files.
 
         Raises:
             UserError: there is no such table, or its file is damaged.
         """
         return cls(name_of(slug, number), read_cells(read_paper(slug, folder), number, folder))
 
-    def column(self, metric: str, **where: str) -> Iterator[Cell]:
+    def column(self, metric: str, **where: str) -> Iterator[PrintedCell]:
         """Yield the cells of a column that have a value.
 
         Raises:
             UserError: there are none.
         """
-        found = [one for one in self.cells if one.metric == metric and one.value]
-        found = [one for one in found if all(getattr(one, k) == v for k, v in where.items())]
-        if not found:
+        cells = [cell for cell in self.cells if cell.metric == metric and cell.value]
+        cells = [
+            cell
+            for cell in cells
+            if all(getattr(cell, key) == value for key, value in where.items())
+        ]
+        if not cells:
             raise UserError(f"{self.name} has no cell of metric={metric!r} {where or ''}")
-        yield from found
+        yield from cells
 
-    def beside(self, cell: Cell, **other: str) -> Cell:
-        """Return the cell that differs from `cell` in the given keys alone.
+    def sibling(self, cell: PrintedCell, **changes: str) -> PrintedCell:
+        """Return the cell that differs from `cell` only in the given keys.
 
         Raises:
             UserError: there is none.
         """
-        wanted = replace(cell, **other)
-        for one in self.cells:
-            if one.key == wanted.key:
-                return one
-        raise UserError(f"{self.name} has no cell {wanted.name!r}")
+        target = replace(cell, **changes)
+        for candidate in self.cells:
+            if candidate.key == target.key:
+                return candidate
+        raise UserError(f"{self.name} has no cell {target.name!r}")
 
 
-def kept(cell: Cell) -> float:
+def kept(cell: PrintedCell) -> float:
     """Return the share that a budget such as `33.4% visual tokens` keeps.
 
     Raises:
-        UserError: the budget is no such share.
+        UserError: the budget has no such share.
     """
-    return float(fits(cell, SHARE, "budget")[1]) / 100
+    return float(full_match(cell, SHARE, "budget")[1]) / 100
 
 
-def fits(cell: Cell, pattern: re.Pattern[str], key: str) -> re.Match[str]:
-    """Return how a pattern fits a whole key of a cell, such as `split`.
+def full_match(cell: PrintedCell, pattern: re.Pattern[str], key: str) -> re.Match[str]:
+    """Return the match of a pattern with the complete value of a cell's key, such as `split`.
 
     Raises:
-        UserError: it does not.
+        UserError: it does not match.
     """
     text = getattr(cell, key)
-    found = pattern.fullmatch(text)
-    if found is None:
+    match = pattern.fullmatch(text)
+    if match is None:
         raise UserError(f"{cell.name}: {key}={text!r} is not {pattern.pattern!r}")
-    return found
+    return match

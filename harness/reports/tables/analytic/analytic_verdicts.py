@@ -1,4 +1,4 @@
-"""What formulas say of published cells, and the verdict on each."""
+"""Formulas' claims about published cells, and the verdict on each."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from pathlib import Path
 from typing import Literal
 
 from espalier.harness.errors import UserError
-from espalier.harness.reports.tables.analytic.analytic_sheet import Sheet
-from espalier.harness.reports.tables.printed_cell import KEYS, Cell
+from espalier.harness.reports.tables.analytic.analytic_sheet import PrintedSheet
+from espalier.harness.reports.tables.printed_cell import KEYS, PrintedCell
 from espalier.harness.reports.tables.published_tables import read_lines
 
-#: Digits that floating-point arithmetic may lose, as a share of the number.
+#: Relative error allowed for floating-point arithmetic.
 SLACK = 1e-9
 
-#: Why two numbers may be apart, where nothing else is known.
+#: Default reason for a tolerance.
 ROUNDING = "rounding of the printed cell"
 
-Verdict = Literal["reproduced", "misprint", "off"]
+ClaimVerdict = Literal["reproduced", "misprint", "off"]
 
 
 @dataclass(frozen=True)
-class Claim:
-    """What a formula says of one cell.
+class FormulaClaim:
+    """What a formula claims about a cell.
 
     Attributes:
-        cell: the printed one.
+        cell: the printed cell.
         value: the formula's.
-        tolerance: how far apart the two may be, in the cell's unit.
-        column: what the cell is summed up under; a cell may stand under several.
+        tolerance: allowed difference in the cell's unit.
+        column: the column of the summary; a cell can be in several.
         source: the formula, by its equation.
-        why: where the tolerance comes from.
-        exact: the exact count of the same setting in the same unit, where there is one.
-        fitted: what of it was fitted to the printed cells, a constant or the tolerance; empty where nothing was.
+        why: reason for the tolerance.
+        exact: the exact count of the same setting in the same unit, if there is one.
+        fitted: what was fitted to the printed cells, a constant or the tolerance; empty if nothing was.
     """
 
-    cell: Cell
+    cell: PrintedCell
     value: float
     tolerance: float
     column: str
@@ -47,16 +47,16 @@ class Claim:
 
     @property
     def basis(self) -> Literal["derived", "fitted"]:
-        """Whether the claim could be wrong of the cell, or was fitted to such cells."""
+        """Whether the formula is independent of the printed cells, or was fitted to them."""
         return "fitted" if self.fitted else "derived"
 
     @property
     def residual(self) -> float:
-        """Formula less print."""
+        """Formula minus print."""
         return self.value - self.cell.number
 
     def agrees(self, printed: float) -> bool:
-        """Whether a printed number is the formula's within the tolerance."""
+        """Return whether a printed number equals the formula's within the tolerance."""
         return abs(self.value - printed) <= self.tolerance + SLACK * abs(self.value)
 
 
@@ -71,39 +71,41 @@ class Misprint:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A claim with its verdict; `note` says what is wrong, or why the print is known to be."""
+class JudgedClaim:
+    """A claim with its verdict; `note` says what is wrong, or why the print is known to be wrong."""
 
-    claim: Claim
-    verdict: Verdict
+    claim: FormulaClaim
+    verdict: ClaimVerdict
     note: str = ""
 
 
 def column(
-    sheet: Sheet,
+    sheet: PrintedSheet,
     metric: str,
-    model: Callable[[Cell], float],
+    model: Callable[[PrintedCell], float],
     source: str,
     tolerance: float | None = None,
     why: str = ROUNDING,
-    exact: Callable[[Cell], float] | None = None,
+    exact: Callable[[PrintedCell], float] | None = None,
     fitted: str = "",
-) -> Iterator[Claim]:
-    """Yield a claim of what `model` says for each cell of a column, within rounding if no tolerance is given."""
+) -> Iterator[FormulaClaim]:
+    """Yield a claim by `model` for each cell of a column; without a tolerance, rounding is allowed."""
     for cell in sheet.column(metric):
         allowed = cell.half if tolerance is None else tolerance
-        count = None if exact is None else exact(cell)
-        yield Claim(cell, model(cell), allowed, metric, source, why, count, fitted)
+        exact_count = None if exact is None else exact(cell)
+        yield FormulaClaim(cell, model(cell), allowed, metric, source, why, exact_count, fitted)
 
 
-def quotient(cell: Cell, over: Cell, under: Cell, column: str | None = None) -> Claim:
-    """Return the claim that a cell is one printed cell over another, which have been rounded themselves."""
+def quotient(
+    cell: PrintedCell, over: PrintedCell, under: PrintedCell, column: str | None = None
+) -> FormulaClaim:
+    """Return the claim that a cell is the quotient of two printed (rounded) cells."""
     value = over.number / under.number
-    lost = over.half / abs(over.number) + under.half / abs(under.number)
-    return Claim(
+    relative_error = over.half / abs(over.number) + under.half / abs(under.number)
+    return FormulaClaim(
         cell,
         value,
-        cell.half + value * lost,
+        cell.half + value * relative_error,
         column or cell.metric,
         f"{over.metric} over {under.metric}",
         why="rounding of all three cells",
@@ -114,43 +116,43 @@ def misprints(path: Path) -> tuple[Misprint, ...]:
     """Read the list of cells that are known to be wrong.
 
     Raises:
-        UserError: there is no such file, it has other columns, or a consistent value is no number.
+        UserError: there is no such file, it has other columns, or a consistent value is not a number.
     """
-    found = []
-    for where, line in read_lines(path, (*KEYS, "printed", "consistent", "why", "source")):
+    listed = []
+    for position, line in read_lines(path, (*KEYS, "printed", "consistent", "why", "source")):
         *key, printed, consistent, why, _ = line
         try:
-            found.append(Misprint(tuple(key), printed, float(consistent), why))
+            listed.append(Misprint(tuple(key), printed, float(consistent), why))
         except ValueError:
             raise UserError(
-                f"{where}: consistent={consistent!r} is not a number; valid: a number"
+                f"{position}: consistent={consistent!r} is not a number; valid: a number"
             ) from None
-    return tuple(found)
+    return tuple(listed)
 
 
-def judge(claims: Iterable[Claim], known: Iterable[Misprint]) -> list[Judged]:
+def judge(claims: Iterable[FormulaClaim], listed: Iterable[Misprint]) -> list[JudgedClaim]:
     """Return the verdict on each claim.
 
-    A known misprint must be printed as it is listed, and its consistent value must be the formula's.
+    A known misprint must be printed as listed, and its consistent value must equal the formula's.
     """
-    listed: Mapping[tuple[str, ...], Misprint] = {one.key: one for one in known}
-    return [_judged(claim, listed.get(claim.cell.key)) for claim in claims]
+    by_key: Mapping[tuple[str, ...], Misprint] = {misprint.key: misprint for misprint in listed}
+    return [_judged(claim, by_key.get(claim.cell.key)) for claim in claims]
 
 
-def unused(judged: Iterable[Judged], known: Iterable[Misprint]) -> list[Misprint]:
-    """Return the listed misprints that no claim found to be one."""
-    met = {one.claim.cell.key for one in judged if one.verdict == "misprint"}
-    return [one for one in known if one.key not in met]
+def unused_misprints(judged: Iterable[JudgedClaim], listed: Iterable[Misprint]) -> list[Misprint]:
+    """Return the listed misprints that no claim confirms."""
+    confirmed = {item.claim.cell.key for item in judged if item.verdict == "misprint"}
+    return [misprint for misprint in listed if misprint.key not in confirmed]
 
 
-def _judged(claim: Claim, listed: Misprint | None) -> Judged:
+def _judged(claim: FormulaClaim, listed: Misprint | None) -> JudgedClaim:
     if claim.agrees(claim.cell.number):
-        return Judged(claim, "reproduced")
+        return JudgedClaim(claim, "reproduced")
     off = f"off by {abs(claim.residual):.4g}, allowed {claim.tolerance:.4g} ({claim.why})"
     if listed is None:
-        return Judged(claim, "off", off)
+        return JudgedClaim(claim, "off", off)
     if claim.cell.value != listed.printed:
-        return Judged(claim, "off", f"{off}; as a misprint it is listed with {listed.printed}")
+        return JudgedClaim(claim, "off", f"{off}; as a misprint it is listed with {listed.printed}")
     if not claim.agrees(listed.consistent):
-        return Judged(claim, "off", f"{off}; misprints.csv has {listed.consistent:g} instead")
-    return Judged(claim, "misprint", listed.why)
+        return JudgedClaim(claim, "off", f"{off}; misprints.csv has {listed.consistent:g} instead")
+    return JudgedClaim(claim, "misprint", listed.why)

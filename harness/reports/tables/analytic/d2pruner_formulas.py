@@ -1,10 +1,11 @@
 """D2Pruner (AAAI 2026, arXiv 2512.19443), Table 4: LLaVA-NeXT-7B on POPE.
 
-Tokens leave before decoder layer K = 2 of 32; 33 words are fitted (any 30 to 42 give the three rounded figures, 33 the
-ratios as well), of 2,880 visual tokens. K = 0, 1 or 3 and a three-matrix MLP do not give them.
+Tokens are removed before decoder layer K = 2 of 32; 33 words are fitted (any of 30 to 42 give the three rounded
+figures, 33 also the ratios), of 2,880 visual tokens. K = 0, 1 or 3 and a three-matrix MLP do not give them.
 
-The KV column counts no whole layers at all, which the FLOPs column does: c (2880 k + t) MB with c = 0.514 and t = 62.1,
-fitted to these three cells. 16-bit keys and values take 0.5243 MB a token; the exact bytes have both whole layers.
+The KV column ignores the unpruned layers, which the FLOPs column includes: c (2880 k + t) MB with c = 0.514 and t =
+62.1, fitted to these three cells. 16-bit keys and values take 0.5243 MB a token; the exact bytes have both unpruned
+layers.
 """
 
 from __future__ import annotations
@@ -14,19 +15,23 @@ from pathlib import Path
 
 from espalier.harness.cost.paper_flops import d2pruner
 from espalier.harness.reports.tables.analytic.analytic_models import exact, text_stack
-from espalier.harness.reports.tables.analytic.analytic_sheet import Sheet, kept
-from espalier.harness.reports.tables.analytic.analytic_verdicts import Claim, column, quotient
-from espalier.harness.reports.tables.printed_cell import Cell
+from espalier.harness.reports.tables.analytic.analytic_sheet import PrintedSheet, kept
+from espalier.harness.reports.tables.analytic.analytic_verdicts import (
+    FormulaClaim,
+    column,
+    quotient,
+)
+from espalier.harness.reports.tables.printed_cell import PrintedCell
 
 VISUAL, TEXT, K = 2880, 33, 2
 
-#: What of the FLOPs columns was fitted to them.
+#: What was fitted to the FLOPs columns.
 WORDS = "33 words, 2 whole layers"
 
-#: MB a token, and the tokens beside visual ones, of the KV column.
+#: MB per token, and the number of other than visual tokens, of the KV column.
 KV_MB, KV_TEXT = 0.514, 62.1
 
-#: The columns that are ratios of others, the unpruned model's over the method's.
+#: Columns that are ratios: the unpruned model's value divided by the method's.
 FACTORS = {
     "prefill time reduction factor": "prefill time",
     "total time reduction factor": "total time",
@@ -34,9 +39,9 @@ FACTORS = {
 }
 
 
-def claims(folder: Path) -> Iterator[Claim]:
-    """Yield what the formulas say of Table 4."""
-    sheet = Sheet.read(folder, "d2pruner", "4")
+def claims(folder: Path) -> Iterator[FormulaClaim]:
+    """Yield the formulas' claims on Table 4."""
+    sheet = PrintedSheet.read(folder, "d2pruner", "4")
     yield from column(
         sheet,
         "FLOPs",
@@ -45,11 +50,11 @@ def claims(folder: Path) -> Iterator[Claim]:
         exact=_exact_tera,
         fitted=WORDS,
     )
-    whole = _tera([VISUAL + TEXT] * 32)
+    unpruned = _tera([VISUAL + TEXT] * 32)
     yield from column(
         sheet,
         "FLOPs reduction factor",
-        lambda cell: whole / _tera(_entering(cell)),
+        lambda cell: unpruned / _tera(_entering(cell)),
         "4nd²+2n²d+2ndm",
         fitted=WORDS,
     )
@@ -63,26 +68,26 @@ def claims(folder: Path) -> Iterator[Claim]:
     )
     for factor, metric in FACTORS.items():
         for cell in sheet.column(factor):
-            own = sheet.beside(cell, metric=metric)
-            plain = sheet.beside(own, method="Vanilla", budget="100% visual tokens")
-            yield quotient(cell, plain, own)
+            figure = sheet.sibling(cell, metric=metric)
+            plain = sheet.sibling(figure, method="Vanilla", budget="100% visual tokens")
+            yield quotient(cell, plain, figure)
 
 
-def _entering(cell: Cell) -> list[float]:
-    """Return the tokens that enter each layer."""
-    left = float(round(kept(cell) * VISUAL) + TEXT)
-    return [float(VISUAL + TEXT)] * K + [left] * (32 - K)
+def _entering(cell: PrintedCell) -> list[float]:
+    """Return the number of tokens that enter each layer."""
+    kept_tokens = float(round(kept(cell) * VISUAL) + TEXT)
+    return [float(VISUAL + TEXT)] * K + [kept_tokens] * (32 - K)
 
 
 def _tera(tokens: list[float]) -> float:
     return d2pruner(text_stack("llava_next_7b"), tokens) / 1e12
 
 
-def _exact_tera(cell: Cell) -> float:
+def _exact_tera(cell: PrintedCell) -> float:
     return exact(text_stack("llava_next_7b"), _entering(cell)) / 1e12
 
 
-def _exact_mb(cell: Cell) -> float:
-    """Return the bytes of 16-bit keys and values of what each layer saw, in MB of 10^6."""
+def _exact_mb(cell: PrintedCell) -> float:
+    """Return the size of the 16-bit keys and values of all layers, in MB of 10^6 bytes."""
     stack = text_stack("llava_next_7b")
     return 2 * 2 * stack.kv_heads * stack.head_dim * sum(_entering(cell)) / 1e6

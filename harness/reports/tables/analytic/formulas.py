@@ -1,8 +1,8 @@
-"""Which printed figures do formulas give? `python -m espalier tables analytic [--cells] [--write FOLDER]`.
+"""Compare printed numbers with formulas: `python -m espalier tables analytic [--cells] [--write FOLDER]`.
 
-Published cells are read from results/papers/*.csv, known misprints from misprints.csv beside them; no model is needed.
-Exit status 0: every cell is the formula's within its tolerance, or a known misprint. 1: some cell is not, and standard
-error names it. 2: a table is missing, damaged, or holds what no formula can read.
+Published cells are read from results/papers/*.csv, known misprints from misprints.csv in the same folder; no model is
+needed. Exit status 0: every cell equals the formula's value within its tolerance, or is a known misprint. 1: some cell
+does not; standard error names it. 2: a table is missing or damaged, or no formula can read one of its cells.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from espalier.harness.reports.tables.analytic.analytic_print import (
     summary_table,
 )
 from espalier.harness.reports.tables.analytic.analytic_verdicts import (
-    Claim,
-    Judged,
+    FormulaClaim,
+    JudgedClaim,
     Misprint,
     judge,
     misprints,
-    unused,
+    unused_misprints,
 )
-from espalier.harness.reports.tables.cell_verdicts import Formula
+from espalier.harness.reports.tables.cell_verdicts import FormulaValue
 from espalier.harness.reports.tables.published_tables import FOLDER
 from espalier.harness.specs.commands import command
 
-#: Every paper's claims on its tables, by the folder that holds them.
-PAPERS: tuple[Callable[[Path], Iterator[Claim]], ...] = (
+#: Functions that yield each paper's claims, given the folder of the papers' files.
+PAPERS: tuple[Callable[[Path], Iterator[FormulaClaim]], ...] = (
     analytic_d2pruner.claims,
     analytic_d3tom.claims,
     analytic_rtprune.claims,
@@ -46,33 +46,33 @@ PAPERS: tuple[Callable[[Path], Iterator[Claim]], ...] = (
 )
 
 
-def verdicts(folder: Path = FOLDER) -> tuple[list[Judged], list[Misprint]]:
-    """Return the verdict on every claim, and listed misprints that were not found to be any.
+def verdicts(folder: Path = FOLDER) -> tuple[list[JudgedClaim], list[Misprint]]:
+    """Return the verdict on every claim, and listed misprints that no claim confirms.
 
     Raises:
-        UserError: a table is missing or damaged, or has a cell that no formula can read.
+        UserError: a table is missing or damaged, or no formula can read one of its cells.
     """
-    known = misprints(folder / "misprints.csv")
-    judged = judge((claim for claims in PAPERS for claim in claims(folder)), known)
-    return judged, unused(judged, known)
+    listed = misprints(folder / "misprints.csv")
+    judged = judge((claim for claims in PAPERS for claim in claims(folder)), listed)
+    return judged, unused_misprints(judged, listed)
 
 
-def formulas(folder: Path = FOLDER) -> dict[tuple[str, ...], Formula]:
-    """Return what formulas say of published cells, by the key of a cell; of several the one that is claimed first.
+def formulas(folder: Path = FOLDER) -> dict[tuple[str, ...], FormulaValue]:
+    """Return the formulas' values by the key of a cell; of several claims on a cell, the first.
 
     Raises:
         UserError: as `verdicts`.
     """
-    found: dict[tuple[str, ...], Formula] = {}
-    for one in verdicts(folder)[0]:
-        wrong, claim = "" if one.verdict == "reproduced" else one.note, one.claim
+    values: dict[tuple[str, ...], FormulaValue] = {}
+    for item in verdicts(folder)[0]:
+        misprint, claim = "" if item.verdict == "reproduced" else item.note, item.claim
         source = f"{claim.source}, fitted: {claim.fitted}" if claim.fitted else claim.source
-        found.setdefault(claim.cell.key, Formula(claim.value, source, wrong))
-    return found
+        values.setdefault(claim.cell.key, FormulaValue(claim.value, source, misprint))
+    return values
 
 
-def write(judged: Sequence[Judged], folder: Path) -> None:
-    """Write analytic.md (both tables) and analytic.csv (a line a cell) into a folder."""
+def write(judged: Sequence[JudgedClaim], folder: Path) -> None:
+    """Write analytic.md (both tables) and analytic.csv (a line for each cell) into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     page = f"{summary_table(judged)}\n{cells_table(judged)}"
     (folder / "analytic.md").write_text(page, encoding="utf-8")
@@ -84,35 +84,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the verdicts; return the exit status."""
     about = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m espalier tables analytic", description=about)
-    parser.add_argument("--cells", action="store_true", help="a line for each cell")
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="analytic.md and analytic.csv")
+    parser.add_argument("--cells", action="store_true", help="print a line for each cell")
+    parser.add_argument(
+        "--write", type=Path, metavar="FOLDER", help="write analytic.md and analytic.csv"
+    )
     parser.add_argument("--published", type=Path, default=FOLDER, help="folder of papers' files")
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     try:
-        judged, left = verdicts(asked.published)
+        judged, unconfirmed = verdicts(options.published)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(console(judged, asked.cells), end="")
-    if asked.write is not None and not _written(judged, asked.write):
+    print(console(judged, options.cells), end="")
+    if options.write is not None and not _try_write(judged, options.write):
         return 2
-    wrong = [one for one in judged if one.verdict == "off"]
-    for one in wrong:
-        cell = one.claim.cell
+    off = [item for item in judged if item.verdict == "off"]
+    for item in off:
+        cell = item.claim.cell
         print(
-            f"off: {cell.name}: printed {cell.value}, {one.claim.source} gives {one.claim.value:.6g}: {one.note}",
+            f"off: {cell.name}: printed {cell.value}, {item.claim.source} gives {item.claim.value:.6g}: {item.note}",
             file=sys.stderr,
         )
-    for line in left:
+    for misprint in unconfirmed:
         print(
-            f"off: misprints.csv lists {', '.join(filter(None, line.key))}: no claim finds it wrong",
+            f"off: misprints.csv lists {', '.join(filter(None, misprint.key))}: no claim confirms it",
             file=sys.stderr,
         )
-    return 1 if wrong or left else 0
+    return 1 if off or unconfirmed else 0
 
 
-def _written(judged: Sequence[Judged], folder: Path) -> bool:
-    """Write the files, or say in one line why not."""
+def _try_write(judged: Sequence[JudgedClaim], folder: Path) -> bool:
+    """Write the files; on failure print one line and return False."""
     try:
         write(judged, folder)
     except OSError as error:

@@ -1,8 +1,8 @@
 """ParallelVLM (CVPR 2026, arXiv 2603.19610), Tables 1 and 3 to 7: speed ratios, and speed-ups by its theorems.
 
-c = T_p / T_q (6). Speed-ups of Tables 1 and 7 are measured, and a theorem is a model of them: its residuals say how
-good a one. In Table 1 the tokens of a round (M) give drafting in turn by Theorem 4; the runs between refusals (M as
-well) give parallel decoding by the renewal chain. Table 7 has a tau of its own, which M does not give.
+c = T_p / T_q (6). Speed-ups of Tables 1 and 7 are measured; the theorems model them, and the residuals show how well.
+In Table 1, M is the number of tokens per round in Theorem 4 (sequential drafting), and the run length between
+rejections in the renewal chain (parallel decoding). Table 7 has its own tau, which does not follow from M.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from statistics import fmean
 
 from espalier.harness.decoding.speculative import theorems
 from espalier.harness.decoding.speculative.renewal import acceptance_of_run, parallel_speedup
-from espalier.harness.reports.tables.analytic.analytic_sheet import Sheet, fits
-from espalier.harness.reports.tables.analytic.analytic_verdicts import Claim, quotient
-from espalier.harness.reports.tables.printed_cell import Cell
+from espalier.harness.reports.tables.analytic.analytic_sheet import PrintedSheet, full_match
+from espalier.harness.reports.tables.analytic.analytic_verdicts import FormulaClaim, quotient
+from espalier.harness.reports.tables.printed_cell import PrintedCell
 
-#: Methods of Table 1 that draft, then verify.
+#: Methods of Table 1 that draft and verify in turn.
 IN_TURN = ("Vanilla SD", "SD-Tree", "SpecVLM", "STD")
 
 #: Methods whose draft sees a tenth of the video.
@@ -30,10 +30,11 @@ LENGTH = re.compile(r"sequence length (\d+)K")
 MEASURED = "measured; largest error of the model"
 
 
-def claims(folder: Path) -> Iterator[Claim]:
-    """Yield what formulas and theorems say of the tables."""
+def claims(folder: Path) -> Iterator[FormulaClaim]:
+    """Yield the claims of formulas and theorems on the tables."""
     first, third, fourth, fifth, sixth, seventh = (
-        Sheet.read(folder, "parallelvlm", number) for number in ("1", "3", "4", "5", "6", "7")
+        PrintedSheet.read(folder, "parallelvlm", number)
+        for number in ("1", "3", "4", "5", "6", "7")
     )
     for sheet in (third, fifth):
         for cell in sheet.column("c printed"):
@@ -44,63 +45,78 @@ def claims(folder: Path) -> Iterator[Claim]:
     yield from _extreme(seventh, fifth)
 
 
-def times(fifth: Sheet, model: str, pruned: bool) -> tuple[float, float]:
-    """Return T_p and T_q of a pair in ms, its draft with all of the video or a tenth."""
+def times(fifth: PrintedSheet, model: str, pruned: bool) -> tuple[float, float]:
+    """Return T_p and T_q of a pair in ms; the draft sees the full video, or a tenth if `pruned`."""
     (target,) = fifth.column("T_p", model=model)
     (draft,) = fifth.column("T_q", model=model, budget=f"alpha={0.9 if pruned else 0.0}")
     return target.number, draft.number
 
 
-def window(cell: Cell) -> int:
-    """Return gamma out of a budget such as `gamma=9, alpha=0.9`."""
-    return int(fits(cell, WINDOW, "budget")[1])
+def window(cell: PrintedCell) -> int:
+    """Return gamma from a budget such as `gamma=9, alpha=0.9`."""
+    return int(full_match(cell, WINDOW, "budget")[1])
 
 
-def _ratio(sheet: Sheet, cell: Cell) -> Claim:
+def _ratio(sheet: PrintedSheet, cell: PrintedCell) -> FormulaClaim:
     (target,) = sheet.column("T_p", model=cell.model)
-    draft = sheet.beside(cell, benchmark="forward time", metric="T_q")
-    return Claim(cell, target.number / draft.number, cell.half, "c", "(6)")
+    draft = sheet.sibling(cell, benchmark="forward time", metric="T_q")
+    return FormulaClaim(cell, target.number / draft.number, cell.half, "c", "(6)")
 
 
-def _flash(sheet: Sheet) -> Iterator[Claim]:
-    """Yield Table 4: without FlashAttention a forward takes 243 ms and 59 more for each 8K, and the ratios."""
+def _flash(sheet: PrintedSheet) -> Iterator[FormulaClaim]:
+    """Yield Table 4: without FlashAttention a forward takes 243 ms plus 59 ms for each 8K; and the ratios."""
     for cell in sheet.column("T_p", method="without FlashAttention"):
-        thousands = int(fits(cell, LENGTH, "budget")[1])
+        thousands = int(full_match(cell, LENGTH, "budget")[1])
         value = 243 + 59 * thousands / 8
-        yield Claim(cell, value, cell.half, "T_p", "a line", fitted="2 constants")
+        yield FormulaClaim(cell, value, cell.half, "T_p", "a line", fitted="2 constants")
     for cell in sheet.column("speedup"):
-        own = sheet.beside(cell, metric="T_p")
-        yield quotient(cell, sheet.beside(own, method="without FlashAttention"), own)
+        figure = sheet.sibling(cell, metric="T_p")
+        yield quotient(cell, sheet.sibling(figure, method="without FlashAttention"), figure)
 
 
-def _breakdown(sheet: Sheet) -> Iterator[Claim]:
+def _breakdown(sheet: PrintedSheet) -> Iterator[FormulaClaim]:
     """Yield Table 6: totals, and 512 tokens over the seconds of decoding."""
     parts = ("draft prefill", "target prefill", "draft decode", "target decode")
     for cell in sheet.column("total latency"):
-        spent = [one for part in parts if (one := sheet.beside(cell, metric=part)).value]
-        total, lost = sum(one.number for one in spent), sum(one.half for one in spent)
-        yield Claim(cell, total, cell.half + lost, "total latency", "sum", "rounding of the parts")
+        part_cells = [
+            part_cell for part in parts if (part_cell := sheet.sibling(cell, metric=part)).value
+        ]
+        total = sum(part_cell.number for part_cell in part_cells)
+        error = sum(part_cell.half for part_cell in part_cells)
+        yield FormulaClaim(
+            cell, total, cell.half + error, "total latency", "sum", "rounding of the parts"
+        )
     for cell in sheet.column("throughput"):
-        spent = [one for part in parts[2:] if (one := sheet.beside(cell, metric=part)).value]
-        seconds, lost = sum(one.number for one in spent), sum(one.half for one in spent)
-        allowed = cell.half + 512 / seconds**2 * lost
-        yield Claim(
+        part_cells = [
+            part_cell for part in parts[2:] if (part_cell := sheet.sibling(cell, metric=part)).value
+        ]
+        seconds = sum(part_cell.number for part_cell in part_cells)
+        error = sum(part_cell.half for part_cell in part_cells)
+        allowed = cell.half + 512 / seconds**2 * error
+        yield FormulaClaim(
             cell, 512 / seconds, allowed, "throughput", "512 / decoding", "rounding of the parts"
         )
 
 
-def _speedups(first: Sheet, fifth: Sheet) -> Iterator[Claim]:
-    """Yield Table 1's averages: means of five benchmarks, and the models of the methods that have one."""
+def _speedups(first: PrintedSheet, fifth: PrintedSheet) -> Iterator[FormulaClaim]:
+    """Yield Table 1's averages: means of five benchmarks, and the models of methods that have one."""
     for cell in first.column("speedup vs AR", benchmark="Avg"):
         rows = [
-            one
-            for one in first.column("speedup vs AR", model=cell.model, method=cell.method)
-            if one.benchmark != "Avg"
+            benchmark_cell
+            for benchmark_cell in first.column(
+                "speedup vs AR", model=cell.model, method=cell.method
+            )
+            if benchmark_cell.benchmark != "Avg"
         ]
-        lost = cell.half + rows[0].half
-        mean = fmean(one.number for one in rows)
-        yield Claim(cell, mean, lost, "average", "mean of five", "rounding of all six cells")
-        lengths = [first.beside(one, metric="mean accepted length M").number for one in rows]
+        error = cell.half + rows[0].half
+        mean = fmean(benchmark_cell.number for benchmark_cell in rows)
+        yield FormulaClaim(
+            cell, mean, error, "average", "mean of five", "rounding of all six cells"
+        )
+        lengths = [
+            first.sibling(benchmark_cell, metric="mean accepted length M").number
+            for benchmark_cell in rows
+        ]
         target, draft = times(fifth, cell.model, cell.method in PRUNED)
         if cell.method == "ParallelVLM":
             run = acceptance_of_run(fmean(lengths))
@@ -111,19 +127,21 @@ def _speedups(first: Sheet, fifth: Sheet) -> Iterator[Claim]:
             yield _modelled(cell, value, 0.07, "speed-up, Theorem 4", "c M / (gamma + c)")
 
 
-def _extreme(seventh: Sheet, fifth: Sheet) -> Iterator[Claim]:
+def _extreme(seventh: PrintedSheet, fifth: PrintedSheet) -> Iterator[FormulaClaim]:
     """Yield Table 7: the draft sees less and less of the video."""
     for cell in seventh.column("speedup vs AR"):
         target, draft = times(fifth, cell.model, pruned=True)
-        share = seventh.beside(cell, metric="acceptance rate tau").number
+        share = seventh.sibling(cell, metric="acceptance rate tau").number
         value = theorems.parallel(target / draft, target / draft, share)
         yield _modelled(cell, value, 0.08, "speed-up, Theorem 5", "tau c")
-        run = seventh.beside(cell, metric="mean accepted length M").number
+        run = seventh.sibling(cell, metric="mean accepted length M").number
         gamma = round(target / draft)  # (6)
         value = parallel_speedup(acceptance_of_run(run), gamma, target, draft)
         yield _modelled(cell, value, 0.105, "speed-up, renewal", "R T_p / max(gamma T_q, T_p)")
 
 
-def _modelled(cell: Cell, value: float, share: float, column: str, source: str) -> Claim:
+def _modelled(
+    cell: PrintedCell, value: float, share: float, column: str, source: str
+) -> FormulaClaim:
     why = f"{MEASURED}: {share:.1%}"
-    return Claim(cell, value, share * cell.number, column, source, why, fitted="tolerance")
+    return FormulaClaim(cell, value, share * cell.number, column, source, why, fitted="tolerance")
