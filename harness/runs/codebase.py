@@ -22,7 +22,7 @@ class Codebase:
     """
 
     root: Path
-    packages: frozenset[str] = frozenset({"harness", "methods"})
+    packages: frozenset[str] = frozenset({"espalier"})
     _sources: dict[Stamp, Source] = field(default_factory=dict)
     _texts: dict[Stamp, str | None] = field(default_factory=dict)
 
