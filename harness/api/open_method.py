@@ -14,7 +14,7 @@ from espalier.harness.engine.artifacts.priors import Prior, prior_for, prior_lay
 from espalier.harness.engine.record import Record
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks import speculative_check as speculative
-from espalier.harness.kinds.kind import Responder
+from espalier.harness.kinds.kind import Opened
 from espalier.harness.kinds.lookup import as_decoder, kind_of
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec
@@ -100,7 +100,7 @@ def _refuse_calibrated(model: ModelSpec, method: Method, name: str) -> None:
 
 
 @contextmanager
-def opened(settled: Settled, adapter: Adapter, draft: Adapter | None) -> Iterator[Responder]:
+def opened(settled: Settled, adapter: Adapter, draft: Adapter | None) -> Iterator[Opened]:
     """Yield what answers under the method; afterwards the model is as it was.
 
     Args:
@@ -114,13 +114,13 @@ def opened(settled: Settled, adapter: Adapter, draft: Adapter | None) -> Iterato
     spec, method = settled.spec, settled.method
     if draft is None:
         with kind_of(method).open(spec, adapter, method, settled.prior) as found:
-            yield found.responder
+            yield found
         return
     decoder = as_decoder(method)
     assert decoder is not None  # nothing else takes a draft
     _check_vocabularies(adapter, draft)
     with Speculation(spec, adapter, decoder, draft) as both:
-        yield both
+        yield Opened(both, both)
 
 
 def _check_vocabularies(target: Adapter, draft: Adapter) -> None:

@@ -12,7 +12,7 @@ from lmms_eval.api.instance import Instance
 
 from espalier.harness.cost.free_memory import DeviceMemory
 from espalier.harness.cost.peak_memory import peak_memory
-from espalier.harness.evaluation.batch_answers import Answerer
+from espalier.harness.evaluation.batch_answers import Answerer, sample_names
 from espalier.harness.specs.generation import Settings
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,9 @@ class RealTrial:
             return None
         try:
             with peak_memory(self._room.device) as peak:
-                self._answerer.answer(self._batch, self._group)
+                inputs, names = self._answerer.encode(self._batch), sample_names(self._batch)
+                with self._answerer.seeded(self._batch, self._group):
+                    self._answerer.generator.generate(inputs, names, **self._group.generate)
         except (Exception, SystemExit) as error:
             # Whatever a batch cannot survive, the run meets again, where it is blamed on a sample.
             reason = "out of memory" if ran_out(error) else type(error).__name__

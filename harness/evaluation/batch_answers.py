@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
@@ -15,13 +16,14 @@ import torch
 from lmms_eval.api.instance import Instance
 from lmms_eval.protocol import ChatMessages
 
+from espalier.harness.engine.record import Generated
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation import journal_media as kept
 from espalier.harness.evaluation.data_sources import Borders
 from espalier.harness.evaluation.prefetch import Reading
 from espalier.harness.evaluation.prompt_text import Wording
 from espalier.harness.evaluation.samples import Failure, Key, Sample
-from espalier.harness.kinds.kind import Prepare, Responder
+from espalier.harness.kinds.kind import Opened, Prepare
 from espalier.harness.media.images import complete_only
 from espalier.harness.specs.generation import Settings, cut
 from espalier.methods.base import MethodError
@@ -55,7 +57,7 @@ class Answerer:
     """Answers batches of requests and finds out which of their samples cannot be answered.
 
     Args:
-        responder: what answers, already open.
+        opened: the generator of answers, and the codec of its chats.
         seed: of the run; batches that sample are seeded by it.
         document: returns the document of (task, split, doc id).
         source: returns what (task, split, doc id) is called in its data set, and the target of its document, for the
@@ -67,7 +69,7 @@ class Answerer:
 
     def __init__(
         self,
-        responder: Responder,
+        opened: Opened,
         seed: int,
         document: Callable[[str, str, int], Any],
         source: Callable[[str, str, int, Any], tuple[str, Any]] | None = None,
@@ -75,7 +77,8 @@ class Answerer:
         shown: bool = False,
         borders: Borders | None = None,
     ) -> None:
-        self._responder = responder
+        self.generator = opened.generator
+        self._codec = opened.codec
         self._seed = seed
         self._document = document
         self._source = source
@@ -88,62 +91,64 @@ class Answerer:
         #: The first refusal: input that cannot work, not an accident.
         self.refusal: UserError | None = None
 
-    def attempt(
+    def answer(
         self,
         block: Sequence[Instance],
         group: Settings,
-        given: Callable[[], Prepared | None] = lambda: None,
+        next_batch: Callable[[], Prepared | None] = lambda: None,
     ) -> tuple[list[Sample], list[Failure]]:
-        """Answer a batch; if it raises, answer its samples one by one to find those to blame.
+        """Answer a batch; if that raises, answer its samples one by one to find those to blame.
 
-        `given` returns the batch if somebody has prepared it, and raises what that raised.
+        `next_batch` returns the batch if it was read ahead, else None, and raises what reading it raised.
         """
         try:
-            return self.answer(block, group, given), []
+            started = perf_counter()
+            batch = next_batch()
+            if batch is not None:
+                batch = replace(batch, inputs=self._codec.moved(batch.inputs))
+            batch = batch or self.read(block)
+            waited = perf_counter() - started
+            with self.seeded(block, group):
+                generated = self.generator.generate(
+                    batch.inputs, sample_names(block), **group.generate
+                )
+            samples = self.samples(block, group, batch, generated)
+            self.reading += Reading(len(block), batch.seconds, waited)
+            return samples, []
         except (Exception, SystemExit) as error:
             # Anything can go wrong with one sample (its file, its size, memory), and some tasks
             # even call sys.exit.
             log.debug("batch of %d failed", len(block), exc_info=True)
             if len(block) == 1:
-                failure = _blame(key_of(block[0]), error)
+                failure = _failure(key_of(block[0]), error)
                 if isinstance(error, UserError | MethodError) and self.refusal is None:
                     self.refusal = UserError(str(failure))
                 return [], [failure]
         # Outside the handler: the tensors that the traceback held are free before the next try.
-        parts = [self.attempt([request], group) for request in block]
-        return [s for samples, _ in parts for s in samples], [f for _, bad in parts for f in bad]
+        results = [self.answer([request], group) for request in block]
+        return (
+            [sample for samples, _ in results for sample in samples],
+            [failure for _, failures in results for failure in failures],
+        )
 
-    def answer(
+    @contextmanager
+    def seeded(self, block: Sequence[Instance], group: Settings) -> Iterator[None]:
+        """Seed torch by batch if `generate` samples, which it does from the global generator; restore it afterwards."""
+        if not group.generate["do_sample"]:
+            yield
+            return
+        with torch.random.fork_rng():
+            torch.manual_seed(self._seed * 1_000_003 + key_of(block[0])[1])
+            yield
+
+    def samples(
         self,
         block: Sequence[Instance],
         group: Settings,
-        given: Callable[[], Prepared | None] = lambda: None,
+        batch: Prepared,
+        generated: Generated,
     ) -> list[Sample]:
-        """Answer a batch; raises whatever goes wrong."""
-        started = perf_counter()
-        batch = given()
-        if batch is not None:
-            batch = replace(batch, inputs=self._responder.moved(batch.inputs))
-        batch = batch or self.read(block)
-        waited = perf_counter() - started
-        samples = self.say(batch, block, group, self._responder)
-        self.reading += Reading(len(block), batch.seconds, waited)
-        return samples
-
-    def say(
-        self, batch: Prepared, block: Sequence[Instance], group: Settings, responder: Responder
-    ) -> list[Sample]:
-        """Let a responder answer a batch that has been read; raises whatever goes wrong."""
-        keys = [key_of(request) for request in block]
-        names = [f"{task}/{doc_id}" for task, doc_id in keys]
-        if group.generate["do_sample"]:
-            # `generate` samples from torch's global generator: seed it by batch, leave no trace.
-            with torch.random.fork_rng():
-                torch.manual_seed(self._seed * 1_000_003 + keys[0][1])
-                generated = responder.generate(batch.inputs, names, **group.generate)
-        else:
-            generated = responder.generate(batch.inputs, names, **group.generate)
-        texts = responder.decode(generated.ids)
+        """Return the samples of a batch from its answers."""
         return [
             Sample(
                 task=key[0],
@@ -156,7 +161,11 @@ class Answerer:
                 asked=asked,
             )
             for key, text, record, asked in zip(
-                keys, texts, generated.records, batch.asked, strict=True
+                map(key_of, block),
+                self._codec.decode(generated.ids),
+                generated.records,
+                batch.asked,
+                strict=True,
             )
         ]
 
@@ -167,11 +176,11 @@ class Answerer:
 
     def read(self, block: Sequence[Instance]) -> Prepared:
         """Load the documents of a batch, write their chats and make inputs of these; raises whatever goes wrong."""
-        return self._prepared(block, encode=self._responder.encode)
+        return self._prepared(block, encode=self._codec.encode)
 
     def preparer(self) -> Callable[[Sequence[Instance], Callable[[], None]], Prepared]:
         """Return what prepares batches in another thread, calling a function between samples."""
-        return partial(self._prepared, encode=self._responder.preparer())
+        return partial(self._prepared, encode=self._codec.preparer())
 
     def _prepared(
         self,
@@ -196,7 +205,7 @@ class Answerer:
     def told(self, request: Instance) -> dict[str, str | None]:
         """Return what a row says of prompts, by the example of a request."""
         with complete_only():
-            return self._responder.told(self._messages(request, self._read(request)))
+            return self._codec.told(self._messages(request, self._read(request)))
 
     def _read(self, request: Instance) -> Any:
         _, _, _, doc_id, task, split = request.args
@@ -247,6 +256,11 @@ def key_of(request: Instance) -> Key:
     return (request.args[4], int(request.args[3]))
 
 
-def _blame(key: Key, error: BaseException) -> Failure:
+def sample_names(block: Sequence[Instance]) -> list[str]:
+    """Return the id of each sample of a batch, as records have it."""
+    return [f"{task}/{doc_id}" for task, doc_id in map(key_of, block)]
+
+
+def _failure(key: Key, error: BaseException) -> Failure:
     failure = Failure.from_exception(key, error)
     return Failure(*key, CHAT.sub(lambda m: "" if m["aside"] else "the chat", failure.error))

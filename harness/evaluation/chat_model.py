@@ -31,7 +31,7 @@ from espalier.harness.evaluation.samples import (
     SampleErrors,
     finished,
 )
-from espalier.harness.kinds.kind import Responder
+from espalier.harness.kinds.kind import Opened
 from espalier.harness.ranks import Ranks
 from espalier.harness.specs.generation import Settings, settings
 from espalier.harness.specs.run_spec import AUTO_BATCH, RunSpec
@@ -46,7 +46,7 @@ HOPELESS = 16
 Group = tuple[Settings, list[Instance]]
 
 
-class Answered(Exception):
+class AllAnswered(Exception):
     """Everything is answered and known to rank 0, which goes on to score; this process has nothing more to do."""
 
 
@@ -75,7 +75,7 @@ class ChatModel(lmms):
     """Answers requests in batches, journals each answer, and never computes one that is there.
 
     Args:
-        responder: what answers, already open.
+        opened: the generator of answers, and the codec of its chats.
         journal: finished samples of this run.
         spec: batch size, warm-up, error allowance, generation settings and seed.
         tasks: the tasks whose requests will come; failed samples are withdrawn from them.
@@ -90,7 +90,7 @@ class ChatModel(lmms):
 
     def __init__(
         self,
-        responder: Responder,
+        opened: Opened,
         journal: Journal,
         spec: RunSpec,
         tasks: Sequence[Task],
@@ -108,7 +108,7 @@ class ChatModel(lmms):
         self._ranks = ranks or Ranks()
         self._complete = complete
         self._answerer = Answerer(
-            responder,
+            opened,
             spec.seed,
             lambda task, split, doc: self.task_dict[task][split][doc],
             self._source,
@@ -135,7 +135,7 @@ class ChatModel(lmms):
         Raises:
             SampleErrors: more samples failed than engine.max_errors allows, or none succeeded.
             UserError: every sample was refused; the first refusal.
-            Answered: in all processes but the first.
+            AllAnswered: in all processes but the first.
         """
         wanted = {key_of(request): request for request in requests}
         # Read once, before anybody writes: all must deal out the same batches.
@@ -149,7 +149,7 @@ class ChatModel(lmms):
         self._answer(self._ranks.share(self._pending(groups)))
         self._take(self._exchange(), len(wanted))
         if self._ranks.rank:
-            raise Answered
+            raise AllAnswered
         self._withdraw_failed()
         first = next(request for key, request in wanted.items() if key in self.samples)
         self.prompt = self._answerer.told(first)
@@ -220,14 +220,14 @@ class ChatModel(lmms):
         self._report(len(mine))
         for _ in range(self._spec.engine.warmup):
             for group, block in blocks[:1]:
-                self._answerer.attempt(block, group)
+                self._answerer.answer(block, group)
         # What came before, warming up, is not of the run.
         self._answerer.reading = Reading()
         batches = [block for _, block in blocks]
         with fed(batches, self.ahead, self._answerer.preparer) as given:
             for group, block in blocks:
                 started = time.perf_counter()
-                self._keep(*self._answerer.attempt(block, group, given))
+                self._keep(*self._answerer.answer(block, group, given))
                 self.seconds += time.perf_counter() - started
                 self._report(len(mine))
                 self._gave_up = not self.samples and len(self.failures) >= HOPELESS

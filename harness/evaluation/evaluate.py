@@ -6,6 +6,7 @@ lmms-eval asks and scores, the engine answers, the journal remembers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from espalier.harness.engine.artifacts.priors import Prior
     from espalier.harness.evaluation.lmms_tasks import Loaded
     from espalier.harness.evaluation.task_cache import Shelf
-    from espalier.harness.kinds.kind import Responder, Rivals
+    from espalier.harness.kinds.kind import Opened
     from espalier.harness.models.adapter import Adapter
 
 __all__ = ["Evaluation", "Failure", "Sample", "SampleErrors", "evaluate", "evaluate_session"]
@@ -115,10 +116,9 @@ def evaluate(
     kind = kind_of(method)
     reason = kind.unpaired(spec, method)
     with kind.open(spec, adapter, method, prior) as opened:
-        rivals = opened.rivals if reason is None else None
-        done = evaluate_session(
-            spec, opened.responder, journal, progress, ranks, rivals, answered, loaded, adapter
-        )
+        if reason is not None:
+            opened = replace(opened, rivals=None)
+        done = evaluate_session(spec, opened, journal, progress, ranks, answered, loaded, adapter)
     return done if reason is None else replace(done, speedup_note=reason)
 
 
@@ -177,11 +177,10 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None, shelf: Shelf | Non
 
 def evaluate_session(
     spec: RunSpec,
-    responder: Responder,
+    opened: Opened,
     journal: Journal,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
-    rivals: Rivals | None = None,
     answered: Callable[[], None] | None = None,
     loaded: Loaded | None = None,
     adapter: Adapter | None = None,
@@ -190,12 +189,12 @@ def evaluate_session(
 
     Args:
         spec: the run; benchmark, engine, seed and the model's generation settings are read.
-        responder: what answers, already open.
+        opened: the generator of answers, the codec of its chats, and what is timed in pairs afterwards, by rank 0
+            while the others wait.
         journal: finished samples; gains one entry for each new answer or failure.
         progress: called with (finished, total).
         ranks: the processes that share the work, each in a call of its own; all return the same.
-        rivals: what is timed beside each other afterwards, by rank 0 while the others wait; None: nothing.
-        answered: called before that.
+        answered: called before the pairs are timed.
         loaded: what `open_benchmark` returned; None: it is called here.
         adapter: the model, whose bytes bound what is timed of prompts that the harness composes; None: nothing is.
 
@@ -205,12 +204,14 @@ def evaluate_session(
         JudgeLost: the judge of a judged task does not answer; all answers are kept.
     """
     # These bring in lmms-eval, seconds, and whoever only reads rows need not pay.
-    from espalier.harness.evaluation.chat_model import ChatModel
+    from lmms_eval.evaluator import simple_evaluate
+
+    from espalier.harness.evaluation.chat_model import AllAnswered, ChatModel
     from espalier.harness.evaluation.data_errors import guard_targets
     from espalier.harness.evaluation.derived_metrics import needed
     from espalier.harness.evaluation.judged_tasks import judging
     from espalier.harness.evaluation.latency import Clocked
-    from espalier.harness.evaluation.lmms_requests import ask, served
+    from espalier.harness.evaluation.lmms_tasks import scoring
     from espalier.harness.evaluation.paired_times import Paired, measured
     from espalier.harness.evaluation.sample_contributions import score
     from espalier.harness.evaluation.scoring_guards import (
@@ -224,10 +225,10 @@ def evaluate_session(
     tasks = loaded.tasks
     clocked = None if bench.prompt_tokens is None else Clocked(bench, spec.seed)
     if clocked is not None:
-        clocked.compose(tasks, responder.encode)
+        clocked.compose(tasks, opened.codec.encode)
     evaluation: Evaluation | None = None
     judge = judging(spec, tasks)
-    with served(loaded):
+    with scoring(loaded), suppress(AllAnswered):
         unscored: list[Failure] = []
         for task in tasks:
             verdicts = judge.verdict if clocked is None else clocked.verdict
@@ -236,8 +237,8 @@ def evaluate_session(
             guard_targets(task)
         complete = judge.ask if clocked is None else clocked.take
         borders = loaded.borders
-        model = ChatModel(responder, journal, spec, tasks, progress, ranks, complete, borders)
-        results = ask(model, loaded, spec)
+        model = ChatModel(opened, journal, spec, tasks, progress, ranks, complete, borders)
+        results = simple_evaluate(model=model, **loaded.arguments(spec))
         failures = (*model.failures, *unscored)
         if len(failures) > spec.engine.max_errors:
             raise SampleErrors(failures, len(model.samples) + len(model.failures))
@@ -251,9 +252,9 @@ def evaluate_session(
         beside, timed = Paired(None, ""), None
         if clocked is not None and adapter is not None:
             beside = Paired(None, "extra.latency has both sides")
-            timed = clocked.measure(model, responder, rivals, adapter)
-        elif rivals is not None:
-            beside = measured(spec, rivals, model, ranks.world)
+            timed = clocked.measure(model, opened, adapter)
+        elif opened.rivals is not None:
+            beside = measured(spec, opened.rivals, model, ranks.world)
         evaluation = Evaluation(
             metrics=scored.metrics,
             n_samples=len(samples),
@@ -274,8 +275,9 @@ def evaluate_session(
             judge=judge.told(),
             latency=timed,
         )
-    # Rank 0 alone has scored.
-    return ranks.gather(evaluation)[0]
+    result = ranks.gather(evaluation)[0]
+    assert result is not None  # rank 0 has scored
+    return result
 
 
 def check_limit(limit: object) -> None:

@@ -27,7 +27,7 @@ from espalier.harness.evaluation.auto_batch import ran_out
 from espalier.harness.evaluation.chat_model import ChatModel
 from espalier.harness.evaluation.samples import Key, Sample
 from espalier.harness.evaluation.synthetic_prompts import Composition, composed, parts
-from espalier.harness.kinds.kind import Generator, Responder, Rivals
+from espalier.harness.kinds.kind import Generator, Opened
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.generation import Settings
 
@@ -169,19 +169,18 @@ class Clocked:
         per_second = 1e3 / self.samples[key].record.times_ms["decode_per_token"]
         return [json.dumps({"throughput": per_second})]
 
-    def measure(
-        self, model: ChatModel, own: Responder, rivals: Rivals | None, adapter: Parts
-    ) -> dict[str, Any]:
-        """Return the block `extra.latency` of a row; without rivals the model stands alone.
+    def measure(self, model: ChatModel, opened: Opened, adapter: Parts) -> dict[str, Any]:
+        """Return the block `extra.latency` of a row; without rivals the model is timed alone.
 
         Cost: ROUNDS + 1 answers of TOKENS tokens of each side.
         """
+        rivals = opened.rivals
         group, requests = model.answered()
         block = requests[: model.batch_size]
         inputs, names = model.encode(block), [str(number) for number in range(len(block))]
         tokens = min(TOKENS, _new_tokens(group))
         reads = Reads.of(adapter)
-        sides: dict[str, Generator] = {"own": own if rivals is None else rivals.own}
+        sides: dict[str, Generator] = {"own": opened.generator if rivals is None else rivals.own}
         note = (
             None if rivals is not None else "nothing is removed: the run is the unreduced model's"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import (
@@ -27,11 +28,15 @@ from tenacity import RetryError, stop_after_attempt
 from tqdm import tqdm
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.data_errors import cause_of, lacks_locks, origin
+from espalier.harness.evaluation.data_errors import cause_of, lacks_locks, named_data, origin
 from espalier.harness.evaluation.data_sources import Borders, Outside, admit_own, borders_of
 from espalier.harness.evaluation.dataset_cache import manager_of, shelved_data
 from espalier.harness.evaluation.local_data import LocalData
+from espalier.harness.evaluation.sandbox import tokens_remembered
 from espalier.harness.evaluation.task_cache import Shelf
+from espalier.harness.evaluation.unreadable_letters import without_guesses
+from espalier.harness.ranks import alone
+from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.folder_checks import check_folder
 
 #: How data that are not on this machine can be had.
@@ -54,6 +59,27 @@ class Loaded:
     ours: bool
     data: LocalData | None = None
     borders: Borders | None = None
+
+    def arguments(self, spec: RunSpec) -> dict[str, Any]:
+        """Return what lmms-eval's `simple_evaluate` takes besides the model."""
+        return {
+            "tasks": list(self.tasks),
+            "task_manager": self.manager,
+            "limit": spec.benchmark.limit,
+            "batch_size": spec.engine.batch_size,
+            # lmms-eval's own response cache stores nothing before a run ends; the journal does.
+            "use_cache": None,
+            "cache_requests": False,
+            # Standard errors are computed from the samples (harness/evaluation/metric_scores.py).
+            "bootstrap_iters": 0,
+            "log_samples": True,
+            "process_docs_parallel": 1,
+            # The other back end would create an Accelerator and its global state in every process.
+            "distributed_executor_backend": "torchrun",
+            "cli_args": argparse.Namespace(
+                process_with_media=False, output_path=str(spec.store), reasoning_tags=None
+            ),
+        }
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -224,6 +250,20 @@ def metric_names(tasks: Sequence[Task]) -> dict[str, tuple[str, str]]:
         for task in tasks
         for metric in task.aggregation()
     }
+
+
+@contextmanager
+def scoring(loaded: Loaded) -> Iterator[None]:
+    """Prepare lmms-eval and the tasks for `simple_evaluate`, and restore them afterwards."""
+    with (
+        named_data(loaded.tasks),
+        alone(),
+        quiet(),
+        tokens_remembered(),
+        loaded.serving(),
+        without_guesses(),
+    ):
+        yield
 
 
 @contextmanager

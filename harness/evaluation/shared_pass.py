@@ -11,20 +11,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lmms_eval.api.instance import Instance
+from lmms_eval.evaluator import simple_evaluate
 
 from espalier.harness.cost.free_memory import DeviceMemory
 from espalier.harness.engine.shared_prefill import untouched
 from espalier.harness.engine.shared_prompt import carried_on, shared_prompt
-from espalier.harness.evaluation.batch_answers import Prepared, key_of
-from espalier.harness.evaluation.chat_model import HOPELESS, Answered, ChatModel
-from espalier.harness.evaluation.lmms_requests import ask, served
+from espalier.harness.evaluation.batch_answers import Prepared, key_of, sample_names
+from espalier.harness.evaluation.chat_model import HOPELESS, AllAnswered, ChatModel
+from espalier.harness.evaluation.lmms_tasks import Loaded, scoring
 from espalier.harness.evaluation.samples import Journal, Key, Sample, finished
-from espalier.harness.kinds.chat_answerer import Joined
+from espalier.harness.kinds.kind import Opened
 from espalier.harness.kinds.lookup import in_front, kind_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.specs.generation import Settings
@@ -34,7 +36,6 @@ from espalier.methods.base import Method, TokenReducer
 if TYPE_CHECKING:
     from espalier.harness.engine.artifacts.priors import Prior
     from espalier.harness.evaluation.evaluate import Progress
-    from espalier.harness.evaluation.lmms_tasks import Loaded
     from espalier.harness.models.adapter import Adapter
 
 log = logging.getLogger(__name__)
@@ -114,8 +115,8 @@ def answer_together(
     """
     ranks = ranks or Ranks()
     model = Together(sharers, adapter, loaded, progress, ranks)
-    with served(loaded):
-        ask(model, loaded, sharers[0].spec)
+    with scoring(loaded), suppress(AllAnswered):
+        simple_evaluate(model=model, **loaded.arguments(sharers[0].spec))
     ranks.gather(None)  # the journals of all are complete when the first run reads its own
 
 
@@ -132,9 +133,15 @@ class Together(ChatModel):
     ) -> None:
         """Take everything that answering needs; nothing is loaded here."""
         first = sharers[0]
-        # Chats are encoded and ids decoded by the adapter alone; who generates is each run's own.
-        reader = Joined(adapter, _Nobody())
-        super().__init__(reader, first.journal, first.spec, loaded.tasks, progress, ranks)
+        # The adapter encodes chats and decodes ids for all runs; each run generates by itself.
+        super().__init__(
+            Opened(_NoGenerator(), adapter),
+            first.journal,
+            first.spec,
+            loaded.tasks,
+            progress,
+            ranks,
+        )
         self._sharers = sharers
         self._adapter = adapter
         memory = DeviceMemory(first.spec.model.device, ranks.local_world)
@@ -144,7 +151,7 @@ class Together(ChatModel):
         """Answer all requests for all runs, and end the pass.
 
         Raises:
-            Answered: always.
+            AllAnswered: always.
         """
         journals = [one.journal for one in self._sharers]
         known = self._ranks.first(lambda: [set(finished(one.entries())) for one in journals])
@@ -162,7 +169,7 @@ class Together(ChatModel):
             self._carry_out(block, group)
             if self._progress is not None:
                 self._progress(sum(one.fresh for one in self._sharers), total)
-        raise Answered
+        raise AllAnswered
 
     def _carry_out(self, block: Sequence[Instance], group: Settings) -> None:
         """Answer a batch for every run that lacks it."""
@@ -194,10 +201,14 @@ class Together(ChatModel):
         """Let a run answer a batch as it would by itself."""
         kind = kind_of(sharer.method)
         with kind.open(sharer.spec, self._adapter, sharer.method, sharer.prior) as opened:
-            return self._answerer.say(read, block, group, opened.responder)
+            with self._answerer.seeded(block, group):
+                generated = opened.generator.generate(
+                    read.inputs, sample_names(block), **group.generate
+                )
+            return self._answerer.samples(block, group, read, generated)
 
 
-class _Nobody:
+class _NoGenerator:
     """Stands where a generator is asked for and none is used."""
 
     def generate(self, inputs: Any, samples: Sequence[str], **generation: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import replace
 from functools import cached_property
@@ -288,6 +288,10 @@ class Adapter(Parts):
         other = copy(self)
         other.processor = deepcopy(self.processor)
         return other
+
+    def preparer(self) -> Callable[[Sequence[Chat]], Mapping[str, Any]]:
+        """Return `prepare` for another thread."""
+        return self.apart.prepare
 
     def prepare(self, chats: Sequence[Chat]) -> Mapping[str, Any]:
         """Turn chats into one left-padded batch in memory, whatever device the model is on.
