@@ -75,15 +75,20 @@ class Ranks:
         return result
 
     def each(self, function: Callable[[], T]) -> T:
-        """Call `function` in every process and return its own result; what one of them raises, all raise.
+        """Call `function` in every process and return its own result; see `together`."""
+        with self.together():
+            return function()
 
-        Whoever fails tells the others, which hear of it where they next exchange something, at the latest at the end of
-        their own `each`. So all leave together, none waits for one that gave up, and the next `each` can begin.
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Run the block in every process; an exception in one of them is raised in all.
+
+        A process that fails tells the others, which hear of it at their next exchange, at the latest at the end of
+        their own block. So all leave together, none waits for one that gave up, and the next block can begin.
         """
         try:
-            result = function()
+            yield
             self.gather(None)
-            return result
         except Exception as error:  # whatever it is, the others must not wait for this process
             if error is not self._heard and self.world > 1:
                 with suppress(Exception):  # the others may have failed as well; this error is told
