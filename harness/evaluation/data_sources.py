@@ -7,13 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import datasets
-import fsspec.spec
 import huggingface_hub.constants
 import lmms_eval
 import PIL.Image
@@ -21,6 +18,7 @@ from lmms_eval.api.task import TaskConfig
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.local_data import LocalData
+from espalier.harness.evaluation.upstream import column_decoded, file_system_made, image_opened
 from espalier.harness.media.images import TRANSPARENCY, WIDE, in_8_bits, open_image
 
 #: File systems that reach no other machine. The hub's own obeys HF_HUB_OFFLINE.
@@ -98,11 +96,10 @@ class Borders:
         """
         with ExitStack() as stack:
             for column in COLUMNS:
-                decode = self._decoding(column.decode_example, pixels and column is datasets.Image)
-                stack.enter_context(mock.patch.object(column, "decode_example", decode))
-            stack.enter_context(mock.patch.object(PIL.Image, "open", self._opening(PIL.Image.open)))
-            made = self._making(fsspec.spec._Cached.__call__)
-            stack.enter_context(mock.patch.object(fsspec.spec._Cached, "__call__", made))
+                read = self._pixels if pixels and column is datasets.Image else self._decode
+                stack.enter_context(column_decoded(column, read))
+            stack.enter_context(image_opened(self._open))
+            stack.enter_context(file_system_made(self._file_system))
             yield
 
     def _part(self, part: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,42 +139,43 @@ class Borders:
             return f"a file that is not hidden in benchmark.path={str(self.digested)!r}"
         return "a file in the hub's cache, or benchmark.path=<the folder that holds it>"
 
-    def _decoding(self, decode: Callable[..., Any], pixels: bool) -> Callable[..., Any]:
-        @wraps(decode)
-        def checked(column: Any, value: Any, *args: Any, **more: Any) -> Any:
-            if isinstance(value, str):
-                value = {"path": value, "bytes": None}
-            decoded = decode(column, self._value(value), *args, **more)
-            if not pixels or not isinstance(decoded, PIL.Image.Image):
-                return decoded
-            name = value.get("path") if isinstance(value, Mapping) else None
-            if decoded.mode in WIDE:
-                decoded = in_8_bits(decoded, str(name or "of the data"))
-            laid = self.transparency != TRANSPARENCY[0] and decoded.has_transparency_data
-            return open_image(decoded, self.transparency) if laid else decoded
+    def _decode(
+        self, decode: Callable[..., Any], column: Any, value: Any, *args: Any, **options: Any
+    ) -> Any:
+        """Decode a value of a column with files, its path checked."""
+        if isinstance(value, str):
+            value = {"path": value, "bytes": None}
+        return decode(column, self._value(value), *args, **options)
 
-        return checked
+    def _pixels(
+        self, decode: Callable[..., Any], column: Any, value: Any, *args: Any, **options: Any
+    ) -> Any:
+        """Decode a value of an image column as `open_image` has it."""
+        image = self._decode(decode, column, value, *args, **options)
+        if not isinstance(image, PIL.Image.Image):
+            return image
+        if image.mode in WIDE:
+            name = value.get("path") if isinstance(value, Mapping) else value
+            image = in_8_bits(image, str(name or "of the data"))
+        laid = self.transparency != TRANSPARENCY[0] and image.has_transparency_data
+        return open_image(image, self.transparency) if laid else image
 
-    def _opening(self, opened: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(opened)
-        def checked(fp: Any, *args: Any, **more: Any) -> Any:
-            if isinstance(fp, str | bytes | os.PathLike):
-                fp = self._inside(os.fsdecode(fp), os.fsdecode(fp))
-            return opened(fp, *args, **more)
+    def _open(self, opened: Callable[..., Any], fp: Any, *args: Any, **options: Any) -> Any:
+        """Open an image, its path checked."""
+        if isinstance(fp, str | bytes | os.PathLike):
+            fp = self._inside(os.fsdecode(fp), os.fsdecode(fp))
+        return opened(fp, *args, **options)
 
-        return checked
-
-    def _making(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(make)
-        def checked(system: Any, *args: Any, **more: Any) -> Any:
-            names = [system.protocol] if isinstance(system.protocol, str) else system.protocol
-            if self.offline and not LOCAL.issuperset(names):
-                raise Outside(
-                    f"offline=true: the data ask for {names[0]}://; valid: offline=false, or {self._valid()}"
-                )
-            return make(system, *args, **more)
-
-        return checked
+    def _file_system(
+        self, make: Callable[..., Any], system: Any, *args: Any, **options: Any
+    ) -> Any:
+        """Make a file system; offline only one that reaches no other machine."""
+        names = [system.protocol] if isinstance(system.protocol, str) else system.protocol
+        if self.offline and not LOCAL.issuperset(names):
+            raise Outside(
+                f"offline=true: the data ask for {names[0]}://; valid: offline=false, or {self._valid()}"
+            )
+        return make(system, *args, **options)
 
 
 def borders_of(data: LocalData | None, include_path: Path | None, offline: bool) -> Borders:

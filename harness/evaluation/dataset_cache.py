@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import datasets
 from lmms_eval.api.task import ConfigurableTask
 from lmms_eval.tasks import TaskManager
 
 from espalier.harness.evaluation.task_cache import Shelf
+from espalier.harness.evaluation.upstream import Patch, task_download
 
 #: What loading data sets in a task: the data, as they are and without pictures, and where they came from.
 LOADED = ("dataset", "dataset_no_image", "DATASET_PATH")
@@ -36,16 +35,16 @@ def manager_of(
     return Indexed(include_path=list(paths), include_defaults=defaults, model_name=family)
 
 
-@contextmanager
-def shelved_data(shelf: Shelf) -> Iterator[None]:
+def shelved_data(shelf: Shelf) -> Patch:
     """Let tasks load their data from a shelf, and put there what it lacks.
 
     Only whole data sets are kept, whose rows are read anew at each look, so that what a task does to a document
     happens to nobody else's. What is streamed, or made of other classes, is loaded each time.
     """
-    download = ConfigurableTask.download
 
-    def load(task: ConfigurableTask, kwargs: dict[str, Any] | None = None) -> None:
+    def load(
+        download: Callable[..., None], task: ConfigurableTask, kwargs: dict[str, Any] | None
+    ) -> None:
         # A task of several subtasks loads one after the other, each under another name.
         key = (task.config.task, task.DATASET_PATH, task.DATASET_NAME, repr(kwargs))
         kept = shelf.taken(key)
@@ -62,8 +61,7 @@ def shelved_data(shelf: Shelf) -> Iterator[None]:
             kwargs.clear()
             kwargs.update(kept["kwargs"])
 
-    with mock.patch.object(ConfigurableTask, "download", load):
-        yield
+    return task_download(load)
 
 
 def _whole(data: Any) -> bool:

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import (
-    ExitStack,
     contextmanager,
     nullcontext,
     redirect_stdout,
@@ -15,26 +14,28 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import datasets
-import lmms_eval.api.task
-import lmms_eval.evaluator
-from lmms_eval.api.task import ConfigurableTask, Task, TaskConfig
+from lmms_eval.api.task import Task, TaskConfig
 from lmms_eval.tasks import TaskManager, get_task_dict
 from loguru import logger
-from PIL import ImageFile
-from tenacity import RetryError, stop_after_attempt
-from tqdm import tqdm
+from tenacity import RetryError
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.data_errors import cause_of, lacks_locks, named_data, origin
 from espalier.harness.evaluation.data_sources import Borders, Outside, admit_own, borders_of
 from espalier.harness.evaluation.dataset_cache import manager_of, shelved_data
 from espalier.harness.evaluation.local_data import LocalData
-from espalier.harness.evaluation.sandbox import tokens_remembered
 from espalier.harness.evaluation.task_cache import Shelf
-from espalier.harness.evaluation.unreadable_letters import without_guesses
+from espalier.harness.evaluation.upstream import (
+    damaged_images_refused,
+    no_progress_bars,
+    one_download_attempt,
+    rows_mapped_here,
+    task_configuration,
+    tokens_remembered,
+    without_guesses,
+)
 from espalier.harness.ranks import alone
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.folder_checks import check_folder
@@ -131,8 +132,6 @@ def load_tasks(
                 f"benchmark.task={name!r} is unknown{hint}; valid: {', '.join(own)}"
                 " and the tasks of lmms-eval"
             )
-    retry = ConfigurableTask.download.retry
-    stop = stop_after_attempt(1) if offline or data is not None else retry.stop
     borders = borders_of(data, include_path, offline)
     configs: list[TaskConfig] = []
     shelf.turn_to(
@@ -148,12 +147,11 @@ def load_tasks(
         with (
             nullcontext() if data is None else data.serving(loading=True),
             borders.held(pixels=False),
-            mock.patch.object(retry, "stop", stop),
+            one_download_attempt() if offline or data is not None else nullcontext(),
             shelved_data(shelf),
-            mock.patch.object(lmms_eval.api.task, "TaskConfig", noted),
-            # A task may read pictures here already, and lmms-eval tells PIL to fill what is missing of one with grey.
-            mock.patch.object(ImageFile, "LOAD_TRUNCATED_IMAGES", False),
-            _in_one_process(),
+            task_configuration(noted),
+            damaged_images_refused(),  # a task may read images here already
+            rows_mapped_here(),
         ):
             tree = get_task_dict([name], manager, "chat")
     except UserError as error:
@@ -200,18 +198,6 @@ def _at_revision(config: Mapping[str, Any], pinned: Mapping[str, str]) -> dict[s
         **config,
         "dataset_kwargs": {**(config.get("dataset_kwargs") or {}), "revision": revision},
     }
-
-
-@contextmanager
-def _in_one_process() -> Iterator[None]:
-    """Let tasks prepare their rows in this process: children forked beside torch's threads may hang."""
-    original = datasets.Dataset.map
-
-    def serial(self: datasets.Dataset, *args: Any, **more: Any) -> datasets.Dataset:
-        return original(self, *args, **more | {"num_proc": None})
-
-    with mock.patch.object(datasets.Dataset, "map", serial):
-        yield
 
 
 class _AsWritten(TaskConfig):
@@ -271,18 +257,8 @@ def quiet() -> Iterator[None]:
     """Send what lmms-eval and its tasks print to stderr, warnings only, without progress bars."""
     logger.remove()
     logger.add(_complain, level="WARNING")
-    with ExitStack() as stack:
-        stack.enter_context(redirect_stdout(sys.stderr))
-        stack.enter_context(mock.patch.object(lmms_eval.evaluator, "tqdm", _silent))
-        stack.enter_context(mock.patch.object(lmms_eval.api.task, "tqdm", _silent))
-        if datasets.is_progress_bar_enabled():
-            datasets.disable_progress_bars()
-            stack.callback(datasets.enable_progress_bars)
+    with redirect_stdout(sys.stderr), no_progress_bars():
         yield
-
-
-def _silent(*args: Any, **more: Any) -> Any:
-    return tqdm(*args, **more | {"disable": True})
 
 
 def _complain(line: str) -> None:

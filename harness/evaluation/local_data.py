@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial, wraps
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import datasets.load
-import huggingface_hub
+import datasets
 from filelock import FileLock
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.data_errors import damaged_file
+from espalier.harness.evaluation.upstream import dataset_builder, hub_download, hub_home
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.store.files.dataset_copies import Copies, cache_folder
 from espalier.harness.store.files.digests import Digests
@@ -55,26 +52,18 @@ class LocalData:
         Raises (from within):
             UserError: a data set has no copy.
         """
-        environment = {"HF_HOME": str(self.home), "HF_DATASETS_CACHE": str(cache_folder())}
         with ExitStack() as stack:
             self.home.mkdir(parents=True, exist_ok=True)
             if loading:
                 stack.enter_context(FileLock(self.home / ".lock"))
                 stack.enter_context(_whole(self.home))
-            stack.enter_context(mock.patch.dict(os.environ, environment))
-            stack.enter_context(
-                mock.patch.object(huggingface_hub.constants, "HF_HOME", str(self.home))
-            )
-            build = partial(self._builder, datasets.load.load_dataset_builder)
-            stack.enter_context(mock.patch.object(datasets.load, "load_dataset_builder", build))
-            for name, serve in (
-                ("snapshot_download", self._snapshot),
-                ("hf_hub_download", self._file),
+            for patch in (
+                hub_home(self.home, cache_folder()),
+                dataset_builder(self._builder),
+                hub_download("snapshot_download", self._snapshot, lambda: self._serving),
+                hub_download("hf_hub_download", self._file, lambda: self._serving),
             ):
-                original = getattr(huggingface_hub, name)
-                for module in _holders(name, original):
-                    served = self._while_serving(original, serve)
-                    stack.enter_context(mock.patch.object(module, name, served))
+                stack.enter_context(patch)
             self._serving = True
             try:
                 yield
@@ -87,17 +76,6 @@ class LocalData:
             return damaged_file(self.copies.find(name))
         except UserError:
             return ""
-
-    def _while_serving(
-        self, original: Callable[..., Any], serve: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        @wraps(original)
-        def call(repo_id: str, *args: Any, **more: Any) -> Any:
-            if not self._serving or more.get("repo_type") != "dataset":
-                return original(repo_id, *args, **more)
-            return serve(repo_id, *args, **more)
-
-        return call
 
     def _builder(self, original: Callable[..., Any], path: str, *args: Any, **more: Any) -> Any:
         """Build a data set from its copy; formats (`json`, `parquet`) and folders are what they are."""
@@ -177,13 +155,3 @@ def _remove(path: Path) -> None:
 def _link(source: str, target: str) -> None:
     if not os.path.lexists(target):
         os.symlink(os.path.realpath(source), target)
-
-
-def _holders(name: str, function: object) -> list[Any]:
-    """Return the modules that know a function by its name: its package, and whoever imported it from there."""
-    holders = [
-        module
-        for module in list(sys.modules.values())
-        if getattr(module, "__dict__", {}).get(name) is function
-    ]
-    return [huggingface_hub, *(module for module in holders if module is not huggingface_hub)]

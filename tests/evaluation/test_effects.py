@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.evaluation.sandbox import Effect, tokens_remembered, without_effects
+from espalier.harness.evaluation.sandbox import Effect, without_effects
+from espalier.harness.evaluation.upstream import tokens_remembered
 
 DEEDS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "open": (lambda folder: open(folder / "a", "w", encoding="utf-8").close(), "writes a file"),
