@@ -30,8 +30,8 @@ def kept_memory() -> Iterator[None]:
     or where the environment says how it is to allocate (`MALLOC_*`, `GLIBC_TUNABLES`).
     """
     library = ctypes.CDLL(None)
-    told = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
-    if told or not hasattr(library, "mallopt"):
+    configured = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    if configured or not hasattr(library, "mallopt"):
         yield
         return
     for option, size in KEPT.items():

@@ -43,17 +43,17 @@ def largest_batch(trial: Trial, cap: int) -> int:
     A size is tried only if the line through the two peaks before it stays under `SHARE` of the room, so that a run
     that would have to be killed is not started. Cost: one batch of each size tried.
     """
-    size, before, peaks = 1, 0, [trial.base()]
+    size, fitting, peaks = 1, 0, [trial.base()]
     while size <= max(cap, 1):
         peak = trial.peak(size)
         if peak is None:
             break
         peaks.append(peak)
-        slope = max(peaks[-1] - peaks[-2], 0) / (size - before)
-        before, size = size, 2 * size
-        if peak + slope * before > SHARE * trial.room():
+        slope = max(peaks[-1] - peaks[-2], 0) / (size - fitting)
+        fitting, size = size, 2 * size
+        if peak + slope * fitting > SHARE * trial.room():
             break
-    return max(before, 1)
+    return max(fitting, 1)
 
 
 class RealTrial:

@@ -19,9 +19,9 @@ from lmms_eval.protocol import ChatMessages
 from espalier.harness.engine.record import Generated
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation import journal_media as kept
-from espalier.harness.evaluation.data_sources import Borders
-from espalier.harness.evaluation.prefetch import Reading
-from espalier.harness.evaluation.prompt_text import Wording
+from espalier.harness.evaluation.data_sources import AllowedSources
+from espalier.harness.evaluation.prefetch import ReadingTimes
+from espalier.harness.evaluation.prompt_text import PromptTexts
 from espalier.harness.evaluation.samples import Failure, Key, Sample
 from espalier.harness.kinds.kind import Opened, Prepare
 from espalier.harness.media.images import complete_only
@@ -44,12 +44,12 @@ class Prepared:
 
     Attributes:
         inputs: the model's, or a prompt made of these.
-        asked: what the journal keeps of each sample beside its answer.
+        contexts: question, target and media of each sample, as the journal keeps them.
         seconds: what reading and preprocessing took.
     """
 
     inputs: Any
-    asked: Sequence[Mapping[str, Any] | None]
+    contexts: Sequence[Mapping[str, Any] | None]
     seconds: float
 
 
@@ -73,21 +73,21 @@ class Answerer:
         seed: int,
         document: Callable[[str, str, int], Any],
         source: Callable[[str, str, int, Any], tuple[str, Any]] | None = None,
-        wording: Wording | None = None,
-        shown: bool = False,
-        borders: Borders | None = None,
+        wording: PromptTexts | None = None,
+        needs_media: bool = False,
+        borders: AllowedSources | None = None,
     ) -> None:
         self.generator = opened.generator
         self._codec = opened.codec
         self._seed = seed
         self._document = document
         self._source = source
-        self._wording = wording or Wording(None, {})
-        self._shown = shown
+        self._wording = wording or PromptTexts(None, {})
+        self._shown = needs_media
         self._borders = borders
         # A benchmark's functions and data are read by one thread at a time.
         self._one = Lock()
-        self.reading = Reading()
+        self.reading = ReadingTimes()
         #: The first refusal: input that cannot work, not an accident.
         self.refusal: UserError | None = None
 
@@ -113,7 +113,7 @@ class Answerer:
                     batch.inputs, sample_names(block), **group.generate
                 )
             samples = self.samples(block, group, batch, generated)
-            self.reading += Reading(len(block), batch.seconds, waited)
+            self.reading += ReadingTimes(len(block), batch.seconds, waited)
             return samples, []
         except (Exception, SystemExit) as error:
             # Anything can go wrong with one sample (its file, its size, memory), and some tasks
@@ -158,13 +158,13 @@ class Answerer:
                 output_tokens=record.new_tokens,
                 record=record,
                 raw=text,
-                asked=asked,
+                context=context,
             )
-            for key, text, record, asked in zip(
+            for key, text, record, context in zip(
                 map(key_of, block),
                 self._codec.decode(generated.ids),
                 generated.records,
-                batch.asked,
+                batch.contexts,
                 strict=True,
             )
         ]
@@ -185,24 +185,24 @@ class Answerer:
     def _prepared(
         self,
         block: Sequence[Instance],
-        between: Callable[[], None] = lambda: None,
+        pause: Callable[[], None] = lambda: None,
         *,
         encode: Prepare,
     ) -> Prepared:
         """Load the documents of a batch, write their chats and make inputs of these."""
         with self._one, complete_only():
             started = perf_counter()
-            chats, asked = [], []
+            chats, contexts = [], []
             for request in block:
-                between()
+                pause()
                 document = self._read(request)
                 chats.append(self._messages(request, document))
-                asked.append(self._asked(request, document, chats[-1]))
-            between()
+                contexts.append(self._context(request, document, chats[-1]))
+            pause()
             inputs = encode(chats)
-            return Prepared(inputs, asked, perf_counter() - started)
+            return Prepared(inputs, contexts, perf_counter() - started)
 
-    def told(self, request: Instance) -> dict[str, str | None]:
+    def prompt_row(self, request: Instance) -> dict[str, str | None]:
         """Return what a row says of prompts, by the example of a request."""
         with complete_only():
             return self._codec.told(self._messages(request, self._read(request)))
@@ -216,11 +216,11 @@ class Answerer:
         try:
             messages = request.args[1](document)
         except (AttributeError, TypeError) as error:
-            empty = [name for name, value in document.items() if value is None]
-            if not empty:
+            empty_columns = [name for name, value in document.items() if value is None]
+            if not empty_columns:
                 raise
             raise ValueError(
-                f"columns without a value: {', '.join(empty)} ({type(error).__name__}: {error})"
+                f"columns without a value: {', '.join(empty_columns)} ({type(error).__name__}: {error})"
             ) from error
         messages = self._wording.of(messages, document, task, doc_id)
         chat: Chat = ChatMessages(messages=messages).to_hf_messages()
@@ -232,7 +232,7 @@ class Answerer:
             )
         return chat
 
-    def _asked(self, request: Instance, document: Any, chat: Chat) -> dict[str, Any] | None:
+    def _context(self, request: Instance, document: Any, chat: Chat) -> dict[str, Any] | None:
         """Return what the journal keeps of a sample beside its answer."""
         if self._source is None:
             return None
@@ -263,4 +263,4 @@ def sample_names(block: Sequence[Instance]) -> list[str]:
 
 def _failure(key: Key, error: BaseException) -> Failure:
     failure = Failure.from_exception(key, error)
-    return Failure(*key, CHAT.sub(lambda m: "" if m["aside"] else "the chat", failure.error))
+    return Failure(*key, CHAT.sub(lambda mark: "" if mark["aside"] else "the chat", failure.error))

@@ -27,10 +27,10 @@ def tell(tasks: Iterable[Task], model: ModelSpec, benchmark: BenchmarkSpec) -> N
         if not isinstance(settings, Mapping) or "of_model" not in settings:
             continue
         # A table of its own: tasks of a group may share one.
-        told = {**settings, "boxes": model.boxes, **benchmark.prompt}
-        if told["boxes"] == "pixels" and "resized" not in benchmark.prompt:
-            told["resized"] = resizing(model)
-        task.lmms_eval_specific_kwargs = told
+        filled = {**settings, "boxes": model.boxes, **benchmark.prompt}
+        if filled["boxes"] == "pixels" and "resized" not in benchmark.prompt:
+            filled["resized"] = resizing(model)
+        task.lmms_eval_specific_kwargs = filled
 
 
 def resizing(model: ModelSpec) -> tuple[int, int, int]:
@@ -41,10 +41,13 @@ def resizing(model: ModelSpec) -> tuple[int, int, int]:
     """
     vision = model.architecture.get("vision", {})
     side = vision.get("patch_size", 0) * vision.get("spatial_merge_size", 0)
-    least, most = model.processor.get("min_pixels"), model.processor.get("max_pixels")
-    if not (side and least and most):
+    fewest_pixels, most_pixels = (
+        model.processor.get("min_pixels"),
+        model.processor.get("max_pixels"),
+    )
+    if not (side and fewest_pixels and most_pixels):
         raise UserError(
             f"model.boxes='pixels' needs model.processor.min_pixels and max_pixels, which model={model.name} does not "
             "state; valid: both, or boxes of another format"
         )
-    return int(side), int(least), int(most)
+    return int(side), int(fewest_pixels), int(most_pixels)

@@ -20,12 +20,12 @@ from espalier.harness.evaluation.auto_batch import (
     widest,
 )
 from espalier.harness.evaluation.batch_answers import Answerer, key_of
-from espalier.harness.evaluation.data_sources import Borders
-from espalier.harness.evaluation.prefetch import Reading, fed, look_ahead
-from espalier.harness.evaluation.prompt_text import Wording
+from espalier.harness.evaluation.data_sources import AllowedSources
+from espalier.harness.evaluation.prefetch import ReadingTimes, batches_ahead, read_ahead
+from espalier.harness.evaluation.prompt_text import PromptTexts
 from espalier.harness.evaluation.samples import (
+    AnswerJournal,
     Failure,
-    Journal,
     Key,
     Sample,
     SampleErrors,
@@ -43,7 +43,7 @@ Progress = Callable[[int, int], None]
 HOPELESS = 16
 
 #: Requests with equal generation settings: all of a run, or those of one batch.
-Group = tuple[Settings, list[Instance]]
+RequestGroup = tuple[Settings, list[Instance]]
 
 
 class AllAnswered(Exception):
@@ -51,7 +51,7 @@ class AllAnswered(Exception):
 
 
 @dataclass(frozen=True)
-class Part:
+class BatchResults:
     """What one process, or all together, made of its batches.
 
     Attributes:
@@ -68,7 +68,7 @@ class Part:
     refusal: UserError | None
     gave_up: bool
     seconds: float
-    reading: Reading
+    reading: ReadingTimes
 
 
 class ChatModel(lmms):
@@ -91,13 +91,13 @@ class ChatModel(lmms):
     def __init__(
         self,
         opened: Opened,
-        journal: Journal,
+        journal: AnswerJournal,
         spec: RunSpec,
         tasks: Sequence[Task],
         progress: Progress | None = None,
         ranks: Ranks | None = None,
         complete: Callable[[Mapping[Key, Sample]], None] | None = None,
-        borders: Borders | None = None,
+        borders: AllowedSources | None = None,
     ) -> None:
         """Take everything that answering needs; nothing is loaded here."""
         super().__init__()
@@ -112,20 +112,20 @@ class ChatModel(lmms):
             spec.seed,
             lambda task, split, doc: self.task_dict[task][split][doc],
             self._source,
-            Wording(spec.benchmark.text, self._tasks),
+            PromptTexts(spec.benchmark.text, self._tasks),
             spec.benchmark.shown,
             borders,
         )
         self._gave_up = False
-        self._asked: list[Group] = []
+        self._asked: list[RequestGroup] = []
         self.samples: dict[Key, Sample] = {}
         self.failures: list[Failure] = []
         self.batch_size = spec.engine.batch_size
         self.resumed = 0
         self.seconds = 0.0
-        self.ahead = look_ahead(spec, self._ranks.local_world)
+        self.ahead = batches_ahead(spec, self._ranks.local_world)
         #: Of all processes together.
-        self.reading = Reading()
+        self.reading = ReadingTimes()
         #: What the row says of prompts, by the example of the first answered sample.
         self.prompt: dict[str, str | None] = {}
 
@@ -140,8 +140,8 @@ class ChatModel(lmms):
         wanted = {key_of(request): request for request in requests}
         # Read once, before anybody writes: all must deal out the same batches.
         entries = self._ranks.first(self._journal.entries)
-        done = finished(entries)
-        self.samples = {key: done[key] for key in wanted if key in done}
+        finished_samples = finished(entries)
+        self.samples = {key: finished_samples[key] for key in wanted if key in finished_samples}
         self.resumed = len(self.samples)
         groups = self._asked = self._groups(list(wanted.values()))
         if self.batch_size == AUTO_BATCH:
@@ -152,36 +152,38 @@ class ChatModel(lmms):
             raise AllAnswered
         self._withdraw_failed()
         first = next(request for key, request in wanted.items() if key in self.samples)
-        self.prompt = self._answerer.told(first)
+        self.prompt = self._answerer.prompt_row(first)
         if self._complete is not None:
             self._complete(self.samples)
         return [self._result(key_of(request)) for request in requests]
 
-    def answered(self) -> Group:
+    def answered(self) -> RequestGroup:
         """Return the largest group of requests with equal settings, those that were answered."""
-        group, members = max(self._asked, key=lambda one: len(one[1]))
-        return group, [one for one in members if key_of(one) in self.samples]
+        settings_of_group, members = max(self._asked, key=lambda request: len(request[1]))
+        return settings_of_group, [
+            request for request in members if key_of(request) in self.samples
+        ]
 
     def encode(self, block: Sequence[Instance]) -> Mapping[str, Any]:
         """Return the model's inputs of a batch; raises whatever goes wrong."""
         return self._answerer.encode(block)
 
-    def _groups(self, requests: Sequence[Instance]) -> list[Group]:
+    def _groups(self, requests: Sequence[Instance]) -> list[RequestGroup]:
         """Collect requests with equal generation settings, each group in the original order."""
-        groups: list[Group] = []
+        groups: list[RequestGroup] = []
         for request in requests:
-            asked = settings(
+            wanted = settings(
                 request.args[2], self._spec.model.generation, self._spec.benchmark.generation
             )
-            for known, members in groups:
-                if known == asked:
+            for group, members in groups:
+                if group == wanted:
                     members.append(request)
                     break
             else:
-                groups.append((asked, [request]))
+                groups.append((wanted, [request]))
         return groups
 
-    def _pending(self, groups: Sequence[Group]) -> list[Group]:
+    def _pending(self, groups: Sequence[RequestGroup]) -> list[RequestGroup]:
         """Return the batches that have an unanswered sample.
 
         One that an earlier process finished in part is run again as a whole: its composition, and so every bit of its
@@ -193,7 +195,7 @@ class ChatModel(lmms):
             if any(key_of(request) not in self.samples for request in block)
         ]
 
-    def _blocks(self, groups: Sequence[Group]) -> list[Group]:
+    def _blocks(self, groups: Sequence[RequestGroup]) -> list[RequestGroup]:
         """Return the batches of all requests."""
         return [
             (group, members[start : start + self.batch_size])
@@ -201,7 +203,7 @@ class ChatModel(lmms):
             for start in range(0, len(members), self.batch_size)
         ]
 
-    def _find_batch_size(self, groups: Sequence[Group]) -> int:
+    def _find_batch_size(self, groups: Sequence[RequestGroup]) -> int:
         """Search, agree on what fits everywhere, and write it down: a resumed run must form the same batches."""
         group, members = widest(groups)
         trial = RealTrial(
@@ -214,67 +216,73 @@ class ChatModel(lmms):
             self._journal.append({"batch_size": size})
         return size
 
-    def _answer(self, blocks: Sequence[Group]) -> None:
+    def _answer(self, blocks: Sequence[RequestGroup]) -> None:
         """Answer this process's batches and journal them, one append each."""
-        mine = self.samples.keys() | {key_of(one) for _, block in blocks for one in block}
-        self._report(len(mine))
+        keys = self.samples.keys() | {key_of(request) for _, block in blocks for request in block}
+        self._report(len(keys))
         for _ in range(self._spec.engine.warmup):
             for group, block in blocks[:1]:
                 self._answerer.answer(block, group)
         # What came before, warming up, is not of the run.
-        self._answerer.reading = Reading()
+        self._answerer.reading = ReadingTimes()
         batches = [block for _, block in blocks]
-        with fed(batches, self.ahead, self._answerer.preparer) as given:
+        with read_ahead(batches, self.ahead, self._answerer.preparer) as next_batch:
             for group, block in blocks:
                 started = time.perf_counter()
-                self._keep(*self._answerer.answer(block, group, given))
+                self._keep(*self._answerer.answer(block, group, next_batch))
                 self.seconds += time.perf_counter() - started
-                self._report(len(mine))
+                self._report(len(keys))
                 self._gave_up = not self.samples and len(self.failures) >= HOPELESS
                 if self._gave_up:
                     return
 
     def _keep(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> None:
         """Write what is new to the journal, in one append, before it counts as finished."""
-        samples = [one for one in samples if one.key not in self.samples]
-        failures = [one for one in failures if one.key not in self.samples]
+        samples = [sample for sample in samples if sample.key not in self.samples]
+        failures = [sample for sample in failures if sample.key not in self.samples]
         self._journal.append(*(s.entry() for s in samples), *(f.entry() for f in failures))
-        self.samples |= {one.key: one for one in samples}
+        self.samples |= {sample.key: sample for sample in samples}
         self.failures += failures
 
-    def _exchange(self) -> Part:
+    def _exchange(self) -> BatchResults:
         """Tell all processes what each of them answered; return what they say together."""
         # Those from the journal come first and are known to all. The journal's form leaves out the tensors of the
         # records, which would bring their device along.
         fresh = [sample.entry() for sample in list(self.samples.values())[self.resumed :]]
         answerer, seconds = self._answerer, self.seconds
         refusal, reading = answerer.refusal, answerer.reading
-        own = Part(fresh, self.failures, refusal, self._gave_up, seconds, reading)
-        parts = self._ranks.gather(own)
-        return Part(
+        results = BatchResults(fresh, self.failures, refusal, self._gave_up, seconds, reading)
+        parts = self._ranks.gather(results)
+        return BatchResults(
             entries=[entry for part in parts for entry in part.entries],
             failures=sorted((f for part in parts for f in part.failures), key=lambda f: f.key),
             refusal=next((part.refusal for part in parts if part.refusal is not None), None),
             gave_up=any(part.gave_up for part in parts),
             seconds=max(part.seconds for part in parts),
-            reading=sum((part.reading for part in parts), Reading()),
+            reading=sum((part.reading for part in parts), ReadingTimes()),
         )
 
-    def _take(self, whole: Part, total: int) -> None:
+    def _take(self, results: BatchResults, total: int) -> None:
         """Make the answers of all processes this model's own, or raise if the run has failed."""
-        self.samples |= finished(whole.entries)
-        self.failures, self.seconds, self.reading = whole.failures, whole.seconds, whole.reading
-        if not self.samples and whole.refusal is not None:
-            raise whole.refusal
+        self.samples |= finished(results.entries)
+        self.failures, self.seconds, self.reading = (
+            results.failures,
+            results.seconds,
+            results.reading,
+        )
+        if not self.samples and results.refusal is not None:
+            raise results.refusal
         allowed = self._spec.engine.max_errors
-        if whole.gave_up or not self.samples or len(self.failures) > allowed:
+        if results.gave_up or not self.samples or len(self.failures) > allowed:
             raise SampleErrors(self.failures, total)
 
     def _withdraw_failed(self) -> None:
         """Take failed samples out of their tasks: lmms-eval scores only what was answered."""
         failed = {failure.key for failure in self.failures}
         for task in self._tasks.values():
-            task._instances = [one for one in task._instances if key_of(one) not in failed]
+            task._instances = [
+                request for request in task._instances if key_of(request) not in failed
+            ]
 
     def _result(self, key: Key) -> GenerationResult:
         if any(failure.key == key for failure in self.failures):

@@ -112,7 +112,7 @@ def named_data(tasks: Sequence[Task]) -> Iterator[None]:
 
 def _row(task: Task, doc: Mapping[str, Any]) -> str:
     docs = task.eval_docs_no_media
-    known = set(docs.column_names)
-    sought = {name: value for name, value in doc.items() if name in known}
-    found = (f", row {row}" for row, one in enumerate(docs) if one == sought)
-    return next(found, "")
+    columns = set(docs.column_names)
+    sought = {name: value for name, value in doc.items() if name in columns}
+    rows = (f", row {row}" for row, document in enumerate(docs) if document == sought)
+    return next(rows, "")

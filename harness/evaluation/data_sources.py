@@ -41,23 +41,23 @@ COLUMNS = tuple(
 )
 
 
-class Outside(UserError):
+class OutsideSource(UserError):
     """Data name a file or an address that a run may not open."""
 
 
 @dataclass(frozen=True)
-class Borders:
+class AllowedSources:
     """What a run of a benchmark may open.
 
     Attributes:
         digested: folder with the data set, all of whose files but hidden ones are in the run key; None: the hub's.
-        others: folders of the hub's cache, of the task's own files and of what is unpacked.
+        folders: others, those of the hub's cache, of the task's own files and of what is unpacked.
         offline: whether nothing may be asked of another machine.
         transparency: what becomes of that of pictures in image columns.
     """
 
     digested: Path | None
-    others: list[Path]
+    folders: list[Path]
     offline: bool = True
     transparency: str = TRANSPARENCY[0]
 
@@ -72,9 +72,11 @@ class Borders:
         *inner, last = name.split("::")
         scheme = SCHEME.match(last)
         if scheme is not None and scheme[1] not in ("file", "local"):
-            raise Outside(f"{name!r} in the data is an address; valid: {self._valid()}")
+            raise OutsideSource(f"{name!r} in the data is an address; valid: {self._valid()}")
         if not all(ARCHIVES.match(hop) for hop in inner):
-            raise Outside(f"{name!r} in the data is a chain of addresses; valid: {self._valid()}")
+            raise OutsideSource(
+                f"{name!r} in the data is a chain of addresses; valid: {self._valid()}"
+            )
         path = self._inside(name, last[scheme.end() :] if scheme else last)
         return "::".join((*inner, path))
 
@@ -88,7 +90,7 @@ class Borders:
         ]
 
     @contextmanager
-    def held(self, pixels: bool) -> Iterator[None]:
+    def enforced(self, pixels: bool) -> Iterator[None]:
         """Check what `datasets` and Pillow open, and what file systems are asked of.
 
         With `pixels`, pictures of image columns come as `open_image` has them, where a task's own `convert` would lose
@@ -120,7 +122,7 @@ class Borders:
         return {**value, "path": self.place(path)} if isinstance(path, str) else value
 
     def _inside(self, name: str, path: str) -> str:
-        roots = (*(() if self.digested is None else (self.digested,)), *self.others)
+        roots = (*(() if self.digested is None else (self.digested,)), *self.folders)
         near = [str(root / path) for root in roots] if not os.path.isabs(path) else []
         if not os.path.isabs(path) and not any(map(os.path.exists, (*near, path))):
             return path  # whoever opens it says that it is not there
@@ -130,9 +132,9 @@ class Borders:
             parts = real.relative_to(os.path.realpath(self.digested)).parts
             if not any(part.startswith(".") for part in parts):
                 return path
-        if any(_below(real, root) for root in self.others):
+        if any(_below(real, root) for root in self.folders):
             return path
-        raise Outside(f"{name!r} in the data lies elsewhere; valid: {self._valid()}")
+        raise OutsideSource(f"{name!r} in the data lies elsewhere; valid: {self._valid()}")
 
     def _valid(self) -> str:
         if self.digested is not None:
@@ -172,13 +174,15 @@ class Borders:
         """Make a file system; offline only one that reaches no other machine."""
         names = [system.protocol] if isinstance(system.protocol, str) else system.protocol
         if self.offline and not LOCAL.issuperset(names):
-            raise Outside(
+            raise OutsideSource(
                 f"offline=true: the data ask for {names[0]}://; valid: offline=false, or {self._valid()}"
             )
         return make(system, *args, **options)
 
 
-def borders_of(data: LocalData | None, include_path: Path | None, offline: bool) -> Borders:
+def allowed_sources(
+    data: LocalData | None, include_path: Path | None, offline: bool
+) -> AllowedSources:
     """Return the borders of a benchmark before its task is known.
 
     Args:
@@ -192,7 +196,7 @@ def borders_of(data: LocalData | None, include_path: Path | None, offline: bool)
         # A copy of the hub's cache as it is: its files are links to blobs beside the snapshots.
         blobs = digested.absolute().parent.parent / "blobs"
         linked = [blobs] if digested.absolute().parent.name == "snapshots" else []
-        return Borders(digested, [data.home, *linked, *own], offline)
+        return AllowedSources(digested, [data.home, *linked, *own], offline)
     cache = (
         # Where tasks unpack videos, whatever the libraries found when they were imported.
         Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser(),
@@ -202,10 +206,10 @@ def borders_of(data: LocalData | None, include_path: Path | None, offline: bool)
         datasets.config.DOWNLOADED_DATASETS_PATH,
         datasets.config.EXTRACTED_DATASETS_PATH,
     )
-    return Borders(None, [*map(Path, cache), *own], offline)
+    return AllowedSources(None, [*map(Path, cache), *own], offline)
 
 
-def admit_own(borders: Borders, config: TaskConfig) -> None:
+def admit_own(borders: AllowedSources, config: TaskConfig) -> None:
     """Let tables of the user's own name any file of this machine.
 
     They are those that a task file names by their paths, without `benchmark.path`: whoever wrote the path can read what
@@ -217,7 +221,7 @@ def admit_own(borders: Borders, config: TaskConfig) -> None:
     own = named if packaged else [config.dataset_path or ""]
     here = all(SCHEME.match(name) is None for name in own)
     if borders.digested is None and here and own and (packaged or os.path.isdir(own[0])):
-        borders.others.append(Path(os.sep))
+        borders.folders.append(Path(os.sep))
 
 
 def _strings(stated: Any) -> list[str]:

@@ -22,10 +22,10 @@ def check_denoised(tasks: Iterable[Task], spec: RunSpec) -> None:
     if spec.model.facts.diffusion is None:
         return
     for task in tasks:
-        own = task.config.generation_kwargs or {}
-        asked = settings(own, spec.model.generation, spec.benchmark.generation)
+        task_settings = task.config.generation_kwargs or {}
+        requested = settings(task_settings, spec.model.generation, spec.benchmark.generation)
         try:
-            check_places(spec, Denoising.of(asked.generate).length)
+            check_places(spec, Denoising.of(requested.generate).length)
         except UserError as error:
             raise UserError(
                 f"{error}; these are the settings of benchmark.task={task.config.task!r}, over which "

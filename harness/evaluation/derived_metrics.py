@@ -14,16 +14,18 @@ from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Derived
 EVERY = "*/"
 
 
-def members_of(made: Derived, names: Iterable[str]) -> list[str]:
+def members_of(derived: Derived, names: Iterable[str]) -> list[str]:
     """Return the metrics that a derived one is made of, in the order of the tasks."""
-    known = list(names)
-    found = []
-    for member in made.of:
+    available = list(names)
+    members = []
+    for member in derived.of:
         if member.startswith(EVERY):
-            found += [name for name in known if name.partition("/")[2] == member[len(EVERY) :]]
-        elif member in known:
-            found.append(member)
-    return found
+            members += [
+                name for name in available if name.partition("/")[2] == member[len(EVERY) :]
+            ]
+        elif member in available:
+            members.append(member)
+    return members
 
 
 def needed(benchmark: BenchmarkSpec, tasks: Sequence[Task]) -> tuple[str, ...]:
@@ -31,21 +33,23 @@ def needed(benchmark: BenchmarkSpec, tasks: Sequence[Task]) -> tuple[str, ...]:
     if not benchmark.metrics:
         return ()
     names = metric_names(tasks)
-    derived = [one for made in benchmark.derived.values() for one in members_of(made, names)]
-    own = [name for name in benchmark.metrics if name not in benchmark.derived]
-    return tuple(dict.fromkeys([*own, *derived]))
+    derived = [
+        member for formula in benchmark.derived.values() for member in members_of(formula, names)
+    ]
+    task_metrics = [name for name in benchmark.metrics if name not in benchmark.derived]
+    return tuple(dict.fromkeys([*task_metrics, *derived]))
 
 
 def check_derived(tasks: Sequence[Task], benchmark: BenchmarkSpec) -> None:
     """Raise UserError if a metric that a benchmark derives others from does not exist in its tasks."""
     names = metric_names(tasks)
-    for name, made in benchmark.derived.items():
+    for name, formula in benchmark.derived.items():
         if name in names:
             raise UserError(
                 f"benchmark.derived.{name} is a metric of the task itself; valid: another name"
             )
-        for member in made.of:
-            if not members_of(Derived(made.how, (member,)), names):
+        for member in formula.of:
+            if not members_of(Derived(formula.how, (member,)), names):
                 raise UserError(
                     f"benchmark.derived.{name}: {member!r} is unknown; valid: {', '.join(sorted(names))}"
                 )

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.cost_summary import time_medians
 from espalier.harness.evaluation.samples import (
+    AnswerJournal,
     Failure,
-    Journal,
     Key,
     Sample,
     SampleErrors,
@@ -27,8 +27,8 @@ from espalier.methods.base import Method
 
 if TYPE_CHECKING:
     from espalier.harness.engine.artifacts.priors import Prior
-    from espalier.harness.evaluation.lmms_tasks import Loaded
-    from espalier.harness.evaluation.task_cache import Shelf
+    from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark
+    from espalier.harness.evaluation.task_cache import TaskCache
     from espalier.harness.kinds.kind import Opened
     from espalier.harness.models.adapter import Adapter
 
@@ -99,13 +99,13 @@ def evaluate(
     spec: RunSpec,
     adapter: Adapter,
     method: Method,
-    journal: Journal,
+    journal: AnswerJournal,
     progress: Progress | None = None,
     *,
     prior: Prior | None = None,
     ranks: Ranks | None = None,
     answered: Callable[[], None] | None = None,
-    loaded: Loaded | None = None,
+    loaded: LoadedBenchmark | None = None,
 ) -> Evaluation:
     """Open what answers by `method` and evaluate; see `evaluate_session`.
 
@@ -118,11 +118,15 @@ def evaluate(
     with kind.open(spec, adapter, method, prior) as opened:
         if reason is not None:
             opened = replace(opened, rivals=None)
-        done = evaluate_session(spec, opened, journal, progress, ranks, answered, loaded, adapter)
-    return done if reason is None else replace(done, speedup_note=reason)
+        evaluation = evaluate_session(
+            spec, opened, journal, progress, ranks, answered, loaded, adapter
+        )
+    return evaluation if reason is None else replace(evaluation, speedup_note=reason)
 
 
-def open_benchmark(spec: RunSpec, ranks: Ranks | None = None, shelf: Shelf | None = None) -> Loaded:
+def open_benchmark(
+    spec: RunSpec, ranks: Ranks | None = None, shelf: TaskCache | None = None
+) -> LoadedBenchmark:
     """Load the benchmark's task and data; before the model, so that what is missing is found before weights are read.
 
     `shelf` has what earlier openings of the command read; the tasks are made anew.
@@ -137,7 +141,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None, shelf: Shelf | Non
     from espalier.harness.evaluation.data_errors import check_references
     from espalier.harness.evaluation.denoising_lengths import check_denoised
     from espalier.harness.evaluation.derived_metrics import check_derived, needed
-    from espalier.harness.evaluation.judged_tasks import judging
+    from espalier.harness.evaluation.judged_tasks import judged_run
     from espalier.harness.evaluation.lmms_tasks import check_metrics, load_tasks, quiet
     from espalier.harness.evaluation.local_data import local_data
     from espalier.harness.evaluation.prompt_text import change_prompts, check_text
@@ -169,7 +173,7 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None, shelf: Shelf | Non
             # Of data of the user's own the task says itself what it holds answers against, if anything.
             check_references(loaded.tasks, bench.limit)
         tell(loaded.tasks, spec.model, bench)
-        judging(spec, loaded.tasks)
+        judged_run(spec, loaded.tasks)
     assert loaded.borders is not None
     borders = replace(loaded.borders, transparency=spec.model.transparency)
     return replace(loaded, borders=borders)
@@ -178,11 +182,11 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None, shelf: Shelf | Non
 def evaluate_session(
     spec: RunSpec,
     opened: Opened,
-    journal: Journal,
+    journal: AnswerJournal,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
     answered: Callable[[], None] | None = None,
-    loaded: Loaded | None = None,
+    loaded: LoadedBenchmark | None = None,
     adapter: Adapter | None = None,
 ) -> Evaluation:
     """Answer the samples that the journal lacks, score all, and write the scores to the journal.
@@ -209,10 +213,10 @@ def evaluate_session(
     from espalier.harness.evaluation.chat_model import AllAnswered, ChatModel
     from espalier.harness.evaluation.data_errors import guard_targets
     from espalier.harness.evaluation.derived_metrics import needed
-    from espalier.harness.evaluation.judged_tasks import judging
-    from espalier.harness.evaluation.latency import Clocked
+    from espalier.harness.evaluation.judged_tasks import judged_run
+    from espalier.harness.evaluation.latency import LatencyRun
     from espalier.harness.evaluation.lmms_tasks import scoring
-    from espalier.harness.evaluation.paired_times import Paired, measured
+    from espalier.harness.evaluation.paired_times import PairedTimes, measured
     from espalier.harness.evaluation.sample_contributions import score
     from espalier.harness.evaluation.scoring_guards import (
         check_values,
@@ -223,19 +227,19 @@ def evaluate_session(
     bench, ranks = spec.benchmark, ranks or Ranks()
     loaded = loaded or open_benchmark(spec, ranks)
     tasks = loaded.tasks
-    clocked = None if bench.prompt_tokens is None else Clocked(bench, spec.seed)
-    if clocked is not None:
-        clocked.compose(tasks, opened.codec.encode)
+    latency_run = None if bench.prompt_tokens is None else LatencyRun(bench, spec.seed)
+    if latency_run is not None:
+        latency_run.compose(tasks, opened.codec.encode)
     evaluation: Evaluation | None = None
-    judge = judging(spec, tasks)
+    judge = judged_run(spec, tasks)
     with scoring(loaded), suppress(AllAnswered):
         unscored: list[Failure] = []
         for task in tasks:
-            verdicts = judge.verdict if clocked is None else clocked.verdict
+            verdicts = judge.verdict if latency_run is None else latency_run.verdict
             guard_scoring(task, unscored, verdicts, bench.answers)
             guard_aggregation(task, bench.name, needed(bench, tasks), len(tasks) > 1)
             guard_targets(task)
-        complete = judge.ask if clocked is None else clocked.take
+        complete = judge.ask if latency_run is None else latency_run.take
         borders = loaded.borders
         model = ChatModel(opened, journal, spec, tasks, progress, ranks, complete, borders)
         results = simple_evaluate(model=model, **loaded.arguments(spec))
@@ -245,16 +249,16 @@ def evaluate_session(
         samples = _scored(model.samples.values(), unscored)
         check_values(results, tasks, bench)
         scored = score(results, tasks, bench, loaded.ours)
-        kept = score_entries(scored.scores, scored.units, scored.values, scored.own)
-        journal.append(*judge.entries(), *kept)
+        entries = score_entries(scored.scores, scored.units, scored.values, scored.sample_scores)
+        journal.append(*judge.entries(), *entries)
         if answered is not None:
             answered()
-        beside, timed = Paired(None, ""), None
-        if clocked is not None and adapter is not None:
-            beside = Paired(None, "extra.latency has both sides")
-            timed = clocked.measure(model, opened, adapter)
+        paired, latency = PairedTimes(None, ""), None
+        if latency_run is not None and adapter is not None:
+            paired = PairedTimes(None, "extra.latency has both sides")
+            latency = latency_run.measure(model, opened, adapter)
         elif opened.rivals is not None:
-            beside = measured(spec, opened.rivals, model, ranks.world)
+            paired = measured(spec, opened.rivals, model, ranks.world)
         evaluation = Evaluation(
             metrics=scored.metrics,
             n_samples=len(samples),
@@ -268,12 +272,12 @@ def evaluate_session(
             ahead=model.ahead,
             reading_ms=model.reading.ms,
             prompt=model.prompt,
-            speedup=beside.speedup,
-            speedup_note=beside.note,
+            speedup=paired.speedup,
+            speedup_note=paired.note,
             aggregation=scored.how,
             unparsed=_unparsed(scored.unparsed, samples),
-            judge=judge.told(),
-            latency=timed,
+            judge=judge.summary(),
+            latency=latency,
         )
     result = ranks.gather(evaluation)[0]
     assert result is not None  # rank 0 has scored
@@ -291,14 +295,18 @@ def check_limit(limit: object) -> None:
         raise UserError(f"limit={limit!r} must be an integer of at least 1, or null for all")
 
 
-def _unparsed(told: int | None, samples: Sequence[Sample]) -> int | None:
+def _unparsed(counted: int | None, samples: Sequence[Sample]) -> int | None:
     """Return what a benchmark tells of unreadable answers; else how many ended within their reasoning, if any did."""
     return (
-        told if told is not None else sum(bool(s.answer) > bool(s.scored) for s in samples) or None
+        counted
+        if counted is not None
+        else sum(bool(s.answer) > bool(s.scored) for s in samples) or None
     )
 
 
 def _scored(samples: Iterable[Sample], unscored: Sequence[Failure]) -> tuple[Sample, ...]:
     """Return the scored samples in benchmark order."""
     dropped = {failure.key for failure in unscored}
-    return tuple(sorted((s for s in samples if s.key not in dropped), key=lambda one: one.key))
+    return tuple(
+        sorted((s for s in samples if s.key not in dropped), key=lambda sample: sample.key)
+    )

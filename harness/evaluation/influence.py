@@ -47,7 +47,7 @@ Units = NDArray[np.intp]
 Aggregate = Callable[[list[Any]], Any]
 
 
-class Unfit(Exception):
+class NoContributions(Exception):
     """An aggregate has no contributions of samples that could be trusted; the reason is the message."""
 
 
@@ -73,14 +73,14 @@ def blocked(units: Sequence[int], samples: int, blocks: int | None, seed: int = 
         blocks: how many; None: as many as `VISITS` pays for.
         seed: of the permutation that deals them out; a random partition keeps what order the samples come in out of it.
     """
-    wanted = blocks or (len(units) if len(units) <= ALONE else max(BLOCKS, VISITS // samples))
-    if wanted >= len(units):
+    count = blocks or (len(units) if len(units) <= ALONE else max(BLOCKS, VISITS // samples))
+    if count >= len(units):
         return list(range(len(units)))
-    places = np.random.default_rng(seed).permutation(len(units)) % wanted
+    places = np.random.default_rng(seed).permutation(len(units)) % count
     return [int(place) for place in places]
 
 
-def alone(
+def unit_aggregates(
     aggregate: Aggregate, raw: Sequence[Any], units: Sequence[int], value: float
 ) -> Array | None:
     """Return the aggregate of each unit by itself if their mean is the whole's; else None.
@@ -101,13 +101,13 @@ def alone(
     for unit, one in zip(units, raw, strict=True):
         members.setdefault(unit, []).append(one)
     try:
-        found = {unit: _value(aggregate, several) for unit, several in members.items()}
-    except Unfit:
+        aggregates = {unit: _value(aggregate, values) for unit, values in members.items()}
+    except NoContributions:
         return None
-    mean = math.fsum(found.values()) / len(found)
+    mean = math.fsum(aggregates.values()) / len(aggregates)
     if value == 0 or not math.isclose(mean, value, rel_tol=1e-4):
         return None
-    return np.array([found[unit] for unit in units])
+    return np.array([aggregates[unit] for unit in units])
 
 
 def is_mean(aggregate: Aggregate, raw: Sequence[Any], numbers: Sequence[float]) -> bool:
@@ -121,7 +121,7 @@ def is_mean(aggregate: Aggregate, raw: Sequence[Any], numbers: Sequence[float]) 
         half = rng.permutation(len(raw))[: len(raw) // 2].tolist()
         try:
             value = _value(aggregate, [raw[i] for i in half])
-        except Unfit:
+        except NoContributions:
             return True
         mean = math.fsum(numbers[i] for i in half) / len(half)
         if not math.isclose(value, mean, rel_tol=1e-4, abs_tol=1e-9):
@@ -141,61 +141,61 @@ def influence(
         seed: of the random halves.
 
     Raises:
-        Unfit: too few units, an aggregate that fails on a part of the samples, is not smooth or takes too long.
+        NoContributions: too few units; or the aggregate fails on a part of the samples, is not smooth or is too slow.
 
     Cost: one aggregate for each unit, and `HALVES` more of half the samples.
     """
     _, place, sizes = np.unique(np.asarray(units), return_inverse=True, return_counts=True)
     count = len(sizes)
     if count < FEWEST:
-        raise Unfit(f"{count} independent samples are too few; valid: at least {FEWEST}")
+        raise NoContributions(f"{count} independent samples are too few; valid: at least {FEWEST}")
     started = time.perf_counter()
-    whole = _value(aggregate, list(raw))
+    total = _value(aggregate, list(raw))
     taken = (time.perf_counter() - started) * count
     if taken > PATIENCE:
-        raise Unfit(
+        raise NoContributions(
             f"leaving out {count} times would take {taken:.0f} s; benchmark.blocks sets a smaller number"
         )
     order = np.argsort(place, kind="stable")
     members = np.split(order, np.cumsum(sizes)[:-1])
-    without = [_value(aggregate, _rest(raw, one)) for one in members]
-    deviations = (count - 1) * (whole - np.array(without))
+    leave_out = [_value(aggregate, _without(raw, indices)) for indices in members]
+    deviations = (count - 1) * (total - np.array(leave_out))
     deviations -= deviations.mean()
     _check_fit(aggregate, raw, place, deviations, seed)
     share = len(raw) / count / sizes
-    values = whole + (deviations * share)[place]
+    values = total + (deviations * share)[place]
     return Influence(values, float(deviations.std(ddof=1) / math.sqrt(count)))
 
 
 def _check_fit(
     aggregate: Aggregate, raw: Sequence[Any], place: Units, deviations: Array, seed: int
 ) -> None:
-    """Raise Unfit unless the contributions foretell the aggregates of random halves of the units."""
+    """Raise NoContributions unless the contributions foretell the aggregates of random halves of the units."""
     if not deviations.any():
         # Nobody moves the aggregate, as where every answer is right: there is nothing to foretell.
         return
     rng = np.random.default_rng(seed)
     half = len(deviations) // 2
-    seen, foretold = [], []
+    measured, foretold = [], []
     for _ in range(HALVES):
         chosen = np.zeros(len(deviations), dtype=bool)
         chosen[rng.permutation(len(deviations))[:half]] = True
-        seen.append(_value(aggregate, [raw[i] for i in np.flatnonzero(chosen[place]).tolist()]))
+        measured.append(_value(aggregate, [raw[i] for i in np.flatnonzero(chosen[place]).tolist()]))
         foretold.append(deviations[chosen].mean())
-    spread, expected = float(np.std(seen)), float(np.std(foretold))
+    spread, expected = float(np.std(measured)), float(np.std(foretold))
     if min(spread, expected) == 0:
-        raise Unfit("single samples do not tell how it varies")
-    explained = float(np.corrcoef(seen, foretold)[0, 1]) ** 2
+        raise NoContributions("single samples do not tell how it varies")
+    explained = float(np.corrcoef(measured, foretold)[0, 1]) ** 2
     if explained < EXPLAINED or not 1 / FACTOR < spread / expected < FACTOR:
-        raise Unfit(
+        raise NoContributions(
             f"it does not vary as single samples tell (they explain {explained:.0%} of it, spread {spread:.3g} "
             f"against {expected:.3g})"
         )
 
 
-def _rest(raw: Sequence[Any], without: NDArray[np.intp]) -> list[Any]:
-    gone = set(without.tolist())
-    return [one for i, one in enumerate(raw) if i not in gone]
+def _without(raw: Sequence[Any], without: NDArray[np.intp]) -> list[Any]:
+    left_out = set(without.tolist())
+    return [value for i, value in enumerate(raw) if i not in left_out]
 
 
 def _value(aggregate: Aggregate, raw: list[Any]) -> float:
@@ -203,9 +203,9 @@ def _value(aggregate: Aggregate, raw: list[Any]) -> float:
         value = aggregate(raw)
     except Exception as error:
         # A task's own function, on a part of the samples that its author never saw: anything may be raised.
-        raise Unfit(
+        raise NoContributions(
             f"it fails on a part of the samples: {type(error).__name__}: {error}"
         ) from error
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(float(value)):
-        raise Unfit(f"of a part of the samples it is {value!r}")
+        raise NoContributions(f"of a part of the samples it is {value!r}")
     return float(value)

@@ -15,11 +15,11 @@ def _number(value: Any) -> bool:
 
 
 def _counts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(_count(one) for one in value)
+    return isinstance(value, list | tuple) and all(_count(item) for item in value)
 
 
 def _numbers(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_number(one) for one in value.values())
+    return isinstance(value, Mapping) and all(_number(item) for item in value.values())
 
 
 def is_table(value: Any) -> bool:
@@ -37,12 +37,12 @@ def _texts(value: Any) -> bool:
 
 def _shared(value: Any) -> bool:
     return isinstance(value, list) and all(
-        is_table(one) and "value" in one and _texts(one.get("of")) for one in value
+        is_table(item) and "value" in item and _texts(item.get("of")) for item in value
     )
 
 
 def _documents(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_count(one) for one in value.values())
+    return isinstance(value, Mapping) and all(_count(item) for item in value.values())
 
 
 #: Of every entry about a sample; others may be there too.
@@ -83,7 +83,7 @@ def check(
     """Raise ValueError unless a table has what it must have, each of its kind; `may` is checked where it is there."""
     if not isinstance(entry, Mapping):
         raise ValueError("not a table")
-    given = {name: kind for name, kind in (may or {}).items() if entry.get(name) is not None}
-    for name, holds in {**must, **given}.items():
-        if not holds(entry.get(name)):
+    present = {name: kind for name, kind in (may or {}).items() if entry.get(name) is not None}
+    for name, is_valid in {**must, **present}.items():
+        if not is_valid(entry.get(name)):
             raise ValueError(f"{name} is {entry.get(name)!r}")

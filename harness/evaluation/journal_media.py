@@ -26,16 +26,16 @@ def plain(value: Any) -> Any:
         case None | bool():
             return value
         case str():
-            more = f"… ({len(value)} characters)" if len(value) > TEXT else ""
-            return value[:TEXT] + more
+            suffix = f"… ({len(value)} characters)" if len(value) > TEXT else ""
+            return value[:TEXT] + suffix
         case Integral():
             return int(value)
         case Real():
             return float(value) if math.isfinite(float(value)) else str(float(value))
         case Mapping():
-            return {str(key): plain(one) for key, one in list(value.items())[:ENTRIES]}
+            return {str(key): plain(item) for key, item in list(value.items())[:ENTRIES]}
         case list() | tuple():
-            return [plain(one) for one in value[:ENTRIES]]
+            return [plain(item) for item in value[:ENTRIES]]
         case set() | frozenset():
             return sorted(map(str, value))[:ENTRIES]
     if hasattr(value, "tolist"):
@@ -45,7 +45,9 @@ def plain(value: Any) -> Any:
 
 def question(messages: Sequence[Mapping[str, Any]]) -> str:
     """Return the texts of a chat as they go to the model's template, a mark for each picture and video."""
-    return plain("\n".join(f"{_who(one)}{_said(one['content'])}" for one in messages))  # type: ignore[no-any-return]
+    return plain(
+        "\n".join(f"{_role_mark(message)}{_text_of(message['content'])}" for message in messages)
+    )  # type: ignore[no-any-return]
 
 
 def media(messages: Sequence[Mapping[str, Any]], source: str) -> list[dict[str, Any]]:
@@ -58,17 +60,17 @@ def media(messages: Sequence[Mapping[str, Any]], source: str) -> list[dict[str, 
     Cost: one hash over the pixels of a picture or of frames in memory; of a video file only its path and size in bytes
     are taken.
     """
-    found = []
+    references = []
     for place, (kind, value) in enumerate(_media(messages)):
-        found.append({"from": f"{source}#{place}", "kind": kind, **_described(value)})
-    return found
+        references.append({"from": f"{source}#{place}", "kind": kind, **_described(value)})
+    return references
 
 
-def _who(message: Mapping[str, Any]) -> str:
+def _role_mark(message: Mapping[str, Any]) -> str:
     return "" if message["role"] == "user" else f"[{message['role']}] "
 
 
-def _said(content: str | Sequence[Mapping[str, Any]]) -> str:
+def _text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
     if isinstance(content, str):
         return content
     return "".join(

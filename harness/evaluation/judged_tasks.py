@@ -14,8 +14,8 @@ from typing import Any
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError, tell_once
-from espalier.harness.evaluation.judging.judge import Judged, Question, judged
-from espalier.harness.evaluation.judging.judge_prompt import Words, read_words, words_of
+from espalier.harness.evaluation.judging.judge import JudgeQuestion, JudgeResults, judged
+from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt, prompt_of, read_prompt
 from espalier.harness.evaluation.samples import Key, Sample
 from espalier.harness.specs.run_spec import RunSpec
 
@@ -31,26 +31,26 @@ class Unjudged(ValueError):
 class Rubric:
     """How a task is judged: the words, the parts of a sample in them, and whether a text holds a score."""
 
-    words: Words
+    words: JudgePrompt
     parts: Callable[[Mapping[str, Any], str], Mapping[str, str]]
     holds: Callable[[str], bool]
 
 
 @dataclass
-class Judging:
+class JudgedRun:
     """The judged tasks of one run.
 
     Args:
         spec: the run.
         rubrics: by name of the task.
         docs: the documents of each task, without media.
-        found: what the judge said; None before it was asked.
+        results: what the judge said; None before it was asked.
     """
 
     spec: RunSpec
     rubrics: Mapping[str, Rubric]
     docs: Mapping[str, Any]
-    found: Judged | None = field(default=None)
+    results: JudgeResults | None = field(default=None)
 
     def ask(self, samples: Mapping[Key, Sample]) -> None:
         """Have all answers to judged tasks judged.
@@ -65,7 +65,7 @@ class Judging:
             return
         name = self.spec.judge.model
         tell_once(f"judge: {name!r} is asked about {len(questions)} answers")
-        self.found = judged(self.spec.judge, self.spec.store, questions)
+        self.results = judged(self.spec.judge, self.spec.store, questions)
 
     def verdict(self, key: Key) -> list[str]:
         """Return what a scorer gets beside the answer: the verdict of a judged task, else nothing.
@@ -73,60 +73,60 @@ class Judging:
         Raises:
             Unjudged: the judge gave none.
         """
-        if key[0] not in self.rubrics or self.found is None:
+        if key[0] not in self.rubrics or self.results is None:
             return []
-        if key not in self.found.verdicts:
-            raise Unjudged(self.found.unjudged[key])
-        return [self.found.verdicts[key]]
+        if key not in self.results.verdicts:
+            raise Unjudged(self.results.unjudged[key])
+        return [self.results.verdicts[key]]
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the verdicts as the journal has them."""
-        verdicts = {} if self.found is None else self.found.verdicts
+        verdicts = {} if self.results is None else self.results.verdicts
         return [
             {"task": task, "doc_id": doc_id, "verdict": text}
             for (task, doc_id), text in sorted(verdicts.items())
         ]
 
-    def told(self) -> dict[str, Any] | None:
+    def summary(self) -> dict[str, Any] | None:
         """Return what a row says of the judge, None where none was asked."""
-        if self.found is None:
+        if self.results is None:
             return None
-        found, words = self.found, next(iter(self.rubrics.values())).words
-        asked = len(found.verdicts) + len(found.unjudged)
+        results, prompt = self.results, next(iter(self.rubrics.values())).words
+        total = len(results.verdicts) + len(results.unjudged)
         return {
             "model": self.spec.judge.model,
-            "served": sorted(found.served),
-            "prompt": words.name,
-            "prompt_hash": words.digest,
-            "verdicts": len(found.verdicts),
-            "cached_share": found.cached / asked,
-            "failed_requests": found.failed,
-            "unjudged": len(found.unjudged),
+            "served": sorted(results.served),
+            "prompt": prompt.name,
+            "prompt_hash": prompt.digest,
+            "verdicts": len(results.verdicts),
+            "cached_share": results.cached / total,
+            "failed_requests": results.failed,
+            "unjudged": len(results.unjudged),
         }
 
-    def _question(self, sample: Sample) -> Question:
+    def _question(self, sample: Sample) -> JudgeQuestion:
         rubric = self.rubrics[sample.task]
         # lmms-eval strips answers before it scores them.
         parts = rubric.parts(self.docs[sample.task][sample.doc_id], sample.scored.strip())
-        return Question(sample.key, rubric.words, parts, rubric.holds)
+        return JudgeQuestion(sample.key, rubric.words, parts, rubric.holds)
 
 
-def judging(spec: RunSpec, tasks: Sequence[Task]) -> Judging:
+def judged_run(spec: RunSpec, tasks: Sequence[Task]) -> JudgedRun:
     """Return how the judged ones among the tasks are judged.
 
     Raises:
         UserError: a task's file lacks something, or a task needs a judge and its benchmark does not say so.
     """
-    found = {task.config.task: task for task in tasks if _table(task)}
-    if found and "judge" not in spec.benchmark.needs:
+    judged_tasks = {task.config.task: task for task in tasks if _table(task)}
+    if judged_tasks and "judge" not in spec.benchmark.needs:
         raise UserError(
-            f"benchmark.needs={list(spec.benchmark.needs)!r}: task {next(iter(found))!r} is scored by a judge; "
+            f"benchmark.needs={list(spec.benchmark.needs)!r}: task {next(iter(judged_tasks))!r} is scored by a judge; "
             "valid: a list with judge"
         )
-    return Judging(
+    return JudgedRun(
         spec=spec,
-        rubrics={name: _rubric(spec, name, _table(task)) for name, task in found.items()},
-        docs={name: task.eval_docs_no_media for name, task in found.items()},
+        rubrics={name: _rubric(spec, name, _table(task)) for name, task in judged_tasks.items()},
+        docs={name: task.eval_docs_no_media for name, task in judged_tasks.items()},
     )
 
 
@@ -141,8 +141,8 @@ def _rubric(spec: RunSpec, name: str, table: Mapping[str, Any]) -> Rubric:
     for function in FUNCTIONS:
         if not callable(table.get(function)):
             raise UserError(f"{key}.{function} must be a function of the task's own files")
-    own = words_of(key, {part: table[part] for part in table if part not in FUNCTIONS})
-    words = own if spec.judge.prompt is None else read_words(spec.judge.prompt)
-    held = table["holds"]
+    task_prompt = prompt_of(key, {part: table[part] for part in table if part not in FUNCTIONS})
+    prompt = task_prompt if spec.judge.prompt is None else read_prompt(spec.judge.prompt)
+    verdict_value = table["holds"]
     # A score of 0 is one.
-    return Rubric(words, table["parts"], lambda text: held(text) is not None)
+    return Rubric(prompt, table["parts"], lambda text: verdict_value(text) is not None)

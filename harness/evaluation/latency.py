@@ -26,7 +26,7 @@ from espalier.harness.engine.record import Record
 from espalier.harness.evaluation.auto_batch import ran_out
 from espalier.harness.evaluation.chat_model import ChatModel
 from espalier.harness.evaluation.samples import Key, Sample
-from espalier.harness.evaluation.synthetic_prompts import Composition, composed, parts
+from espalier.harness.evaluation.synthetic_prompts import PromptComposition, composed, parts
 from espalier.harness.kinds.kind import Generator, Opened
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.generation import Settings
@@ -42,7 +42,7 @@ COPIED = 2**28
 
 
 @dataclass(frozen=True)
-class Turn:
+class LatencyRound:
     """One batch answered once, whole batch: milliseconds of the prefill and of a step, cache and peak in bytes."""
 
     prefill: float
@@ -54,7 +54,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Reads:
+class StepReads:
     """What a step of decoding reads.
 
     Attributes:
@@ -68,13 +68,13 @@ class Reads:
     rate: float
 
     @classmethod
-    def of(cls, adapter: Parts) -> Reads:
+    def of(cls, adapter: Parts) -> StepReads:
         """Measure the rate on the model's first device. Cost: a second, and 2 x COPIED bytes meanwhile."""
         text = adapter.facts.text
         entry = 2 * text.layers * text.kv_heads * text.head_dim * adapter.model.dtype.itemsize
         return cls(step_bytes(adapter), entry, copy_rate(adapter.device, COPIED))
 
-    def bound(self, turn: Turn, tokens: int) -> float:
+    def bound(self, turn: LatencyRound, tokens: int) -> float:
         """Return the milliseconds below which no step of a batch can be, mean over an answer of `tokens`."""
         # Step k of tokens - 1 reads the prompt's entries and k new ones.
         cache = turn.kv_bytes + len(turn.records) * self.entry * tokens / 2
@@ -89,7 +89,7 @@ def in_turns(
     devices: Sequence[Any],
     rounds: int = ROUNDS,
     warmup: int = 1,
-) -> dict[str, list[Turn]]:
+) -> dict[str, list[LatencyRound]]:
     """Return the turns of each side, its warm-up left out; who is first changes from round to round.
 
     Args:
@@ -101,28 +101,28 @@ def in_turns(
         rounds: answers of each side that count.
         warmup: those before them that do not.
     """
-    found: dict[str, list[Turn]] = {name: [] for name in sides}
+    rounds_of: dict[str, list[LatencyRound]] = {name: [] for name in sides}
     for number in range(warmup + rounds):
         order = list(sides) if number % 2 else list(sides)[::-1]
         for name in order:
             with peak_memory(*devices) as peak:
-                done = sides[name].generate(
+                generated = sides[name].generate(
                     inputs, names, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False
                 )
-            rows, times = len(done.records), done.records[0].times_ms
-            turn = Turn(
+            rows, times = len(generated.records), generated.records[0].times_ms
+            turn = LatencyRound(
                 prefill=rows * times["prefill"],
                 select=rows * times.get("select", 0.0),
                 step=rows * times["decode_per_token"],
-                kv_bytes=sum(record.kv_bytes for record in done.records),
+                kv_bytes=sum(record.kv_bytes for record in generated.records),
                 peak_bytes=0,
-                records=done.records,
+                records=generated.records,
             )
-            found[name].append(replace(turn, peak_bytes=peak.bytes))
-    return {name: turns[warmup:] for name, turns in found.items()}
+            rounds_of[name].append(replace(turn, peak_bytes=peak.bytes))
+    return {name: turns[warmup:] for name, turns in rounds_of.items()}
 
 
-def told(turns: Sequence[Turn], reads: Reads, tokens: int) -> dict[str, float]:
+def side_summary(turns: Sequence[LatencyRound], reads: StepReads, tokens: int) -> dict[str, float]:
     """Return what a row says of one side, medians over its turns."""
     step, bound = median(turn.step for turn in turns), reads.bound(turns[0], tokens)
     return {
@@ -138,7 +138,7 @@ def told(turns: Sequence[Turn], reads: Reads, tokens: int) -> dict[str, float]:
 
 
 @dataclass
-class Clocked:
+class LatencyRun:
     """One run over prompts that the harness composes.
 
     Args:
@@ -154,8 +154,10 @@ class Clocked:
     def compose(self, tasks: Sequence[Task], encode: Callable[[Any], Mapping[str, Any]]) -> None:
         """Tell the tasks of what their prompts are made on this model."""
         assert self.benchmark.prompt_tokens is not None
-        made = composed(lambda one: tokens_of(encode, one, self.seed), self.benchmark.prompt_tokens)
-        settings = {"before": made.before, "pictures": made.pictures, "behind": made.behind}
+        prompt = composed(
+            lambda one: tokens_of(encode, one, self.seed), self.benchmark.prompt_tokens
+        )
+        settings = {"before": prompt.before, "pictures": prompt.pictures, "behind": prompt.behind}
         for task in tasks:
             task.lmms_eval_specific_kwargs = {**settings, "seed": self.seed}
 
@@ -179,7 +181,7 @@ class Clocked:
         block = requests[: model.batch_size]
         inputs, names = model.encode(block), [str(number) for number in range(len(block))]
         tokens = min(TOKENS, _new_tokens(group))
-        reads = Reads.of(adapter)
+        reads = StepReads.of(adapter)
         sides: dict[str, Generator] = {"own": opened.generator if rivals is None else rivals.own}
         note = (
             None if rivals is not None else "nothing is removed: the run is the unreduced model's"
@@ -187,53 +189,57 @@ class Clocked:
         if rivals is not None:
             sides["plain"] = rivals.plain
         try:
-            found = in_turns(sides, inputs, names, tokens, adapter.devices)
+            rounds = in_turns(sides, inputs, names, tokens, adapter.devices)
         except (RuntimeError, MemoryError) as error:
             # Where the reduced model fits, the whole one may not. The run has its answers.
             if not ran_out(error) or "plain" not in sides:
                 raise
             del sides["plain"]
             note = f"the unreduced model does not fit beside it: {str(error).splitlines()[0]}"
-            found = in_turns(sides, inputs, names, tokens, adapter.devices)
+            rounds = in_turns(sides, inputs, names, tokens, adapter.devices)
         return {
-            "prompt": prompt_block(found["own"][0].records, self.benchmark.prompt_tokens),
+            "prompt": prompt_block(rounds["own"][0].records, self.benchmark.prompt_tokens),
             "new_tokens": tokens,
             "batch_size": len(block),
             "rounds": ROUNDS,
             "weight_bytes": reads.weights,
             "copy_bytes_per_second": reads.rate,
-            **{name: told(found[name], reads, tokens) for name in sides},
-            **({"gain": gains(found, reads, tokens)} if "plain" in found else {"plain": None}),
+            **{name: side_summary(rounds[name], reads, tokens) for name in sides},
+            **({"gain": gains(rounds, reads, tokens)} if "plain" in rounds else {"plain": None}),
             "note": note,
         }
 
 
-def prompt_block(records: Sequence[Record], asked: int | None) -> dict[str, float | None]:
+def prompt_block(records: Sequence[Record], tokens: int | None) -> dict[str, float | None]:
     """Return the length that was asked for and those that came about, means over a batch."""
-    visual, text = (fmean(getattr(one, name) for one in records) for name in ("visual", "text"))
+    visual, text = (
+        fmean(getattr(record, name) for record in records) for name in ("visual", "text")
+    )
     share = visual / (visual + text)
-    return {"asked": asked, "visual": visual, "text": text, "visual_share": share}
+    return {"asked": tokens, "visual": visual, "text": text, "visual_share": share}
 
 
-def gains(found: Mapping[str, Sequence[Turn]], reads: Reads, tokens: int) -> dict[str, Any]:
+def gains(
+    rounds: Mapping[str, Sequence[LatencyRound]], reads: StepReads, tokens: int
+) -> dict[str, Any]:
     """Return how many times as fast the method's phases are as the unreduced model's, turn by turn.
 
     The gain of a step stands beside what the bytes of both sides allow.
     """
-    own, plain = found["own"], found["plain"]
-    allowed = reads.bound(plain[0], tokens) / reads.bound(own[0], tokens)
+    method, plain = rounds["own"], rounds["plain"]
+    allowed = reads.bound(plain[0], tokens) / reads.bound(method[0], tokens)
     return {
         "prefill": Gain.of_pairs(
-            [one.prefill for one in plain], [one.prefill for one in own]
+            [answer.prefill for answer in plain], [answer.prefill for answer in method]
         ).entry(),
         "step": Gain.of_pairs(
-            [one.step for one in plain], [one.step for one in own], allowed
+            [answer.step for answer in plain], [answer.step for answer in method], allowed
         ).entry(),
     }
 
 
 def tokens_of(
-    encode: Callable[[Any], Mapping[str, Any]], composition: Composition, seed: int
+    encode: Callable[[Any], Mapping[str, Any]], composition: PromptComposition, seed: int
 ) -> int:
     """Return the tokens that a model reads of a prompt; raises UserError where it does not take it."""
     content = [

@@ -23,10 +23,15 @@ from tenacity import RetryError
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.data_errors import cause_of, lacks_locks, named_data, origin
-from espalier.harness.evaluation.data_sources import Borders, Outside, admit_own, borders_of
+from espalier.harness.evaluation.data_sources import (
+    AllowedSources,
+    OutsideSource,
+    admit_own,
+    allowed_sources,
+)
 from espalier.harness.evaluation.dataset_cache import manager_of, shelved_data
 from espalier.harness.evaluation.local_data import LocalData
-from espalier.harness.evaluation.task_cache import Shelf
+from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.evaluation.upstream import (
     damaged_images_refused,
     no_progress_bars,
@@ -48,7 +53,7 @@ WAYS = (
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedBenchmark:
     """The task, or all leaf tasks of a group, with the manager that knows them.
 
     `ours` says that they come from the include path, not from lmms-eval; `data` is what serves their data sets where
@@ -59,7 +64,7 @@ class Loaded:
     tasks: tuple[Task, ...]
     ours: bool
     data: LocalData | None = None
-    borders: Borders | None = None
+    borders: AllowedSources | None = None
 
     def arguments(self, spec: RunSpec) -> dict[str, Any]:
         """Return what lmms-eval's `simple_evaluate` takes besides the model."""
@@ -87,7 +92,7 @@ class Loaded:
         """Return the context in which functions of the tasks find their data sets, and open nothing else."""
         with (
             nullcontext() if self.data is None else self.data.serving(),
-            nullcontext() if self.borders is None else self.borders.held(pixels=True),
+            nullcontext() if self.borders is None else self.borders.enforced(pixels=True),
         ):
             yield
 
@@ -99,8 +104,8 @@ def load_tasks(
     template: str | None = None,
     data: LocalData | None = None,
     pinned: Mapping[str, str] | None = None,
-    shelf: Shelf | None = None,
-) -> Loaded:
+    shelf: TaskCache | None = None,
+) -> LoadedBenchmark:
     """Load a task or group by name; `offline` gives up at once instead of after four retries.
 
     `template` picks the prompts that a task writes for one model family (its lmms_eval_specific_kwargs); a task without
@@ -120,19 +125,19 @@ def load_tasks(
     paths = [] if include_path is None else [str(include_path)]
     # A family named `default` would lose what stands beside the task's `default`.
     family = None if template == "default" else template
-    shelf = shelf or Shelf()
+    shelf = shelf or TaskCache()
     manager = manager_of(shelf, paths, False, family)
-    own = manager.all_tasks
-    if name not in own:
+    names = manager.all_tasks
+    if name not in names:
         manager = manager_of(shelf, paths, True, family)
         if name not in manager.all_tasks:
-            near = get_close_matches(name, manager.all_tasks, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
+            close = get_close_matches(name, manager.all_tasks, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
             raise UserError(
-                f"benchmark.task={name!r} is unknown{hint}; valid: {', '.join(own)}"
+                f"benchmark.task={name!r} is unknown{hint}; valid: {', '.join(names)}"
                 " and the tasks of lmms-eval"
             )
-    borders = borders_of(data, include_path, offline)
+    borders = allowed_sources(data, include_path, offline)
     configs: list[TaskConfig] = []
     shelf.turn_to(
         (name, include_path, template, data and data.home, *sorted((pinned or {}).items()))
@@ -146,7 +151,7 @@ def load_tasks(
     try:
         with (
             nullcontext() if data is None else data.serving(loading=True),
-            borders.held(pixels=False),
+            borders.enforced(pixels=False),
             one_download_attempt() if offline or data is not None else nullcontext(),
             shelved_data(shelf),
             task_configuration(noted),
@@ -155,7 +160,7 @@ def load_tasks(
         ):
             tree = get_task_dict([name], manager, "chat")
     except UserError as error:
-        if isinstance(error, Outside) and configs:
+        if isinstance(error, OutsideSource) and configs:
             place = origin(configs[-1])
             raise UserError(f"benchmark.task={name!r}: {error} ({place})") from error
         raise
@@ -186,7 +191,7 @@ def load_tasks(
             raise UserError(
                 f"benchmark.task={name!r}: repeats={task.config.repeats} is not supported; valid: 1"
             )
-    return Loaded(manager, tasks, name in own, data, borders)
+    return LoadedBenchmark(manager, tasks, name in names, data, borders)
 
 
 def _at_revision(config: Mapping[str, Any], pinned: Mapping[str, str]) -> dict[str, Any]:
@@ -239,7 +244,7 @@ def metric_names(tasks: Sequence[Task]) -> dict[str, tuple[str, str]]:
 
 
 @contextmanager
-def scoring(loaded: Loaded) -> Iterator[None]:
+def scoring(loaded: LoadedBenchmark) -> Iterator[None]:
     """Prepare lmms-eval and the tasks for `simple_evaluate`, and restore them afterwards."""
     with (
         named_data(loaded.tasks),

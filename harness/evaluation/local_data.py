@@ -39,7 +39,7 @@ class LocalData:
 
     copies: Copies
     home: Path
-    _asked: set[str] = field(default_factory=set)
+    _names: set[str] = field(default_factory=set)
     _serving: bool = False
 
     @contextmanager
@@ -56,7 +56,7 @@ class LocalData:
             self.home.mkdir(parents=True, exist_ok=True)
             if loading:
                 stack.enter_context(FileLock(self.home / ".lock"))
-                stack.enter_context(_whole(self.home))
+                stack.enter_context(_unpacked_whole(self.home))
             for patch in (
                 hub_home(self.home, cache_folder()),
                 dataset_builder(self._builder),
@@ -77,14 +77,16 @@ class LocalData:
         except UserError:
             return ""
 
-    def _builder(self, original: Callable[..., Any], path: str, *args: Any, **more: Any) -> Any:
+    def _builder(self, original: Callable[..., Any], path: str, *args: Any, **options: Any) -> Any:
         """Build a data set from its copy; formats (`json`, `parquet`) and folders are what they are."""
         if path in datasets.packaged_modules._PACKAGED_DATASETS_MODULES or Path(path).is_absolute():
-            return original(path, *args, **more)
-        mine = {"cache_dir": str(self.home / ".prepared"), "token": None, "revision": None}
-        return original(str(self._find(path)), *args, **more | mine)
+            return original(path, *args, **options)
+        replaced = {"cache_dir": str(self.home / ".prepared"), "token": None, "revision": None}
+        return original(str(self._find(path)), *args, **options | replaced)
 
-    def _snapshot(self, repo_id: str, *, local_dir: str | Path | None = None, **more: Any) -> str:
+    def _snapshot(
+        self, repo_id: str, *, local_dir: str | Path | None = None, **options: Any
+    ) -> str:
         """Return a folder of links to the files of a copy: tasks write beside what they downloaded."""
         target = self.home / "linked" / repo_id if local_dir is None else Path(local_dir)
         shutil.copytree(
@@ -96,16 +98,16 @@ class LocalData:
         )
         return str(target)
 
-    def _file(self, repo_id: str, filename: str, **more: Any) -> str:
-        file = self._find(repo_id) / more.get("subfolder", "") / filename
+    def _file(self, repo_id: str, filename: str, **options: Any) -> str:
+        file = self._find(repo_id) / options.get("subfolder", "") / filename
         if not file.is_file():
             raise LocalEntryNotFoundError(f"benchmark.path: {str(file)!r} does not exist")
         return str(file)
 
     def _find(self, name: str) -> Path:
         folder = self.copies.find(name)
-        self._asked.add(name)
-        others = sorted(self._asked - {self.copies.main or name})
+        self._names.add(name)
+        others = sorted(self._names - {self.copies.main or name})
         if others and (self.copies.main is not None or folder == self.copies.folder):
             raise UserError(
                 f"benchmark.path={str(self.copies.folder)!r}: the task reads {others[0]!r} beside "
@@ -130,12 +132,12 @@ def local_data(benchmark: BenchmarkSpec) -> LocalData | None:
 
 
 @contextmanager
-def _whole(home: Path) -> Iterator[None]:
+def _unpacked_whole(home: Path) -> Iterator[None]:
     """Remove what a killed process left unpacked in part, and note afterwards what is whole."""
     listing = home / UNPACKED
-    whole = set(listing.read_text(encoding="utf-8").splitlines()) if listing.exists() else set()
+    complete = set(listing.read_text(encoding="utf-8").splitlines()) if listing.exists() else set()
     for path in _unpacked(home):
-        if path.name not in whole:
+        if path.name not in complete:
             _remove(path)
     yield
     listing.write_text("".join(f"{path.name}\n" for path in _unpacked(home)), encoding="utf-8")

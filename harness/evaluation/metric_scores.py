@@ -66,13 +66,13 @@ def _bootstrap(aggregate: Callable[[list[Any]], float], raw: Sequence[Any]) -> f
 
 def _values(results: Mapping[str, Any], metric: str) -> list[tuple[str, float]]:
     """Return (suffix, value) for each filter; the usual one, `none` or else the first, has no suffix."""
-    found = {}
+    by_filter = {}
     for key, value in results.items():
         name, _, chosen = key.partition(",")
         if name == metric and chosen and _is_number(value):
-            found[chosen] = float(value)
-    usual = "none" if "none" in found else next(iter(found), None)
-    return [("" if chosen == usual else f",{chosen}", value) for chosen, value in found.items()]
+            by_filter[chosen] = float(value)
+    usual = "none" if "none" in by_filter else next(iter(by_filter), None)
+    return [("" if chosen == usual else f",{chosen}", value) for chosen, value in by_filter.items()]
 
 
 def _each(samples: Sequence[Mapping[str, Any]], metric: str) -> dict[int, float]:

@@ -38,7 +38,7 @@ NEW_TOKENS = 8
 
 
 @dataclass(frozen=True)
-class Turns:
+class PairPlan:
     """How many pairs, each of how many samples."""
 
     pairs: int
@@ -46,7 +46,7 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedTimes:
     """What a row says: the speed-up, or None with the reason in `note`."""
 
     speedup: Mapping[str, Any] | None
@@ -54,7 +54,7 @@ class Paired:
 
 
 @dataclass(frozen=True)
-class Turn:
+class PairedAnswer:
     """What one side took for one batch: milliseconds a sample, of decoding a token (None if no step was made)."""
 
     prefill: float
@@ -64,39 +64,39 @@ class Turn:
 
 
 def turns(
-    asked: int, samples: int, batch_size: int, plain_over_own: float, processes: int = 1
-) -> Turns | None:
+    paired: int, samples: int, batch_size: int, plain_over_own: float, processes: int = 1
+) -> PairPlan | None:
     """Return how much is measured, by counts alone; None if `auto` cannot afford it.
 
     A pair, like the untimed one before the first, costs an answer of each side. In samples of the run that is
     1 + `plain_over_own`; `auto` spends `SHARE` of the run on them, and of `processes` one measures while others wait.
 
     Args:
-        asked: samples to measure, or AUTO_PAIRS.
+        paired: samples to measure, or AUTO_PAIRS.
         samples: how many there are.
         batch_size: of the run; pairs are smaller where there would be too few of them.
         plain_over_own: cost of the unreduced model's prefill, tower included, over the method's.
         processes: of the run.
     """
-    if asked != AUTO_PAIRS:
-        count = min(asked, samples)
-        rows = max(min(batch_size, count // PAIRS), 1)
-        return Turns(count // rows, rows)
+    if paired != AUTO_PAIRS:
+        count = min(paired, samples)
+        size = max(min(batch_size, count // PAIRS), 1)
+        return PairPlan(count // size, size)
     affordable = int(SHARE * samples / processes / (1 + plain_over_own))
-    rows = min(batch_size, MOST // PAIRS, affordable // (PAIRS + 1))
-    return Turns(min(affordable // rows - 1, MOST // rows), rows) if rows else None
+    size = min(batch_size, MOST // PAIRS, affordable // (PAIRS + 1))
+    return PairPlan(min(affordable // size - 1, MOST // size), size) if size else None
 
 
-def measured(spec: RunSpec, rivals: Rivals, model: ChatModel, processes: int = 1) -> Paired:
+def measured(spec: RunSpec, rivals: Rivals, model: ChatModel, processes: int = 1) -> PairedTimes:
     """Return the speed-up that `engine.paired` asks for, of what the model has answered, or why there is none."""
-    asked = spec.engine.paired
-    if asked == 0:
-        return Paired(None, "engine.paired=0")
+    paired = spec.engine.paired
+    if paired == 0:
+        return PairedTimes(None, "engine.paired=0")
     group, requests = model.answered()
-    counted = flops_of(spec.model.facts, [one.record for one in model.samples.values()])
-    planned = turns(asked, len(requests), model.batch_size, first_token_bound(counted), processes)
+    counted = flops_of(spec.model.facts, [sample.record for sample in model.samples.values()])
+    planned = turns(paired, len(requests), model.batch_size, first_token_bound(counted), processes)
     if planned is None:
-        return Paired(
+        return PairedTimes(
             None,
             f"engine.paired=auto: a tenth of a run of {len(requests)} samples pays for no {PAIRS} pairs; "
             f"engine.paired={MOST} measures all the same",
@@ -110,10 +110,10 @@ def measure(
     requests: Sequence[Instance],
     group: Settings,
     encode: Callable[[Sequence[Instance]], Any],
-    planned: Turns,
+    planned: PairPlan,
     facts: ModelFacts,
     seed: int = 0,
-) -> Paired:
+) -> PairedTimes:
     """Let both sides answer batches spread evenly over the requests.
 
     Args:
@@ -127,36 +127,38 @@ def measure(
     """
     starts = [number * len(requests) // planned.pairs for number in range(planned.pairs)]
     blocks = [requests[start : start + planned.rows] for start in starts]
-    own: list[Turn] = []
-    plain: list[Turn] = []
+    method_answers: list[PairedAnswer] = []
+    plain_answers: list[PairedAnswer] = []
     try:
         for number, block in enumerate([blocks[0], *blocks]):
             inputs = encode(block)
             names = ["/".join(map(str, key_of(request))) for request in block]
-            sides = ((rivals.own, own), (rivals.plain, plain))
-            for session, found in sides if number % 2 else sides[::-1]:
-                found.append(_turn(session, inputs, names, group, seed))
+            sides = ((rivals.own, method_answers), (rivals.plain, plain_answers))
+            for session, answers in sides if number % 2 else sides[::-1]:
+                answers.append(_turn(session, inputs, names, group, seed))
     except Exception as error:
         # Where the reduced model fits, the whole one may not. The run has its answers; this is only left out.
         reason = next(iter(str(error).splitlines()), "")
-        return Paired(
+        return PairedTimes(
             None, f"the unreduced model failed beside it: {type(error).__name__}: {reason}"
         )
-    return _compared(own[1:], plain[1:], planned, facts)  # the first pair warmed up
+    return _compared(
+        method_answers[1:], plain_answers[1:], planned, facts
+    )  # the first pair warmed up
 
 
 def _turn(
     session: Generator, inputs: Any, names: Sequence[str], group: Settings, seed: int
-) -> Turn:
-    longest = ("min_new_tokens", "min_length")
-    settings = {name: value for name, value in group.generate.items() if name not in longest}
+) -> PairedAnswer:
+    lengths = ("min_new_tokens", "min_length")
+    settings = {name: value for name, value in group.generate.items() if name not in lengths}
     settings["max_new_tokens"] = min(int(settings["max_new_tokens"]), NEW_TOKENS)
     with torch.random.fork_rng(enabled=bool(settings.get("do_sample"))):
         if settings.get("do_sample"):
             torch.manual_seed(seed)
         generated: Generated = session.generate(inputs, names, **settings)
     times = generated.records[0].times_ms
-    return Turn(
+    return PairedAnswer(
         prefill=times["prefill"],
         first_token=times["vision"] + times["prefill"],
         per_token=times["decode_per_token"] if generated.ids.shape[1] > 1 else None,
@@ -165,23 +167,30 @@ def _turn(
 
 
 def _compared(
-    own: Sequence[Turn], plain: Sequence[Turn], planned: Turns, facts: ModelFacts
-) -> Paired:
-    counted = flops_of(facts, [record for turn in own for record in turn.records])
+    method: Sequence[PairedAnswer],
+    plain: Sequence[PairedAnswer],
+    planned: PairPlan,
+    facts: ModelFacts,
+) -> PairedTimes:
+    counted = flops_of(facts, [record for turn in method for record in turn.records])
     prefill = Gain.of_pairs(
-        [turn.prefill for turn in plain], [turn.prefill for turn in own], prefill_bound(counted)
+        [turn.prefill for turn in plain], [turn.prefill for turn in method], prefill_bound(counted)
     )
     first_token = Gain.of_pairs(
         [turn.first_token for turn in plain],
-        [turn.first_token for turn in own],
+        [turn.first_token for turn in method],
         first_token_bound(counted),
     )
     steps = [
-        (theirs.per_token, ours.per_token)
-        for theirs, ours in zip(plain, own, strict=True)
-        if theirs.per_token is not None and ours.per_token is not None
+        (plain_answer.per_token, method_answer.per_token)
+        for plain_answer, method_answer in zip(plain, method, strict=True)
+        if plain_answer.per_token is not None and method_answer.per_token is not None
     ]
-    decode = Gain.of_pairs([p for p, _ in steps], [o for _, o in steps]) if steps else None
+    decode = (
+        Gain.of_pairs([plain_time for plain_time, _ in steps], [own_time for _, own_time in steps])
+        if steps
+        else None
+    )
     block = {
         "samples": planned.pairs * planned.rows,
         "pairs": planned.pairs,
@@ -193,4 +202,4 @@ def _compared(
         "above_bound": prefill.above_bound or first_token.above_bound,
     }
     note = "times of the unreduced model over the method's, pair by pair on equal batches, in turns"
-    return Paired(block, note)
+    return PairedTimes(block, note)

@@ -37,16 +37,16 @@ LOOK = 1.0
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadingTimes:
     """Seconds of `samples`: those that reading and preprocessing took, and those that answers waited for it."""
 
     samples: int = 0
     took: float = 0.0
     waited: float = 0.0
 
-    def __add__(self, other: Reading) -> Reading:
+    def __add__(self, other: ReadingTimes) -> ReadingTimes:
         """Return both together."""
-        return Reading(
+        return ReadingTimes(
             self.samples + other.samples, self.took + other.took, self.waited + other.waited
         )
 
@@ -58,19 +58,19 @@ class Reading:
         return {name: 1e3 * getattr(self, name) / self.samples for name in ("took", "waited")}
 
 
-class Left(BaseException):
+class ReaderStopped(BaseException):
     """Ends the reader at the next sample, once nobody waits for it any more."""
 
 
 @dataclass(frozen=True)
-class _Outcome(Generic[Made]):
+class _Prepared(Generic[Made]):
     """What came of one item: a value, or what was raised."""
 
     value: Made | None = None
     error: BaseException | None = None
 
 
-class Feeder(Generic[Item, Made]):
+class ReadAhead(Generic[Item, Made]):
     """Makes something of each item in a thread, in their order, a bounded number ahead of whoever takes it.
 
     Args:
@@ -85,13 +85,13 @@ class Feeder(Generic[Item, Made]):
         self._make = make
         self._items = items
         self._room = threading.Semaphore(ahead)
-        self._made: Queue[_Outcome[Made]] = Queue()
+        self._made: Queue[_Prepared[Made]] = Queue()
         self._stopped = threading.Event()
         self._reason = "it ended early"
         # Whatever it hangs in, the command can end.
         self._thread = threading.Thread(target=self._work, name="feeder", daemon=True)
 
-    def __enter__(self) -> Feeder[Item, Made]:
+    def __enter__(self) -> ReadAhead[Item, Made]:
         """Start reading."""
         try:
             self._thread.start()
@@ -140,19 +140,19 @@ class Feeder(Generic[Item, Made]):
             try:
                 self._check()
                 # Held by nobody but the queue: what is taken is freed as soon as it is answered.
-                self._made.put(_Outcome(self._make(item, self._check)))
-            except Left:
+                self._made.put(_Prepared(self._make(item, self._check)))
+            except ReaderStopped:
                 return
             except BaseException as error:  # whatever reading may raise belongs to whoever takes it
-                self._made.put(_Outcome(error=error))
+                self._made.put(_Prepared(error=error))
 
     def _check(self) -> None:
         if self._stopped.is_set():
-            raise Left
+            raise ReaderStopped
 
 
 @contextmanager
-def fed(
+def read_ahead(
     items: Sequence[Item],
     ahead: int,
     preparer: Callable[[], Callable[[Item, Callable[[], None]], Made]],
@@ -161,11 +161,11 @@ def fed(
     if not ahead or len(items) < 2:
         yield lambda: None
         return
-    with kept_memory(), Feeder(preparer(), items, ahead) as feeder:
+    with kept_memory(), ReadAhead(preparer(), items, ahead) as feeder:
         yield feeder.take
 
 
-def look_ahead(spec: RunSpec, processes: int = 1) -> int:
+def batches_ahead(spec: RunSpec, processes: int = 1) -> int:
     """Return how many batches a run reads ahead; 0 is in turn with the answers.
 
     With `engine.prefetch=auto` only a model on an accelerator is read ahead for: elsewhere it computes on the cores
@@ -180,8 +180,8 @@ def look_ahead(spec: RunSpec, processes: int = 1) -> int:
     if spec.engine.prefetch != AUTO_PREFETCH:
         return spec.engine.prefetch
     needed = CORES if spec.method.draft is None else CORES_OF_TWO
-    own = (
+    cpus = (
         os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     )
-    cores = len(own) // processes
+    cores = len(cpus) // processes
     return AHEAD if spec.model.device != "cpu" and cores >= needed else 0

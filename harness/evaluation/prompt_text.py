@@ -26,22 +26,22 @@ def change_prompts(tasks: Sequence[Task], changes: Mapping[str, Any]) -> None:
     """
     if not changes:
         return
-    known = {name for task in tasks for name in _settings(task)}
+    settings = {name for task in tasks for name in _settings(task)}
     for name in changes:
-        if not known:
+        if not settings:
             raise UserError(
                 f"benchmark.prompt.{name}: task {tasks[0].config.task} has no prompt settings; valid: "
                 "benchmark.text, which replaces the whole question"
             )
-        if name not in known:
+        if name not in settings:
             raise fields.unknown_key(
-                f"benchmark.prompt.{name}", (f"benchmark.prompt.{one}" for one in known)
+                f"benchmark.prompt.{name}", (f"benchmark.prompt.{setting}" for setting in settings)
             )
     for task in tasks:
-        own = _settings(task)
-        mine = {name: value for name, value in changes.items() if name in own}
+        task_settings = _settings(task)
+        changed = {name: value for name, value in changes.items() if name in task_settings}
         # Not in place: tasks of a group may share the table.
-        task.lmms_eval_specific_kwargs = {**(task.lmms_eval_specific_kwargs or {}), **mine}
+        task.lmms_eval_specific_kwargs = {**(task.lmms_eval_specific_kwargs or {}), **changed}
 
 
 def check_text(tasks: Sequence[Task], text: str | None) -> None:
@@ -59,7 +59,7 @@ def check_text(tasks: Sequence[Task], text: str | None) -> None:
 
 
 @dataclass(frozen=True)
-class Wording:
+class PromptTexts:
     """The text that replaces every question of some tasks, by name; None: they ask their own."""
 
     text: str | None
@@ -74,10 +74,12 @@ class Wording:
         if self.text is None:
             return messages
         task = self.tasks[name]
-        return asked(messages, rendered(self.text, sample, place(task, split_of(task), row)))
+        return with_question(
+            messages, rendered(self.text, sample, place(task, split_of(task), row))
+        )
 
 
-def asked(messages: Messages, text: str) -> Messages:
+def with_question(messages: Messages, text: str) -> Messages:
     """Return a chat with a text in place of the last user turn's, behind its pictures and videos."""
     last = max(number for number, turn in enumerate(messages) if turn["role"] == "user")
     turn = messages[last]
@@ -99,5 +101,5 @@ def split_of(task: Task) -> str:
 
 def _settings(task: Task) -> dict[str, Any]:
     """Return a task's prompt settings without the tables of other families."""
-    found = task.lmms_eval_specific_kwargs or {}
-    return {name: value for name, value in found.items() if not isinstance(value, Mapping)}
+    settings = task.lmms_eval_specific_kwargs or {}
+    return {name: value for name, value in settings.items() if not isinstance(value, Mapping)}

@@ -16,7 +16,12 @@ import numpy as np
 from lmms_eval.api.task import Task
 
 from espalier.harness.evaluation.derived_metrics import members_of, needed
-from espalier.harness.evaluation.influence import Unfit, alone, influence, is_mean
+from espalier.harness.evaluation.influence import (
+    NoContributions,
+    influence,
+    is_mean,
+    unit_aggregates,
+)
 from espalier.harness.evaluation.lmms_tasks import metric_names
 from espalier.harness.evaluation.metric_scores import Metrics, Scores, collect
 from espalier.harness.evaluation.samples import Key
@@ -37,7 +42,7 @@ class Share:
         how: one of the words above.
         values: contributions, whose mean is the metric; none where they are not known.
         units: (task, first document of its unit) of each sample.
-        own: scores of single samples where their contributions are something else.
+        sample_scores: scores of single samples where their contributions are something else.
         stderr: of the metric; None if not known.
         note: why nothing is known of contributions.
     """
@@ -45,11 +50,11 @@ class Share:
     how: str
     values: Mapping[Key, float] = field(default_factory=dict)
     units: Mapping[Key, Key] = field(default_factory=dict)
-    own: Mapping[Key, float] = field(default_factory=dict)
+    sample_scores: Mapping[Key, float] = field(default_factory=dict)
     stderr: float | None = None
     note: str | None = None
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Return what a row says of it."""
         units = len(set(self.units.values()))
         return {"how": self.how, "samples": len(self.values), "units": units, "note": self.note}
@@ -65,7 +70,7 @@ class Scored:
         units: {(task, doc id): {metric: first document of the unit}}, where that is not the sample itself.
         how: {metric: how it comes out of its samples, of how many, in how many units, and why not}.
         values: {(task, doc id): {metric: what scoring gave}} of metrics that are no mean of numbers it gave.
-        own: {(task, doc id): {metric: score}} of single samples, where it is not their contribution.
+        sample_scores: {(task, doc id): {metric: score}} of single samples, where it is not their contribution.
         unparsed: answers in no form that the scorer knows; None where it does not tell.
     """
 
@@ -74,7 +79,7 @@ class Scored:
     units: Mapping[Key, Mapping[str, int]]
     how: Mapping[str, Mapping[str, Any]]
     values: Mapping[Key, Mapping[str, Any]]
-    own: Mapping[Key, Mapping[str, float]]
+    sample_scores: Mapping[Key, Mapping[str, float]]
     unparsed: int | None
 
 
@@ -103,29 +108,31 @@ def score(
     for name, (task, metric) in metric_names(tasks).items():
         if name not in metrics:
             continue
-        own = {key: one[name] for key, one in scores.items() if name in one}
+        by_sample = {key: scores_of[name] for key, scores_of in scores.items() if name in scores_of}
         raw = _raw(results["samples"][task], metric)
-        if metrics[name]["value"] is None or (own and _is_mean(by_name[task], metric, raw, own)):
-            shares[name] = _mean(own, parts[task].clusters)
+        if metrics[name]["value"] is None or (
+            by_sample and _is_mean(by_name[task], metric, raw, by_sample)
+        ):
+            shares[name] = _mean(by_sample, parts[task].clusters)
             continue
-        if own:
+        if by_sample:
             metrics[name]["stderr"] = None
-        for doc_id, one in raw.items():
-            values.setdefault((task, doc_id), {})[name] = one
+        for doc_id, scores_of in raw.items():
+            values.setdefault((task, doc_id), {})[name] = scores_of
         shares[name] = _left_out(
             by_name[task], metric, raw, metrics[name]["value"], parts[task], benchmark.blocks
         )
-    for name, made in benchmark.derived.items():
-        members = members_of(made, metric_names(tasks))
-        value, shares[name] = _combined(made, members, metrics, shares, parts)
+    for name, derived in benchmark.derived.items():
+        members = members_of(derived, metric_names(tasks))
+        value, shares[name] = _combined(derived, members, metrics, shares, parts)
         metrics[name] = {"value": value, "stderr": None}
     return _scored(metrics, shares, benchmark, values, _unparsed(results["samples"]))
 
 
-def _mean(own: Mapping[Key, float], clusters: Mapping[int, int]) -> Share:
-    units = {key: (key[0], clusters[key[1]]) for key in own}
-    clustered = len(set(units.values())) < len(own)
-    return Share(MEAN, own, units, stderr=_stderr(own, units) if clustered else None)
+def _mean(values: Mapping[Key, float], clusters: Mapping[int, int]) -> Share:
+    units = {key: (key[0], clusters[key[1]]) for key in values}
+    clustered = len(set(units.values())) < len(values)
+    return Share(MEAN, values, units, stderr=_stderr(values, units) if clustered else None)
 
 
 def _unit_mean(scores: Mapping[Key, float], clusters: Mapping[int, int]) -> Share:
@@ -137,18 +144,20 @@ def _unit_mean(scores: Mapping[Key, float], clusters: Mapping[int, int]) -> Shar
     sizes = Counter(units.values())
     mean = math.fsum(scores[key] / sizes[units[key]] for key in scores) / len(sizes)
     scale = len(scores) / len(sizes)
-    values = {key: mean + (one - mean) * scale / sizes[units[key]] for key, one in scores.items()}
-    return Share(MEAN, values, units, own=dict(scores), stderr=_stderr(values, units))
+    values = {
+        key: mean + (score - mean) * scale / sizes[units[key]] for key, score in scores.items()
+    }
+    return Share(MEAN, values, units, sample_scores=dict(scores), stderr=_stderr(values, units))
 
 
-def _is_mean(task: Task, metric: str, raw: Mapping[int, Any], own: Mapping[Key, float]) -> bool:
-    numbers = [own.get((task.config.task, doc_id)) for doc_id in raw]
-    known = [one for one in numbers if one is not None]
-    if len(known) < len(numbers):
+def _is_mean(task: Task, metric: str, raw: Mapping[int, Any], scores: Mapping[Key, float]) -> bool:
+    numbers = [scores.get((task.config.task, doc_id)) for doc_id in raw]
+    values = [value for value in numbers if value is not None]
+    if len(values) < len(numbers):
         return True
     try:
         with without_effects() as folder:
-            return is_mean(aggregation(task, metric, folder), list(raw.values()), known)
+            return is_mean(aggregation(task, metric, folder), list(raw.values()), values)
     except Effect:
         return True
 
@@ -169,21 +178,23 @@ def _left_out(
     try:
         with without_effects() as folder:
             aggregate = aggregation(task, metric, folder)
-            again = float(aggregate(list(raw.values())))
-            if value is None or not math.isclose(again, value, rel_tol=1e-6, abs_tol=1e-9):
-                raise Unfit(f"computed again it is {again:.6g}, not {value}")
+            recomputed = float(aggregate(list(raw.values())))
+            if value is None or not math.isclose(recomputed, value, rel_tol=1e-6, abs_tol=1e-9):
+                raise NoContributions(f"computed again it is {recomputed:.6g}, not {value}")
             units = [clusters[doc_id] for doc_id in raw]
-            single = alone(aggregate, list(raw.values()), units, value)
-            if single is not None:
-                return _unit_mean(dict(zip(keys, map(float, single), strict=True)), clusters)
-            found = influence(aggregate, list(raw.values()), [blocks[doc_id] for doc_id in raw])
+            single_units = unit_aggregates(aggregate, list(raw.values()), units, value)
+            if single_units is not None:
+                return _unit_mean(dict(zip(keys, map(float, single_units), strict=True)), clusters)
+            influences = influence(
+                aggregate, list(raw.values()), [blocks[doc_id] for doc_id in raw]
+            )
     except Effect as effect:
         return Share(ONCE, note=f"its aggregation {effect}, so it is computed once only")
-    except Unfit as reason:
+    except NoContributions as reason:
         return Share(ONCE, note=str(reason))
-    own = dict(zip(keys, map(float, found.values), strict=True))
+    contributions = dict(zip(keys, map(float, influences.values), strict=True))
     units_of = {key: (name, blocks[key[1]]) for key in keys}
-    return Share(INFLUENCE, own, units_of, stderr=found.stderr)
+    return Share(INFLUENCE, contributions, units_of, stderr=influences.stderr)
 
 
 def aggregation(task: Task, metric: str, folder: Path) -> Callable[[list[Any]], Any]:
@@ -197,7 +208,7 @@ def aggregation(task: Task, metric: str, folder: Path) -> Callable[[list[Any]], 
 
 
 def _combined(
-    made: Derived,
+    derived: Derived,
     members: Sequence[str],
     metrics: Metrics,
     shares: Mapping[str, Share],
@@ -208,22 +219,22 @@ def _combined(
     Members may have samples of their own. Their deviations are scaled so that each counts over all samples as it does
     over its own, and so do its units.
     """
-    known = [metrics[name]["value"] for name in members]
-    lacking = [name for name, one in zip(members, known, strict=True) if one is None]
+    values = [metrics[name]["value"] for name in members]
+    lacking = [name for name, one in zip(members, values, strict=True) if one is None]
     if lacking:
         return None, Share(ONCE, note=f"{lacking[0]} has no value")
-    weight = 1.0 if made.how == "sum" else 1 / len(members)
-    value = weight * sum(one for one in known if one is not None)
+    weight = 1.0 if derived.how == "sum" else 1 / len(members)
+    value = weight * sum(one for one in values if one is not None)
     silent = [name for name in members if not shares[name].values]
     if silent:
         return value, Share(ONCE, note=f"{silent[0]}: {shares[silent[0]].note}")
     keys = sorted({key for name in members for key in shares[name].values})
-    own = dict.fromkeys(keys, value)
+    contributions = dict.fromkeys(keys, value)
     for name in members:
         deviations = shares[name].values
         mean, scale = math.fsum(deviations.values()) / len(deviations), len(keys) / len(deviations)
         for key, one in deviations.items():
-            own[key] += weight * scale * (one - mean)
+            contributions[key] += weight * scale * (one - mean)
     dealt = {
         key[0] for name in members if shares[name].how == INFLUENCE for key in shares[name].units
     }
@@ -231,7 +242,7 @@ def _combined(
         key: (key[0], (parts[key[0]].blocks if key[0] in dealt else parts[key[0]].clusters)[key[1]])
         for key in keys
     }
-    return value, Share(COMBINED, own, units, stderr=_stderr(own, units))
+    return value, Share(COMBINED, contributions, units, stderr=_stderr(contributions, units))
 
 
 def _scored(
@@ -241,31 +252,31 @@ def _scored(
     values: Mapping[Key, Mapping[str, Any]],
     unparsed: int | None,
 ) -> Scored:
-    shown = benchmark.metrics or tuple(metrics)
+    reported = benchmark.metrics or tuple(metrics)
     names = sorted(
-        (name for name in metrics if _bare(name) in shown),
-        key=lambda name: shown.index(_bare(name)),
+        (name for name in metrics if _bare(name) in reported),
+        key=lambda name: reported.index(_bare(name)),
     )
-    scores, own, units = Scores(), Scores(), dict[Key, dict[str, int]]()
+    scores, own_scores, units = Scores(), Scores(), dict[Key, dict[str, int]]()
     for name in (name for name in names if name in shares):
         if shares[name].stderr is not None and metrics[name]["stderr"] is None:
             metrics[name]["stderr"] = shares[name].stderr
         if shares[name].how == MEAN and shares[name].stderr is not None:
             # Samples of one cluster are not independent, as the error of a mean over samples takes them to be.
             metrics[name]["stderr"] = shares[name].stderr
-        for key, one in shares[name].values.items():
-            scores.setdefault(key, {})[name] = one
-            if key in shares[name].own:
-                own.setdefault(key, {})[name] = shares[name].own[key]
+        for key, value in shares[name].values.items():
+            scores.setdefault(key, {})[name] = value
+            if key in shares[name].sample_scores:
+                own_scores.setdefault(key, {})[name] = shares[name].sample_scores[key]
             if shares[name].units[key] != key:
                 units.setdefault(key, {})[name] = shares[name].units[key][1]
     return Scored(
         metrics={name: metrics[name] for name in names},
         scores=dict(sorted(scores.items())),
         units=units,
-        how={name: shares[name].told() for name in names if name in shares},
+        how={name: shares[name].summary() for name in names if name in shares},
         values=values,
-        own=own,
+        sample_scores=own_scores,
         unparsed=unparsed,
     )
 
@@ -274,18 +285,20 @@ def _bare(name: str) -> str:
     return name.partition(",")[0]
 
 
-def _stderr(own: Mapping[Key, float], units: Mapping[Key, Key]) -> float | None:
-    found = by_unit(np.array(list(own.values())), [units[key] for key in own])
-    return float(found.std(ddof=1) / math.sqrt(len(found))) if len(found) > 1 else None
+def _stderr(contributions: Mapping[Key, float], units: Mapping[Key, Key]) -> float | None:
+    by_units = by_unit(
+        np.array(list(contributions.values())), [units[key] for key in contributions]
+    )
+    return float(by_units.std(ddof=1) / math.sqrt(len(by_units))) if len(by_units) > 1 else None
 
 
 def _raw(logged: Sequence[Mapping[str, Any]], metric: str) -> dict[int, Any]:
     """Return what scoring gave of a metric for each document; of several filters the plain one comes first."""
-    found: dict[int, Any] = {}
+    values: dict[int, Any] = {}
     for sample in logged:
         if metric in sample:
-            found.setdefault(int(sample["doc_id"]), sample[metric])
-    return found
+            values.setdefault(int(sample["doc_id"]), sample[metric])
+    return values
 
 
 def _unparsed(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> int | None:
@@ -293,4 +306,4 @@ def _unparsed(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> int | None:
     marks = [_raw(logged, "unparsed") for logged in samples.values()]
     if not all(marks):
         return None
-    return sum(bool(mark) for one in marks for mark in one.values())
+    return sum(bool(mark) for marks_of_task in marks for mark in marks_of_task.values())

@@ -31,7 +31,7 @@ RECORDED = tuple(field.name for field in fields(Record) if field.name not in TEN
 NAMED = 5
 
 
-class Journal(Protocol):
+class AnswerJournal(Protocol):
     """What the evaluation needs of a run's journal (harness/store/files/journal.py has the real one)."""
 
     def append(self, *entries: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ class Sample:
         output_tokens: new tokens, end token included.
         record: what the engine measured.
         raw: the whole text, before the stop strings; None in journals of earlier versions.
-        asked: `question`, `target` and `media` (references) of the sample; None in journals of earlier versions.
+        context: `question`, `target` and `media` (references) of the sample; None in journals of earlier versions.
     """
 
     task: str
@@ -63,7 +63,7 @@ class Sample:
     output_tokens: int
     record: Record
     raw: str | None = None
-    asked: Mapping[str, Any] | None = None
+    context: Mapping[str, Any] | None = None
 
     @property
     def key(self) -> Key:
@@ -77,11 +77,11 @@ class Sample:
 
     def entry(self) -> dict[str, Any]:
         """Return the JSON form that goes into the journal."""
-        asked = {} if self.asked is None else {"asked": dict(self.asked)}
+        context = {} if self.context is None else {"asked": dict(self.context)}
         return {
             "task": self.task,
             "doc_id": self.doc_id,
-            **asked,
+            **context,
             "answer": self.answer,
             "raw": self.raw,
             "input_tokens": self.input_tokens,
@@ -107,7 +107,7 @@ class Sample:
             output_tokens=entry["output_tokens"],
             record=Record(**measured),
             raw=entry.get("raw"),
-            asked=entry.get("asked"),
+            context=entry.get("asked"),
         )
 
 
@@ -150,10 +150,10 @@ class SampleErrors(RuntimeError):
         self.failures = tuple(failures)
         self.total = total
         self.where = where
-        named = "; ".join(str(failure) for failure in self.failures[:NAMED])
-        more = f"; and {len(failures) - NAMED} more" if len(failures) > NAMED else ""
+        listed = "; ".join(str(failure) for failure in self.failures[:NAMED])
+        remainder = f"; and {len(failures) - NAMED} more" if len(failures) > NAMED else ""
         super().__init__(
-            f"{len(failures)} of {total} samples failed: {named}{more} ({where + '; ' if where else ''}"
+            f"{len(failures)} of {total} samples failed: {listed}{remainder} ({where + '; ' if where else ''}"
             "finished samples are saved; engine.max_errors allows failures)"
         )
 
@@ -167,7 +167,7 @@ def finished(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:
 
     Damaged entries are named on stderr and left out, so that their samples are answered again.
     """
-    found: dict[Key, Sample] = {}
+    samples: dict[Key, Sample] = {}
     for entry in entries:
         if "answer" in entry:
             try:
@@ -175,8 +175,8 @@ def finished(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:
             except ValueError as error:
                 _tell(entry, error)
                 continue
-            found.setdefault(sample.key, sample)
-    return found
+            samples.setdefault(sample.key, sample)
+    return samples
 
 
 def score_entries(
@@ -213,20 +213,20 @@ def score_entries(
 
 def _shared(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the values of metrics, one that several have once: many tasks give each of theirs the same table."""
-    found: list[dict[str, Any]] = []
+    groups: list[dict[str, Any]] = []
     for metric, value in values.items():
-        kept = plain(value)
-        for one in found:
-            if one["value"] == kept:
-                one["of"].append(metric)
+        json_value = plain(value)
+        for group in groups:
+            if group["value"] == json_value:
+                group["of"].append(metric)
                 break
         else:
-            found.append({"of": [metric], "value": kept})
-    return found
+            groups.append({"of": [metric], "value": json_value})
+    return groups
 
 
 @dataclass(frozen=True)
-class Scoring:
+class SampleScores:
     """What scoring said of one sample.
 
     Attributes:
@@ -240,9 +240,9 @@ class Scoring:
     values: Mapping[str, Any]
 
 
-def read_scorings(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Scoring]:
+def read_scorings(entries: Iterable[Mapping[str, Any]]) -> dict[Key, SampleScores]:
     """Return what scoring said of each sample; of a repeated key the last counts, damaged entries do not."""
-    found = {}
+    scorings = {}
     for entry in entries:
         if "scores" in entry:
             try:
@@ -251,17 +251,19 @@ def read_scorings(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Scoring]:
                 _tell(entry, error)
                 continue
             values = {
-                metric: one["value"] for one in entry.get("values", ()) for metric in one["of"]
+                metric: group["value"]
+                for group in entry.get("values", ())
+                for metric in group["of"]
             }
-            found[entry["task"], entry["doc_id"]] = Scoring(
+            scorings[entry["task"], entry["doc_id"]] = SampleScores(
                 dict(entry["scores"]), dict(entry.get("units", {})), values
             )
-    return found
+    return scorings
 
 
 def read_scores(entries: Iterable[Mapping[str, Any]]) -> dict[Key, dict[str, float]]:
     """Return the contributions of each sample to each metric; see `read_scorings`."""
-    return {key: dict(one.scores) for key, one in read_scorings(entries).items()}
+    return {key: dict(scoring.scores) for key, scoring in read_scorings(entries).items()}
 
 
 def _tell(entry: Mapping[str, Any], error: ValueError) -> None:

@@ -21,7 +21,7 @@ from espalier.harness.specs.benchmark_spec import Answers, BenchmarkSpec
 def guard_scoring(
     task: Task,
     failures: list[Failure],
-    beside: Callable[[Key], list[str]] = lambda key: [],
+    extra_results: Callable[[Key], list[str]] = lambda key: [],
     answers: Answers | None = None,
 ) -> None:
     """Make `task.process_results` skip and name a sample when it raises or gives NaN, without retries.
@@ -34,17 +34,19 @@ def guard_scoring(
     id. A sample without metric values enters no aggregate.
     """
     method = type(task).process_results
-    own: Callable[..., Mapping[str, Any]] = partial(getattr(method, "__wrapped__", method), task)
-    score = by_statement(own, answers)
-    seen = 0
+    plain_score: Callable[..., Mapping[str, Any]] = partial(
+        getattr(method, "__wrapped__", method), task
+    )
+    score = by_statement(plain_score, answers)
+    calls = 0
 
     def guarded(doc: Any, results: Any, **more: Any) -> Mapping[str, Any]:
-        nonlocal seen
+        nonlocal calls
         ids = sorted({instance.doc_id for instance in task.instances})
-        doc_id = ids[seen % len(ids)]
-        seen += 1
+        doc_id = ids[calls % len(ids)]
+        calls += 1
         try:
-            given = [*results, *beside((task.config.task, doc_id))]
+            given = [*results, *extra_results((task.config.task, doc_id))]
             return _numbers(score(doc, given, **more))
         except Exception as error:  # any bug in a task's scoring must name its sample
             failures.append(Failure.from_exception((task.config.task, doc_id), error))
@@ -53,7 +55,7 @@ def guard_scoring(
     task.process_results = guarded
 
 
-def guard_aggregation(task: Task, benchmark: str, wanted: Sequence[str], several: bool) -> None:
+def guard_aggregation(task: Task, benchmark: str, wanted: Sequence[str], grouped: bool) -> None:
     """Make a task compute the wanted metrics alone (all if there are none), and name the one that raises.
 
     What nobody asked for may write a file for a server, or need what is not here.
@@ -62,7 +64,7 @@ def guard_aggregation(task: Task, benchmark: str, wanted: Sequence[str], several
     name = task.config.task
 
     def guarded(metric: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        if wanted and (f"{name}/{metric}" if several else metric) not in wanted:
+        if wanted and (f"{name}/{metric}" if grouped else metric) not in wanted:
             return lambda values: math.nan
 
         @wraps(function)
@@ -86,7 +88,7 @@ class Unscored(UserError):
 
     def __init__(self, benchmark: str, task: str, metric: str, reason: str) -> None:
         """Say which metric of which task, and why, in one line."""
-        self.asked = (benchmark, task, metric, reason)
+        self.parts = (benchmark, task, metric, reason)
         line = " ".join(reason.split())
         super().__init__(
             f"benchmark={benchmark}: {metric} of task {task} cannot be computed: {line} (answers are saved)"
@@ -94,7 +96,7 @@ class Unscored(UserError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Rebuild from the arguments: the processes of a run tell each other their errors."""
-        return Unscored, self.asked
+        return Unscored, self.parts
 
 
 def check_values(
@@ -103,20 +105,20 @@ def check_values(
     """Raise Unscored if a metric that a benchmark needs, and some sample has, is no finite number."""
     wanted = needed(benchmark, tasks)
     for name, (task, metric) in metric_names(tasks).items():
-        if name not in wanted or not any(metric in one for one in results["samples"][task]):
+        if name not in wanted or not any(metric in sample for sample in results["samples"][task]):
             continue
         for key, value in results["results"][task].items():
             if key.partition(",")[0] == metric and not _is_finite(value):
                 raise Unscored(benchmark.name, task, metric, f"its aggregation gives {value!r}")
 
 
-def _numbers(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _numbers(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what scoring gave of a sample; raises ValueError where a number is NaN or infinite."""
-    for metric, value in given.items():
+    for metric, value in metrics.items():
         number = value.get("score") if isinstance(value, Mapping) else value
         if isinstance(number, Real) and not math.isfinite(float(number)):
             raise ValueError(f"metric {metric} is {float(number)}")
-    return given
+    return metrics
 
 
 def _is_finite(value: Any) -> bool:

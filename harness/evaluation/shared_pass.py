@@ -24,8 +24,8 @@ from espalier.harness.engine.shared_prefill import untouched
 from espalier.harness.engine.shared_prompt import carried_on, shared_prompt
 from espalier.harness.evaluation.batch_answers import Prepared, key_of, sample_names
 from espalier.harness.evaluation.chat_model import HOPELESS, AllAnswered, ChatModel
-from espalier.harness.evaluation.lmms_tasks import Loaded, scoring
-from espalier.harness.evaluation.samples import Journal, Key, Sample, finished
+from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, scoring
+from espalier.harness.evaluation.samples import AnswerJournal, Key, Sample, finished
 from espalier.harness.kinds.kind import Opened
 from espalier.harness.kinds.lookup import in_front, kind_of
 from espalier.harness.ranks import Ranks
@@ -45,7 +45,7 @@ ROOM = 0.25
 
 
 @dataclass
-class Sharer:
+class SharedRun:
     """A run that takes part.
 
     Attributes:
@@ -60,7 +60,7 @@ class Sharer:
 
     spec: RunSpec
     method: Method
-    journal: Journal
+    journal: AnswerJournal
     prior: Prior | None = None
     done: set[Key] = field(default_factory=set)
     fresh: int = 0
@@ -69,9 +69,9 @@ class Sharer:
     @property
     def reducer(self) -> TokenReducer:
         """What shortens its prompts."""
-        found = in_front(self.method)
-        assert found is not None  # others do not take part (harness/kinds/one_pass.py)
-        return found
+        reducer = in_front(self.method)
+        assert reducer is not None  # others do not take part (harness/kinds/one_pass.py)
+        return reducer
 
     @property
     def leaves(self) -> int:
@@ -87,17 +87,17 @@ class Sharer:
 
     def keep(self, samples: Sequence[Sample]) -> None:
         """Journal what is new, in one append, without the times of a pass that was not its own."""
-        new = [one for one in samples if one.key not in self.done]
-        untimed = [replace(one, record=replace(one.record, times_ms={})) for one in new]
-        self.journal.append(*(one.entry() for one in untimed))
-        self.done |= {one.key for one in new}
+        new = [sample for sample in samples if sample.key not in self.done]
+        untimed = [replace(sample, record=replace(sample.record, times_ms={})) for sample in new]
+        self.journal.append(*(sample.entry() for sample in untimed))
+        self.done |= {sample.key for sample in new}
         self.fresh += len(new)
 
 
 def answer_together(
-    sharers: Sequence[Sharer],
+    sharers: Sequence[SharedRun],
     adapter: Adapter,
-    loaded: Loaded,
+    loaded: LoadedBenchmark,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
 ) -> None:
@@ -114,20 +114,20 @@ def answer_together(
         StoreLost: a journal cannot be written; all answers before are kept.
     """
     ranks = ranks or Ranks()
-    model = Together(sharers, adapter, loaded, progress, ranks)
+    model = SharedPassModel(sharers, adapter, loaded, progress, ranks)
     with scoring(loaded), suppress(AllAnswered):
         simple_evaluate(model=model, **loaded.arguments(sharers[0].spec))
     ranks.gather(None)  # the journals of all are complete when the first run reads its own
 
 
-class Together(ChatModel):
+class SharedPassModel(ChatModel):
     """Takes the requests of a benchmark as a run's model does, and answers them for several."""
 
     def __init__(
         self,
-        sharers: Sequence[Sharer],
+        sharers: Sequence[SharedRun],
         adapter: Adapter,
-        loaded: Loaded,
+        loaded: LoadedBenchmark,
         progress: Progress | None,
         ranks: Ranks,
     ) -> None:
@@ -153,59 +153,61 @@ class Together(ChatModel):
         Raises:
             AllAnswered: always.
         """
-        journals = [one.journal for one in self._sharers]
-        known = self._ranks.first(lambda: [set(finished(one.entries())) for one in journals])
-        for sharer, done in zip(self._sharers, known, strict=True):
-            sharer.done |= done
-        groups = self._groups(list({key_of(one): one for one in requests}.values()))
+        journals = [run.journal for run in self._sharers]
+        finished_keys = self._ranks.first(
+            lambda: [set(finished(run.entries())) for run in journals]
+        )
+        for sharer, keys in zip(self._sharers, finished_keys, strict=True):
+            sharer.done |= keys
+        groups = self._groups(list({key_of(run): run for run in requests}.values()))
         pending = [
             (group, block)
             for group, block in self._blocks(groups)
             if any(sharer.lacks(block) for sharer in self._sharers)
         ]
-        mine = self._ranks.share(pending)
-        total = sum(len(block) * one.lacks(block) for _, block in mine for one in self._sharers)
-        for group, block in mine:
+        batches = self._ranks.share(pending)
+        total = sum(len(block) * run.lacks(block) for _, block in batches for run in self._sharers)
+        for group, block in batches:
             self._carry_out(block, group)
             if self._progress is not None:
-                self._progress(sum(one.fresh for one in self._sharers), total)
+                self._progress(sum(run.fresh for run in self._sharers), total)
         raise AllAnswered
 
     def _carry_out(self, block: Sequence[Instance], group: Settings) -> None:
         """Answer a batch for every run that lacks it."""
-        sharers = [one for one in self._sharers if one.lacks(block)]
-        read = _tried(partial(self._prompt, block, group, sharers))
+        sharers = [run for run in self._sharers if run.lacks(block)]
+        batch = _tried(partial(self._prompt, block, group, sharers))
         for sharer in sharers:
             samples = None
-            if read is not None:
-                samples = _tried(partial(self._answers, read, block, group, sharer))
+            if batch is not None:
+                samples = _tried(partial(self._answers, batch, block, group, sharer))
             if samples is None:
                 sharer.failed += 1
             else:
                 sharer.keep(samples)
 
     def _prompt(
-        self, block: Sequence[Instance], group: Settings, sharers: Sequence[Sharer]
+        self, block: Sequence[Instance], group: Settings, sharers: Sequence[SharedRun]
     ) -> Prepared:
         """Read a batch and bring it as far as at least two runs go together."""
-        read = self._answerer.read(block)
-        methods = [one.reducer for one in sharers]
-        prompt = shared_prompt(self._adapter, read.inputs, methods, timed=False)
-        depth = sorted((one.leaves for one in sharers), reverse=True)[1] if sharers[1:] else 0
+        batch = self._answerer.read(block)
+        methods = [run.reducer for run in sharers]
+        prompt = shared_prompt(self._adapter, batch.inputs, methods, timed=False)
+        depth = sorted((run.leaves for run in sharers), reverse=True)[1] if sharers[1:] else 0
         prompt = carried_on(self._adapter, prompt, depth, self._room, **group.generate)
-        return replace(read, inputs=prompt)
+        return replace(batch, inputs=prompt)
 
     def _answers(
-        self, read: Prepared, block: Sequence[Instance], group: Settings, sharer: Sharer
+        self, batch: Prepared, block: Sequence[Instance], group: Settings, sharer: SharedRun
     ) -> list[Sample]:
         """Let a run answer a batch as it would by itself."""
         kind = kind_of(sharer.method)
         with kind.open(sharer.spec, self._adapter, sharer.method, sharer.prior) as opened:
             with self._answerer.seeded(block, group):
                 generated = opened.generator.generate(
-                    read.inputs, sample_names(block), **group.generate
+                    batch.inputs, sample_names(block), **group.generate
                 )
-            return self._answerer.samples(block, group, read, generated)
+            return self._answerer.samples(block, group, batch, generated)
 
 
 class _NoGenerator:

@@ -48,8 +48,8 @@ def add_statements(tasks: Sequence[Task], answers: Answers | None) -> None:
                 f"benchmark.answers={answers.form!r}: task {name} reads its answers itself; valid: null"
             )
         better = task.higher_is_better()
-        task._aggregation_list = {**metrics, **_own(metrics), UNPARSED: _mean}
-        task._higher_is_better = {**better, **_own(better), UNPARSED: False}
+        task._aggregation_list = {**metrics, **_renamed(metrics), UNPARSED: _mean}
+        task._higher_is_better = {**better, **_renamed(better), UNPARSED: False}
 
 
 def by_statement(score: Score, answers: Answers | None) -> Score:
@@ -65,16 +65,16 @@ def statement(answers: Answers, doc: Mapping[str, Any], answer: str) -> str:
 
 
 def _scored(
-    score: Score, answers: Answers, doc: Mapping[str, Any], results: Sequence[Any], **more: Any
+    score: Score, answers: Answers, doc: Mapping[str, Any], results: Sequence[Any], **options: Any
 ) -> Mapping[str, Any]:
-    answer, *rest = results
+    answer, *verdicts = results
     stated = statement(answers, doc, answer if isinstance(answer, str) else "")
-    found = score(doc, [stated, *rest], **more)
-    return {**found, **_own(score(doc, results, **more)), UNPARSED: float(not stated)}
+    metrics = score(doc, [stated, *verdicts], **options)
+    return {**metrics, **_renamed(score(doc, results, **options)), UNPARSED: float(not stated)}
 
 
-def _own(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{name}{OWN}": one for name, one in table.items()}
+def _renamed(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{name}{OWN}": value for name, value in table.items()}
 
 
 def _options(columns: Sequence[str], doc: Mapping[str, Any]) -> dict[str, str]:

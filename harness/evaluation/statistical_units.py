@@ -41,9 +41,9 @@ def partition(
     if not docs:
         return Partition({}, {})
     units = sorted(set(clusters.values()))
-    dealt = dict(zip(units, blocked(units, len(docs), benchmark.blocks), strict=True))
+    block_numbers = dict(zip(units, blocked(units, len(docs), benchmark.blocks), strict=True))
     leader: dict[int, int] = {}
-    blocks = {doc: leader.setdefault(dealt[unit], doc) for doc, unit in clusters.items()}
+    blocks = {doc: leader.setdefault(block_numbers[unit], doc) for doc, unit in clusters.items()}
     return Partition(clusters, blocks)
 
 

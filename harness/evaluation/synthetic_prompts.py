@@ -22,7 +22,7 @@ WORDS = ("describe", "what", "is", "shown", "in", "this", "picture", "and", "in"
 
 
 @dataclass(frozen=True)
-class Composition:
+class PromptComposition:
     """What a prompt is made of: words before its pictures, pictures, and words behind them."""
 
     before: int
@@ -31,10 +31,10 @@ class Composition:
 
 
 #: Returns the tokens of a prompt. Raises UserError: the model does not take it.
-Count = Callable[[Composition], int]
+Count = Callable[[PromptComposition], int]
 
 
-def parts(composition: Composition, number: int, seed: int) -> list[str | Image.Image]:
+def parts(composition: PromptComposition, number: int, seed: int) -> list[str | Image.Image]:
     """Return texts and pictures of a prompt in their order; `number` and `seed` choose the pixels."""
     chance = np.random.default_rng((seed, number))
     pixels = chance.integers(0, 256, (composition.pictures, EDGE, EDGE, 3), dtype=np.uint8)
@@ -47,7 +47,7 @@ def words(count: int) -> str:
     return " ".join(islice(cycle(WORDS), count))
 
 
-def composed(count: Count, tokens: int) -> Composition:
+def composed(count: Count, tokens: int) -> PromptComposition:
     """Return the prompt nearest to `tokens` from below: a question of QUESTION tokens, pictures, words for the rest.
 
     Raises:
@@ -56,39 +56,39 @@ def composed(count: Count, tokens: int) -> Composition:
     Cost: `count` of some prompts of all pictures, and of two dozen of one picture.
     """
 
-    def size(composition: Composition) -> float:
+    def size(composition: PromptComposition) -> float:
         try:
             return count(composition)
         except UserError:
             # One picture is all that some models take, and none takes more than its positions.
             return math.inf
 
-    least = Composition(0, 1, 1)
-    bare = count(least)
+    smallest = PromptComposition(0, 1, 1)
+    bare = count(smallest)
     if bare > tokens:
         raise UserError(
             f"benchmark.prompt_tokens={tokens}: a picture with one word takes {bare}; valid: at least {bare}"
         )
-    asked = min(bare + QUESTION - 1, tokens)
-    behind = _most(1, lambda n: size(replace(least, behind=n)) <= asked)
-    alone = replace(least, behind=behind)
-    pictures = _most(1, lambda n: size(replace(alone, pictures=n)) <= tokens)
+    question_end = min(bare + QUESTION - 1, tokens)
+    behind = _largest(1, lambda n: size(replace(smallest, behind=n)) <= question_end)
+    one_picture = replace(smallest, behind=behind)
+    pictures = _largest(1, lambda n: size(replace(one_picture, pictures=n)) <= tokens)
     # Words cost the same whatever the pictures, and one picture is soon read.
-    room = tokens - size(replace(alone, pictures=pictures)) + size(alone)
-    before = _most(0, lambda n: size(replace(alone, before=n)) <= room)
-    found = Composition(before, pictures, behind)
-    while found.before and size(found) > tokens:
-        found = replace(found, before=found.before - 1)
-    return found
+    room = tokens - size(replace(one_picture, pictures=pictures)) + size(one_picture)
+    before = _largest(0, lambda n: size(replace(one_picture, before=n)) <= room)
+    prompt = PromptComposition(before, pictures, behind)
+    while prompt.before and size(prompt) > tokens:
+        prompt = replace(prompt, before=prompt.before - 1)
+    return prompt
 
 
-def _most(least: int, fits: Callable[[int], bool]) -> int:
+def _largest(number: int, fits: Callable[[int], bool]) -> int:
     """Return the largest number from `least` on that fits, by doubling and halving; `least` does."""
     step = 1
-    while fits(least + step):
-        least, step = least + step, 2 * step
+    while fits(number + step):
+        number, step = number + step, 2 * step
     while step > 1:
         step //= 2
-        if fits(least + step):
-            least += step
-    return least
+        if fits(number + step):
+            number += step
+    return number

@@ -15,7 +15,7 @@ from typing import Any
 
 
 @dataclass
-class Shelf:
+class TaskCache:
     """Indices of task files, and the data of the benchmark that was opened last: two may not fit.
 
     Attributes:

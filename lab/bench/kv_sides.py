@@ -18,7 +18,7 @@ from espalier.harness.engine.evictor import Eviction
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.record import Generated
 from espalier.harness.engine.session import Session
-from espalier.harness.evaluation.latency import Reads, Turn, in_turns, tokens_of
+from espalier.harness.evaluation.latency import LatencyRound, StepReads, in_turns, tokens_of
 from espalier.harness.evaluation.synthetic_prompts import composed, parts
 from espalier.harness.kinds.lookup import as_compressor
 from espalier.harness.kinds.method_stack import label_of
@@ -193,16 +193,16 @@ def rows_of(
     inputs = adapter.encode([[{"role": "user", "content": content}]])
     keyed = {f"{side.name} {side.ratio:g}": side for side in sides}
     found = in_turns(keyed, inputs, ["0"], new_tokens, adapter.devices, rounds, warmup)
-    reads = Reads.of(adapter)
+    reads = StepReads.of(adapter)
     whole = found[next(iter(keyed))]
     return [_row(side, found[key], whole, reads, rounds, new_tokens) for key, side in keyed.items()]
 
 
 def _row(
     side: Side,
-    turns: Sequence[Turn],
-    whole: Sequence[Turn],
-    reads: Reads,
+    turns: Sequence[LatencyRound],
+    whole: Sequence[LatencyRound],
+    reads: StepReads,
     rounds: int,
     new_tokens: int,
 ) -> Row:

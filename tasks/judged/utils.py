@@ -123,7 +123,7 @@ def mmbench_video_parts(doc: Doc, answer: str) -> dict[str, str]:
 
 def mmbench_video_mark(verdict: str) -> float | None:
     """Returns the mark from 0 to 3, None where there is none."""
-    return single(verdict, 0, 3, whole=True)
+    return single(verdict, 0, 3, integral=True)
 
 
 def groups(dimensions: str) -> list[str]:

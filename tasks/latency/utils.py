@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from espalier.harness.evaluation.synthetic_prompts import Composition, parts
+from espalier.harness.evaluation.synthetic_prompts import PromptComposition, parts
 
 Doc = dict[str, Any]
 
@@ -42,5 +42,5 @@ def process_results(doc: Doc, results: list[Any]) -> dict[str, float]:
 
 
 def _parts(doc: Doc, settings: Doc) -> list[Any]:
-    made = Composition(settings["before"], settings["pictures"], settings["behind"])
+    made = PromptComposition(settings["before"], settings["pictures"], settings["behind"])
     return parts(made, doc["number"], settings["seed"])

@@ -263,7 +263,9 @@ def test_a_benchmark_may_forbid_it_and_a_changing_value_does() -> None:
 
 def test_blocks_are_the_units_that_a_reader_finds_in_the_journal() -> None:
     scored = run({"t": split(0, 400)}, bench("f1", "accuracy", blocks=50))
-    found = read_scorings(score_entries(scored.scores, scored.units, scored.values, scored.own))
+    found = read_scorings(
+        score_entries(scored.scores, scored.units, scored.values, scored.sample_scores)
+    )
     units = {one.units.get("f1", key[1]) for key, one in found.items()}
     assert len(units) == scored.how["f1"]["units"] == 50
     # A mean needs none: each sample is a unit of its own.

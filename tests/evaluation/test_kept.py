@@ -88,7 +88,7 @@ def test_a_run_keeps_question_target_and_media(
         {k: v for k, v in one.items() if k not in ("asked", "values", "units", "own")}
         for one in journal.entries()
     ]
-    assert {key: one.asked for key, one in finished(old).items()} == {
+    assert {key: one.context for key, one in finished(old).items()} == {
         ("sums", i): None for i in range(3)
     }
     assert json.loads(json.dumps(finished(old)["sums", 0].entry())) == old[0]

@@ -36,7 +36,7 @@ OF_THE_QUESTION = frozenset((400, 413, 422))
 _KEPT = ("Content-Type", "Retry-After")
 
 
-class Trouble(Exception):
+class RequestError(Exception):
     """A request that came to nothing.
 
     Attributes:
@@ -54,7 +54,7 @@ class Trouble(Exception):
 
 
 @dataclass(frozen=True)
-class Reply:
+class JudgeReply:
     """What a server said: the text of its answer, the model as it names it, and why the answer ends."""
 
     text: str
@@ -69,8 +69,8 @@ def request_of(spec: JudgeSpec, messages: list[dict[str, str]]) -> dict[str, Any
         "seed": spec.seed,
         "max_tokens": spec.max_tokens,
     }
-    told = {"model": spec.model, "messages": messages, **sampling, **spec.options}
-    return {name: value for name, value in told.items() if value is not None}
+    fields = {"model": spec.model, "messages": messages, **sampling, **spec.options}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def read_key(variable: str) -> str | None:
@@ -87,7 +87,7 @@ def read_key(variable: str) -> str | None:
     return key or None
 
 
-class Client:
+class JudgeClient:
     """Asks one server. An asynchronous context manager; the key goes into the header of requests and nowhere else.
 
     Args:
@@ -110,7 +110,7 @@ class Client:
             limits=httpx.Limits(max_connections=spec.concurrency),
         )
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> JudgeClient:
         """Open nothing yet: connections are made when they are needed."""
         return self
 
@@ -118,11 +118,11 @@ class Client:
         """Close all connections."""
         await self._http.aclose()
 
-    async def ask(self, request: Mapping[str, Any]) -> Reply:
+    async def ask(self, request: Mapping[str, Any]) -> JudgeReply:
         """Return the server's answer.
 
         Raises:
-            Trouble: there is none, in one line without the key.
+            RequestError: there is none, in one line without the key.
         """
         # Plain ASCII: a lone surrogate of an answer could not be sent otherwise.
         body = json.dumps(dict(request)).encode()
@@ -131,16 +131,16 @@ class Client:
                 response = await self._post(body)
         except TimeoutError:
             seconds = f"{self._spec.timeout:g} s (judge.timeout)"
-            raise Trouble(f"no whole answer within {seconds}") from None
+            raise RequestError(f"no whole answer within {seconds}") from None
         except (httpx.TransportError, httpx.InvalidURL, httpx.DecodingError) as error:
-            raise Trouble(self._line(f"{type(error).__name__}: {error}")) from None
+            raise RequestError(self._line(f"{type(error).__name__}: {error}")) from None
         if response.status_code != 200:
             raise self._refusal(response)
         try:
             return self._reply(response.json())
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             start = self._line(response.text)
-            raise Trouble(f"the answer is no chat completion: {start!r}") from None
+            raise RequestError(f"the answer is no chat completion: {start!r}") from None
 
     async def _post(self, body: bytes) -> httpx.Response:
         """Return a whole answer of the server, unpacked; no more of it is held than `MOST_BYTES`."""
@@ -148,7 +148,7 @@ class Client:
         async with self._http.stream("POST", address, content=body) as response:
             packed = response.headers.get("Content-Encoding", "identity").strip().lower()
             if packed not in ("identity", "", "gzip", "deflate"):
-                raise Trouble(f"the answer is packed as {self._line(packed)!r}", passing=False)
+                raise RequestError(f"the answer is packed as {self._line(packed)!r}", passing=False)
             # Either header, of gzip or of zlib.
             unpack = zlib.decompressobj(47) if packed in ("gzip", "deflate") else None
             content = bytearray()
@@ -160,38 +160,40 @@ class Client:
                         else unpack.decompress(piece, MOST_BYTES + 1 - len(content))
                     )
                 except zlib.error as error:
-                    raise Trouble(f"the answer does not unpack: {error}") from None
+                    raise RequestError(f"the answer does not unpack: {error}") from None
                 if len(content) > MOST_BYTES:
-                    raise Trouble(f"the answer has more than {MOST_BYTES} bytes", passing=False)
-        kept = {name: response.headers[name] for name in _KEPT if name in response.headers}
-        return httpx.Response(response.status_code, headers=kept, content=bytes(content))
+                    raise RequestError(
+                        f"the answer has more than {MOST_BYTES} bytes", passing=False
+                    )
+        headers = {name: response.headers[name] for name in _KEPT if name in response.headers}
+        return httpx.Response(response.status_code, headers=headers, content=bytes(content))
 
-    def _reply(self, content: Any) -> Reply:
+    def _reply(self, content: Any) -> JudgeReply:
         choice = content["choices"][0]
         text = choice["message"].get("content") or ""
         if not isinstance(text, str):
             raise TypeError
         served = content.get("model")
         ended = choice.get("finish_reason")
-        return Reply(
+        return JudgeReply(
             self._without_key(text),
             self._without_key(served) if isinstance(served, str) else None,
             ended if isinstance(ended, str) else None,
         )
 
-    def _refusal(self, response: httpx.Response) -> Trouble:
+    def _refusal(self, response: httpx.Response) -> RequestError:
         status = response.status_code
         try:
-            told = response.json()["error"]
-            told = told["message"] if isinstance(told, Mapping) else told
+            message = response.json()["error"]
+            message = message["message"] if isinstance(message, Mapping) else message
         except (ValueError, LookupError, TypeError, RecursionError):
-            told = response.text
-        line = f"HTTP {status}: {self._line(str(told))}".rstrip(": ")
+            message = response.text
+        line = f"HTTP {status}: {self._line(str(message))}".rstrip(": ")
         if status in (401, 403):
             line += f"; the key is read from the variable {self._spec.key_env} (judge.key_env)"
         elif status == 404:
             line += "; valid: a judge.base_url up to /v1, and a judge.model that the server has"
-        return Trouble(
+        return RequestError(
             line,
             passing=status in PASSING or status >= 500,
             wait=_wait(response.headers.get("Retry-After")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from espalier.harness.errors import Refused
 from espalier.harness.evaluation.judging.client import read_key
-from espalier.harness.evaluation.judging.judge_prompt import read_words
+from espalier.harness.evaluation.judging.judge_prompt import read_prompt
 from espalier.harness.specs.run_spec import RunSpec
 
 
@@ -27,4 +27,4 @@ def check_judge(spec: RunSpec) -> None:
         )
     read_key(judge.key_env)
     if judge.prompt is not None:
-        read_words(judge.prompt)
+        read_prompt(judge.prompt)

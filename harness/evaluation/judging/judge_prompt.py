@@ -22,7 +22,7 @@ ANSWER = "answer"
 
 
 @dataclass(frozen=True)
-class Words:
+class JudgePrompt:
     """The words of a judge's prompt.
 
     Attributes:
@@ -42,28 +42,30 @@ class Words:
 
     def messages(self, parts: Mapping[str, str]) -> list[dict[str, str]]:
         """Return the chat that asks about one sample. Braces in a part are no places."""
-        said = _PLACE.sub(lambda found: parts.get(found[1], found[0]), self.user)
+        user = _PLACE.sub(lambda place: parts.get(place[1], place[0]), self.user)
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": said}]
+        return [*system, {"role": "user", "content": user}]
 
 
-def words_of(key: str, table: Mapping[str, Any], name: str | None = None) -> Words:
+def prompt_of(key: str, table: Mapping[str, Any], name: str | None = None) -> JudgePrompt:
     """Return the words that a table `{name, system, user}` holds; `name` is what they are called without one.
 
     Raises:
         UserError: it holds something else, or no place for the answer.
     """
     fields.only_some(key, table, ("name", "system", "user"))
-    called = fields.text(f"{key}.name", table.get("name", name))
+    prompt_name = fields.text(f"{key}.name", table.get("name", name))
     user = fields.text(f"{key}.user", table.get("user"))
     if ANSWER not in _PLACE.findall(user):
         raise UserError(f"{key}.user has no place for the answer; valid: a text with {{{ANSWER}}}")
     system = fields.optional_text(f"{key}.system", table.get("system"))
     # A block of YAML ends in a newline that nobody means.
-    return Words(called, user.rstrip("\n"), None if system is None else system.rstrip("\n"))
+    return JudgePrompt(
+        prompt_name, user.rstrip("\n"), None if system is None else system.rstrip("\n")
+    )
 
 
-def read_words(path: Path) -> Words:
+def read_prompt(path: Path) -> JudgePrompt:
     """Return the words of the file that `judge.prompt` names; without a name of their own they have the file's.
 
     Raises:
@@ -79,4 +81,4 @@ def read_words(path: Path) -> Words:
         ) from error
     if not isinstance(table, Mapping):
         raise UserError(f"{key} must be a YAML table with user and, if wanted, system and name")
-    return words_of(key, {str(name): value for name, value in table.items()}, path.stem)
+    return prompt_of(key, {str(name): value for name, value in table.items()}, path.stem)

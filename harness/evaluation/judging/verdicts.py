@@ -25,7 +25,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StoredVerdict:
     """What a judge said.
 
     Attributes:
@@ -45,17 +45,17 @@ def key_of(request: Mapping[str, Any], prompt: str) -> str:
 
 
 @dataclass(frozen=True)
-class Verdicts:
+class VerdictStore:
     """All verdicts of one store, shared by whoever uses it at the same time."""
 
     root: Path
 
-    def get(self, key: str) -> Verdict | None:
+    def get(self, key: str) -> StoredVerdict | None:
         """Return a verdict, None if there is none; a damaged one is named and does not count."""
         path = self._path(key)
         try:
             entry = json.loads(path.read_bytes())
-            verdict = Verdict(**entry["verdict"])
+            verdict = StoredVerdict(**entry["verdict"])
             if entry["key"] != key or not isinstance(verdict.text, str):
                 raise ValueError("of another question")
         except FileNotFoundError:
@@ -69,9 +69,9 @@ class Verdicts:
         self,
         key: str,
         request: Mapping[str, Any],
-        verdict: Verdict,
+        verdict: StoredVerdict,
         holds: Callable[[str], bool] = bool,
-    ) -> Verdict:
+    ) -> StoredVerdict:
         """Keep a verdict and return the one that counts: another process may have been first.
 
         `holds` says whether what is there can be scored; if not, the new one takes its place.
@@ -82,10 +82,10 @@ class Verdicts:
         Cost: two flushes.
         """
         path = self._path(key)
-        with self._held(path.parent):
-            known = self.get(key)
-            if known is not None and holds(known.text):
-                return known
+        with self._locked(path.parent):
+            stored = self.get(key)
+            if stored is not None and holds(stored.text):
+                return stored
             entry = {"key": key, "verdict": asdict(verdict), "request": dict(request)}
             durable.replace(path, json.dumps(entry, indent=1).encode())
         return verdict
@@ -94,7 +94,7 @@ class Verdicts:
         return self.root / key[:2] / f"{key}.json"
 
     @contextmanager
-    def _held(self, folder: Path) -> Iterator[None]:
+    def _locked(self, folder: Path) -> Iterator[None]:
         """Keep other processes from writing a verdict; where the file system has no locks, the last one stays."""
         lock = FileLock(self.root / "lock")
         try:

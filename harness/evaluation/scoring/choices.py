@@ -80,7 +80,7 @@ def lettered(texts: Iterable[Any]) -> dict[str, str]:
     """Return options by their letters, from A on; None, NaN, "" and "nan" stand for an option that is not there."""
     pairs = zip(string.ascii_uppercase, texts, strict=False)
     # NaN is unlike itself.
-    return {one: str(text) for one, text in pairs if text not in ABSENT and text == text}
+    return {name: str(text) for name, text in pairs if text not in ABSENT and text == text}
 
 
 def letter(answer: str, options: Mapping[str, str] | Sequence[str]) -> str:
@@ -95,9 +95,13 @@ def letter(answer: str, options: Mapping[str, str] | Sequence[str]) -> str:
     core = text.strip(ENDS)
     if len(core) == 1 and core.upper() in texts:
         return core.upper()
-    alike = [one for one, said in texts.items() if said and _core(said) == core.casefold()]
-    if alike or not core:
-        return alike[0] if len(alike) == 1 else ""
+    same_text = [
+        name
+        for name, option_text in texts.items()
+        if option_text and _core(option_text) == core.casefold()
+    ]
+    if same_text or not core:
+        return same_text[0] if len(same_text) == 1 else ""
     forms = _forms("".join(texts))
     stated = _stated(forms.stated, text, forms.another)
     if stated is not None:
@@ -108,9 +112,9 @@ def letter(answer: str, options: Mapping[str, str] | Sequence[str]) -> str:
         denied = first["marked"] is None and DENIED.match(text, first.end())
         several = listed == "" or _several(first, text, forms.another)
         return "" if denied or several else _of(first)
-    end = text.rstrip().rpartition("\n")[2].strip(ENDS)
-    if len(end) == 1 and end.upper() in texts:
-        return end.upper()
+    last_word = text.rstrip().rpartition("\n")[2].strip(ENDS)
+    if len(last_word) == 1 and last_word.upper() in texts:
+        return last_word.upper()
     for pattern in (forms.bracketed, forms.last):
         stated = _stated(pattern, text, forms.another)
         if stated is not None:
@@ -123,17 +127,17 @@ def yes_or_no(answer: str) -> str:
     text = " ".join(_plain(answer).replace("(", " ").replace(")", " ").lower().split())
     if IGNORANT.search(text):
         return ""
-    rest = text[LEAD.match(text).end() :].lstrip(ENDS)  # type: ignore[union-attr]  # it matches nothing too
-    first = re.match(r"(?:(yes|yeah|yep|no|nope)\b|([yn])[.!]?$)", rest)
+    opening = text[LEAD.match(text).end() :].lstrip(ENDS)  # type: ignore[union-attr]  # it matches nothing too
+    first = re.match(r"(?:(yes|yeah|yep|no|nope)\b|([yn])[.!]?$)", opening)
     if first:
-        said = "yes" if first[0].startswith("y") else "no"
+        stated = "yes" if first[0].startswith("y") else "no"
         return (
             ""
-            if re.match(r"[\s,.;:!?|/&-]*(?:(?:and|or)\b|yes\b|no\b)", rest[first.end() :])
-            else said
+            if re.match(r"[\s,.;:!?|/&-]*(?:(?:and|or)\b|yes\b|no\b)", opening[first.end() :])
+            else stated
         )
     clear = set(re.findall(r"\b(?:yes|no)\b(?=\s*(?:$|[.,;!]))", text))
-    if re.match(r"there(?:\s+(?:is|are)\s+(?:no|not)\b|\s+(?:isn't|aren't)\b)", rest):
+    if re.match(r"there(?:\s+(?:is|are)\s+(?:no|not)\b|\s+(?:isn't|aren't)\b)", opening):
         clear.add("no")
     either = clear | set(re.findall(r"\b(?:yes|no)\b", text))
     return clear.pop() if clear and len(either) == 1 else ""
@@ -151,11 +155,13 @@ def _core(text: str) -> str:
 @cache
 def _forms(letters: str) -> Forms:
     capital, small = f"[{letters}]", f"[{letters.lower()}]"
-    noun = "".join(rf"(?!{one}{NOUN.replace('(?!', '(?=', 1)})" for one in "AI" if one in letters)
-    whole = rf"{BEFORE}{noun}(?P<capital>{capital}){AFTER}"
+    noun = "".join(
+        rf"(?!{article}{NOUN.replace('(?!', '(?=', 1)})" for article in "AI" if article in letters
+    )
+    letter_alone = rf"{BEFORE}{noun}(?P<capital>{capital}){AFTER}"
     end = r"(?=\s*\)?\s*(?:$|[.,;:!?\n]))"
     ended = rf"{BEFORE}(?P<small>{small}){AFTER}{end}"
-    either = rf"\(?\s*(?:{whole}|{ended})"
+    either = rf"\(?\s*(?:{letter_alone}|{ended})"
     linked = rf"[\s:=→>-]*(?:(?i:{LINK})[\s:=,]*)*"
     must = rf"\s*(?:(?i:is|are|be)\b|[:=是为は은])[\s:=]*(?:(?i:{LINK})[\s:=,]*)*"
     capitals = rf"\(?{capital}{AFTER}"
@@ -165,11 +171,11 @@ def _forms(letters: str) -> Forms:
         ),
         first=re.compile(
             rf"\(?\s*(?:(?i:option|choice|letter)\s+)?\(?(?:(?P<marked>{capital}|{small})\s*[).:;、](?=\W|[^\W\d_]{{2}}|$)"
-            rf"|(?P<alone>{capital})\s*\n|{whole})|(?i:option|choice|letter)\s+\(?{ended}"
+            rf"|(?P<alone>{capital})\s*\n|{letter_alone})|(?i:option|choice|letter)\s+\(?{ended}"
         ),
         bracketed=re.compile(rf"\(\s*(?P<capital>{capital})\s*\)"),
         last=re.compile(
-            rf"(?:\b(?i:{VERB})\b|[:=→是项])[\s,:]*(?:(?i:option|choice|letter|answer)\s+)?{whole}"
+            rf"(?:\b(?i:{VERB})\b|[:=→是项])[\s,:]*(?:(?i:option|choice|letter|answer)\s+)?{letter_alone}"
             r"(?=\s*(?:$|[.,;!?\n]|because\b|since\b|as\b|is\s+(?:the\s+)?(?:correct|right|best|true)\b))"
         ),
         another=re.compile(
@@ -178,27 +184,27 @@ def _forms(letters: str) -> Forms:
             rf"|,\s*{capitals}\)?\s*(?:,|\band\b|\bor\b|$|\.))"
         ),
         listed=re.compile(
-            rf"(?:^|\s)(?:(?i:option|choice)\s+\(?{whole}|\(?(?P<marked>{capital})[).:]\s)"
+            rf"(?:^|\s)(?:(?i:option|choice)\s+\(?{letter_alone}|\(?(?P<marked>{capital})[).:]\s)"
         ),
     )
 
 
-def _of(found: re.Match[str]) -> str:
-    return next(value for value in found.groupdict().values() if value).upper()
+def _of(match: re.Match[str]) -> str:
+    return next(value for value in match.groupdict().values() if value).upper()
 
 
-def _several(found: re.Match[str], text: str, another: re.Pattern[str]) -> bool:
-    return another.match(text, found.end()) is not None
+def _several(match: re.Match[str], text: str, another: re.Pattern[str]) -> bool:
+    return another.match(text, match.end()) is not None
 
 
 def _stated(pattern: re.Pattern[str], text: str, another: re.Pattern[str]) -> str | None:
     """Return the letter that all matches agree on, "" where they do not; None where nothing matches."""
     stated = set()
-    for found in pattern.finditer(text):
-        clause = re.split(r"[.!?;,\n。，]", text[: found.end()])[-1]
-        if NEGATED.search(clause) or DENIED.match(text, found.end()):
+    for match in pattern.finditer(text):
+        clause = re.split(r"[.!?;,\n。，]", text[: match.end()])[-1]
+        if NEGATED.search(clause) or DENIED.match(text, match.end()):
             continue
-        stated.add("" if _several(found, text, another) else _of(found))
+        stated.add("" if _several(match, text, another) else _of(match))
     return None if not stated else stated.pop() if len(stated) == 1 else ""
 
 
@@ -206,13 +212,13 @@ def _named(text: str, texts: Mapping[str, str]) -> str:
     """Return the letter of the one option whose text an answer holds, where nothing in it denies or doubts."""
     if HEDGED.search(text) or IGNORANT.search(text):
         return ""
-    cores = {one: _core(said) for one, said in texts.items() if said}
-    said = text.casefold()
-    held = {one: core for one, core in cores.items() if _holds(said, core)}
+    cores = {name: _core(option_text) for name, option_text in texts.items() if option_text}
+    option_text = text.casefold()
+    contained = {name: core for name, core in cores.items() if _holds(option_text, core)}
     longest = [
-        one
-        for one, core in held.items()
-        if not any(core != other and core in other for other in held.values())
+        name
+        for name, core in contained.items()
+        if not any(core != longer and core in longer for longer in contained.values())
     ]
     return longest[0] if len(longest) == 1 else ""
 

@@ -8,27 +8,27 @@ from dataclasses import dataclass
 from rapidfuzz.distance import Levenshtein
 
 
-def normalised_distance(one: str, other: str) -> float:
+def normalised_distance(first: str, second: str) -> float:
     """Return the edit distance as a share of the longer text: 0 for equal texts, 1 where nothing fits.
 
     Two empty texts are equal. Cost: O(m n / 64).
     """
-    return float(Levenshtein.normalized_distance(one, other))
+    return float(Levenshtein.normalized_distance(first, second))
 
 
-def window_distance(part: str, whole: str, below: float) -> float:
+def window_distance(part: str, text: str, below: float) -> float:
     """Return the least edit distance of `part` to a window of its length in `whole`, as a share of that length.
 
     A value of at least `below` is given as 1. Cost: O(len(whole) len(part)^2 / 64).
     """
     length, limit = len(part), below * len(part)
-    if not length or length > len(whole):
+    if not length or length > len(text):
         return 1.0
     best = length
-    for start in range(len(whole) - length + 1):
-        found = Levenshtein.distance(part, whole[start : start + length], score_cutoff=best)
-        if found < best:
-            best = found
+    for start in range(len(text) - length + 1):
+        distance = Levenshtein.distance(part, text[start : start + length], score_cutoff=best)
+        if distance < best:
+            best = distance
             if not best:
                 break
     return best / length if best < limit else 1.0

@@ -49,7 +49,7 @@ def annotated_pages(folder: Path, part: str) -> list[Row]:
                 "annotation": json.dumps(page, ensure_ascii=False),
             }
         )
-    return _some(file, rows)
+    return _nonempty(file, rows)
 
 
 def tested_pages(folder: Path, part: str) -> list[Row]:
@@ -62,19 +62,26 @@ def tested_pages(folder: Path, part: str) -> list[Row]:
         UserError: a file is missing or is not what it should be, or nothing here can render a PDF file.
     """
     data = folder / "bench_data"
-    found: dict[tuple[str, int], list[Row]] = {}
+    tests_of: dict[tuple[str, int], list[Row]] = {}
     for category in UNIT_TESTS:
         file = data / f"{category}.jsonl"
         for number, test in enumerate(_json_lines(file)):
             _need(file, number, test, ("pdf", "page", "id", "type"))
-            found.setdefault((test["pdf"], test["page"]), []).append(test | {"category": category})
-    for name in dict.fromkeys(name for name, _ in found):
-        tests = [test for (other, _), ones in found.items() if other == name for test in ones]
+            tests_of.setdefault((test["pdf"], test["page"]), []).append(
+                test | {"category": category}
+            )
+    for name in dict.fromkeys(name for name, _ in tests_of):
+        tests = [
+            test
+            for (other, _), page_tests in tests_of.items()
+            if other == name
+            for test in page_tests
+        ]
         if not any(test["type"] == BASELINE for test in tests):
-            whole = {"id": f"{name}_{BASELINE}", "type": BASELINE, "pdf": name, "page": 1}
-            found.setdefault((name, 1), []).append(whole | {"category": BASELINE})
+            baseline = {"id": f"{name}_{BASELINE}", "type": BASELINE, "pdf": name, "page": 1}
+            tests_of.setdefault((name, 1), []).append(baseline | {"category": BASELINE})
     rows = []
-    for (name, page), tests in found.items():
+    for (name, page), tests in tests_of.items():
         image = data / "images" / f"{name.removesuffix('.pdf')}_pg{page}.png"
         source = image if image.is_file() else data / "pdfs" / name
         if not source.is_file():
@@ -91,7 +98,7 @@ def tested_pages(folder: Path, part: str) -> list[Row]:
                 "tests": json.dumps(tests, ensure_ascii=False),
             }
         )
-    return _some(data, rows)
+    return _nonempty(data, rows)
 
 
 def labelled_pictures(folder: Path, part: str) -> list[Row]:
@@ -111,7 +118,7 @@ def labelled_pictures(folder: Path, part: str) -> list[Row]:
             raise UserError(f"{str(file)!r}, row {number}: no text beside the question") from error
         image = _existing(file, number, data / part / entry["image"])
         rows.append({"image": str(image), "label": label})
-    return _some(file, rows)
+    return _nonempty(file, rows)
 
 
 #: How a data set's files are laid out.
@@ -124,14 +131,14 @@ LAYOUTS: dict[str, Callable[[Path, str], list[Row]]] = {
 
 def _json(file: Path) -> Iterable[Any]:
     try:
-        found = json.loads(_text(file))
+        pages = json.loads(_text(file))
     except ValueError as error:
         raise UserError(
             f"{str(file)!r} is damaged: {error}; valid: the file as released"
         ) from error
-    if not isinstance(found, list):
+    if not isinstance(pages, list):
         raise UserError(f"{str(file)!r} holds no list of pages; valid: the file as released")
-    return found
+    return pages
 
 
 def _json_lines(file: Path) -> Iterable[Any]:
@@ -167,7 +174,7 @@ def _existing(file: Path, number: int, image: Path) -> Path:
     return image
 
 
-def _some(file: Path, rows: list[Row]) -> list[Row]:
+def _nonempty(file: Path, rows: list[Row]) -> list[Row]:
     if not rows:
         raise UserError(f"{str(file)!r} has no page of the benchmark; valid: the file as released")
     return rows

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.evaluation.samples import Key, Scoring, read_scorings
+from espalier.harness.evaluation.samples import Key, SampleScores, read_scorings
 from espalier.harness.specs.comparable import (
     Row,
     brief,
@@ -36,7 +36,7 @@ class Stored:
     row: Row
     told: Sequence[Mapping[str, Any]] | None = None
 
-    def scorings(self) -> dict[Key, Scoring]:
+    def scorings(self) -> dict[Key, SampleScores]:
         """Return what scoring said of each sample."""
         return read_scorings(
             RunDir(self.path).journal.entries() if self.told is None else self.told

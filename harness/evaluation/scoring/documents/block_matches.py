@@ -25,7 +25,7 @@ WORK = 10_000_000_000
 
 
 @dataclass(frozen=True)
-class Pair:
+class BlockMatch:
     """Blocks of the page, and the blocks of the answer that stand for them (none: they are missing)."""
 
     page: tuple[int, ...]
@@ -39,16 +39,17 @@ def distances(page: Sequence[str], answer: Sequence[str]) -> np.ndarray:
     return cdist(list(page), list(answer), scorer=Levenshtein.normalized_distance, dtype=np.float64)
 
 
-def one_to_one(page: Sequence[str], answer: Sequence[str]) -> list[Pair]:
+def one_to_one(page: Sequence[str], answer: Sequence[str]) -> list[BlockMatch]:
     """Pair texts so that the distances add up to the least; the rest of the page is missing."""
     rows, columns = linear_sum_assignment(distances(page, answer))
     partner = dict(zip(rows.tolist(), columns.tolist(), strict=True))
     return [
-        Pair((place,), (partner[place],) if place in partner else ()) for place in range(len(page))
+        BlockMatch((place,), (partner[place],) if place in partner else ())
+        for place in range(len(page))
     ]
 
 
-def quick_match(page: Sequence[str], answer: Sequence[str]) -> list[Pair]:
+def quick_match(page: Sequence[str], answer: Sequence[str]) -> list[BlockMatch]:
     """Pair the texts of a page with those of an answer; neither list holds empty texts.
 
     Neighbours of the answer are joined where together they are nearer to a block that nothing else fits. Then blocks
@@ -59,27 +60,34 @@ def quick_match(page: Sequence[str], answer: Sequence[str]) -> list[Pair]:
     Cost: O(pairs) edit distances, and windows for up to `WORK`.
     """
     if len(page) == 1 and len(answer) == 1:
-        return [Pair((0,), (0,))]
+        return [BlockMatch((0,), (0,))]
     if not page or not answer:
-        return [Pair((place,), ()) for place in range(len(page))]
+        return [BlockMatch((place,), ()) for place in range(len(page))]
     if _work(page, answer) > WORK:
         return one_to_one(page, answer)
     near = distances(page, answer)
     groups = merged(page, answer, near < FOUND)
-    partners, alone = _assigned(page, answer, groups)
-    for place, inside in _within(page, answer, alone).items():
-        for one in inside:
-            if one in alone:
-                partners[(place,)].append(one)
-        alone = [one for one in alone if one not in inside]
+    partners, unmatched = _assigned(page, answer, groups)
+    for place, inside in _within(page, answer, unmatched).items():
+        for block in inside:
+            if block in unmatched:
+                partners[(place,)].append(block)
+        unmatched = [block for block in unmatched if block not in inside]
         # Looked for and found in an earlier text: that one is spoken for, not left over.
         partners[(place,)] = partners[(place,)]
-    pairs = [Pair(tuple(sorted(ones)), group) for group, ones in partners.items() if ones]
+    pairs = [
+        BlockMatch(tuple(sorted(blocks)), group) for group, blocks in partners.items() if blocks
+    ]
     used = {place for group in partners for place in group}
-    left = [place for place in range(len(answer)) if place not in used]
-    for pair in one_to_one([page[one] for one in alone], [answer[place] for place in left]):
+    unused = [place for place in range(len(answer)) if place not in used]
+    for pair in one_to_one(
+        [page[block] for block in unmatched], [answer[place] for place in unused]
+    ):
         pairs.append(
-            Pair(tuple(alone[one] for one in pair.page), tuple(left[one] for one in pair.answer))
+            BlockMatch(
+                tuple(unmatched[block] for block in pair.page),
+                tuple(unused[block] for block in pair.answer),
+            )
         )
     return pairs
 
@@ -94,27 +102,29 @@ def _assigned(
     for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
         if far[row, column] <= APART:
             partners[groups[column]].append(row)
-    placed = {row for ones in partners.values() for row in ones}
+    placed = {row for rows_of in partners.values() for row in rows_of}
     return partners, [row for row in range(len(page)) if row not in placed]
 
 
 def _within(
-    page: Sequence[str], answer: Sequence[str], alone: Sequence[int]
+    page: Sequence[str], answer: Sequence[str], unmatched: Sequence[int]
 ) -> dict[int, list[int]]:
     """Return for each text of the answer the blocks among `alone` that stand within it."""
-    found: dict[int, list[int]] = {}
+    inside_text: dict[int, list[int]] = {}
     for place, text in enumerate(answer):
-        inside = [one for one in alone if window_distance(page[one], text, WITHIN) < WITHIN]
+        inside = [
+            block for block in unmatched if window_distance(page[block], text, WITHIN) < WITHIN
+        ]
         if inside:
-            found[place] = inside
-    return found
+            inside_text[place] = inside
+    return inside_text
 
 
 def _work(page: Iterable[str], answer: Sequence[str]) -> int:
     """Return what all windows of all pairs would cost: a call, and a nanosecond for 64 cells of its table."""
-    sizes = [len(other) for other in answer]
+    sizes = [len(text) for text in answer]
     return sum(
-        (abs(len(one) - size) + 1) * (250 + min(len(one), size) ** 2 // 64)
-        for one in page
+        (abs(len(block) - size) + 1) * (250 + min(len(block), size) ** 2 // 64)
+        for block in page
         for size in sizes
     )

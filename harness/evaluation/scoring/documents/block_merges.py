@@ -19,16 +19,16 @@ Run = tuple[tuple[int, ...], float]
 Stretch = Callable[[str, str], bool]
 
 
-def merged(page: Sequence[str], answer: Sequence[str], found: np.ndarray) -> list[tuple[int, ...]]:
+def merged(page: Sequence[str], answer: Sequence[str], close: np.ndarray) -> list[tuple[int, ...]]:
     """Return all places of the answer in order, those that make one block together in one group.
 
     Only blocks and texts without a close partner (`found`, shape (page, answer)) take part.
     """
-    free = [place for place in range(len(answer)) if not found[:, place].any()]
+    free = [place for place in range(len(answer)) if not close[:, place].any()]
     runs: list[Run] = []
     # The same neighbours are tried from each start.
     stretch = cache(_is_stretch)
-    for block in np.flatnonzero(~found.any(axis=1)).tolist():
+    for block in np.flatnonzero(~close.any(axis=1)).tolist():
         tried = [_run(page[block], answer, start, set(free), stretch) for start in free]
         if tried:
             runs.append(min(tried, key=lambda run: run[1]))
@@ -71,14 +71,14 @@ def _belongs(parts: Sequence[str], block: str, stretch: Stretch) -> bool:
 
 def _disjoint(runs: Sequence[Run]) -> list[Run]:
     """Return runs of which no two share a place: of those that overlap, the choice that is nearest on average."""
-    kept: list[Run] = []
+    disjoint: list[Run] = []
     cluster: list[Run] = []
     for run in sorted(runs, key=lambda run: run[0][0]):
-        if cluster and not any(set(run[0]) & set(other[0]) for other in cluster):
-            kept += _nearest(cluster)
+        if cluster and not any(set(run[0]) & set(earlier[0]) for earlier in cluster):
+            disjoint += _nearest(cluster)
             cluster = []
         cluster.append(run)
-    return kept + _nearest(cluster)
+    return disjoint + _nearest(cluster)
 
 
 def _nearest(cluster: Sequence[Run]) -> list[Run]:
@@ -87,12 +87,12 @@ def _nearest(cluster: Sequence[Run]) -> list[Run]:
     for run in cluster:
         fits = False
         for choice in choices:
-            same = next((other for other in choice if other[0] == run[0]), None)
-            if same is not None:
+            overlapping = next((member for member in choice if member[0] == run[0]), None)
+            if overlapping is not None:
                 fits = True
-                if run[1] < same[1]:
-                    choice[choice.index(same)] = run
-            elif not any(set(run[0]) & set(other[0]) for other in choice):
+                if run[1] < overlapping[1]:
+                    choice[choice.index(overlapping)] = run
+            elif not any(set(run[0]) & set(member[0]) for member in choice):
                 fits = True
                 choice.append(run)
         if not fits:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.scoring.documents.omnidoc_page import Formula
+from espalier.harness.evaluation.scoring.documents.omnidoc_page import PageFormula
 
 #: TeX with Chinese fonts, ImageMagick and Node.js draw the formulas.
 PROGRAMS = ("xelatex", "magick", "node")
@@ -19,7 +19,7 @@ PACKAGES = ("skimage",)
 MODULE = "lmms_eval.tasks.mdpbench.cdm_metric"
 
 #: Formulas that any working installation finds equal to themselves.
-KNOWN = Formula("\\[a^{2}+b^{2}=c^{2}\\]", "\\[a^{2}+b^{2}=c^{2}\\]")
+KNOWN = PageFormula("\\[a^{2}+b^{2}=c^{2}\\]", "\\[a^{2}+b^{2}=c^{2}\\]")
 
 
 def missing() -> list[str]:
@@ -34,10 +34,10 @@ def check(key: str) -> None:
 
     The code gives 0 to what it cannot draw, also where nothing can be drawn: it must find a formula equal to itself.
     """
-    gone = missing()
-    if gone:
+    absent = missing()
+    if absent:
         raise UserError(
-            f"{key}: formula_cdm needs {', '.join(gone)}, which this machine does not have; "
+            f"{key}: formula_cdm needs {', '.join(absent)}, which this machine does not have; "
             "valid: a machine with TeX (xelatex, xeCJK and its fonts), ImageMagick, Node.js and scikit-image, or "
             "benchmark=omnidocbench, which compares formulas by edit distance"
         )
@@ -47,7 +47,7 @@ def check(key: str) -> None:
         )
 
 
-def scores(formulas: Sequence[Formula]) -> list[float]:
+def scores(formulas: Sequence[PageFormula]) -> list[float]:
     """Return the CDM of each formula, 1 being equal; one that is missing in the answer has 0.
 
     Cost: a TeX run or two each, about a second.
@@ -57,10 +57,10 @@ def scores(formulas: Sequence[Formula]) -> list[float]:
     with TemporaryDirectory(prefix="cdm-") as place:
         judge = module.CDM(output_root=str(Path(place)))
         return [
-            float(judge.evaluate(right, said, str(number))["F1_score"])
-            if (right := _bare(one.reference)) and (said := _bare(one.answer))
+            float(judge.evaluate(reference, answer, str(number))["F1_score"])
+            if (reference := _bare(formula.reference)) and (answer := _bare(formula.answer))
             else 0.0
-            for number, one in enumerate(formulas)
+            for number, formula in enumerate(formulas)
         ]
 
 

@@ -22,7 +22,7 @@ STYLE = re.compile(r"\\(?:title|text|section)\*?\s*\{\s*(.*?)\s*\}", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Block:
+class MarkdownBlock:
     """A block of an answer.
 
     Attributes:
@@ -37,7 +37,7 @@ class Block:
     position: int
 
 
-def blocks(markdown: str) -> list[Block]:
+def blocks(markdown: str) -> list[MarkdownBlock]:
     """Cut an answer into blocks, in the order of their places. Never raises.
 
     A formula within a text is a block of its own and stays in the text as well: a page that sets it apart is matched by
@@ -45,26 +45,28 @@ def blocks(markdown: str) -> list[Block]:
     """
     page = PAGE.sub("", FENCE.sub("", PICTURE.sub("", markdown)))
     page = re.sub(r" {4,}", "    ", re.sub(r"_{4,}", "____", page))
-    found: list[Block] = []
+    found: list[MarkdownBlock] = []
     for kind, start, end, content in _latex_tables(page):
-        found.append(Block(kind, content, start))
+        found.append(MarkdownBlock(kind, content, start))
         page = _blank(page, start, end)
     for start, end in _html_tables(page):
-        found.append(Block("table", page[start:end], start))
+        found.append(MarkdownBlock("table", page[start:end], start))
         page = _blank(page, start, end)
     for math in MATH.finditer(page):
         apart = math.group(1) or math.group(2)
         content = " ".join((apart or math.group(3) or math.group(4) or "").split("\n"))
         if not content.strip():
             continue
-        found.append(Block("formula" if apart else "inline", f"\\[{content}\\]", math.start()))
+        found.append(
+            MarkdownBlock("formula" if apart else "inline", f"\\[{content}\\]", math.start())
+        )
         if apart:
             page = _blank(page, math.start(), math.end())
     for pipes in PIPES.finditer(page):
-        found.append(Block("table", table_of_pipes(pipes.group(0)), pipes.start()))
+        found.append(MarkdownBlock("table", table_of_pipes(pipes.group(0)), pipes.start()))
         page = _blank(page, pipes.start(), pipes.end())
     for code in CODE.finditer(page):
-        found.append(Block("text", code.group(1).strip(), code.start()))
+        found.append(MarkdownBlock("text", code.group(1).strip(), code.start()))
         page = _blank(page, code.start(), code.end())
     found += _paragraphs(STYLE.sub(_padded, page))
     return sorted(found, key=lambda block: block.position)
@@ -103,7 +105,7 @@ def _html_tables(page: str) -> Iterator[tuple[int, int]]:
     yield from inner
 
 
-def _paragraphs(page: str) -> Iterator[Block]:
+def _paragraphs(page: str) -> Iterator[MarkdownBlock]:
     gap = "\n\n" if "\n\n" in page else "\n"
     position = 0
     for part in page.split(gap):
@@ -111,9 +113,9 @@ def _paragraphs(page: str) -> Iterator[Block]:
         if text.startswith("$") and text.endswith("$"):
             # Alone on its line it stands apart, whatever it is marked with.
             if text.strip("$"):
-                yield Block("formula", text, position)
+                yield MarkdownBlock("formula", text, position)
         elif text:
-            yield Block("text", text, position)
+            yield MarkdownBlock("text", text, position)
         position += len(part) + len(gap)
 
 

@@ -14,6 +14,8 @@ def of_pages(parts: Sequence[Sequence[float | None]]) -> float:
     Raises:
         ZeroDivisionError: no page has anything.
     """
-    columns = [[one for one in column if one is not None] for column in zip(*parts, strict=True)]
+    columns = [
+        [value for value in column if value is not None] for column in zip(*parts, strict=True)
+    ]
     means = [sum(column) / len(column) for column in columns if column]
     return float(sum(means) / len(means))

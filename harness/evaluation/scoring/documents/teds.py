@@ -35,14 +35,16 @@ def similarity(answer: str, reference: str) -> tuple[float, float]:
     as in OmniDocBench's evaluation. What is no table, or has impossible spans, has 0. Cost: O(n^2) to O(n^3) of the
     number of elements; a thousand cells take seconds.
     """
-    tree, other = _table(normalised(answer)), _table(normalised(reference))
-    if tree is None or other is None:
+    tree, reference_tree = _table(normalised(answer)), _table(normalised(reference))
+    if tree is None or reference_tree is None:
         return 0.0, 0.0
-    said, right = (max(len(one.xpath(".//*")), 1) for one in (tree, other))
-    if max(said, right) > MOST or said > max(MANY, TIMES * right):
+    answer_size, reference_size = (
+        max(len(element.xpath(".//*")), 1) for element in (tree, reference_tree)
+    )
+    if max(answer_size, reference_size) > MOST or answer_size > max(MANY, TIMES * reference_size):
         return 0.0, 0.0
     full, bare = (
-        _distance(tree, other, structure_only) / max(said, right)
+        _distance(tree, reference_tree, structure_only) / max(answer_size, reference_size)
         for structure_only in (False, True)
     )
     return max(0.0, 1.0 - full), max(0.0, 1.0 - bare)
@@ -67,19 +69,19 @@ def cells(table: str) -> list[str]:
 def _table(page: str) -> lxml.html.HtmlElement | None:
     parser = lxml.html.HTMLParser(remove_comments=True, encoding="utf-8")
     try:
-        found = lxml.html.fromstring(page.encode(errors="replace"), parser=parser)
+        document = lxml.html.fromstring(page.encode(errors="replace"), parser=parser)
     except (etree.ParserError, ValueError):
         return None
-    tables = found.xpath("body/table")
+    tables = document.xpath("body/table")
     return tables[0] if tables else None
 
 
 def _distance(
-    said: lxml.html.HtmlElement, right: lxml.html.HtmlElement, structure_only: bool
+    answer: lxml.html.HtmlElement, reference: lxml.html.HtmlElement, structure_only: bool
 ) -> float:
     reader = TEDS(structure_only=structure_only)
     try:
-        trees = [reader.load_html_tree(one) for one in (said, right)]
+        trees = [reader.load_html_tree(tree) for tree in (answer, reference)]
     except ValueError:  # a span that is no number
         return float("inf")
     return float(APTED(*trees, CustomConfig()).compute_edit_distance())

@@ -102,11 +102,11 @@ NOTHING = frozenset(
 
 def equations(answer: str) -> list[str]:
     """Return what an answer marks as formulas."""
-    found: list[str] = []
+    formulas: list[str] = []
     for pattern in DELIMITED:
-        found += [formula.strip() for formula in pattern.findall(answer)]
+        formulas += [formula.strip() for formula in pattern.findall(answer)]
         answer = pattern.sub("", answer)
-    return found
+    return formulas
 
 
 def tokens(latex: str) -> tuple[str, ...]:
@@ -114,12 +114,12 @@ def tokens(latex: str) -> tuple[str, ...]:
 
     Unbalanced braces stay as they are. Cost: O(n).
     """
-    found = [
+    sequence = [
         SAME.get(token, token)
         for token in TOKEN.findall(latex)
         if token not in NOTHING and not token.isspace()
     ]
-    return tuple(_without_braces(found))
+    return tuple(_without_braces(sequence))
 
 
 def contains(answer: Sequence[str], wanted: Sequence[str]) -> bool:
@@ -132,31 +132,33 @@ def contains(answer: Sequence[str], wanted: Sequence[str]) -> bool:
 
 def has_formula(wanted: str, answer: str) -> bool:
     """Return whether an answer has a formula, alone or within a longer one."""
-    right = tokens(wanted)
-    found = equations(answer)
-    return wanted in found or any(contains(tokens(one), right) for one in found)
+    wanted_tokens = tokens(wanted)
+    formulas = equations(answer)
+    return wanted in formulas or any(
+        contains(tokens(formula), wanted_tokens) for formula in formulas
+    )
 
 
-def _without_braces(found: Sequence[str]) -> Iterator[str]:
+def _without_braces(sequence: Sequence[str]) -> Iterator[str]:
     """Leave out braces that hold one token, and those that group without a command before them."""
-    partner = _partners(found)
+    partner = _partners(sequence)
     dropped: set[int] = set()
     for start, end in partner.items():
         inside = end - start - 1
-        before = found[start - 1] if start else ""
+        before = sequence[start - 1] if start else ""
         # A group is an argument behind a command, another argument, a script or an option.
-        alone = not before.startswith("\\") and before not in ("}", "^", "_", "]")
-        if inside == 1 or alone:
+        free = not before.startswith("\\") and before not in ("}", "^", "_", "]")
+        if inside == 1 or free:
             dropped |= {start, end}
-    for place, token in enumerate(found):
+    for place, token in enumerate(sequence):
         if place not in dropped:
             yield token
 
 
-def _partners(found: Sequence[str]) -> dict[int, int]:
+def _partners(sequence: Sequence[str]) -> dict[int, int]:
     opened: list[int] = []
     partner = {}
-    for place, token in enumerate(found):
+    for place, token in enumerate(sequence):
         if token == "{":
             opened.append(place)
         elif token == "}" and opened:

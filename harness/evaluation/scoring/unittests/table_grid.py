@@ -15,7 +15,7 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """A cell as it was written."""
 
     text: str
@@ -28,7 +28,7 @@ class Cell:
 class Grid:
     """Cells by the place of their upper left corner; `squares` has the corner of the cell over each place."""
 
-    cells: dict[Place, Cell] = field(default_factory=dict)
+    cells: dict[Place, GridCell] = field(default_factory=dict)
     squares: dict[Place, Place] = field(default_factory=dict)
     height: int = 0
     width: int = 0
@@ -36,7 +36,7 @@ class Grid:
     def neighbours(self, corner: Place, down: int, right: int) -> set[Place]:
         """Return the next cells in a direction, over gaps; a cell that spans several rows may have several."""
         cell = self.cells[corner]
-        found = set()
+        corners = set()
         for row in range(corner[0], corner[0] + (1 if down else cell.rows)):
             for column in range(corner[1], corner[1] + (1 if right else cell.columns)):
                 at = (row, column)
@@ -44,25 +44,25 @@ class Grid:
                     at = (at[0] + down, at[1] + right)
                     if not (0 <= at[0] < self.height and 0 <= at[1] < self.width):
                         break
-                    other = self.squares.get(at)
-                    if other is not None and other != corner:
-                        found.add(other)
+                    neighbour = self.squares.get(at)
+                    if neighbour is not None and neighbour != corner:
+                        corners.add(neighbour)
                         break
-        return found
+        return corners
 
     def headings(self, corner: Place, down: int, right: int) -> set[Place]:
         """Return the headings in a direction; where no cell is one, the last cells of that direction."""
-        seen, waiting = set(), {corner}
+        visited, waiting = set(), {corner}
         heads, ends = set(), set()
         while waiting:
             at = waiting.pop()
-            seen.add(at)
+            visited.add(at)
             if self.cells[at].heading:
                 heads.add(at)
             following = self.neighbours(at, down, right)
             if not following:
                 ends.add(at)
-            waiting |= following - seen
+            waiting |= following - visited
         return (heads - {corner}) or (ends - {corner})
 
 
@@ -72,7 +72,7 @@ def grids(answer: str) -> Iterator[Grid]:
     yield from _of_html(answer)
 
 
-def laid_out(rows: Sequence[Sequence[Cell]]) -> Grid:
+def laid_out(rows: Sequence[Sequence[GridCell]]) -> Grid:
     """Return rows of cells as a grid: each cell takes the first places of its row that no span covers."""
     grid = Grid()
     for row, cells in enumerate(rows):
@@ -102,7 +102,10 @@ def _of_pipes(answer: str) -> Iterator[Grid]:
         if len(table) >= 2 and any(rows):
             yield laid_out(
                 [
-                    [Cell(text, heading=not (number and place)) for place, text in enumerate(row)]
+                    [
+                        GridCell(text, heading=not (number and place))
+                        for place, text in enumerate(row)
+                    ]
                     for number, row in enumerate(row for row in rows if row)
                 ]
             )
@@ -133,12 +136,14 @@ def _of_html(answer: str) -> Iterator[Grid]:
             yield laid_out(rows)
 
 
-def _cell(cell: lxml.html.HtmlElement, rows_left: int) -> Cell:
+def _cell(cell: lxml.html.HtmlElement, rows_left: int) -> GridCell:
     for end in cell.iter("br"):
         end.tail = "\n" + (end.tail or "")
     heading = cell.tag == "th" or any(above.tag == "thead" for above in cell.iterancestors())
     rows = rows_left if (cell.get("rowspan") or "").strip() == "0" else _span(cell.get("rowspan"))
-    return Cell(cell.text_content().strip(), heading, min(rows, WIDEST), _span(cell.get("colspan")))
+    return GridCell(
+        cell.text_content().strip(), heading, min(rows, WIDEST), _span(cell.get("colspan"))
+    )
 
 
 def _span(value: str | None) -> int:

@@ -85,8 +85,8 @@ def sound(test: Mapping[str, Any], answer: str) -> bool:
         return sum(letter.isalnum() for letter in answer) <= int(limit)
     if not any(letter.isalnum() for letter in answer):
         return False
-    most = test.get("max_repeats", REPEATS)
-    if any(_repeats(answer, size) > most for size in range(1, NGRAM + 1)):
+    limit_of_repeats = test.get("max_repeats", REPEATS)
+    if any(_repeats(answer, size) > limit_of_repeats for size in range(1, NGRAM + 1)):
         return False
     return not (test.get("check_disallowed_characters", True) and FOREIGN.search(answer))
 

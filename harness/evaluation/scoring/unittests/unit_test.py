@@ -52,7 +52,10 @@ def has_cell(test: Test, answer: str) -> bool:
 
 def _surrounded(grid: Grid, place: Place, wanted: Mapping[str, str], edits: int) -> bool:
     return all(
-        any(_alike(words, grid.cells[other].text, edits) for other in AROUND[name](grid, place))
+        any(
+            _alike(words, grid.cells[neighbour].text, edits)
+            for neighbour in AROUND[name](grid, place)
+        )
         for name, words in wanted.items()
     )
 
