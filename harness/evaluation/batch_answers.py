@@ -1,4 +1,4 @@
-"""Requests through the engine: one batch in, its answers out, and the samples to blame when it fails."""
+"""Answer a batch of requests, and find the samples that make it fail."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from espalier.methods.base import MethodError
 
 log = logging.getLogger(__name__)
 
-#: How an adapter names a chat of its batch; outside, samples have names of their own.
+#: How an adapter names a chat of its batch; error lines of a sample name the sample instead.
 CHAT = re.compile(r"\bchat \d+ of the batch(?P<aside>: )?")
 
 
@@ -40,12 +40,12 @@ Chat = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A batch on its way to the model.
+    """A batch that has been read and encoded.
 
     Attributes:
-        inputs: the model's, or a prompt made of these.
+        inputs: the model's inputs, or a prompt made from them.
         contexts: question, target and media of each sample, as the journal keeps them.
-        seconds: what reading and preprocessing took.
+        seconds: duration of reading and preprocessing.
     """
 
     inputs: Any
@@ -54,15 +54,15 @@ class Prepared:
 
 
 class Answerer:
-    """Answers batches of requests and finds out which of their samples cannot be answered.
+    """Answers batches of requests and finds the samples that cannot be answered.
 
     Args:
         opened: the generator of answers, and the codec of its chats.
-        seed: of the run; batches that sample are seeded by it.
+        seed: the run's seed, from which batches are seeded when the model samples.
         document: returns the document of (task, split, doc id).
-        source: returns what (task, split, doc id) is called in its data set, and the target of its document, for the
-            journal; None: the journal keeps answers alone.
-        wording: what replaces the tasks' own questions; None: nothing.
+        source: returns the name of (task, split, doc id) in its data set and the target of its document, for the
+            journal; None: the journal keeps answers only.
+        wording: texts that replace the tasks' questions; None: none.
         shown: whether every sample must show a picture or a video.
         borders: where media may come from; None: from anywhere.
     """
@@ -85,10 +85,10 @@ class Answerer:
         self._wording = wording or PromptTexts(None, {})
         self._shown = needs_media
         self._borders = borders
-        # A benchmark's functions and data are read by one thread at a time.
+        # Only one thread at a time may use a benchmark's functions and data.
         self._one = Lock()
         self.reading = ReadingTimes()
-        #: The first refusal: input that cannot work, not an accident.
+        #: The first error that lies in the input and would come again.
         self.refusal: UserError | None = None
 
     def answer(
@@ -116,15 +116,14 @@ class Answerer:
             self.reading += ReadingTimes(len(block), batch.seconds, waited)
             return samples, []
         except (Exception, SystemExit) as error:
-            # Anything can go wrong with one sample (its file, its size, memory), and some tasks
-            # even call sys.exit.
+            # One sample can break the batch by its file, its size or its memory; some tasks call sys.exit.
             log.debug("batch of %d failed", len(block), exc_info=True)
             if len(block) == 1:
                 failure = _failure(key_of(block[0]), error)
                 if isinstance(error, UserError | MethodError) and self.refusal is None:
                     self.refusal = UserError(str(failure))
                 return [], [failure]
-        # Outside the handler: the tensors that the traceback held are free before the next try.
+        # Outside the handler, so that the traceback's tensors are freed before the next try.
         results = [self.answer([request], group) for request in block]
         return (
             [sample for samples, _ in results for sample in samples],
@@ -170,16 +169,16 @@ class Answerer:
         ]
 
     def encode(self, block: Sequence[Instance]) -> Mapping[str, Any]:
-        """Load the documents of a batch and return the model's inputs; raises whatever goes wrong."""
+        """Load the documents of a batch and return the model's inputs; any exception passes through."""
         inputs: Mapping[str, Any] = self.read(block).inputs
         return inputs
 
     def read(self, block: Sequence[Instance]) -> Prepared:
-        """Load the documents of a batch, write their chats and make inputs of these; raises whatever goes wrong."""
+        """Load and encode the documents of a batch; any exception passes through."""
         return self._prepared(block, encode=self._codec.encode)
 
     def preparer(self) -> Callable[[Sequence[Instance], Callable[[], None]], Prepared]:
-        """Return what prepares batches in another thread, calling a function between samples."""
+        """Return `read` for another thread; it calls its second argument between samples."""
         return partial(self._prepared, encode=self._codec.preparer())
 
     def _prepared(
@@ -189,7 +188,7 @@ class Answerer:
         *,
         encode: Prepare,
     ) -> Prepared:
-        """Load the documents of a batch, write their chats and make inputs of these."""
+        """Load the documents of a batch, write their chats and encode them."""
         with self._one, complete_only():
             started = perf_counter()
             chats, contexts = [], []
@@ -203,7 +202,7 @@ class Answerer:
             return Prepared(inputs, contexts, perf_counter() - started)
 
     def prompt_row(self, request: Instance) -> dict[str, str | None]:
-        """Return what a row says of prompts, by the example of a request."""
+        """Return the row's entry about prompts, taken from one request."""
         with complete_only():
             return self._codec.told(self._messages(request, self._read(request)))
 
@@ -228,12 +227,12 @@ class Answerer:
             chat = self._borders.chat(chat)
         if self._shown and not shows(chat):
             raise ValueError(
-                "the sample shows no picture and no video; valid: benchmark.media=optional, which answers it as a text"
+                "the sample has no picture and no video; valid: benchmark.media=optional, which answers it as a text"
             )
         return chat
 
     def _context(self, request: Instance, document: Any, chat: Chat) -> dict[str, Any] | None:
-        """Return what the journal keeps of a sample beside its answer."""
+        """Return question, target and media of a sample for the journal."""
         if self._source is None:
             return None
         task, doc_id = key_of(request)
@@ -246,7 +245,7 @@ class Answerer:
 
 
 def shows(chat: Chat) -> bool:
-    """Whether a chat has a picture or a video."""
+    """Return whether a chat has a picture or a video."""
     turns = [turn["content"] for turn in chat if not isinstance(turn["content"], str)]
     return any(part["type"] != "text" for turn in turns for part in turn)
 

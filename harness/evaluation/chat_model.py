@@ -1,4 +1,4 @@
-"""The model that lmms-eval sees: requests in, answers out, through the engine and the journal."""
+"""The model that lmms-eval calls: it answers requests with the engine and journals the answers."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ from espalier.harness.specs.run_spec import AUTO_BATCH, RunSpec
 #: Called with (finished samples, all samples) at the start and after each batch.
 Progress = Callable[[int, int], None]
 
-#: When the first so many samples all fail, the run is broken, not a sample; the rest is not tried.
+#: If this many samples fail before any succeeds, the run is broken, and the other samples are not tried.
 HOPELESS = 16
 
-#: Requests with equal generation settings: all of a run, or those of one batch.
+#: Generation settings, with the requests that have them: all of a run, or those of one batch.
 RequestGroup = tuple[Settings, list[Instance]]
 
 
 class AllAnswered(Exception):
-    """Everything is answered and known to rank 0, which goes on to score; this process has nothing more to do."""
+    """All samples are answered, and rank 0, which scores them, has the answers: this process is done."""
 
 
 @dataclass(frozen=True)
 class BatchResults:
-    """What one process, or all together, made of its batches.
+    """What one process, or all of them together, got from its batches.
 
     Attributes:
         entries: new answers, as the journal has them.
         failures: samples that raised.
-        refusal: the first of them that cannot work at all.
-        gave_up: whether batches were left out because nothing succeeded.
-        seconds: wall time; of several processes the longest.
-        reading: what reading and preprocessing took of it, of several processes together.
+        refusal: the first failure that no retry can mend.
+        gave_up: whether batches were skipped because nothing succeeded.
+        seconds: wall time, the longest of all processes.
+        reading: times of reading and preprocessing, the sum over all processes.
     """
 
     entries: list[dict[str, Any]]
@@ -72,17 +72,17 @@ class BatchResults:
 
 
 class ChatModel(lmms):
-    """Answers requests in batches, journals each answer, and never computes one that is there.
+    """Answers requests in batches and journals each answer; an answer in the journal is not computed again.
 
     Args:
         opened: the generator of answers, and the codec of its chats.
         journal: finished samples of this run.
-        spec: batch size, warm-up, error allowance, generation settings and seed.
-        tasks: the tasks whose requests will come; failed samples are withdrawn from them.
-        progress: told how far this process is.
-        complete: called in rank 0 with all answers, which are in the journal, before any is scored.
-        ranks: the processes that share the work. lmms-eval is not told of them: each gets all requests, and the
-            batches, the same as one process would form, are dealt out here.
+        spec: batch size, warm-up, allowed errors, generation settings and seed.
+        tasks: the tasks of the requests; failed samples are removed from them.
+        progress: called with the progress of this process.
+        complete: called in rank 0 with all answers, after they are journalled and before any is scored.
+        ranks: the processes that share the work. lmms-eval does not know of them: each gets all requests, and the
+            batches, the same as a single process would form, are dealt out here.
         borders: where media may come from; None: from anywhere.
     """
 
@@ -99,7 +99,7 @@ class ChatModel(lmms):
         complete: Callable[[Mapping[Key, Sample]], None] | None = None,
         borders: AllowedSources | None = None,
     ) -> None:
-        """Take everything that answering needs; nothing is loaded here."""
+        """Keep the arguments; nothing is loaded here."""
         super().__init__()
         self._journal = journal
         self._spec = spec
@@ -124,9 +124,9 @@ class ChatModel(lmms):
         self.resumed = 0
         self.seconds = 0.0
         self.ahead = batches_ahead(spec, self._ranks.local_world)
-        #: Of all processes together.
+        #: The sum over all processes.
         self.reading = ReadingTimes()
-        #: What the row says of prompts, by the example of the first answered sample.
+        #: The row's entry about prompts, taken from the first answered sample.
         self.prompt: dict[str, str | None] = {}
 
     def generate_until(self, requests: Sequence[Instance]) -> list[GenerationResult]:
@@ -138,7 +138,7 @@ class ChatModel(lmms):
             AllAnswered: in all processes but the first.
         """
         wanted = {key_of(request): request for request in requests}
-        # Read once, before anybody writes: all must deal out the same batches.
+        # Read once, before any process writes: all must deal out the same batches.
         entries = self._ranks.first(self._journal.entries)
         finished_samples = finished(entries)
         self.samples = {key: finished_samples[key] for key in wanted if key in finished_samples}
@@ -158,18 +158,18 @@ class ChatModel(lmms):
         return [self._result(key_of(request)) for request in requests]
 
     def answered(self) -> RequestGroup:
-        """Return the largest group of requests with equal settings, those that were answered."""
+        """Return the answered requests of the largest group with equal settings."""
         settings_of_group, members = max(self._asked, key=lambda request: len(request[1]))
         return settings_of_group, [
             request for request in members if key_of(request) in self.samples
         ]
 
     def encode(self, block: Sequence[Instance]) -> Mapping[str, Any]:
-        """Return the model's inputs of a batch; raises whatever goes wrong."""
+        """Return the model's inputs for a batch; any exception passes through."""
         return self._answerer.encode(block)
 
     def _groups(self, requests: Sequence[Instance]) -> list[RequestGroup]:
-        """Collect requests with equal generation settings, each group in the original order."""
+        """Group requests by generation settings, each group in the original order."""
         groups: list[RequestGroup] = []
         for request in requests:
             wanted = settings(
@@ -186,8 +186,8 @@ class ChatModel(lmms):
     def _pending(self, groups: Sequence[RequestGroup]) -> list[RequestGroup]:
         """Return the batches that have an unanswered sample.
 
-        One that an earlier process finished in part is run again as a whole: its composition, and so every bit of its
-        answers, is the same as without a break.
+        A batch that an earlier process finished in part runs again as a whole: its composition, and so every bit of
+        its answers, is the same as in an uninterrupted run.
         """
         return [
             (group, block)
@@ -204,7 +204,7 @@ class ChatModel(lmms):
         ]
 
     def _find_batch_size(self, groups: Sequence[RequestGroup]) -> int:
-        """Search, agree on what fits everywhere, and write it down: a resumed run must form the same batches."""
+        """Find the largest size that fits in all processes, and journal it for the batches of a resumed run."""
         group, members = widest(groups)
         trial = RealTrial(
             self._answerer, members, group, self._spec.model.device, self._ranks.local_world
@@ -217,13 +217,13 @@ class ChatModel(lmms):
         return size
 
     def _answer(self, blocks: Sequence[RequestGroup]) -> None:
-        """Answer this process's batches and journal them, one append each."""
+        """Answer the batches of this process and journal each with one append."""
         keys = self.samples.keys() | {key_of(request) for _, block in blocks for request in block}
         self._report(len(keys))
         for _ in range(self._spec.engine.warmup):
             for group, block in blocks[:1]:
                 self._answerer.answer(block, group)
-        # What came before, warming up, is not of the run.
+        # The warm-up is not part of the run.
         self._answerer.reading = ReadingTimes()
         batches = [block for _, block in blocks]
         with read_ahead(batches, self.ahead, self._answerer.preparer) as next_batch:
@@ -237,7 +237,7 @@ class ChatModel(lmms):
                     return
 
     def _keep(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> None:
-        """Write what is new to the journal, in one append, before it counts as finished."""
+        """Journal new results with one append; only then do they count as finished."""
         samples = [sample for sample in samples if sample.key not in self.samples]
         failures = [sample for sample in failures if sample.key not in self.samples]
         self._journal.append(*(s.entry() for s in samples), *(f.entry() for f in failures))
@@ -245,9 +245,9 @@ class ChatModel(lmms):
         self.failures += failures
 
     def _exchange(self) -> BatchResults:
-        """Tell all processes what each of them answered; return what they say together."""
-        # Those from the journal come first and are known to all. The journal's form leaves out the tensors of the
-        # records, which would bring their device along.
+        """Exchange results with all processes and return them combined."""
+        # Samples from the journal come first, and all processes have them. The JSON form has no tensors, which would
+        # need their device in the other process.
         fresh = [sample.entry() for sample in list(self.samples.values())[self.resumed :]]
         answerer, seconds = self._answerer, self.seconds
         refusal, reading = answerer.refusal, answerer.reading
@@ -263,7 +263,7 @@ class ChatModel(lmms):
         )
 
     def _take(self, results: BatchResults, total: int) -> None:
-        """Make the answers of all processes this model's own, or raise if the run has failed."""
+        """Take over the results of all processes; raise if the run has failed."""
         self.samples |= finished(results.entries)
         self.failures, self.seconds, self.reading = (
             results.failures,
@@ -277,7 +277,7 @@ class ChatModel(lmms):
             raise SampleErrors(self.failures, total)
 
     def _withdraw_failed(self) -> None:
-        """Take failed samples out of their tasks: lmms-eval scores only what was answered."""
+        """Remove failed samples from their tasks, so that lmms-eval scores only answered ones."""
         failed = {failure.key for failure in self.failures}
         for task in self._tasks.values():
             task._instances = [
@@ -286,7 +286,7 @@ class ChatModel(lmms):
 
     def _result(self, key: Key) -> GenerationResult:
         if any(failure.key == key for failure in self.failures):
-            # Withdrawn from its task, so never scored; answers and requests must still pair up.
+            # Never scored, but lmms-eval pairs answers and requests by position.
             return GenerationResult(text="")
         sample = self.samples[key]
         counts = TokenCounts(input_tokens=sample.input_tokens, output_tokens=sample.output_tokens)
@@ -302,12 +302,12 @@ class ChatModel(lmms):
             self._progress(len(self.samples) + len(self.failures), total)
 
     def clean(self) -> None:
-        """Keep the model: lmms-eval's own `clean` deletes every module held by the instance."""
+        """Keep the model; the base method deletes every module of the instance."""
 
     def loglikelihood(self, requests: Sequence[Instance]) -> Any:
-        """Refuse: answers are generated, never scored by likelihood."""
+        """Raise NotImplementedError: answers are generated, not scored by likelihood."""
         raise NotImplementedError("loglikelihood tasks are not supported, only generate_until")
 
     def generate_until_multi_round(self, requests: Sequence[Instance]) -> Any:
-        """Refuse: one round a sample."""
+        """Raise NotImplementedError: a sample has one round."""
         raise NotImplementedError("multi-round tasks are not supported, only generate_until")

@@ -1,4 +1,4 @@
-"""Where the pictures and videos of a data set may come from: its own folder or the hub's cache, and no address."""
+"""Files that the data of a run may name: in their own folder or the hub's cache, and not addresses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from espalier.harness.evaluation.local_data import LocalData
 from espalier.harness.evaluation.upstream import column_decoded, file_system_made, image_opened
 from espalier.harness.media.images import TRANSPARENCY, WIDE, in_8_bits, open_image
 
-#: File systems that reach no other machine. The hub's own obeys HF_HUB_OFFLINE.
+#: File systems that do not reach another machine. The hub's own obeys HF_HUB_OFFLINE.
 LOCAL = frozenset(
     (
         *("abstract", "file", "local", "memory", "hf", "dir", "zip", "tar", "libarchive", "rar"),
@@ -29,7 +29,7 @@ LOCAL = frozenset(
         *("gzip", "bz2", "xz", "lzma", "lz4", "zstd"),
     )
 )
-#: What may stand before `::`: files inside of a file.
+#: Prefixes allowed before `::`: files inside a file.
 ARCHIVES = re.compile(r"(zip|tar|gzip|bz2|xz|lzma|lz4|zstd|libarchive|rar)://")
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
@@ -42,18 +42,18 @@ COLUMNS = tuple(
 
 
 class OutsideSource(UserError):
-    """Data name a file or an address that a run may not open."""
+    """The data name a file or an address that a run may not open."""
 
 
 @dataclass(frozen=True)
 class AllowedSources:
-    """What a run of a benchmark may open.
+    """Files that a run of a benchmark may open.
 
     Attributes:
-        digested: folder with the data set, all of whose files but hidden ones are in the run key; None: the hub's.
+        digested: folder of the data set; its files, except hidden ones, are in the run key. None: the hub's.
         folders: others, those of the hub's cache, of the task's own files and of what is unpacked.
-        offline: whether nothing may be asked of another machine.
-        transparency: what becomes of that of pictures in image columns.
+        offline: whether connections are refused.
+        transparency: how transparent pictures of image columns are drawn.
     """
 
     digested: Path | None
@@ -62,12 +62,12 @@ class AllowedSources:
     transparency: str = TRANSPARENCY[0]
 
     def place(self, name: str) -> str:
-        """Return the path of a file that the data name; relative ones are looked for in the data's folders first.
+        """Return the path of a file that the data name; a relative path is searched in the data's folders first.
 
-        A chain as `zip://a.png::/data/all.zip` leads to its last file.
+        A chain such as `zip://a.png::/data/all.zip` leads to its last file.
 
         Raises:
-            UserError: an address, or a file elsewhere, also by `..` or by a link.
+            UserError: an address, or a file elsewhere, also by `..` or a link.
         """
         *inner, last = name.split("::")
         scheme = SCHEME.match(last)
@@ -81,7 +81,7 @@ class AllowedSources:
         return "::".join((*inner, path))
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return a chat with the paths of its pictures and videos checked; see `place`."""
+        """Return a chat with checked paths of pictures and videos; see `place`."""
         return [
             {**turn, "content": [self._part(part) for part in turn["content"]]}
             if not isinstance(turn["content"], str)
@@ -91,10 +91,10 @@ class AllowedSources:
 
     @contextmanager
     def enforced(self, pixels: bool) -> Iterator[None]:
-        """Check what `datasets` and Pillow open, and what file systems are asked of.
+        """Check every file that `datasets` and Pillow open, and every file system that is made.
 
-        With `pixels`, pictures of image columns come as `open_image` has them, where a task's own `convert` would lose
-        what is in them; not while a data set is prepared, whose rows outlive the run.
+        With `pixels`, pictures of image columns are converted as by `open_image` where a task's own `convert` would
+        lose content. It must be off while a data set is prepared, whose rows outlive the run.
         """
         with ExitStack() as stack:
             for column in COLUMNS:
@@ -113,7 +113,7 @@ class AllowedSources:
         return dict(part)
 
     def _value(self, value: Any) -> Any:
-        """Return what a column stores of a file, with its path checked where it is read."""
+        """Return a column's value for a file, its path checked if it will be read."""
         if isinstance(value, str):
             return self.place(value)
         if not isinstance(value, Mapping) or value.get("bytes") is not None:
@@ -125,7 +125,7 @@ class AllowedSources:
         roots = (*(() if self.digested is None else (self.digested,)), *self.folders)
         near = [str(root / path) for root in roots] if not os.path.isabs(path) else []
         if not os.path.isabs(path) and not any(map(os.path.exists, (*near, path))):
-            return path  # whoever opens it says that it is not there
+            return path  # opening it will report that it does not exist
         path = next(filter(os.path.exists, near), os.path.abspath(path))
         real = Path(os.path.realpath(path))
         if self.digested is not None and _below(real, self.digested):
@@ -183,22 +183,22 @@ class AllowedSources:
 def allowed_sources(
     data: LocalData | None, include_path: Path | None, offline: bool
 ) -> AllowedSources:
-    """Return the borders of a benchmark before its task is known.
+    """Return the files that a benchmark may open, before its task is known.
 
     Args:
-        data: serves data sets of `benchmark.path`; None: they are the hub's.
+        data: serves data sets from `benchmark.path`; None: they come from the hub.
         include_path: folder of the task.
-        offline: whether nothing may be asked of another machine.
+        offline: whether connections are refused.
     """
     own = [Path(lmms_eval.__file__).parent, *([] if include_path is None else [include_path])]
     if data is not None:
         digested = data.copies.digested
-        # A copy of the hub's cache as it is: its files are links to blobs beside the snapshots.
+        # A plain copy of the hub's cache: its files are links to blobs next to the snapshots.
         blobs = digested.absolute().parent.parent / "blobs"
         linked = [blobs] if digested.absolute().parent.name == "snapshots" else []
         return AllowedSources(digested, [data.home, *linked, *own], offline)
     cache = (
-        # Where tasks unpack videos, whatever the libraries found when they were imported.
+        # Tasks unpack videos below it, whatever the libraries read at import.
         Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser(),
         huggingface_hub.constants.HF_HOME,
         huggingface_hub.constants.HF_HUB_CACHE,
@@ -210,10 +210,10 @@ def allowed_sources(
 
 
 def admit_own(borders: AllowedSources, config: TaskConfig) -> None:
-    """Let tables of the user's own name any file of this machine.
+    """Let the user's own tables name any file of this machine.
 
-    They are those that a task file names by their paths, without `benchmark.path`: whoever wrote the path can read what
-    stands there, which nobody can say of a data set that was downloaded by its name.
+    These are tables that a task file names by path, without `benchmark.path`: its author can read the files, which does
+    not hold for a data set that was downloaded by name.
     """
     stated = config.dataset_kwargs or {}
     named = [*_strings(stated.get("data_files")), *_strings(stated.get("data_dir"))]

@@ -1,4 +1,4 @@
-"""lmms-eval's own loading, with a shelf in front of it: indices of task files and data sets are read once."""
+"""Cache lmms-eval's loading: indices of task files and data sets are read once per command."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from lmms_eval.tasks import TaskManager
 from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.evaluation.upstream import Patch, task_download
 
-#: What loading data sets in a task: the data, as they are and without pictures, and where they came from.
+#: Attributes that loading sets in a task: the data with and without pictures, and their origin.
 LOADED = ("dataset", "dataset_no_image", "DATASET_PATH")
 
 
 def manager_of(
     shelf: TaskCache, paths: Sequence[str], defaults: bool, family: str | None
 ) -> TaskManager:
-    """Return a task manager of its own for each opening; only the index of task files is kept.
+    """Return a new task manager; only the index of task files is cached.
 
-    Cost: the first time a parse of each task file, seconds where those of lmms-eval are among them.
+    Cost: the first time a parse of each task file, seconds if lmms-eval's own are included.
     """
 
     class Indexed(TaskManager):
@@ -36,16 +36,16 @@ def manager_of(
 
 
 def shelved_data(shelf: TaskCache) -> Patch:
-    """Let tasks load their data from a shelf, and put there what it lacks.
+    """Let tasks load their data through a cache.
 
-    Only whole data sets are kept, whose rows are read anew at each look, so that what a task does to a document
-    happens to nobody else's. What is streamed, or made of other classes, is loaded each time.
+    Only whole data sets are cached: their rows are read anew at each access, so that a task cannot change another
+    task's documents. Streams and data of other classes are loaded each time.
     """
 
     def load(
         download: Callable[..., None], task: ConfigurableTask, kwargs: dict[str, Any] | None
     ) -> None:
-        # A task of several subtasks loads one after the other, each under another name.
+        # A task of several subtasks loads them in turn, each under its own name.
         key = (task.config.task, task.DATASET_PATH, task.DATASET_NAME, repr(kwargs))
         loaded = shelf.taken(key)
         if loaded is None:
@@ -57,7 +57,7 @@ def shelved_data(shelf: TaskCache) -> Patch:
         for name in LOADED:
             setattr(task, name, loaded[name])
         if kwargs is not None:
-            # Loading takes out of them what is meant for lmms-eval alone.
+            # Loading removes lmms-eval's own arguments.
             kwargs.clear()
             kwargs.update(loaded["kwargs"])
 
@@ -65,7 +65,7 @@ def shelved_data(shelf: TaskCache) -> Patch:
 
 
 def _in_tables(data: Any) -> bool:
-    """Whether these are splits that lie in tables."""
+    """Return whether all splits are whole tables."""
     return isinstance(data, dict) and all(
         isinstance(split, datasets.Dataset) for split in data.values()
     )

@@ -1,4 +1,4 @@
-"""Metrics that a benchmark makes of its tasks' own: which ones they need, and whether all names exist."""
+"""Metrics that a benchmark derives from those of its tasks: the metrics they need, and a check of their names."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from espalier.harness.errors import UserError
 from espalier.harness.evaluation.lmms_tasks import metric_names
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Derived
 
-#: Starts a member that stands for one metric of every task of a group.
+#: Prefix of a member that means one metric of every task of a group.
 EVERY = "*/"
 
 
 def members_of(derived: Derived, names: Iterable[str]) -> list[str]:
-    """Return the metrics that a derived one is made of, in the order of the tasks."""
+    """Return the metrics that a derived metric is computed from, in the order of the tasks."""
     available = list(names)
     members = []
     for member in derived.of:
@@ -29,7 +29,7 @@ def members_of(derived: Derived, names: Iterable[str]) -> list[str]:
 
 
 def needed(benchmark: BenchmarkSpec, tasks: Sequence[Task]) -> tuple[str, ...]:
-    """Return the tasks' own metrics that a benchmark reports or derives others from; none stands for all."""
+    """Return the task metrics that a benchmark reports or derives metrics from; an empty tuple means all."""
     if not benchmark.metrics:
         return ()
     names = metric_names(tasks)
@@ -41,7 +41,7 @@ def needed(benchmark: BenchmarkSpec, tasks: Sequence[Task]) -> tuple[str, ...]:
 
 
 def check_derived(tasks: Sequence[Task], benchmark: BenchmarkSpec) -> None:
-    """Raise UserError if a metric that a benchmark derives others from does not exist in its tasks."""
+    """Raise UserError if a member of a derived metric does not exist in the tasks."""
     names = metric_names(tasks)
     for name, formula in benchmark.derived.items():
         if name in names:

@@ -1,6 +1,6 @@
-"""Evaluate a model under a method on one benchmark.
+"""Evaluate a model with a method on one benchmark.
 
-lmms-eval asks and scores, the engine answers, the journal remembers.
+lmms-eval makes the requests and scores the answers, the engine answers, the journal keeps the answers.
 """
 
 from __future__ import annotations
@@ -39,29 +39,28 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything that one benchmark run yields.
+    """The results of one benchmark run.
 
     Attributes:
-        metrics: {name: {"value", "stderr"}} of the benchmark; None where it is not known.
+        metrics: {name: {"value", "stderr"}} of the benchmark; None for an unknown number.
         n_samples: samples that were scored.
-        samples: answers with telemetry, in the order of the benchmark.
-        scores: {(task, doc id): {metric: contribution}}; of a mean over samples the sample's own value.
+        samples: answers with telemetry, in benchmark order.
+        scores: {(task, doc id): {metric: contribution}}; for a mean over samples, the sample's value.
         failures: samples that raised; excluded from everything above.
-        resumed: how many answers came from the journal.
-        seconds: wall time spent answering the others, warm-up excluded; of several processes the
-            longest.
+        resumed: number of answers from the journal.
+        seconds: wall time of the other answers without warm-up, the longest of all processes.
         versions: {task: version} as lmms-eval reports them.
-        batch_size: samples in one batch, as set or as found.
-        ahead: batches read ahead of the answers, at most.
-        reading_ms: milliseconds a sample of reading and preprocessing, and of waiting for it; None if none was read.
-        prompt: the first answered sample's, as it went to the processor, and the hashes of the chat templates.
-        speedup: what the method's phases gain on the unreduced model's, as the row has it; None if not measured.
+        batch_size: samples in one batch, as set or found.
+        ahead: largest number of batches read ahead of the answers.
+        reading_ms: milliseconds per sample of reading and preprocessing, and of waiting for it; None if none was read.
+        prompt: the prompt of the first answered sample, and the hashes of the chat templates.
+        speedup: speed-up of the method's phases over the unreduced model, as the row has it; None if not measured.
         speedup_note: how it was measured, or why not.
-        aggregation: how each metric comes out of its samples (harness/evaluation/sample_contributions.py).
-        unparsed: answers in no form that the scorer knows; where it does not tell, those whose reasoning never ends,
-            None if there are none.
-        judge: which judge scored the answers and how that went; None where none was asked.
-        latency: times and memory of both sides where the harness composes the prompts; None elsewhere.
+        aggregation: how each metric follows from its samples (harness/evaluation/sample_contributions.py).
+        unparsed: answers in no form that the scorer knows; if it does not count them, answers with unfinished
+            reasoning, None if there are none.
+        judge: the judge that scored the answers, with its counts; None without a judge.
+        latency: times and memory of both sides if the harness composes the prompts, else None.
     """
 
     metrics: Mapping[str, Mapping[str, float | None]]
@@ -90,7 +89,7 @@ class Evaluation:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Answers per second of all processes together; None if every answer came from the journal."""
+        """Answers per second, all processes together; None if every answer came from the journal."""
         fresh = len(self.samples) - self.resumed
         return fresh / self.seconds if fresh and self.seconds else None
 
@@ -107,11 +106,10 @@ def evaluate(
     answered: Callable[[], None] | None = None,
     loaded: LoadedBenchmark | None = None,
 ) -> Evaluation:
-    """Open what answers by `method` and evaluate; see `evaluate_session`.
+    """Install `method` on the model and evaluate; see `evaluate_session`.
 
-    `prior` is the calibrated prior for methods that need one, `ranks` the processes that share
-    the work, `answered` is called when the run has ended and only its speed-up is left to measure, `loaded` is what
-    `open_benchmark` returned.
+    `prior` is the calibrated prior for methods that need one, `ranks` the processes that share the work; `answered` is
+    called when only the speed-up remains to be measured; `loaded` is the result of `open_benchmark`.
     """
     kind = kind_of(method)
     reason = kind.unpaired(spec, method)
@@ -127,16 +125,16 @@ def evaluate(
 def open_benchmark(
     spec: RunSpec, ranks: Ranks | None = None, shelf: TaskCache | None = None
 ) -> LoadedBenchmark:
-    """Load the benchmark's task and data; before the model, so that what is missing is found before weights are read.
+    """Load the benchmark's task and data, before the model: missing data are found before weights are read.
 
-    `shelf` has what earlier openings of the command read; the tasks are made anew.
+    `shelf` caches data of earlier openings in this command; the tasks are always made anew.
 
     Raises:
         UserError: the task, its data, a metric or the limit cannot work.
 
-    Cost: seconds, once for each process, to import lmms-eval; whoever only reads rows need not pay.
+    Cost: seconds, once in each process, to import lmms-eval.
     """
-    # Brings in lmms-eval: seconds, and whoever only catches the errors above need not pay.
+    # These import lmms-eval, which takes seconds.
     from espalier.harness.evaluation.box_format import tell
     from espalier.harness.evaluation.data_errors import check_references
     from espalier.harness.evaluation.denoising_lengths import check_denoised
@@ -170,7 +168,7 @@ def open_benchmark(
         change_prompts(loaded.tasks, bench.prompt)
         check_text(loaded.tasks, bench.text)
         if not loaded.ours or bench.dataset.path is not None:
-            # Of data of the user's own the task says itself what it holds answers against, if anything.
+            # A task with data of its own says itself what its references are, if any.
             check_references(loaded.tasks, bench.limit)
         tell(loaded.tasks, spec.model, bench)
         judged_run(spec, loaded.tasks)
@@ -192,22 +190,22 @@ def evaluate_session(
     """Answer the samples that the journal lacks, score all, and write the scores to the journal.
 
     Args:
-        spec: the run; benchmark, engine, seed and the model's generation settings are read.
-        opened: the generator of answers, the codec of its chats, and what is timed in pairs afterwards, by rank 0
-            while the others wait.
+        spec: the run; of it benchmark, engine, seed and the model's generation settings are used.
+        opened: the generator of answers, the codec of its chats, and the two sessions that rank 0 times in pairs
+            afterwards, while the other processes wait.
         journal: finished samples; gains one entry for each new answer or failure.
         progress: called with (finished, total).
-        ranks: the processes that share the work, each in a call of its own; all return the same.
+        ranks: the processes that share the work; each calls this function, and all return the same.
         answered: called before the pairs are timed.
-        loaded: what `open_benchmark` returned; None: it is called here.
-        adapter: the model, whose bytes bound what is timed of prompts that the harness composes; None: nothing is.
+        loaded: the result of `open_benchmark`; None: it is called here.
+        adapter: the model, needed to time prompts that the harness composes; None: they are not timed.
 
     Raises:
         UserError: the benchmark's task, metrics or limit cannot work; nothing was generated.
         SampleErrors: more samples failed than `engine.max_errors` allows; all answers are kept.
         JudgeLost: the judge of a judged task does not answer; all answers are kept.
     """
-    # These bring in lmms-eval, seconds, and whoever only reads rows need not pay.
+    # These import lmms-eval, which takes seconds.
     from lmms_eval.evaluator import simple_evaluate
 
     from espalier.harness.evaluation.chat_model import AllAnswered, ChatModel
@@ -287,7 +285,7 @@ def evaluate_session(
 def check_limit(limit: object) -> None:
     """Raise UserError unless `limit` is None or a positive integer.
 
-    Inside lmms-eval a fraction would become the first task's count for every following task.
+    lmms-eval would turn a fraction into the first task's count and use it for every following task.
     """
     if limit is None:
         return
@@ -296,7 +294,7 @@ def check_limit(limit: object) -> None:
 
 
 def _unparsed(counted: int | None, samples: Sequence[Sample]) -> int | None:
-    """Return what a benchmark tells of unreadable answers; else how many ended within their reasoning, if any did."""
+    """Return the benchmark's count of unreadable answers, else the count of answers that end within their reasoning."""
     return (
         counted
         if counted is not None

@@ -1,4 +1,4 @@
-"""What an entry of a journal must look like: journals outlive crashes, disks and versions of this code."""
+"""The form of journal entries: journals outlive crashes, disks and versions of this code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _numbers(value: Any) -> bool:
 
 
 def is_table(value: Any) -> bool:
-    """Say whether a value is a table."""
+    """Return whether a value is a table."""
     return isinstance(value, Mapping)
 
 
@@ -45,7 +45,7 @@ def _documents(value: Any) -> bool:
     return isinstance(value, Mapping) and all(_count(item) for item in value.values())
 
 
-#: Of every entry about a sample; others may be there too.
+#: Keys of every entry about a sample; more keys are allowed.
 SAMPLE: Mapping[str, Callable[[Any], bool]] = {"task": _text, "doc_id": _count}
 ANSWER = {**SAMPLE, "answer": _text, "input_tokens": _count, "output_tokens": _count}
 SCORES = {**SAMPLE, "scores": _numbers}
@@ -54,7 +54,7 @@ MAY_SCORES: Mapping[str, Callable[[Any], bool]] = {
     "values": _shared,
     "own": _numbers,
 }
-#: Of the telemetry of an answer; a key that is null counts as absent.
+#: Keys of the telemetry of an answer; a null value counts as absent.
 RECORD: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("visual", "text", "kv_entries", "kv_bytes", "new_tokens"), _count),
     **dict.fromkeys(("requested", "kept", "entering"), _counts),
@@ -80,7 +80,7 @@ def check(
     must: Mapping[str, Callable[[Any], bool]],
     may: Mapping[str, Callable[[Any], bool]] | None = None,
 ) -> None:
-    """Raise ValueError unless a table has what it must have, each of its kind; `may` is checked where it is there."""
+    """Raise ValueError unless an entry has all keys of `must`, and values of `must` and `may` have their type."""
     if not isinstance(entry, Mapping):
         raise ValueError("not a table")
     present = {name: kind for name, kind in (may or {}).items() if entry.get(name) is not None}

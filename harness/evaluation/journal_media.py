@@ -1,4 +1,4 @@
-"""What a journal keeps of a sample for whoever looks for errors: plain values of bounded size, references to media."""
+"""Sample data in the journal, for error analysis: plain values of bounded size, references to media."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 
 from espalier.harness.media.frames import Clip
 
-#: Characters of a text, and entries of a list or table, that are kept.
+#: Largest number of characters of a text, and of entries of a list or table, that is kept.
 TEXT, ENTRIES = 4000, 200
 
 #: Hexadecimal digits of the hash of a picture or of frames.
@@ -21,7 +21,7 @@ DIGITS = 16
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can carry it: long texts and lists are cut, what is no data is named by its type."""
+    """Return a JSON value: long texts and lists are cut, other objects become the name of their type."""
     match value:
         case None | bool():
             return value
@@ -44,7 +44,7 @@ def plain(value: Any) -> Any:
 
 
 def question(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the texts of a chat as they go to the model's template, a mark for each picture and video."""
+    """Return the texts of a chat as the model's template gets them, with a mark for each picture and video."""
     return plain(
         "\n".join(f"{_role_mark(message)}{_text_of(message['content'])}" for message in messages)
     )  # type: ignore[no-any-return]
@@ -54,11 +54,10 @@ def media(messages: Sequence[Mapping[str, Any]], source: str) -> list[dict[str, 
     """Return a reference for each picture and video of a chat, never its pixels.
 
     Args:
-        messages: the chat, as it goes to the adapter.
-        source: data set, split and document; the place in the chat is added.
+        messages: the chat, as the adapter gets it.
+        source: data set, split and document; the position in the chat is added.
 
-    Cost: one hash over the pixels of a picture or of frames in memory; of a video file only its path and size in bytes
-    are taken.
+    Cost: one hash over the pixels of a picture or of frames in memory; of a video file only path and size are read.
     """
     references = []
     for place, (kind, value) in enumerate(_media(messages)):

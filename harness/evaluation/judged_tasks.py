@@ -1,8 +1,9 @@
-"""Tasks whose answers a language model judges: every answer is in the journal before the first one is judged.
+"""Tasks with answers that a language model judges: all answers are journalled before the first one is judged.
 
-Such a task says under `metadata.judge` of its file what the judge is asked, `name`, `system` and `user`; which `parts`
-of a sample stand in it (a function of document and answer), and what a verdict `holds` (a function of its text; None:
-nothing). Its `process_results` gets two results, the answer and the verdict's text: scoring stays a pure function.
+`metadata.judge` of such a task's file has the prompt (`name`, `system`, `user`), the function `parts` of document and
+answer, which returns the texts for its placeholders, and the function `holds` of a verdict's text, which returns None
+for a text without a score. `process_results` gets two results, the answer and the verdict's text, so that scoring stays
+a pure function.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt, prompt
 from espalier.harness.evaluation.samples import Key, Sample
 from espalier.harness.specs.run_spec import RunSpec
 
-#: What a task's file must say beside the words.
+#: Functions that a task's file must name besides the prompt.
 FUNCTIONS = ("parts", "holds")
 
 
 class Unjudged(ValueError):
-    """The judge was asked about a sample and gave no verdict that can be scored."""
+    """The judge gave no verdict on a sample that can be scored."""
 
 
 @dataclass(frozen=True)
 class Rubric:
-    """How a task is judged: the words, the parts of a sample in them, and whether a text holds a score."""
+    """How a task is judged: the prompt, its parts of a sample, and whether a text holds a score."""
 
     words: JudgePrompt
     parts: Callable[[Mapping[str, Any], str], Mapping[str, str]]
@@ -42,9 +43,9 @@ class JudgedRun:
 
     Args:
         spec: the run.
-        rubrics: by name of the task.
+        rubrics: by task name.
         docs: the documents of each task, without media.
-        results: what the judge said; None before it was asked.
+        results: the judge's results; None before `ask`.
     """
 
     spec: RunSpec
@@ -53,10 +54,10 @@ class JudgedRun:
     results: JudgeResults | None = field(default=None)
 
     def ask(self, samples: Mapping[Key, Sample]) -> None:
-        """Have all answers to judged tasks judged.
+        """Get verdicts on all answers of judged tasks.
 
         Raises:
-            JudgeLost: the judge does not answer; what it said so far is kept.
+            JudgeLost: the judge does not answer; verdicts so far are kept.
         """
         questions = [
             self._question(sample) for sample in samples.values() if sample.task in self.rubrics
@@ -68,10 +69,10 @@ class JudgedRun:
         self.results = judged(self.spec.judge, self.spec.store, questions)
 
     def verdict(self, key: Key) -> list[str]:
-        """Return what a scorer gets beside the answer: the verdict of a judged task, else nothing.
+        """Return the scorer's second result: the verdict of a judged task, else nothing.
 
         Raises:
-            Unjudged: the judge gave none.
+            Unjudged: the judge gave no verdict.
         """
         if key[0] not in self.rubrics or self.results is None:
             return []
@@ -80,7 +81,7 @@ class JudgedRun:
         return [self.results.verdicts[key]]
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return the verdicts as the journal has them."""
+        """Return the journal entries of the verdicts."""
         verdicts = {} if self.results is None else self.results.verdicts
         return [
             {"task": task, "doc_id": doc_id, "verdict": text}
@@ -88,7 +89,7 @@ class JudgedRun:
         ]
 
     def summary(self) -> dict[str, Any] | None:
-        """Return what a row says of the judge, None where none was asked."""
+        """Return the row's entry about the judge, None without a judge."""
         if self.results is None:
             return None
         results, prompt = self.results, next(iter(self.rubrics.values())).words
@@ -112,10 +113,10 @@ class JudgedRun:
 
 
 def judged_run(spec: RunSpec, tasks: Sequence[Task]) -> JudgedRun:
-    """Return how the judged ones among the tasks are judged.
+    """Return the judged tasks of a run with their rubrics.
 
     Raises:
-        UserError: a task's file lacks something, or a task needs a judge and its benchmark does not say so.
+        UserError: a task's file is incomplete, or a task needs a judge and its benchmark does not list it.
     """
     judged_tasks = {task.config.task: task for task in tasks if _table(task)}
     if judged_tasks and "judge" not in spec.benchmark.needs:
@@ -144,5 +145,5 @@ def _rubric(spec: RunSpec, name: str, table: Mapping[str, Any]) -> Rubric:
     task_prompt = prompt_of(key, {part: table[part] for part in table if part not in FUNCTIONS})
     prompt = task_prompt if spec.judge.prompt is None else read_prompt(spec.judge.prompt)
     verdict_value = table["holds"]
-    # A score of 0 is one.
+    # A score of 0 counts.
     return Rubric(prompt, table["parts"], lambda text: verdict_value(text) is not None)

@@ -1,11 +1,11 @@
-"""Time and memory of prompts that the harness composes, the method's and the unreduced model's, in turns.
+"""Time and memory of the method and the unreduced model, in turns, on prompts that the harness composes.
 
-The run's own answers are long and timed once, which gives the throughput that is scored. Behind it both sides answer
-one batch again, a few tokens each, A B, B A, in one process, and stand beside what the bandwidth of the memory allows:
+The run's own answers are long and timed once; they give the scored throughput. Afterwards both sides answer one batch
+again, a few tokens each, A B, B A, in one process, and are compared with the bound by memory bandwidth:
 
     bound of a step = (weights + cache) / measured rate of a copy,
 
-the cache as it is in the middle of the answer.
+with the cache in the middle of the answer.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from espalier.harness.kinds.kind import Generator, Opened
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.generation import Settings
 
-#: Rounds that count, each with an answer of every side; one more comes before and warms up.
+#: Rounds that count, each with an answer of every side; one warm-up round precedes them.
 ROUNDS = 3
 
-#: New tokens of an answer in a round, at most.
+#: Largest number of new tokens of an answer in a round.
 TOKENS = 32
 
-#: Bytes that are copied to measure the bandwidth: beyond any cache of a processor.
+#: Bytes that are copied to measure the bandwidth: more than any processor cache.
 COPIED = 2**28
 
 
 @dataclass(frozen=True)
 class LatencyRound:
-    """One batch answered once, whole batch: milliseconds of the prefill and of a step, cache and peak in bytes."""
+    """One answer to a batch: milliseconds of the prefill and of a step for the whole batch, cache and peak in bytes."""
 
     prefill: float
     select: float
@@ -55,12 +55,12 @@ class LatencyRound:
 
 @dataclass(frozen=True)
 class StepReads:
-    """What a step of decoding reads.
+    """Bytes that a decoding step reads.
 
     Attributes:
         weights: bytes of the decoder and the head.
         entry: bytes of keys and values that one token adds to the caches of all layers.
-        rate: bytes a second, of a copy.
+        rate: bytes per second of a copy.
     """
 
     weights: int
@@ -75,7 +75,7 @@ class StepReads:
         return cls(step_bytes(adapter), entry, copy_rate(adapter.device, COPIED))
 
     def bound(self, turn: LatencyRound, tokens: int) -> float:
-        """Return the milliseconds below which no step of a batch can be, mean over an answer of `tokens`."""
+        """Return the lower bound of a batch's step in milliseconds, averaged over an answer of `tokens`."""
         # Step k of tokens - 1 reads the prompt's entries and k new ones.
         cache = turn.kv_bytes + len(turn.records) * self.entry * tokens / 2
         return 1e3 * (self.weights + cache) / self.rate
@@ -90,16 +90,16 @@ def in_turns(
     rounds: int = ROUNDS,
     warmup: int = 1,
 ) -> dict[str, list[LatencyRound]]:
-    """Return the turns of each side, its warm-up left out; who is first changes from round to round.
+    """Return the rounds of each side without warm-up; the side that goes first alternates.
 
     Args:
-        sides: who answers.
+        sides: generators by name.
         inputs: one encoded batch.
         names: an id for each row.
-        tokens: new tokens of every answer, no end before.
-        devices: whose memory counts.
+        tokens: exact number of new tokens of every answer.
+        devices: devices that the peak memory is measured on.
         rounds: answers of each side that count.
-        warmup: those before them that do not.
+        warmup: earlier answers that do not count.
     """
     rounds_of: dict[str, list[LatencyRound]] = {name: [] for name in sides}
     for number in range(warmup + rounds):
@@ -123,7 +123,7 @@ def in_turns(
 
 
 def side_summary(turns: Sequence[LatencyRound], reads: StepReads, tokens: int) -> dict[str, float]:
-    """Return what a row says of one side, medians over its turns."""
+    """Return the row's entry about one side, medians over its rounds."""
     step, bound = median(turn.step for turn in turns), reads.bound(turns[0], tokens)
     return {
         "prefill_ms": median(turn.prefill for turn in turns),
@@ -139,12 +139,12 @@ def side_summary(turns: Sequence[LatencyRound], reads: StepReads, tokens: int) -
 
 @dataclass
 class LatencyRun:
-    """One run over prompts that the harness composes.
+    """A run over prompts that the harness composes.
 
     Args:
         benchmark: length of prompts and answers.
-        seed: of the pixels.
-        samples: what has been answered.
+        seed: seed of the pixels.
+        samples: the answered samples.
     """
 
     benchmark: BenchmarkSpec
@@ -152,7 +152,7 @@ class LatencyRun:
     samples: Mapping[Key, Sample] = field(default_factory=dict)
 
     def compose(self, tasks: Sequence[Task], encode: Callable[[Any], Mapping[str, Any]]) -> None:
-        """Tell the tasks of what their prompts are made on this model."""
+        """Set the composition of the tasks' prompts for this model."""
         assert self.benchmark.prompt_tokens is not None
         prompt = composed(
             lambda one: tokens_of(encode, one, self.seed), self.benchmark.prompt_tokens
@@ -162,17 +162,17 @@ class LatencyRun:
             task.lmms_eval_specific_kwargs = {**settings, "seed": self.seed}
 
     def take(self, samples: Mapping[Key, Sample]) -> None:
-        """Keep the answers, which the clock scores."""
+        """Keep the answers, which are scored by their times."""
         self.samples = samples
 
     def verdict(self, key: Key) -> list[str]:
-        """Return what a scorer gets beside the answer, as text: new tokens of its whole batch a second."""
-        # A record has its row's share of a step of the batch, which makes one token of each row.
+        """Return the scorer's second result, as text: new tokens per second of the whole batch."""
+        # A record has its row's share of a step of the batch, which makes one token for each row.
         per_second = 1e3 / self.samples[key].record.times_ms["decode_per_token"]
         return [json.dumps({"throughput": per_second})]
 
     def measure(self, model: ChatModel, opened: Opened, adapter: Parts) -> dict[str, Any]:
-        """Return the block `extra.latency` of a row; without rivals the model is timed alone.
+        """Return the block `extra.latency` of a row; without rivals only the model itself is timed.
 
         Cost: ROUNDS + 1 answers of TOKENS tokens of each side.
         """
@@ -191,7 +191,7 @@ class LatencyRun:
         try:
             rounds = in_turns(sides, inputs, names, tokens, adapter.devices)
         except (RuntimeError, MemoryError) as error:
-            # Where the reduced model fits, the whole one may not. The run has its answers.
+            # The unreduced model may not fit where the reduced one does. The run has its answers.
             if not ran_out(error) or "plain" not in sides:
                 raise
             del sides["plain"]
@@ -211,7 +211,7 @@ class LatencyRun:
 
 
 def prompt_block(records: Sequence[Record], tokens: int | None) -> dict[str, float | None]:
-    """Return the length that was asked for and those that came about, means over a batch."""
+    """Return the requested and the actual prompt lengths, means over a batch."""
     visual, text = (
         fmean(getattr(record, name) for record in records) for name in ("visual", "text")
     )
@@ -222,9 +222,9 @@ def prompt_block(records: Sequence[Record], tokens: int | None) -> dict[str, flo
 def gains(
     rounds: Mapping[str, Sequence[LatencyRound]], reads: StepReads, tokens: int
 ) -> dict[str, Any]:
-    """Return how many times as fast the method's phases are as the unreduced model's, turn by turn.
+    """Return the speed-ups of the method's phases over the unreduced model, round by round.
 
-    The gain of a step stands beside what the bytes of both sides allow.
+    The gain of a step is bounded by the ratio of the bytes that both sides read.
     """
     method, plain = rounds["own"], rounds["plain"]
     allowed = reads.bound(plain[0], tokens) / reads.bound(method[0], tokens)
@@ -241,7 +241,7 @@ def gains(
 def tokens_of(
     encode: Callable[[Any], Mapping[str, Any]], composition: PromptComposition, seed: int
 ) -> int:
-    """Return the tokens that a model reads of a prompt; raises UserError where it does not take it."""
+    """Return the number of tokens of a prompt on a model; raises UserError if the model does not accept it."""
     content = [
         {"type": "text", "text": part}
         if isinstance(part, str)

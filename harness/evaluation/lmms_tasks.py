@@ -1,4 +1,4 @@
-"""Loading lmms-eval tasks, and scoring them without threads, retries or noise."""
+"""Load lmms-eval tasks, and score them without threads, retries or noise."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from espalier.harness.ranks import alone
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.folder_checks import check_folder
 
-#: How data that are not on this machine can be had.
+#: Advice in error lines about data that are not on this machine.
 WAYS = (
     "; valid: offline=false, benchmark.path=<a folder with a copy>, or before, where there is a network, "
     "python -m espalier benchmarks prefetch <name>"
@@ -54,10 +54,10 @@ WAYS = (
 
 @dataclass(frozen=True)
 class LoadedBenchmark:
-    """The task, or all leaf tasks of a group, with the manager that knows them.
+    """The task, or all leaf tasks of a group, with their task manager.
 
-    `ours` says that they come from the include path, not from lmms-eval; `data` is what serves their data sets where
-    these lie in a folder of the user's, and `borders` holds where their media may come from.
+    `ours`: they come from the include path, not from lmms-eval. `data` serves their data sets from the user's folder;
+    `borders` has the files that their data may name.
     """
 
     manager: TaskManager
@@ -89,7 +89,7 @@ class LoadedBenchmark:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Return the context in which functions of the tasks find their data sets, and open nothing else."""
+        """Serve local data sets, and refuse other files, while functions of the tasks run."""
         with (
             nullcontext() if self.data is None else self.data.serving(),
             nullcontext() if self.borders is None else self.borders.enforced(pixels=True),
@@ -108,14 +108,14 @@ def load_tasks(
 ) -> LoadedBenchmark:
     """Load a task or group by name; `offline` gives up at once instead of after four retries.
 
-    `template` picks the prompts that a task writes for one model family (its lmms_eval_specific_kwargs); a task without
-    such takes its `default`. With `data` the hub is not asked. `pinned` has revisions of
-    data sets by their id; of others a task's own file decides. `shelf` has what earlier openings found and loaded.
+    `template` selects the prompts that a task has for one model family (its lmms_eval_specific_kwargs); a task without
+    them uses its `default`. With `data` the hub is not used. `pinned` has revisions of data sets by id; for others a
+    task's own file decides. `shelf` caches earlier openings.
 
-    The built-in index is read (seconds) only when the name is not under `include_path`; otherwise
-    built-in names would win over ours.
+    The built-in index is read (seconds) only if `include_path` has no such name; otherwise built-in names would
+    override ours.
 
-    Stop strings are those that a task names: lmms-eval's default for tasks without any is left out.
+    Only stop strings in a task's file count: lmms-eval's default for tasks without any is dropped.
 
     Raises:
         UserError: the name is unknown, its data cannot be loaded, it does not generate text, or the cache of data sets
@@ -123,7 +123,7 @@ def load_tasks(
     """
     check_folder("HF_DATASETS_CACHE, HF_HOME or HOME", Path(datasets.config.HF_DATASETS_CACHE))
     paths = [] if include_path is None else [str(include_path)]
-    # A family named `default` would lose what stands beside the task's `default`.
+    # A family named `default` would lose the settings outside the task's `default` table.
     family = None if template == "default" else template
     shelf = shelf or TaskCache()
     manager = manager_of(shelf, paths, False, family)
@@ -164,7 +164,7 @@ def load_tasks(
             place = origin(configs[-1])
             raise UserError(f"benchmark.task={name!r}: {error} ({place})") from error
         raise
-    except Exception as error:  # a task's own functions: whatever they raise must name their data
+    except Exception as error:  # a task's functions may raise anything
         cause = error.last_attempt.exception() if isinstance(error, RetryError) else error
         if lacks_locks(cause):
             raise UserError(
@@ -195,7 +195,7 @@ def load_tasks(
 
 
 def _at_revision(config: Mapping[str, Any], pinned: Mapping[str, str]) -> dict[str, Any]:
-    """Return a task's settings with the revision of its data set."""
+    """Return a task's settings with the pinned revision of its data set."""
     revision = pinned.get(str(config.get("dataset_path")))
     if revision is None:
         return dict(config)
@@ -206,16 +206,17 @@ def _at_revision(config: Mapping[str, Any], pinned: Mapping[str, str]) -> dict[s
 
 
 class _AsWritten(TaskConfig):
-    """A task's configuration whose `generation_kwargs` name stop strings only where its author did.
+    """A task's configuration with stop strings only if its author wrote them.
 
-    `TaskConfig` fills in the separator of few-shot examples, a blank line, for tasks that name none; written and filled
-    in look alike afterwards. lmms-eval's own model classes, but one, never cut there, nor do the original evaluations.
+    `TaskConfig` fills in the separator of few-shot examples, a blank line, for tasks without stop strings, and the
+    result does not show the difference. lmms-eval's own model classes, except one, never cut there, nor do the original
+    evaluations.
     """
 
     generation_kwargs: dict[str, Any] | None
 
     def __post_init__(self) -> None:
-        """Note what is written before the defaults come, and take back the one that was not."""
+        """Remove the default stop string unless the author wrote one."""
         written = self.generation_kwargs
         if written is not None:
             # Tasks of a group may share the table.
@@ -226,7 +227,7 @@ class _AsWritten(TaskConfig):
 
 
 def check_metrics(tasks: Sequence[Task], wanted: Sequence[str]) -> None:
-    """Raise UserError if a metric that the benchmark reports does not exist in its task."""
+    """Raise UserError if a reported metric does not exist in the tasks."""
     valid = sorted(metric_names(tasks))
     for name in wanted:
         if name not in valid:
@@ -234,7 +235,7 @@ def check_metrics(tasks: Sequence[Task], wanted: Sequence[str]) -> None:
 
 
 def metric_names(tasks: Sequence[Task]) -> dict[str, tuple[str, str]]:
-    """Map reported names to (task, metric): the bare metric, or `task/metric` of several tasks."""
+    """Map reported names to (task, metric); the name is the metric, or `task/metric` if there are several tasks."""
     several = len(tasks) > 1
     return {
         f"{task.config.task}/{metric}" if several else metric: (task.config.task, metric)
@@ -259,7 +260,7 @@ def scoring(loaded: LoadedBenchmark) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Send what lmms-eval and its tasks print to stderr, warnings only, without progress bars."""
+    """Send prints of lmms-eval and its tasks to stderr, log warnings only, and hide progress bars."""
     logger.remove()
     logger.add(_complain, level="WARNING")
     with redirect_stdout(sys.stderr), no_progress_bars():
@@ -267,7 +268,7 @@ def quiet() -> Iterator[None]:
 
 
 def _complain(line: str) -> None:
-    """Look stderr up at each line; it may have been replaced since."""
+    """Write a line to the current stderr, which may have been replaced."""
     sys.stderr.write(line)
 
 

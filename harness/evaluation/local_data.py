@@ -1,4 +1,4 @@
-"""Data sets out of a folder of the user's (`benchmark.path`), for tasks that ask the hub for them."""
+"""Serve data sets from the user's folder (`benchmark.path`) to tasks that load them from the hub."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.store.files.dataset_copies import Copies, cache_folder
 from espalier.harness.store.files.digests import Digests
 
-#: Lists what has been unpacked whole.
+#: File that lists folders that are unpacked completely.
 UNPACKED = ".unpacked"
 
 
 @dataclass
 class LocalData:
-    """Answers what a task asks the hub for from copies of its data sets.
+    """Serves a task's calls to the hub from copies of its data sets.
 
-    A task may hold on to a function that it imported meanwhile: outside `serving` that asks the hub again.
+    A task may keep a function that it imported within `serving`; outside it, the function calls the hub.
 
     Args:
-        copies: where the data sets lie.
-        home: folder of this content alone: what is prepared and unpacked of it goes there, and nothing is ever written
-            beside the copies.
+        copies: the folders of the data sets.
+        home: folder for prepared and unpacked data of exactly this content; the copies are never written to.
     """
 
     copies: Copies
@@ -46,8 +45,8 @@ class LocalData:
     def serving(self, *, loading: bool = False) -> Iterator[None]:
         """Serve `load_dataset`, `snapshot_download` and `hf_hub_download`, however a task calls them.
 
-        HF_HOME, below which tasks unpack archives and look for media, is `home` meanwhile. With `loading` only one
-        process at a time gets past this, and what an earlier one left half unpacked is removed.
+        HF_HOME, below which tasks unpack archives and look for media, is `home` within the block. With `loading` only
+        one process at a time enters it, and remains of an interrupted unpacking are removed.
 
         Raises (from within):
             UserError: a data set has no copy.
@@ -71,14 +70,14 @@ class LocalData:
                 self._serving = False
 
     def damaged_file(self, name: str) -> str:
-        """Return which file of a data set's copy cannot be read, in words that begin a reason; else nothing."""
+        """Return the start of an error line about an unreadable file in a data set's copy; "" if there is none."""
         try:
             return damaged_file(self.copies.find(name))
         except UserError:
             return ""
 
     def _builder(self, original: Callable[..., Any], path: str, *args: Any, **options: Any) -> Any:
-        """Build a data set from its copy; formats (`json`, `parquet`) and folders are what they are."""
+        """Build a data set from its copy; formats (`json`, `parquet`) and folders are built as usual."""
         if path in datasets.packaged_modules._PACKAGED_DATASETS_MODULES or Path(path).is_absolute():
             return original(path, *args, **options)
         replaced = {"cache_dir": str(self.home / ".prepared"), "token": None, "revision": None}
@@ -87,7 +86,7 @@ class LocalData:
     def _snapshot(
         self, repo_id: str, *, local_dir: str | Path | None = None, **options: Any
     ) -> str:
-        """Return a folder of links to the files of a copy: tasks write beside what they downloaded."""
+        """Return a folder of links to the files of a copy: tasks write into the folder that they downloaded."""
         target = self.home / "linked" / repo_id if local_dir is None else Path(local_dir)
         shutil.copytree(
             self._find(repo_id),
@@ -118,12 +117,12 @@ class LocalData:
 
 
 def local_data(benchmark: BenchmarkSpec) -> LocalData | None:
-    """Return what serves a benchmark's data sets from `benchmark.path`; None without one.
+    """Return the local data of a benchmark with `benchmark.path`; None without it.
 
     Raises:
         UserError: the folder does not have the benchmark's data set.
 
-    Cost: that of `Copies.revision`.
+    Cost: `Copies.revision`.
     """
     if benchmark.path is None:
         return None
@@ -133,7 +132,7 @@ def local_data(benchmark: BenchmarkSpec) -> LocalData | None:
 
 @contextmanager
 def _unpacked_whole(home: Path) -> Iterator[None]:
-    """Remove what a killed process left unpacked in part, and note afterwards what is whole."""
+    """Remove folders that a killed process unpacked in part, and list complete ones at the end of the block."""
     listing = home / UNPACKED
     complete = set(listing.read_text(encoding="utf-8").splitlines()) if listing.exists() else set()
     for path in _unpacked(home):

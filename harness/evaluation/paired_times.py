@@ -1,7 +1,7 @@
-"""How much sooner a method answers than the unreduced model: both answer the same batches, in turns, in one process.
+"""Speed-up over the unreduced model: both sides answer the same batches, in turns, in one process.
 
-The pairs come after the run: its answers, its times and its peak of memory are those of a run without them. Neighbours
-and clock speeds drift; two calls that follow each other drift together, and who is first changes from pair to pair.
+The pairs come after the run, so that they do not affect its answers, times and peak memory. Load and clock speed of a
+machine drift; two consecutive calls drift together, and the side that goes first alternates.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from espalier.harness.kinds.sample_counts import flops_of
 from espalier.harness.specs.generation import Settings
 from espalier.harness.specs.run_spec import AUTO_PAIRS, RunSpec
 
-#: Share of the run's samples that `engine.paired=auto` spends, so that it costs under a tenth of the run: a sample of a
-#: small batch costs more than one of the run's.
+#: Share of the run's samples that `engine.paired=auto` spends, so that it costs less than a tenth of the run: a sample
+#: of a small batch costs more than one of the run.
 SHARE = 0.08
 
-#: Samples that `auto` measures at most.
+#: Largest number of samples that `auto` measures.
 MOST = 32
 
-#: Fewer pairs say little about their spread.
+#: Smallest number of pairs: fewer do not show the spread.
 PAIRS = 4
 
-#: Tokens of an answer that are decoded again: enough to time a step.
+#: Tokens of an answer that are decoded: enough to time a step.
 NEW_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class PairPlan:
-    """How many pairs, each of how many samples."""
+    """The number of pairs, and of samples in each."""
 
     pairs: int
     rows: int
@@ -47,7 +47,7 @@ class PairPlan:
 
 @dataclass(frozen=True)
 class PairedTimes:
-    """What a row says: the speed-up, or None with the reason in `note`."""
+    """The row's entry: the speed-up, or None with the reason in `note`."""
 
     speedup: Mapping[str, Any] | None
     note: str
@@ -55,7 +55,7 @@ class PairedTimes:
 
 @dataclass(frozen=True)
 class PairedAnswer:
-    """What one side took for one batch: milliseconds a sample, of decoding a token (None if no step was made)."""
+    """Times of one side for one batch: milliseconds per sample, and per decoded token (None without a step)."""
 
     prefill: float
     first_token: float
@@ -66,17 +66,17 @@ class PairedAnswer:
 def turns(
     paired: int, samples: int, batch_size: int, plain_over_own: float, processes: int = 1
 ) -> PairPlan | None:
-    """Return how much is measured, by counts alone; None if `auto` cannot afford it.
+    """Return the number of pairs to measure, from counts alone; None if `auto` cannot afford any.
 
-    A pair, like the untimed one before the first, costs an answer of each side. In samples of the run that is
-    1 + `plain_over_own`; `auto` spends `SHARE` of the run on them, and of `processes` one measures while others wait.
+    A pair, like the untimed one before the first, costs an answer of each side: 1 + `plain_over_own` in samples of the
+    run. `auto` spends `SHARE` of the run on them; of several processes one measures while the others wait.
 
     Args:
         paired: samples to measure, or AUTO_PAIRS.
-        samples: how many there are.
-        batch_size: of the run; pairs are smaller where there would be too few of them.
+        samples: number of answered samples.
+        batch_size: of the run; pairs are smaller if there would be too few of them.
         plain_over_own: cost of the unreduced model's prefill, tower included, over the method's.
-        processes: of the run.
+        processes: number of the run's processes.
     """
     if paired != AUTO_PAIRS:
         count = min(paired, samples)
@@ -88,7 +88,7 @@ def turns(
 
 
 def measured(spec: RunSpec, rivals: Rivals, model: ChatModel, processes: int = 1) -> PairedTimes:
-    """Return the speed-up that `engine.paired` asks for, of what the model has answered, or why there is none."""
+    """Return the speed-up on answered requests that `engine.paired` asks for, or why there is none."""
     paired = spec.engine.paired
     if paired == 0:
         return PairedTimes(None, "engine.paired=0")
@@ -114,16 +114,16 @@ def measure(
     facts: ModelFacts,
     seed: int = 0,
 ) -> PairedTimes:
-    """Let both sides answer batches spread evenly over the requests.
+    """Time both sides on batches spread evenly over the requests.
 
     Args:
-        rivals: who answers.
-        requests: at least `pairs` times `rows` of equal generation settings, all of which the run has answered.
-        group: their settings; of each answer at most `NEW_TOKENS` are decoded.
-        encode: makes a batch the model's inputs.
-        planned: how many pairs of how many samples.
+        rivals: the two sides.
+        requests: at least `pairs` times `rows` answered requests with equal generation settings.
+        group: their settings; at most `NEW_TOKENS` of each answer are decoded.
+        encode: returns the model's inputs for a batch.
+        planned: number and size of pairs.
         facts: the model's, for the FLOPs of the same samples.
-        seed: for answers that are sampled.
+        seed: seed of sampled answers.
     """
     starts = [number * len(requests) // planned.pairs for number in range(planned.pairs)]
     blocks = [requests[start : start + planned.rows] for start in starts]
@@ -137,7 +137,7 @@ def measure(
             for session, answers in sides if number % 2 else sides[::-1]:
                 answers.append(_turn(session, inputs, names, group, seed))
     except Exception as error:
-        # Where the reduced model fits, the whole one may not. The run has its answers; this is only left out.
+        # The unreduced model may not fit where the reduced one does. The run has its answers.
         reason = next(iter(str(error).splitlines()), "")
         return PairedTimes(
             None, f"the unreduced model failed beside it: {type(error).__name__}: {reason}"

@@ -1,4 +1,4 @@
-"""What each sample contributes to each metric of a run, in whatever way the metric comes out of its samples."""
+"""Contributions of samples to the metrics of a run, whether the metrics are means or not."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from espalier.harness.evaluation.statistical_units import Partition, partition
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Derived
 from espalier.harness.stats import by_unit
 
-#: How a metric comes out of its samples, as a row says it: their mean, by leaving out, of other metrics, or unknown.
+#: How a metric follows from its samples, as stored in rows: mean, leave-one-out, from other metrics, or unknown.
 MEAN, INFLUENCE, COMBINED, ONCE = "mean", "influence", "combined", "once"
 
 
 @dataclass(frozen=True)
 class Share:
-    """What samples contribute to one metric.
+    """Contributions of samples to one metric.
 
     Attributes:
         how: one of the words above.
-        values: contributions, whose mean is the metric; none where they are not known.
+        values: contributions, with the metric as their mean; empty if not known.
         units: (task, first document of its unit) of each sample.
-        sample_scores: scores of single samples where their contributions are something else.
-        stderr: of the metric; None if not known.
-        note: why nothing is known of contributions.
+        sample_scores: scores of single samples that differ from their contributions.
+        stderr: standard error of the metric; None if not known.
+        note: why contributions are not known.
     """
 
     how: str
@@ -55,23 +55,23 @@ class Share:
     note: str | None = None
 
     def summary(self) -> dict[str, Any]:
-        """Return what a row says of it."""
+        """Return the row's entry."""
         units = len(set(self.units.values()))
         return {"how": self.how, "samples": len(self.values), "units": units, "note": self.note}
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The metrics of a run and what its samples contribute.
+    """The metrics of a run, and the contributions of its samples.
 
     Attributes:
         metrics: {name: {"value", "stderr"}}.
         scores: {(task, doc id): {metric: contribution}}; the mean over samples is the metric.
-        units: {(task, doc id): {metric: first document of the unit}}, where that is not the sample itself.
-        how: {metric: how it comes out of its samples, of how many, in how many units, and why not}.
-        values: {(task, doc id): {metric: what scoring gave}} of metrics that are no mean of numbers it gave.
-        sample_scores: {(task, doc id): {metric: score}} of single samples, where it is not their contribution.
-        unparsed: answers in no form that the scorer knows; None where it does not tell.
+        units: {(task, doc id): {metric: first document of the unit}} where that is not the sample itself.
+        how: {metric: {how, samples, units, note}}, see `Share`.
+        values: {(task, doc id): {metric: raw value}} of metrics that are not a mean of numbers.
+        sample_scores: {(task, doc id): {metric: score}} of single samples where it is not their contribution.
+        unparsed: answers in no form that the scorer knows; None if it does not count them.
     """
 
     metrics: Metrics
@@ -86,19 +86,19 @@ class Scored:
 def score(
     results: Mapping[str, Any], tasks: Sequence[Task], benchmark: BenchmarkSpec, ours: bool
 ) -> Scored:
-    """Return the metrics that a benchmark reports (all if it names none), with what samples contribute.
+    """Return the metrics that a benchmark reports (all if it names none), with the contributions of samples.
 
     Args:
-        results: what lmms-eval returned.
-        tasks: of the benchmark.
-        benchmark: its metrics, derived ones, clusters and blocks.
-        ours: whether the tasks come from the include path. Standard errors of their metrics that are no mean are the
-            bootstrap's, unless the benchmark says what its units are; all others follow from the contributions.
+        results: lmms-eval's results.
+        tasks: the tasks of the benchmark.
+        benchmark: the benchmark, with metrics, derived metrics, clusters and blocks.
+        ours: whether the tasks come from the include path. Standard errors of their metrics that are not means are the
+            bootstrap's, unless the benchmark names its units; all others follow from the contributions.
 
     Raises:
-        UserError: a column that clusters go by is not there.
+        UserError: the column of clusters does not exist.
 
-    Cost: of a metric that is no mean, one aggregation for each unit (harness/evaluation/influence.py).
+    Cost: one aggregation per unit for a metric that is not a mean (harness/evaluation/influence.py).
     """
     resample = ours and benchmark.blocks is None and benchmark.cluster is None
     metrics, scores = collect(results, tasks, needed(benchmark, tasks), resample)
@@ -136,9 +136,9 @@ def _mean(values: Mapping[Key, float], clusters: Mapping[int, int]) -> Share:
 
 
 def _unit_mean(scores: Mapping[Key, float], clusters: Mapping[int, int]) -> Share:
-    """Return the share of a mean over units, given the score of each sample's unit.
+    """Return the contributions to a mean over units, given the score of each sample's unit.
 
-    Where units differ in size, a sample contributes so much that every unit counts the same.
+    Contributions are weighted by unit size, so that every unit counts the same.
     """
     units = {key: (key[0], clusters[key[1]]) for key in scores}
     sizes = Counter(units.values())
@@ -198,9 +198,9 @@ def _left_out(
 
 
 def aggregation(task: Task, metric: str, folder: Path) -> Callable[[list[Any]], Any]:
-    """Return a task's aggregation as a function of values alone; what it writes goes to a folder."""
+    """Return a task's aggregation as a function of values only; its files go to a folder."""
     function = task.aggregation()[metric]
-    # Without the guard of the run's own scoring.
+    # Without the guard of the run's scoring.
     function = getattr(function, "__wrapped__", function)
     if "args" in inspect.signature(function).parameters:
         return partial(function, args=Namespace(output_path=str(folder)))
@@ -214,10 +214,10 @@ def _combined(
     shares: Mapping[str, Share],
     parts: Mapping[str, Partition],
 ) -> tuple[float | None, Share]:
-    """Return a derived metric and what samples contribute to it.
+    """Return a derived metric and the contributions of samples to it.
 
-    Members may have samples of their own. Their deviations are scaled so that each counts over all samples as it does
-    over its own, and so do its units.
+    Members may have different samples. Deviations are scaled, so that each member counts over all samples as it does
+    over its own.
     """
     values = [metrics[name]["value"] for name in members]
     lacking = [name for name, one in zip(members, values, strict=True) if one is None]
@@ -262,7 +262,7 @@ def _scored(
         if shares[name].stderr is not None and metrics[name]["stderr"] is None:
             metrics[name]["stderr"] = shares[name].stderr
         if shares[name].how == MEAN and shares[name].stderr is not None:
-            # Samples of one cluster are not independent, as the error of a mean over samples takes them to be.
+            # The error of a mean over samples assumes independence, which samples of one cluster lack.
             metrics[name]["stderr"] = shares[name].stderr
         for key, value in shares[name].values.items():
             scores.setdefault(key, {})[name] = value
@@ -293,7 +293,7 @@ def _stderr(contributions: Mapping[Key, float], units: Mapping[Key, Key]) -> flo
 
 
 def _raw(logged: Sequence[Mapping[str, Any]], metric: str) -> dict[int, Any]:
-    """Return what scoring gave of a metric for each document; of several filters the plain one comes first."""
+    """Return the raw value of a metric for each document; of several filters the default one counts."""
     values: dict[int, Any] = {}
     for sample in logged:
         if metric in sample:
@@ -302,7 +302,7 @@ def _raw(logged: Sequence[Mapping[str, Any]], metric: str) -> dict[int, Any]:
 
 
 def _unparsed(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> int | None:
-    """Count the answers that a task's own metric `unparsed` marks; None where a task has no such metric."""
+    """Count the answers that the metric `unparsed` of tasks marks; None if a task lacks this metric."""
     marks = [_raw(logged, "unparsed") for logged in samples.values()]
     if not all(marks):
         return None

@@ -1,4 +1,4 @@
-"""One finished sample: the answer, its telemetry, and their form in the journal."""
+"""One finished sample: its answer, its telemetry, and their JSON form in the journal."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from espalier.harness.specs.think_tags import spoken
 #: Identity of a sample inside a run: (task, doc id).
 Key = tuple[str, int]
 
-#: Fields of a record that hold tensors, and those that the journal keeps.
+#: Fields of a record that hold tensors, and fields that the journal keeps.
 TENSORS = ("origin", "origins")
 RECORDED = tuple(field.name for field in fields(Record) if field.name not in TENSORS)
 
-#: How many failures an error line spells out.
+#: Number of failures that an error line spells out.
 NAMED = 5
 
 
 class AnswerJournal(Protocol):
-    """What the evaluation needs of a run's journal (harness/store/files/journal.py has the real one)."""
+    """The part of a run's journal that the evaluation uses (harness/store/files/journal.py implements it)."""
 
     def append(self, *entries: Mapping[str, Any]) -> None:
         """Add entries so that they survive the death of the process."""
@@ -43,7 +43,7 @@ class AnswerJournal(Protocol):
 
 @dataclass(frozen=True)
 class Sample:
-    """An answer with what it cost.
+    """An answer with its cost.
 
     Attributes:
         task: name of the lmms-eval task.
@@ -51,8 +51,8 @@ class Sample:
         answer: text after the stop strings are applied.
         input_tokens: prompt tokens before any reduction, text and visual.
         output_tokens: new tokens, end token included.
-        record: what the engine measured.
-        raw: the whole text, before the stop strings; None in journals of earlier versions.
+        record: the engine's measurements.
+        raw: the text before the stop strings; None in journals of earlier versions.
         context: `question`, `target` and `media` (references) of the sample; None in journals of earlier versions.
     """
 
@@ -72,7 +72,7 @@ class Sample:
 
     @property
     def scored(self) -> str:
-        """What is scored: the answer without its reasoning."""
+        """The answer without its reasoning, which is scored."""
         return spoken(self.answer)
 
     def entry(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Failure:
 
     @classmethod
     def from_exception(cls, key: Key, error: BaseException) -> Failure:
-        """Describe an exception in one line; the task, which is in the key, is not named twice."""
+        """Return a sample's failure with the first line of its exception, less the task's name, which is in the key."""
         first = next(iter(str(error).splitlines()), "")
         named = f"benchmark.task={key[0]!r}: "
         if first.startswith(named):
@@ -146,7 +146,7 @@ class SampleErrors(RuntimeError):
     """Some samples failed; all others are in the journal and are not computed again."""
 
     def __init__(self, failures: Sequence[Failure], total: int, where: str = "") -> None:
-        """Name the failures in one line; `total` counts the samples asked for, `where` says what their names mean."""
+        """Name the failures in one line; `total` counts all samples, `where` explains their names."""
         self.failures = tuple(failures)
         self.total = total
         self.where = where
@@ -158,7 +158,7 @@ class SampleErrors(RuntimeError):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuild from the arguments: the processes of a run tell each other their errors."""
+        """Rebuild from the arguments: processes of a run exchange their errors."""
         return SampleErrors, (self.failures, self.total, self.where)
 
 
@@ -185,13 +185,13 @@ def score_entries(
     values: Mapping[Key, Mapping[str, Any]] | None = None,
     own: Mapping[Key, Mapping[str, float]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the JSON form of what scoring said of each sample, journalled after scoring.
+    """Return the journal entries of scores, written after scoring.
 
     Args:
         scores: contributions to each metric.
         units: the first document of a sample's unit, by metric, where that is not the sample itself.
-        values: what the task's scoring gave for metrics that are no mean over samples.
-        own: scores of single samples where their contributions are something else.
+        values: raw values of metrics that are not a mean over samples.
+        own: scores of single samples that differ from their contributions.
     """
     units, values, own = units or {}, values or {}, own or {}
     entries = []
@@ -212,7 +212,7 @@ def score_entries(
 
 
 def _shared(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the values of metrics, one that several have once: many tasks give each of theirs the same table."""
+    """Return the values of metrics, equal values once: many tasks give all their metrics the same table."""
     groups: list[dict[str, Any]] = []
     for metric, value in values.items():
         json_value = plain(value)
@@ -227,12 +227,12 @@ def _shared(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class SampleScores:
-    """What scoring said of one sample.
+    """The scores of one sample.
 
     Attributes:
         scores: contributions to each metric.
         units: the first document of the sample's unit by metric; itself where a metric is not named.
-        values: what the task's scoring gave for metrics that are no mean.
+        values: raw values of metrics that are not a mean.
     """
 
     scores: Mapping[str, float]
@@ -241,7 +241,7 @@ class SampleScores:
 
 
 def read_scorings(entries: Iterable[Mapping[str, Any]]) -> dict[Key, SampleScores]:
-    """Return what scoring said of each sample; of a repeated key the last counts, damaged entries do not."""
+    """Return the scores of each sample; the last entry of a key counts, damaged entries are skipped."""
     scorings = {}
     for entry in entries:
         if "scores" in entry:

@@ -1,4 +1,4 @@
-"""Scoring that cannot fail in silence: what raises, or is no number, is named with its benchmark, metric and sample."""
+"""Guards of scoring: an exception or a NaN is reported with its benchmark, metric and sample."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def guard_scoring(
 ) -> None:
     """Make `task.process_results` skip and name a sample when it raises or gives NaN, without retries.
 
-    `beside` returns what the task scores beside the answer of a sample: a judge's verdict, or what the clock said.
-    `answers` is the form of its answers, where a strict reader goes before the task's.
+    `extra_results` returns what the task scores besides the answer of a sample: a judge's verdict, or measured times.
+    `answers` is the form of its answers if a strict reader precedes the task's.
 
-    lmms-eval hands over the document but not its id. Serial scoring (`process_docs_parallel=1`)
-    walks the documents in ascending order, once for each filter, so counting the calls gives the
-    id. A sample without metric values enters no aggregate.
+    lmms-eval passes the document but not its id. Serial scoring (`process_docs_parallel=1`) visits the documents in
+    ascending order, once for each filter, so the number of calls gives the id. A sample without metric values enters no
+    aggregate.
     """
     method = type(task).process_results
     plain_score: Callable[..., Mapping[str, Any]] = partial(
@@ -48,7 +48,7 @@ def guard_scoring(
         try:
             given = [*results, *extra_results((task.config.task, doc_id))]
             return _numbers(score(doc, given, **more))
-        except Exception as error:  # any bug in a task's scoring must name its sample
+        except Exception as error:  # a task's scoring may raise anything
             failures.append(Failure.from_exception((task.config.task, doc_id), error))
             return {}
 
@@ -56,9 +56,9 @@ def guard_scoring(
 
 
 def guard_aggregation(task: Task, benchmark: str, wanted: Sequence[str], grouped: bool) -> None:
-    """Make a task compute the wanted metrics alone (all if there are none), and name the one that raises.
+    """Make a task compute only the wanted metrics (all if there are none), and report a metric that raises.
 
-    What nobody asked for may write a file for a server, or need what is not here.
+    Other metrics may write a file for a server, or need programs that are not installed.
     """
     functions = type(task).aggregation(task)
     name = task.config.task
@@ -72,7 +72,7 @@ def guard_aggregation(task: Task, benchmark: str, wanted: Sequence[str], grouped
             try:
                 return function(values, *args, **more)
             except Exception as error:
-                # A task's own function: any bug in it must name the metric. Resampling asks the function itself.
+                # A task's function may raise anything. Resampling calls it without this guard.
                 raise Unscored(
                     benchmark, name, metric, f"{type(error).__name__}: {error}"
                 ) from error
@@ -87,7 +87,7 @@ class Unscored(UserError):
     """A metric of a benchmark could not be computed."""
 
     def __init__(self, benchmark: str, task: str, metric: str, reason: str) -> None:
-        """Say which metric of which task, and why, in one line."""
+        """Name benchmark, task and metric, and the reason, in one line."""
         self.parts = (benchmark, task, metric, reason)
         line = " ".join(reason.split())
         super().__init__(
@@ -95,14 +95,14 @@ class Unscored(UserError):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuild from the arguments: the processes of a run tell each other their errors."""
+        """Rebuild from the arguments: processes of a run exchange their errors."""
         return Unscored, self.parts
 
 
 def check_values(
     results: Mapping[str, Any], tasks: Sequence[Task], benchmark: BenchmarkSpec
 ) -> None:
-    """Raise Unscored if a metric that a benchmark needs, and some sample has, is no finite number."""
+    """Raise Unscored if a needed metric that a sample has is not a finite number."""
     wanted = needed(benchmark, tasks)
     for name, (task, metric) in metric_names(tasks).items():
         if name not in wanted or not any(metric in sample for sample in results["samples"][task]):
@@ -113,7 +113,7 @@ def check_values(
 
 
 def _numbers(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what scoring gave of a sample; raises ValueError where a number is NaN or infinite."""
+    """Return the metrics of a sample; raises ValueError if a number is NaN or infinite."""
     for metric, value in metrics.items():
         number = value.get("score") if isinstance(value, Mapping) else value
         if isinstance(number, Real) and not math.isfinite(float(number)):

@@ -1,10 +1,9 @@
-"""One pass over a benchmark for several runs: a batch is read and seen by the tower once, then each run goes its way.
+"""One pass over a benchmark for several runs, which share reading and the vision tower.
 
 A batch is read and encoded, brought to the decoder's entry, and from there through the layers that at least two runs
-leave as they are (`espalier.harness.engine.shared_prompt`). Each run that lacks one of its samples then answers it as
-it would by
-itself, from that prompt, and journals the answer without times. Nothing is scored, and no failure is kept: afterwards
-each run is carried out as always, finds its journal complete, or meets again what failed here and says so itself.
+leave unchanged (`espalier.harness.engine.shared_prompt`). Each run that lacks one of its samples then answers it from
+that prompt and journals the answer without times. Nothing is scored, and no failure is kept: afterwards each run is
+carried out as usual and finds its journal complete, or meets the failure again and reports it.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The layers that are run once may take this share of the memory that is free when the pass begins.
+#: Share of the memory free at the start of the pass that states of shared layers may take.
 ROOM = 0.25
 
 
 @dataclass
 class SharedRun:
-    """A run that takes part.
+    """A run that takes part in a shared pass.
 
     Attributes:
         spec: the run, as admitted.
         method: its method, as admitted.
-        journal: where its answers go.
+        journal: receives its answers.
         prior: the calibrated prior, for methods that need one.
         done: samples that it has.
-        fresh: how many of them this pass gave, in this process.
+        fresh: number of samples that this pass added, in this process.
         failed: batches that it could not answer here.
     """
 
@@ -68,25 +67,25 @@ class SharedRun:
 
     @property
     def reducer(self) -> TokenReducer:
-        """What shortens its prompts."""
+        """The method that shortens its prompts."""
         reducer = in_front(self.method)
         assert reducer is not None  # others do not take part (harness/kinds/one_pass.py)
         return reducer
 
     @property
     def leaves(self) -> int:
-        """How many decoder layers run as in the unreduced model."""
+        """The number of decoder layers that run as in the unreduced model."""
         facts = self.spec.model.facts
         sites = self.reducer.all_sites(facts.tower.layers, facts.text.layers)
         return untouched(sites, facts.text.layers)
 
     def lacks(self, block: Sequence[Instance]) -> bool:
-        """Say whether it is to answer a batch: one of which it has a part is answered again as a whole."""
+        """Return whether it has to answer a batch; a batch that it has in part is answered again as a whole."""
         hopeless = self.failed >= HOPELESS and not self.done
         return not hopeless and any(key_of(request) not in self.done for request in block)
 
     def keep(self, samples: Sequence[Sample]) -> None:
-        """Journal what is new, in one append, without the times of a pass that was not its own."""
+        """Journal new samples with one append, without times: those of a shared pass are not the run's."""
         new = [sample for sample in samples if sample.key not in self.done]
         untimed = [replace(sample, record=replace(sample.record, times_ms={})) for sample in new]
         self.journal.append(*(sample.entry() for sample in untimed))
@@ -101,14 +100,14 @@ def answer_together(
     progress: Progress | None = None,
     ranks: Ranks | None = None,
 ) -> None:
-    """Fill the journals of runs that differ in method and budget alone.
+    """Fill the journals of runs that differ only in method and budget.
 
     Args:
         sharers: the runs.
         adapter: the model.
         loaded: the benchmark, from `open_benchmark`.
         progress: called with (answers given, all answers of this process).
-        ranks: the processes that share the work, each in a call of its own.
+        ranks: the processes that share the work; each calls this function.
 
     Raises:
         StoreLost: a journal cannot be written; all answers before are kept.
@@ -121,7 +120,7 @@ def answer_together(
 
 
 class SharedPassModel(ChatModel):
-    """Takes the requests of a benchmark as a run's model does, and answers them for several."""
+    """Answers the requests of a benchmark for several runs."""
 
     def __init__(
         self,
@@ -131,7 +130,7 @@ class SharedPassModel(ChatModel):
         progress: Progress | None,
         ranks: Ranks,
     ) -> None:
-        """Take everything that answering needs; nothing is loaded here."""
+        """Keep the arguments; nothing is loaded here."""
         first = sharers[0]
         # The adapter encodes chats and decodes ids for all runs; each run generates by itself.
         super().__init__(
@@ -189,7 +188,7 @@ class SharedPassModel(ChatModel):
     def _prompt(
         self, block: Sequence[Instance], group: Settings, sharers: Sequence[SharedRun]
     ) -> Prepared:
-        """Read a batch and bring it as far as at least two runs go together."""
+        """Read a batch and run it through the layers that at least two runs share."""
         batch = self._answerer.read(block)
         methods = [run.reducer for run in sharers]
         prompt = shared_prompt(self._adapter, batch.inputs, methods, timed=False)
@@ -200,7 +199,7 @@ class SharedPassModel(ChatModel):
     def _answers(
         self, batch: Prepared, block: Sequence[Instance], group: Settings, sharer: SharedRun
     ) -> list[Sample]:
-        """Let a run answer a batch as it would by itself."""
+        """Return one run's answers to a batch."""
         kind = kind_of(sharer.method)
         with kind.open(sharer.spec, self._adapter, sharer.method, sharer.prior) as opened:
             with self._answerer.seeded(block, group):
@@ -211,18 +210,18 @@ class SharedPassModel(ChatModel):
 
 
 class _NoGenerator:
-    """Stands where a generator is asked for and none is used."""
+    """The generator of a shared pass, which is never called."""
 
     def generate(self, inputs: Any, samples: Sequence[str], **generation: Any) -> Any:
-        """Refuse."""
+        """Raise NotImplementedError."""
         raise NotImplementedError("each run of a shared pass generates by itself")
 
 
 def _tried(action: Callable[[], Any]) -> Any:
-    """Return what an action returns, None if it fails."""
+    """Return the result of an action, None if it fails."""
     try:
         return action()
     except (Exception, SystemExit):
-        # Whatever goes wrong with a batch, each run meets it again by itself, where it is blamed on a sample.
+        # Each run meets the error again by itself, where it is blamed on a sample.
         log.debug("a batch of a shared pass failed", exc_info=True)
         return None

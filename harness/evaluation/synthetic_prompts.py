@@ -1,4 +1,4 @@
-"""Prompts of a length that is asked for: pictures of noise between words, so many that a model reads so many tokens."""
+"""Prompts of a given number of tokens: pictures of noise between words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from espalier.harness.errors import UserError
 #: Pixels along a picture's edge.
 EDGE = 384
 
-#: Tokens of the words behind the pictures, as in AirCache's tables (arXiv 2503.23956, section 4.4).
+#: Tokens of the words after the pictures, as in AirCache's tables (arXiv 2503.23956, section 4.4).
 QUESTION = 64
 
 WORDS = ("describe", "what", "is", "shown", "in", "this", "picture", "and", "in", "the", "others")
@@ -23,19 +23,19 @@ WORDS = ("describe", "what", "is", "shown", "in", "this", "picture", "and", "in"
 
 @dataclass(frozen=True)
 class PromptComposition:
-    """What a prompt is made of: words before its pictures, pictures, and words behind them."""
+    """The parts of a prompt: the number of words before its pictures, of pictures, and of words after them."""
 
     before: int
     pictures: int
     behind: int
 
 
-#: Returns the tokens of a prompt. Raises UserError: the model does not take it.
+#: Returns the number of tokens of a prompt. Raises UserError: the model does not accept it.
 Count = Callable[[PromptComposition], int]
 
 
 def parts(composition: PromptComposition, number: int, seed: int) -> list[str | Image.Image]:
-    """Return texts and pictures of a prompt in their order; `number` and `seed` choose the pixels."""
+    """Return texts and pictures of a prompt in order; `number` and `seed` determine the pixels."""
     chance = np.random.default_rng((seed, number))
     pixels = chance.integers(0, 256, (composition.pictures, EDGE, EDGE, 3), dtype=np.uint8)
     before = [words(composition.before)] if composition.before else []
@@ -43,24 +43,24 @@ def parts(composition: PromptComposition, number: int, seed: int) -> list[str | 
 
 
 def words(count: int) -> str:
-    """Return so many words."""
+    """Return `count` words."""
     return " ".join(islice(cycle(WORDS), count))
 
 
 def composed(count: Count, tokens: int) -> PromptComposition:
-    """Return the prompt nearest to `tokens` from below: a question of QUESTION tokens, pictures, words for the rest.
+    """Return the longest prompt of at most `tokens`: a question of QUESTION tokens, pictures, words for the remainder.
 
     Raises:
-        UserError: not even one picture with one word behind it fits.
+        UserError: one picture with one word does not fit.
 
-    Cost: `count` of some prompts of all pictures, and of two dozen of one picture.
+    Cost: `count` of a few prompts with all pictures, and of two dozen with one picture.
     """
 
     def size(composition: PromptComposition) -> float:
         try:
             return count(composition)
         except UserError:
-            # One picture is all that some models take, and none takes more than its positions.
+            # Some models take one picture only, and none takes more than its positions.
             return math.inf
 
     smallest = PromptComposition(0, 1, 1)
@@ -73,7 +73,7 @@ def composed(count: Count, tokens: int) -> PromptComposition:
     behind = _largest(1, lambda n: size(replace(smallest, behind=n)) <= question_end)
     one_picture = replace(smallest, behind=behind)
     pictures = _largest(1, lambda n: size(replace(one_picture, pictures=n)) <= tokens)
-    # Words cost the same whatever the pictures, and one picture is soon read.
+    # Words cost the same for any number of pictures, and one picture is fast to count.
     room = tokens - size(replace(one_picture, pictures=pictures)) + size(one_picture)
     before = _largest(0, lambda n: size(replace(one_picture, before=n)) <= room)
     prompt = PromptComposition(before, pictures, behind)
@@ -83,7 +83,7 @@ def composed(count: Count, tokens: int) -> PromptComposition:
 
 
 def _largest(number: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number from `least` on that fits, by doubling and halving; `least` does."""
+    """Return the largest number that fits, from `number`, which fits, by doubling and halving."""
     step = 1
     while fits(number + step):
         number, step = number + step, 2 * step

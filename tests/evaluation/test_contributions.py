@@ -126,7 +126,7 @@ def test_clusters_are_as_well_a_column_modulo_a_number() -> None:
 
 def test_a_column_for_clusters_must_be_there() -> None:
     with pytest.raises(
-        UserError, match=r"benchmark\.cluster='picture' is no column of mme; valid: quest"
+        UserError, match=r"benchmark\.cluster='picture' is not a column of mme; valid: quest"
     ):
         run({"mme": mme(20)}, replace(MME, cluster=Cluster("picture")))
     with pytest.raises(

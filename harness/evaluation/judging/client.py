@@ -1,4 +1,4 @@
-"""One question to a server that speaks OpenAI's chat completions: the call, what can go wrong, and how long to wait."""
+"""A client of servers with OpenAI's chat completions: one request, its errors, and the pause before the next try."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import JudgeSpec
 from espalier.harness.specs.secrets import masked
 
-#: Letters of a server's own message that an error line quotes.
+#: Characters of a server's message that an error line quotes.
 QUOTED = 200
 
-#: Bytes of an answer, unpacked, that are read at most, and seconds of patience that a line names at most.
+#: Largest unpacked answer in bytes, and largest wait in seconds that an error line names.
 MOST_BYTES, MOST_SECONDS = 16 * 2**20, 1e6
 
-#: Statuses that pass by themselves; of the others from 400 on the same request fails again.
+#: Statuses of temporary failures; with any other status from 400 on the same request fails again.
 PASSING = frozenset((408, 409, 425, 429))
 
-#: Statuses that concern one question, as one that is too long or trips a filter.
+#: Statuses that concern one question, such as one that is too long or trips a filter.
 OF_THE_QUESTION = frozenset((400, 413, 422))
 
 
-#: Headers of an answer that are read.
+#: Headers of an answer that are used.
 _KEPT = ("Content-Type", "Retry-After")
 
 
 class RequestError(Exception):
-    """A request that came to nothing.
+    """A request failed.
 
     Attributes:
-        passing: whether it may succeed when it is repeated.
-        wait: seconds after which the server asks to be asked again; None: it does not say.
-        single: whether it concerns this question alone.
+        passing: whether a repetition may succeed.
+        wait: seconds that the server asks to wait before a repetition; None: not given.
+        single: whether the failure concerns only this question.
     """
 
     def __init__(
         self, line: str, passing: bool = True, wait: float | None = None, single: bool = False
     ) -> None:
-        # A server's own words may hold what moves a terminal.
+        # A server's message may contain terminal escapes.
         super().__init__("".join(sign if sign.isprintable() else "\ufffd" for sign in line))
         self.passing, self.wait, self.single = passing, wait, single
 
 
 @dataclass(frozen=True)
 class JudgeReply:
-    """What a server said: the text of its answer, the model as it names it, and why the answer ends."""
+    """A server's answer: its text, the server's name of the model, and the finish reason."""
 
     text: str
     served: str | None
@@ -63,7 +63,7 @@ class JudgeReply:
 
 
 def request_of(spec: JudgeSpec, messages: list[dict[str, str]]) -> dict[str, Any]:
-    """Return the request about a chat, without what is left out of it."""
+    """Return the request for a chat, without fields that are None."""
     sampling = {
         "temperature": spec.temperature,
         "seed": spec.seed,
@@ -74,10 +74,10 @@ def request_of(spec: JudgeSpec, messages: list[dict[str, str]]) -> dict[str, Any
 
 
 def read_key(variable: str) -> str | None:
-    """Return the key that an environment variable holds, None without one.
+    """Return the key in an environment variable, None if there is none.
 
     Raises:
-        UserError: it cannot stand in a header.
+        UserError: the value cannot be sent in a header.
     """
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()) or " " in key:
@@ -88,7 +88,7 @@ def read_key(variable: str) -> str | None:
 
 
 class JudgeClient:
-    """Asks one server. An asynchronous context manager; the key goes into the header of requests and nowhere else.
+    """Sends requests to one server; an asynchronous context manager. The key is only in the header of requests.
 
     Args:
         spec: address, model, time limit and the name of the variable with the key.
@@ -105,7 +105,7 @@ class JudgeClient:
                 **headers,
             },
             timeout=None,  # one limit for the whole request, below
-            # A proxy of the environment cannot reach what runs on this machine.
+            # A proxy of the environment cannot reach a server on this machine.
             trust_env=not _on_this_machine(spec.base_url or ""),
             limits=httpx.Limits(max_connections=spec.concurrency),
         )
@@ -122,7 +122,7 @@ class JudgeClient:
         """Return the server's answer.
 
         Raises:
-            RequestError: there is none, in one line without the key.
+            RequestError: the request failed; one line without the key.
         """
         # Plain ASCII: a lone surrogate of an answer could not be sent otherwise.
         body = json.dumps(dict(request)).encode()
@@ -143,7 +143,7 @@ class JudgeClient:
             raise RequestError(f"the answer is no chat completion: {start!r}") from None
 
     async def _post(self, body: bytes) -> httpx.Response:
-        """Return a whole answer of the server, unpacked; no more of it is held than `MOST_BYTES`."""
+        """Return the server's whole answer, unpacked, up to `MOST_BYTES`."""
         address = f"{self._spec.base_url}/chat/completions"
         async with self._http.stream("POST", address, content=body) as response:
             packed = response.headers.get("Content-Encoding", "identity").strip().lower()
@@ -201,7 +201,7 @@ class JudgeClient:
         )
 
     def _line(self, text: str) -> str:
-        # The key is taken out first: cut in the middle it would not be found.
+        # The key is masked before the text is cut, which could leave a part of it.
         return " ".join(self._without_key(text).split())[:QUOTED]
 
     def _without_key(self, text: str) -> str:
@@ -209,7 +209,7 @@ class JudgeClient:
 
 
 def _wait(header: str | None) -> float | None:
-    """Return the seconds of a header `Retry-After`, which gives these or a date; None for what is neither."""
+    """Return the seconds of a header `Retry-After`, which has seconds or a date; None for anything else."""
     if header is None:
         return None
     try:

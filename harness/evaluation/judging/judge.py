@@ -1,4 +1,4 @@
-"""Many questions to one judge: what is known is not asked, what fails is asked again, what is said is kept at once."""
+"""Get verdicts from one judge: stored verdicts are reused, failed requests repeated, new verdicts stored at once."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt
 from espalier.harness.evaluation.judging.verdicts import StoredVerdict, VerdictStore, key_of
 from espalier.harness.specs.run_spec import JudgeSpec
 
-#: What names a sample: its task and its document.
+#: Identity of a sample: its task and its document.
 Sample = tuple[str, int]
 
-#: Seconds before a request is repeated for the first time; each time twice that, up to the longest pause.
+#: Seconds before the first repetition of a request, doubled each time, and the longest pause.
 PAUSE, LONGEST = 1.0, 30.0
 
-#: After so many questions without a verdict, and not one with, the rest is not asked.
+#: If this many questions get no verdict before any gets one, the judge is given up.
 HOPELESS = 16
 
 
 @dataclass(frozen=True)
 class JudgeQuestion:
-    """What a judge is asked about one sample.
+    """A question to the judge about one sample.
 
     Attributes:
-        sample: what names the sample.
+        sample: identity of the sample.
         words: the prompt.
-        parts: what stands in its places.
-        holds: says whether a text is a verdict that can be scored.
+        parts: texts for its placeholders.
+        holds: returns whether a text is a verdict that can be scored.
     """
 
     sample: Sample
@@ -48,14 +48,14 @@ class JudgeQuestion:
 
 @dataclass
 class JudgeResults:
-    """What came of the questions.
+    """Results of a round of questions.
 
     Attributes:
         verdicts: texts by sample.
         unjudged: samples without a verdict, each with the reason in one line.
-        cached: how many verdicts were there before.
-        failed: requests that came to nothing, repeated or not.
-        served: the names that the server gave its model.
+        cached: number of verdicts from the store.
+        failed: number of failed requests, repeated or not.
+        served: the server's names of its model.
     """
 
     verdicts: dict[Sample, str] = field(default_factory=dict)
@@ -68,17 +68,17 @@ class JudgeResults:
 def judged(
     spec: JudgeSpec, store: Path, questions: Sequence[JudgeQuestion], pause: float = PAUSE
 ) -> JudgeResults:
-    """Ask what the store does not know, keep each verdict at once, and return all.
+    """Get the verdicts that the store lacks, store each at once, and return all.
 
     Args:
-        spec: which judge, and how patient to be with it.
-        store: the run store; verdicts are below its folder `judge`.
-        questions: about samples; equal ones are asked once.
+        spec: the judge, with timeout and retries.
+        store: the run store; verdicts are in its folder `judge`.
+        questions: about samples; equal questions are asked once.
         pause: seconds before the first repetition.
 
     Raises:
-        JudgeLost: the server does not answer, or refuses whatever it is asked; verdicts so far are kept.
-        StoreLost: a verdict cannot be kept.
+        JudgeLost: the server does not answer, or refuses every question; verdicts so far are kept.
+        StoreLost: a verdict cannot be stored.
     """
     asking = _JudgeRound(spec, VerdictStore(store / "judge"), pause)
     try:
@@ -105,7 +105,7 @@ class _JudgeRound:
         self.results = JudgeResults()
 
     async def all(self, questions: Sequence[JudgeQuestion]) -> None:
-        """Settle all questions; the first trouble with the server ends the rest."""
+        """Get verdicts for all questions; the first failure of the server itself ends the round."""
         waiting: dict[str, tuple[dict[str, Any], list[JudgeQuestion]]] = {}
         for question in questions:
             request = request_of(self._spec, question.words.messages(question.parts))
@@ -140,10 +140,10 @@ class _JudgeRound:
     async def _verdict(
         self, client: JudgeClient, request: Mapping[str, Any], holds: Callable[[str], bool]
     ) -> tuple[JudgeReply, int]:
-        """Return a verdict that can be scored, and how often it was asked for.
+        """Return a verdict that can be scored, and the number of requests it took.
 
         Raises:
-            RequestError: the last of them, when patience is at its end or repetition useless.
+            RequestError: the last failure, when retries are used up or useless.
         """
         tries = self._spec.retries + 1
         for number in range(1, tries + 1):
@@ -161,10 +161,10 @@ class _JudgeRound:
         raise AssertionError("unreachable: the last try returns or raises")
 
     def _delay(self, trouble: RequestError, number: int) -> None:
-        """Note when the next request may go out, those of other questions included: they meet the same server.
+        """Set the time of the next request, for all questions: they go to the same server.
 
         Raises:
-            RequestError: the server asks for more patience than a request gets.
+            RequestError: the server asks for a longer wait than `judge.timeout`.
         """
         wait = min(self._pause * 2 ** (number - 1), LONGEST)
         if trouble.wait is not None:
@@ -198,7 +198,7 @@ def _unreadable(reply: JudgeReply, number: int) -> RequestError:
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:
-    """Return the first exception of a group that is none itself; a full disk goes before a silent server."""
+    """Return the first exception in nested groups that is not a group, RequestErrors last: a full disk counts first."""
     single = [
         _first(error) if isinstance(error, BaseExceptionGroup) else error
         for error in group.exceptions

@@ -1,4 +1,4 @@
-"""What a judged benchmark needs of the command line, told before a model is loaded."""
+"""Check the judge of a judged benchmark before a model is loaded."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from espalier.harness.specs.run_spec import RunSpec
 
 
 def check_judge(spec: RunSpec) -> None:
-    """Refuse a benchmark that a language model scores where none is named; the server is not asked anything yet.
+    """Refuse a judged benchmark without a judge; the server is not contacted yet.
 
     Raises:
-        Refused: there is no judge; other benchmarks can run.
+        Refused: no judge is set; other benchmarks can run.
         UserError: the file of `judge.prompt` or the key cannot be used.
     """
     if "judge" not in spec.benchmark.needs:

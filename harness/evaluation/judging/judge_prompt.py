@@ -1,4 +1,4 @@
-"""What a judge is told: a system message and a question with places for the parts of a sample."""
+"""A judge's prompt: a system message and a question with placeholders for parts of a sample."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from espalier.harness.errors import UserError
 from espalier.harness.specs import value_checks as fields
 from espalier.harness.store.files.digests import digest
 
-#: A place for a part of a sample. Braces around anything else, as around JSON, stay as they are.
+#: A placeholder for a part of a sample. Other braces, such as those of JSON, stay.
 _PLACE = re.compile(r"\{(\w+)\}")
 
-#: The part that no question can do without.
+#: The part that every question needs.
 ANSWER = "answer"
 
 
 @dataclass(frozen=True)
 class JudgePrompt:
-    """The words of a judge's prompt.
+    """A judge's prompt.
 
     Attributes:
-        name: what rows call them.
+        name: its name in results.
         user: the question, with `{answer}` and other parts of a sample in braces.
         system: the message before it; None: none.
     """
@@ -37,21 +37,21 @@ class JudgePrompt:
 
     @property
     def digest(self) -> str:
-        """16 hex digits that change with any letter of the words, and with nothing else."""
+        """16 hex digits that depend on the texts only."""
         return digest([self.system, self.user])[:16]
 
     def messages(self, parts: Mapping[str, str]) -> list[dict[str, str]]:
-        """Return the chat that asks about one sample. Braces in a part are no places."""
+        """Return the chat about one sample. Braces inside a part are not placeholders."""
         user = _PLACE.sub(lambda place: parts.get(place[1], place[0]), self.user)
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, {"role": "user", "content": user}]
 
 
 def prompt_of(key: str, table: Mapping[str, Any], name: str | None = None) -> JudgePrompt:
-    """Return the words that a table `{name, system, user}` holds; `name` is what they are called without one.
+    """Return the prompt in a table `{name, system, user}`; `name` is the default name.
 
     Raises:
-        UserError: it holds something else, or no place for the answer.
+        UserError: it holds something else, or has no placeholder for the answer.
     """
     fields.only_some(key, table, ("name", "system", "user"))
     prompt_name = fields.text(f"{key}.name", table.get("name", name))
@@ -59,14 +59,14 @@ def prompt_of(key: str, table: Mapping[str, Any], name: str | None = None) -> Ju
     if ANSWER not in _PLACE.findall(user):
         raise UserError(f"{key}.user has no place for the answer; valid: a text with {{{ANSWER}}}")
     system = fields.optional_text(f"{key}.system", table.get("system"))
-    # A block of YAML ends in a newline that nobody means.
+    # A block of YAML ends in a newline.
     return JudgePrompt(
         prompt_name, user.rstrip("\n"), None if system is None else system.rstrip("\n")
     )
 
 
 def read_prompt(path: Path) -> JudgePrompt:
-    """Return the words of the file that `judge.prompt` names; without a name of their own they have the file's.
+    """Return the prompt in the file that `judge.prompt` names; its default name is that of the file.
 
     Raises:
         UserError: the file cannot be read, or holds something else.
