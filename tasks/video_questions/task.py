@@ -13,11 +13,11 @@ from lmms_eval.tasks.mvbench.utils import DATA_LIST
 COLUMNS = ("video", "question", "candidates", "answer")
 
 
-class MVBench(ConfigurableMessagesTask):
-    """Asks the subtasks in turns, so that a limit takes as many questions of each."""
+class MVBenchQuestions(ConfigurableMessagesTask):
+    """MVBench with alternating subtasks, so that a limit takes equally many questions of each."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """Take the task file; `class` is what led here and no setting."""
+        """Take the settings of the task file, without `class`."""
         super().__init__(config={key: value for key, value in config.items() if key != "class"})
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None) -> None:

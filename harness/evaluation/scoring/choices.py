@@ -1,6 +1,6 @@
-"""Strict readers of short answers: which option an answer states, and whether it states yes or no.
+"""Strict readers of short answers: the option that an answer states, or yes or no.
 
-An answer that states nothing clearly gives "": a hedge, two options, a letter inside a word.
+An answer that states nothing clearly gives "", such as a hedge, two options, or a letter inside a word.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-#: What a table has in the column of an option that a question lacks, beside NaN.
+#: Values of a missing option in a table, besides NaN.
 ABSENT = (None, "", "nan")
 
 #: Brackets as round ones, quotation marks as plain ones.
 PLAIN = str.maketrans("{}[]<>【】「」『』\u2018\u2019\u201c\u201d", "()()()()()()''\"\"")
-#: Marks of Markdown and LaTeX that say nothing, and the tags of an answer.
+#: Marks of Markdown and LaTeX without meaning here, and the tags of an answer.
 MARKUP = re.compile(r"</?answer>|\\(?:boxed|text(?:bf|it)?|math(?:rm|bf|it)?)\b|[*_`$\"«»#]")
 QUOTES = re.compile(r"(?<![A-Za-z])'|'(?![A-Za-z])")
 ENDS = string.punctuation + string.whitespace + "。、·"
 
-#: What no letter of an option touches: letters of words, digits.
+#: Characters that may not be next to an option's letter: letters of words, digits.
 WORD = "A-Za-z0-9À-ɏ"
 BEFORE, AFTER = rf"(?<![{WORD}'])", rf"(?!-?[{WORD}'])"
-#: "A stem is drawn" begins with an article, "A is right" with an option.
+#: "A stem is drawn" starts with an article, "A is right" with an option.
 NOUN = (
     r"(?!\s+(?!(?:is|it|was|because|since|as|and|or|but|would|seems|appears|matches|which|with|for)\b)"
     rf"[{WORD}])"
@@ -49,7 +49,7 @@ HEDGED = re.compile(
     re.I,
 )
 
-#: What says of an answer that it knows of none.
+#: Phrases of an answer that knows no option.
 IGNORANT = re.compile(
     r"\b(?:can ?not|can't|unable to|(?:not |im)possible to|(?:hard|difficult) to)\s+(?:be\s+)?(?:\w+ly\s+)?"
     r"(?:tell|told|say|said|answer|determine|know|judge|decide|confirm|verify|assess)"
@@ -66,7 +66,7 @@ LEAD = re.compile(
 
 
 class Forms(NamedTuple):
-    """The patterns of some letters."""
+    """The patterns for a set of letters."""
 
     stated: re.Pattern[str]
     first: re.Pattern[str]
@@ -77,18 +77,18 @@ class Forms(NamedTuple):
 
 
 def lettered(texts: Iterable[Any]) -> dict[str, str]:
-    """Return options by their letters, from A on; None, NaN, "" and "nan" stand for an option that is not there."""
+    """Return options by letter, from A on; None, NaN, "" and "nan" are missing options."""
     pairs = zip(string.ascii_uppercase, texts, strict=False)
-    # NaN is unlike itself.
+    # NaN is unequal to itself.
     return {name: str(text) for name, text in pairs if text not in ABSENT and text == text}
 
 
 def letter(answer: str, options: Mapping[str, str] | Sequence[str]) -> str:
-    """Return the letter of the one option that an answer states, "" if it states none or several.
+    """Return the letter of the single option that an answer states, "" if it states none or several.
 
     Args:
-        answer: what was said.
-        options: the letters, capital ones, with the options' texts where these are known.
+        answer: the answer.
+        options: capital letters, with the options' texts if they are known.
     """
     texts = options if isinstance(options, Mapping) else dict.fromkeys(options, "")
     text = _plain(answer)
@@ -123,11 +123,11 @@ def letter(answer: str, options: Mapping[str, str] | Sequence[str]) -> str:
 
 
 def yes_or_no(answer: str) -> str:
-    """Return "yes" or "no" where an answer states the one and not the other, else ""."""
+    """Return "yes" or "no" if an answer states exactly one of them, else ""."""
     text = " ".join(_plain(answer).replace("(", " ").replace(")", " ").lower().split())
     if IGNORANT.search(text):
         return ""
-    opening = text[LEAD.match(text).end() :].lstrip(ENDS)  # type: ignore[union-attr]  # it matches nothing too
+    opening = text[LEAD.match(text).end() :].lstrip(ENDS)  # type: ignore[union-attr]  # it matches the empty text as well
     first = re.match(r"(?:(yes|yeah|yep|no|nope)\b|([yn])[.!]?$)", opening)
     if first:
         stated = "yes" if first[0].startswith("y") else "no"
@@ -198,7 +198,7 @@ def _several(match: re.Match[str], text: str, another: re.Pattern[str]) -> bool:
 
 
 def _stated(pattern: re.Pattern[str], text: str, another: re.Pattern[str]) -> str | None:
-    """Return the letter that all matches agree on, "" where they do not; None where nothing matches."""
+    """Return the letter of all matches, "" if they disagree; None without a match."""
     stated = set()
     for match in pattern.finditer(text):
         clause = re.split(r"[.!?;,\n。，]", text[: match.end()])[-1]
@@ -209,7 +209,7 @@ def _stated(pattern: re.Pattern[str], text: str, another: re.Pattern[str]) -> st
 
 
 def _named(text: str, texts: Mapping[str, str]) -> str:
-    """Return the letter of the one option whose text an answer holds, where nothing in it denies or doubts."""
+    """Return the letter of the only option with its text in an answer, if the answer has no negation or doubt."""
     if HEDGED.search(text) or IGNORANT.search(text):
         return ""
     cores = {name: _core(option_text) for name, option_text in texts.items() if option_text}

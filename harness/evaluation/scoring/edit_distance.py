@@ -1,4 +1,4 @@
-"""Distances between texts, and near matches of a text in a longer one."""
+"""Edit distances of texts, and near matches of a text in a longer one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rapidfuzz.distance import Levenshtein
 
 
 def normalised_distance(first: str, second: str) -> float:
-    """Return the edit distance as a share of the longer text: 0 for equal texts, 1 where nothing fits.
+    """Return the edit distance divided by the longer length: 0 for equal texts, 1 if nothing matches.
 
     Two empty texts are equal. Cost: O(m n / 64).
     """
@@ -17,9 +17,9 @@ def normalised_distance(first: str, second: str) -> float:
 
 
 def window_distance(part: str, text: str, below: float) -> float:
-    """Return the least edit distance of `part` to a window of its length in `whole`, as a share of that length.
+    """Return the smallest edit distance of `part` to a window of its length in `text`, divided by that length.
 
-    A value of at least `below` is given as 1. Cost: O(len(whole) len(part)^2 / 64).
+    A value of at least `below` becomes 1. Cost: O(len(text) len(part)^2 / 64).
     """
     length, limit = len(part), below * len(part)
     if not length or length > len(text):
@@ -36,16 +36,16 @@ def window_distance(part: str, text: str, below: float) -> float:
 
 @dataclass(frozen=True)
 class Near:
-    """A place in a text that is a few edits from what was looked for."""
+    """A near match: its start in the text, and its number of edits."""
 
     start: int
     edits: int
 
 
 def near_matches(pattern: str, text: str, edits: int) -> list[Near]:
-    """Return where `pattern` stands in `text` with at most `edits` insertions, deletions and substitutions.
+    """Return the matches of `pattern` in `text` with at most `edits` insertions, deletions and substitutions.
 
-    Of places that overlap, the best counts; of equally good ones the first. Cost: O(n) steps on integers of m bits.
+    Of overlapping matches the best counts; of equally good ones the first. Cost: O(n) steps on integers of m bits.
     """
     if not pattern:
         return []
@@ -73,10 +73,10 @@ def near_matches(pattern: str, text: str, edits: int) -> list[Near]:
 
 
 def _ends(pattern: str, text: str) -> Sequence[int]:
-    """Return for each length of prefix of `text` the least distance of `pattern` to a text that ends there.
+    """Return for each prefix of `text` the smallest distance of `pattern` to a substring that ends there.
 
-    The bits of two integers are the steps of one column of the usual table (G. Myers, A fast bit-vector algorithm for
-    approximate string matching, 1999).
+    The bits of two integers hold the differences within one column of the dynamic-programming table (G. Myers, A fast
+    bit-vector algorithm for approximate string matching, 1999).
     """
     every = (1 << len(pattern)) - 1
     top = 1 << (len(pattern) - 1)

@@ -1,4 +1,4 @@
-"""The files of benchmarks of reading, listed as samples: the picture of a page, and what an answer is scored by."""
+"""Read the files of OCR benchmarks as samples: the picture of a page, and the data that score an answer."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ UNIT_TESTS = (
     "long_tiny_text",
 )
 BASELINE = "baseline"
-#: The base set of 1,355 pages, in releases that have others beside it.
+#: The base set of 1,355 pages, in releases with further sets.
 SUBSET = "v1.5"
 
 
 def annotated_pages(folder: Path, part: str) -> list[Row]:
-    """Return the pages of OmniDocBench v1.5; `annotation` has everything that is known of one, as JSON.
+    """Return the pages of OmniDocBench v1.5; `annotation` has the page's annotation as JSON.
 
     Raises:
-        UserError: a file is missing or is not what it should be.
+        UserError: a file is missing or has another form.
     """
     file = folder / "OmniDocBench.json"
     rows = []
@@ -53,13 +53,13 @@ def annotated_pages(folder: Path, part: str) -> list[Row]:
 
 
 def tested_pages(folder: Path, part: str) -> list[Row]:
-    """Return the pages of olmOCR-Bench that have unit tests; `tests` has them as JSON, each with its `category`.
+    """Return the pages of olmOCR-Bench with unit tests; `tests` has them as JSON, each with its `category`.
 
-    A PDF file without a test of its first page as a whole gets one, as in the released evaluation. A page is drawn from
-    its PDF file; where there is `bench_data/images/<file>_pg<page>.png` that picture is taken.
+    A PDF file without a baseline test of its first page gets one, as in the released evaluation. A page is rendered
+    from its PDF file, unless the picture `bench_data/images/<file>_pg<page>.png` exists.
 
     Raises:
-        UserError: a file is missing or is not what it should be, or nothing here can render a PDF file.
+        UserError: a file is missing or has another form, or this machine cannot render a PDF file.
     """
     data = folder / "bench_data"
     tests_of: dict[tuple[str, int], list[Row]] = {}
@@ -102,10 +102,10 @@ def tested_pages(folder: Path, part: str) -> list[Row]:
 
 
 def labelled_pictures(folder: Path, part: str) -> list[Row]:
-    """Return the pictures of one part of Ocean-OCR's benchmark; `label` is the text on it.
+    """Return the pictures of one part of Ocean-OCR's benchmark; `label` is the text in a picture.
 
     Raises:
-        UserError: a file is missing or is not what it should be.
+        UserError: a file is missing or has another form.
     """
     data = folder / "OCR_eval_data"
     file = data / f"{part}.json"
@@ -115,13 +115,13 @@ def labelled_pictures(folder: Path, part: str) -> list[Row]:
         try:
             label = entry["conversations"][1]["value"]
         except (IndexError, KeyError, TypeError) as error:
-            raise UserError(f"{str(file)!r}, row {number}: no text beside the question") from error
+            raise UserError(f"{str(file)!r}, row {number}: no text after the question") from error
         image = _existing(file, number, data / part / entry["image"])
         rows.append({"image": str(image), "label": label})
     return _nonempty(file, rows)
 
 
-#: How a data set's files are laid out.
+#: Readers of data sets by the layout of their files.
 LAYOUTS: dict[str, Callable[[Path, str], list[Row]]] = {
     "annotated_pages": annotated_pages,
     "tested_pages": tested_pages,
@@ -137,7 +137,7 @@ def _json(file: Path) -> Iterable[Any]:
             f"{str(file)!r} is damaged: {error}; valid: the file as released"
         ) from error
     if not isinstance(pages, list):
-        raise UserError(f"{str(file)!r} holds no list of pages; valid: the file as released")
+        raise UserError(f"{str(file)!r} does not hold a list of pages; valid: the file as released")
     return pages
 
 

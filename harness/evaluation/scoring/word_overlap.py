@@ -1,4 +1,4 @@
-"""Texts compared as words: shares of words, BLEU, and METEOR without synonyms."""
+"""Word overlap of texts: precision, recall, BLEU, and METEOR without synonyms."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from espalier.harness.evaluation.scoring.edit_distance import normalised_distanc
 if TYPE_CHECKING:
     from jieba import Tokenizer
 
-#: One character of it makes a text Chinese.
+#: Chinese characters: a text with one of them is Chinese.
 CHINESE = re.compile("[\u4e00-\u9fa5]")
-#: Blanks, brackets and commas, Chinese ones too.
+#: Blanks, brackets and commas, including Chinese ones.
 SCENE_GAPS = re.compile(r"[\uff08\uff09()\uff0c,\s]+")
 
 
 def words(answer: str, reference: str) -> tuple[list[str], list[str]]:
-    """Return the words of two texts: what stands between blanks, or as jieba cuts both where either is Chinese.
+    """Return the words of two texts, split at blanks, or by jieba if either text is Chinese.
 
-    jieba's blanks and marks are words, too. Cost: O(n), but O(n^2) in a run of characters that are in no word it knows.
+    jieba returns blanks and punctuation as words. Cost: O(n), but O(n^2) in a run of characters outside its dictionary.
     """
     if CHINESE.search(answer) or CHINESE.search(reference):
         cut = _jieba().lcut
@@ -46,19 +46,19 @@ def shares(answer: Sequence[str], reference: Sequence[str]) -> tuple[float, floa
 
 
 def bleu(answer: Sequence[str], reference: Sequence[str]) -> float:
-    """Return BLEU of one answer, up to four words, not smoothed: next to nothing where no four words agree."""
+    """Return BLEU-4 of one answer, not smoothed: almost zero without a common 4-gram."""
     if not answer:
         return 0.0
     with warnings.catch_warnings():
-        # It says so each time no four words agree.
+        # nltk warns each time there is no common 4-gram.
         warnings.simplefilter("ignore")
         return float(sentence_bleu([list(reference)], list(answer)))
 
 
 def meteor(answer: Sequence[str], reference: Sequence[str]) -> float:
-    """Return METEOR of words that agree, or whose stems do; synonyms would need WordNet's data.
+    """Return METEOR with matches of words and stems; synonyms would need WordNet's data.
 
-    Agrees with nltk's where WordNet knows no synonym. Cost: O(n log n).
+    It equals nltk's METEOR if WordNet knows no synonym. Cost: O(n log n).
     """
     matches, unmatched = _matched(
         [word.lower() for word in answer], [word.lower() for word in reference]
@@ -79,7 +79,7 @@ def meteor(answer: Sequence[str], reference: Sequence[str]) -> float:
 
 
 def read_scores(answer: str, reference: str) -> dict[str, float]:
-    """Return all scores of a text that was read, as Ocean-OCR defines them. Edit distance: 0 is equal."""
+    """Return all scores of a read text, as Ocean-OCR defines them. Edit distance: 0 is equal."""
     answer_words, reference_words = words(answer, reference)
     precision, recall, f1 = shares(answer_words, reference_words)
     return {
@@ -96,8 +96,8 @@ def read_scores(answer: str, reference: str) -> dict[str, float]:
 def _jieba() -> Tokenizer:
     """Return jieba with its own dictionary. Cost: a second, once in a process.
 
-    By itself it would keep a copy among the temporary files, where whoever uses this machine may have put another one,
-    and print that it does so.
+    By default jieba caches its dictionary among the temporary files, where another user may have put a different one,
+    and prints that it does so.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes in its patterns, and of how it finds its files
@@ -119,7 +119,7 @@ def _matched(
 def _paired(
     answer: dict[int, str], reference: dict[int, str]
 ) -> tuple[dict[int, int], tuple[dict[int, str], dict[int, str]]]:
-    """Pair equal words from the end on, each with the last that is free; return the pairs and what is left."""
+    """Pair equal words from the end, each with the last free one; return the pairs and the unpaired words."""
     free: defaultdict[Hashable, list[int]] = defaultdict(list)
     for place in sorted(reference):
         free[reference[place]].append(place)
@@ -138,7 +138,7 @@ def _paired(
 def read_label(text: str, scene: bool, one_line: bool) -> str:
     """Return a text as Ocean-OCR compares it.
 
-    Of `scene` texts, which have no order, the words are sorted; of handwriting (`one_line`) line ends are blanks.
+    The words of `scene` texts, which have no order, are sorted; in handwriting (`one_line`) line ends become blanks.
     """
     if scene:
         for mark, instead in (("\\text{", ""), ("}", ""), ("\n", " "), ("-", " "), ("*", " ")):

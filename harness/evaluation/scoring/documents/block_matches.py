@@ -1,4 +1,4 @@
-"""Which blocks of an answer stand for which blocks of a page, as OmniDocBench's quick match pairs them."""
+"""Match the blocks of an answer to the blocks of a page, as OmniDocBench's quick match does."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from scipy.optimize import linear_sum_assignment
 from espalier.harness.evaluation.scoring.documents.block_merges import merged
 from espalier.harness.evaluation.scoring.edit_distance import window_distance
 
-#: Below this a block counts as found, whatever else would fit.
+#: Below this distance a block counts as found.
 FOUND = 0.25
-#: A block within a longer one of the answer.
+#: Largest distance of a block to a part of a longer one of the answer.
 WITHIN = 0.4
-#: A pair further apart is none yet.
+#: Largest distance of a pair in the first assignment.
 APART = 0.7
-#: Nanoseconds, about, that comparing windows may take; on larger pages blocks are paired one to one.
+#: Approximate nanoseconds that comparing windows may take; on larger pages blocks are paired one to one.
 WORK = 10_000_000_000
 
 
 @dataclass(frozen=True)
 class BlockMatch:
-    """Blocks of the page, and the blocks of the answer that stand for them (none: they are missing)."""
+    """Blocks of the page, and the matching blocks of the answer (none: they are missing)."""
 
     page: tuple[int, ...]
     answer: tuple[int, ...]
 
 
 def distances(page: Sequence[str], answer: Sequence[str]) -> np.ndarray:
-    """Return the normalised edit distance of each text to each. Shape: (page, answer)."""
+    """Return the normalised edit distances of all pairs of texts, shape (page, answer)."""
     if not page or not answer:
         return np.zeros((len(page), len(answer)))
     return cdist(list(page), list(answer), scorer=Levenshtein.normalized_distance, dtype=np.float64)
 
 
 def one_to_one(page: Sequence[str], answer: Sequence[str]) -> list[BlockMatch]:
-    """Pair texts so that the distances add up to the least; the rest of the page is missing."""
+    """Pair texts with the smallest total distance; other texts of the page are missing."""
     rows, columns = linear_sum_assignment(distances(page, answer))
     partner = dict(zip(rows.tolist(), columns.tolist(), strict=True))
     return [
@@ -52,10 +52,10 @@ def one_to_one(page: Sequence[str], answer: Sequence[str]) -> list[BlockMatch]:
 def quick_match(page: Sequence[str], answer: Sequence[str]) -> list[BlockMatch]:
     """Pair the texts of a page with those of an answer; neither list holds empty texts.
 
-    Neighbours of the answer are joined where together they are nearer to a block that nothing else fits. Then blocks
-    are paired one to one, and a block without a partner is looked for within longer texts of the answer: several blocks
-    may share one. What is still left on both sides is paired, however far apart; what is left of the answer is not
-    counted, what is left of the page is missing.
+    Neighbours in the answer are joined if that brings them nearer to a block without a close partner. Then blocks are
+    paired one to one, and a block without a partner is searched within longer texts of the answer, which several blocks
+    may share. The remaining texts of both sides are paired at any distance; further texts of the answer are ignored,
+    further blocks of the page are missing.
 
     Cost: O(pairs) edit distances, and windows for up to `WORK`.
     """
@@ -73,7 +73,7 @@ def quick_match(page: Sequence[str], answer: Sequence[str]) -> list[BlockMatch]:
             if block in unmatched:
                 partners[(place,)].append(block)
         unmatched = [block for block in unmatched if block not in inside]
-        # Looked for and found in an earlier text: that one is spoken for, not left over.
+        # A block found in an earlier text stays with that text; this one counts as used.
         partners[(place,)] = partners[(place,)]
     pairs = [
         BlockMatch(tuple(sorted(blocks)), group) for group, blocks in partners.items() if blocks
@@ -95,7 +95,7 @@ def quick_match(page: Sequence[str], answer: Sequence[str]) -> list[BlockMatch]:
 def _assigned(
     page: Sequence[str], answer: Sequence[str], groups: Sequence[tuple[int, ...]]
 ) -> tuple[defaultdict[tuple[int, ...], list[int]], list[int]]:
-    """Return the blocks of each group of the answer, and those without a group near enough."""
+    """Return the blocks of each group of the answer, and the blocks without a group near enough."""
     far = distances(page, [" ".join(answer[place] for place in group) for group in groups])
     rows, columns = linear_sum_assignment(far)
     partners: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -109,7 +109,7 @@ def _assigned(
 def _within(
     page: Sequence[str], answer: Sequence[str], unmatched: Sequence[int]
 ) -> dict[int, list[int]]:
-    """Return for each text of the answer the blocks among `alone` that stand within it."""
+    """Return for each text of the answer the `unmatched` blocks that it contains."""
     inside_text: dict[int, list[int]] = {}
     for place, text in enumerate(answer):
         inside = [
@@ -121,7 +121,7 @@ def _within(
 
 
 def _work(page: Iterable[str], answer: Sequence[str]) -> int:
-    """Return what all windows of all pairs would cost: a call, and a nanosecond for 64 cells of its table."""
+    """Return the nanoseconds of all windows of all pairs: a call, and one for 64 cells of its table."""
     sizes = [len(text) for text in answer]
     return sum(
         (abs(len(block) - size) + 1) * (250 + min(len(block), size) ** 2 // 64)

@@ -1,4 +1,4 @@
-"""Which neighbouring blocks of an answer are one block of the page, cut apart."""
+"""Merge neighbouring blocks of an answer that are one block of the page."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from rapidfuzz.distance import Levenshtein
 
 from espalier.harness.evaluation.scoring.edit_distance import window_distance
 
-#: A part that is further from every stretch of the block is none of it.
+#: Largest distance of a part to a substring of its block.
 PART = 0.6
 
-#: Neighbours, and how far they are from their block together.
+#: Neighbours, and their distance to their block when joined.
 Run = tuple[tuple[int, ...], float]
-#: Says of a part and a block whether the part is a stretch of it.
+#: Returns whether a part is nearly a substring of a block.
 Stretch = Callable[[str, str], bool]
 
 
 def merged(page: Sequence[str], answer: Sequence[str], close: np.ndarray) -> list[tuple[int, ...]]:
-    """Return all places of the answer in order, those that make one block together in one group.
+    """Return all positions of the answer in order, grouped where several make one block.
 
-    Only blocks and texts without a close partner (`found`, shape (page, answer)) take part.
+    Only blocks and texts without a close partner (`close`, shape (page, answer)) take part.
     """
     free = [place for place in range(len(answer)) if not close[:, place].any()]
     runs: list[Run] = []
-    # The same neighbours are tried from each start.
+    # The same neighbours are compared from each start.
     stretch = cache(_is_stretch)
     for block in np.flatnonzero(~close.any(axis=1)).tolist():
         tried = [_run(page[block], answer, start, set(free), stretch) for start in free]
@@ -43,7 +43,7 @@ def merged(page: Sequence[str], answer: Sequence[str], close: np.ndarray) -> lis
 
 
 def _run(block: str, answer: Sequence[str], start: int, free: set[int], stretch: Stretch) -> Run:
-    """Return the neighbours from `start` on that are nearer to the block with each one that joins them."""
+    """Return the neighbours from `start` on, as long as each further one brings them nearer to the block."""
     run = [start]
     while run[-1] + 1 in free:
         longer = [*run, run[-1] + 1]
@@ -61,7 +61,7 @@ def _is_stretch(part: str, block: str) -> bool:
 
 
 def _belongs(parts: Sequence[str], block: str, stretch: Stretch) -> bool:
-    """Return whether the last part makes the others more like the block, and all of them are stretches of it."""
+    """Return whether the last part brings the others nearer to the block, and all are nearly substrings of it."""
     without, together = " ".join(parts[:-1]), " ".join(parts)
     nearer = Levenshtein.normalized_distance(block, together) <= Levenshtein.normalized_distance(
         block, without
@@ -70,7 +70,7 @@ def _belongs(parts: Sequence[str], block: str, stretch: Stretch) -> bool:
 
 
 def _disjoint(runs: Sequence[Run]) -> list[Run]:
-    """Return runs of which no two share a place: of those that overlap, the choice that is nearest on average."""
+    """Return disjoint runs: of overlapping ones, the choice with the smallest mean distance."""
     disjoint: list[Run] = []
     cluster: list[Run] = []
     for run in sorted(runs, key=lambda run: run[0][0]):
@@ -82,7 +82,7 @@ def _disjoint(runs: Sequence[Run]) -> list[Run]:
 
 
 def _nearest(cluster: Sequence[Run]) -> list[Run]:
-    """Return the best of the choices that start with each run and take every later one that still fits."""
+    """Return the best of the choices that start with one run and add every later run that fits."""
     choices: list[list[Run]] = []
     for run in cluster:
         fits = False

@@ -1,4 +1,4 @@
-"""A page of markdown, cut into the blocks that are compared: texts, formulas, tables."""
+"""Split a page of markdown into the blocks that are compared: texts, formulas, tables."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class MarkdownBlock:
     """A block of an answer.
 
     Attributes:
-        kind: `text`, `formula`, `inline` (a formula within a text, perhaps meant to stand alone), `table` or
+        kind: `text`, `formula`, `inline` (a formula within a text, perhaps meant as displayed), `table` or
             `latex_table`.
-        content: as it was written; a table as HTML.
-        position: place of its first character.
+        content: the block as written; a table as HTML.
+        position: index of its first character.
     """
 
     kind: str
@@ -38,10 +38,10 @@ class MarkdownBlock:
 
 
 def blocks(markdown: str) -> list[MarkdownBlock]:
-    """Cut an answer into blocks, in the order of their places. Never raises.
+    """Split an answer into blocks, in the order of their positions. Never raises.
 
-    A formula within a text is a block of its own and stays in the text as well: a page that sets it apart is matched by
-    the block, one that does not by the text.
+    A formula within a text becomes a block and stays in the text: a page that displays it matches the block, another
+    page matches the text.
     """
     page = PAGE.sub("", FENCE.sub("", PICTURE.sub("", markdown)))
     page = re.sub(r" {4,}", "    ", re.sub(r"_{4,}", "____", page))
@@ -73,7 +73,7 @@ def blocks(markdown: str) -> list[MarkdownBlock]:
 
 
 def table_of_pipes(text: str) -> str:
-    """Return a table that is written with pipes as HTML."""
+    """Return a table written with pipes as HTML."""
     rows = [line.strip().strip("|").split("|") for line in text.strip().splitlines()]
     lines = [
         "".join(f"<td>{html.escape(cell.strip(), quote=False)}</td>" for cell in row)
@@ -89,7 +89,7 @@ def _latex_tables(page: str) -> Iterator[tuple[str, int, int, str]]:
 
 
 def _html_tables(page: str) -> Iterator[tuple[int, int]]:
-    """Find whole tables; of tables within tables the outermost, of one that never ends those within it."""
+    """Yield complete tables: of nested tables the outermost, of an unclosed table the tables within it."""
     opened: list[int] = []
     inner: list[tuple[int, int]] = []
     for tag in TABLE_TAG.finditer(page):
@@ -111,7 +111,7 @@ def _paragraphs(page: str) -> Iterator[MarkdownBlock]:
     for part in page.split(gap):
         text = "\n".join(line.strip() for line in part.split("\n") if line.strip())
         if text.startswith("$") and text.endswith("$"):
-            # Alone on its line it stands apart, whatever it is marked with.
+            # A formula alone on its line is displayed, whatever its delimiters.
             if text.strip("$"):
                 yield MarkdownBlock("formula", text, position)
         elif text:
@@ -124,5 +124,5 @@ def _blank(page: str, start: int, end: int) -> str:
 
 
 def _padded(style: re.Match[str]) -> str:
-    """Keep the argument, and the length, so that places stay what they are."""
+    """Return the argument, padded to the same length, so that positions stay."""
     return style.group(1).ljust(len(style.group(0)))

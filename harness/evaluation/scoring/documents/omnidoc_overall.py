@@ -1,4 +1,4 @@
-"""The overall score of OmniDocBench from what its pages have."""
+"""The overall score of OmniDocBench."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 
 def of_pages(parts: Sequence[Sequence[float | None]]) -> float:
-    """Return the mean of the parts' means, each over the pages that have it; a part that no page has is left out.
+    """Return the mean of the parts' means, each over the pages that have the part; a part without pages is left out.
 
     Args:
-        parts: of each page its text, formulas and tables, 1 being perfect, None where it has none.
+        parts: scores of text, formulas and tables of each page, 1 is perfect, None for a missing part.
 
     Raises:
-        ZeroDivisionError: no page has anything.
+        ZeroDivisionError: no page has any part.
     """
     columns = [
         [value for value in column if value is not None] for column in zip(*parts, strict=True)

@@ -1,4 +1,4 @@
-"""The scores of one page of OmniDocBench v1.5, end to end: a page's annotation against the markdown of an answer."""
+"""Score one page of OmniDocBench v1.5, end to end: a page's annotation and the markdown of an answer."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from espalier.harness.evaluation.scoring.documents.block_matches import (
 )
 from espalier.harness.evaluation.scoring.documents.markdown_blocks import MarkdownBlock, blocks
 
-#: Text that counts; a formula that stands alone and a table have scores of their own.
+#: Categories of scored text; displayed formulas and tables have separate scores.
 TEXTS = ("text_block", "title", "code_txt", "code_txt_caption", "reference")
-#: Looked for, so that no other block is taken for them, and not scored.
+#: Categories that are matched, so that they do not match other blocks, and not scored.
 BESIDE = [
     "figure_caption",
     "figure_footnote",
@@ -43,7 +43,7 @@ FORMULA = "equation_isolated"
 
 @dataclass(frozen=True)
 class Element:
-    """A block of the page: its category, what stands there, the same as it is compared, its place in reading order."""
+    """A block of the page: category, content, content as compared, position in reading order."""
 
     category: str
     content: str
@@ -53,7 +53,7 @@ class Element:
 
 @dataclass(frozen=True)
 class PageFormula:
-    """A formula of the page with what stands for it, as written; an empty answer is a formula that is missing."""
+    """A formula of the page and its match, as written; an empty answer means a missing formula."""
 
     reference: str
     answer: str
@@ -61,15 +61,15 @@ class PageFormula:
 
 @dataclass(frozen=True)
 class PageScores:
-    """What one page adds to each metric; None where the page has nothing of a kind.
+    """The metrics of one page; None for a kind that the page lacks.
 
     Attributes:
         text_edit: edits of all texts over their length, 0 is equal.
-        formula_edit: the same of formulas that stand alone.
+        formula_edit: the same for displayed formulas.
         order_edit: edit distance of the reading order.
         table_teds: mean similarity of the tables, 1 is equal.
-        table_teds_s: the same of their structure alone.
-        formulas: what the formulas were compared with.
+        table_teds_s: the same for their structure only.
+        formulas: displayed formulas with their matches.
     """
 
     text_edit: float | None
@@ -81,7 +81,7 @@ class PageScores:
 
 
 def score_page(page: Mapping[str, Any], answer: str) -> PageScores:
-    """Compare an answer in markdown with an entry of OmniDocBench.json. Never raises on an answer.
+    """Compare an answer in markdown with an entry of OmniDocBench.json. No answer makes it raise.
 
     Cost: see `quick_match` and `tables.similarity`.
     """
@@ -90,7 +90,7 @@ def score_page(page: Mapping[str, Any], answer: str) -> PageScores:
     tables_right = [element for element in elements if element.category == "table"]
     teds, spare = _tables(tables_right, answer_blocks)
     mixed = [block for block in answer_blocks if not block.kind.endswith("table")] + spare
-    # Formulas within texts come last: a text is nearer to what stands at its place.
+    # Inline formulas come last: a text matches blocks at its own position better.
     mixed.sort(key=lambda block: (block.kind == "inline", block.position))
     page_lines = [
         line for element in elements if element.category != "table" for line in _lines(element)
@@ -124,7 +124,7 @@ def _scores(
             texts.append(compared)
             ordered.append(pair)
         elif matched and matched[0].kind not in ("inline", "formula"):
-            # The answer has it as text: it is compared as text.
+            # The answer has the formula as text.
             plain = latex.unicode_text("".join(element.content for element in elements))
             texts.append((latex.letters(plain), compared[1]))
         else:
@@ -146,9 +146,9 @@ def _scores(
 
 
 def _elements(page: Mapping[str, Any]) -> list[Element]:
-    """Return the blocks of a page, those that the layout cuts in two as one.
+    """Return the blocks of a page; blocks that the layout splits are joined.
 
-    A block that is cut twice has its middle piece twice, as in the released evaluation that published scores come from.
+    A block that is split twice has its middle piece twice, as in the released evaluation behind published scores.
     """
     rings: list[list[Any]] = []
     for relation in page["extra"]["relation"]:
@@ -197,7 +197,7 @@ def _place(annotation: Mapping[str, Any]) -> float:
 
 
 def _lines(element: Element) -> list[Element]:
-    """Return a formula of several lines as its lines, so that each can be matched."""
+    """Return a formula of several lines as separate lines, so that each can be matched."""
     lines = latex.lines_of_column(element.content) if element.category == FORMULA else None
     if lines is None:
         return [element]
@@ -230,7 +230,7 @@ def _comparable(block: MarkdownBlock) -> str:
 def _without_beside(
     page_lines: Sequence[Element], answer_lines: Sequence[tuple[MarkdownBlock, str]]
 ) -> tuple[list[Element], list[tuple[MarkdownBlock, str]]]:
-    """Return what is scored: without captions, headers and the like, on the page and in the answer."""
+    """Return the scored lines of page and answer, without captions, headers and the like."""
     unscored = [line.text for line in page_lines if line.category in BESIDE]
     near = np.any(distances(unscored, [text for _, text in answer_lines]) < FOUND, axis=0).tolist()
     return (
@@ -242,7 +242,7 @@ def _without_beside(
 def _tables(
     page_tables: Sequence[Element], answer_blocks: Sequence[MarkdownBlock]
 ) -> tuple[list[tuple[float, float]], list[MarkdownBlock]]:
-    """Return the similarity of each table of the page, and the cells of tables that stand for none, as texts."""
+    """Return the similarity of each table of the page, and the cells of unmatched tables as texts."""
     if not page_tables:
         return [], []
     tables_of_answer = [block for block in answer_blocks if block.kind == "table"]
@@ -269,7 +269,7 @@ def _tables(
 
 
 def _share(compared: Sequence[tuple[str, str]]) -> float | None:
-    """Return all edits over all lengths, the longer of each two."""
+    """Return all edits divided by all lengths, the longer of each pair."""
     length = sum(max(len(first), len(second)) for first, second in compared)
     edits = sum(Levenshtein.distance(first, second) for first, second in compared)
     return edits / length if length else None
@@ -300,7 +300,7 @@ def _mean(numbers: Sequence[float]) -> float | None:
 
 
 def _column(lines: Sequence[str]) -> str:
-    """Return formulas as written, several as one array."""
+    """Return formulas as written; several become one array."""
     if len(lines) < 2:
         return "".join(lines)
     rows = " \\\\ ".join("{" + re.sub(r"^\$+|\$+$", "", line.strip()) + "}" for line in lines)

@@ -1,17 +1,17 @@
-"""Formulas compared as the LaTeX that they are written in, without what does not change how they look."""
+"""Compare formulas as LaTeX, without markup that does not change their look."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 
-#: In this order, each taken out before the next is looked for.
+#: Searched in this order; matches are removed before the next search.
 DELIMITED = tuple(
     re.compile(pattern, re.DOTALL)
     for pattern in (r"\\\((.+?)\\\)", r"\\\[(.+?)\\\]", r"\$\$(.+?)\$\$", r"\$(.+?)\$")
 )
 TOKEN = re.compile(r"\\[a-zA-Z]+\*?|\\.|\s+|.", re.DOTALL)
-#: Written differently, and looking the same.
+#: Commands that look the same.
 SAME = {
     "\\le": "\\leq",
     "\\ge": "\\geq",
@@ -56,7 +56,7 @@ SAME = {
     "\\prime": "'",
     "\\And": "&",
 }
-#: Spaces, sizes and hints to the typesetter.
+#: Spaces, sizes and hints to the typesetter, which are ignored.
 NOTHING = frozenset(
     [
         "\\left",
@@ -101,7 +101,7 @@ NOTHING = frozenset(
 
 
 def equations(answer: str) -> list[str]:
-    """Return what an answer marks as formulas."""
+    """Return the formulas that an answer marks."""
     formulas: list[str] = []
     for pattern in DELIMITED:
         formulas += [formula.strip() for formula in pattern.findall(answer)]
@@ -110,9 +110,9 @@ def equations(answer: str) -> list[str]:
 
 
 def tokens(latex: str) -> tuple[str, ...]:
-    """Return a formula as tokens, without spaces, sizes and braces around one token; synonyms are one.
+    """Return the tokens of a formula, without spaces, sizes and braces around one token; synonyms become equal.
 
-    Unbalanced braces stay as they are. Cost: O(n).
+    Unbalanced braces stay. Cost: O(n).
     """
     sequence = [
         SAME.get(token, token)
@@ -123,15 +123,15 @@ def tokens(latex: str) -> tuple[str, ...]:
 
 
 def contains(answer: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return whether tokens stand within others, one after the other."""
+    """Return whether `wanted` is a contiguous part of the tokens of `answer`."""
     if not wanted:
         return False
-    # No token has a control character, so that a text search finds whole tokens.
+    # Tokens have no control characters, so that a text search finds whole tokens.
     return "\x1f".join(("", *wanted, "")) in "\x1f".join(("", *answer, ""))
 
 
 def has_formula(wanted: str, answer: str) -> bool:
-    """Return whether an answer has a formula, alone or within a longer one."""
+    """Return whether an answer has a formula, also as part of a longer one."""
     wanted_tokens = tokens(wanted)
     formulas = equations(answer)
     return wanted in formulas or any(
@@ -140,13 +140,13 @@ def has_formula(wanted: str, answer: str) -> bool:
 
 
 def _without_braces(sequence: Sequence[str]) -> Iterator[str]:
-    """Leave out braces that hold one token, and those that group without a command before them."""
+    """Yield tokens without braces around one token, and without groups that no command precedes."""
     partner = _partners(sequence)
     dropped: set[int] = set()
     for start, end in partner.items():
         inside = end - start - 1
         before = sequence[start - 1] if start else ""
-        # A group is an argument behind a command, another argument, a script or an option.
+        # After a command, another argument, a script or an option, a group is an argument.
         free = not before.startswith("\\") and before not in ("}", "^", "_", "]")
         if inside == 1 or free:
             dropped |= {start, end}

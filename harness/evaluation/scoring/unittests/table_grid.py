@@ -1,4 +1,4 @@
-"""Tables of an answer as grids: which cells are neighbours, and which head a row or a column."""
+"""Tables of an answer as grids, with neighbours and headings of cells."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import lxml.html
 from lxml import etree
 
-#: A span reaches no further; answers may have any number in it.
+#: Largest span of a cell; answers may give any number.
 WIDEST = 100
 
 Place = tuple[int, int]
@@ -16,7 +16,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class GridCell:
-    """A cell as it was written."""
+    """A cell of a table, as written."""
 
     text: str
     heading: bool = False
@@ -26,7 +26,7 @@ class GridCell:
 
 @dataclass
 class Grid:
-    """Cells by the place of their upper left corner; `squares` has the corner of the cell over each place."""
+    """Cells by the position of their upper left corner; `squares` maps each position to the corner of its cell."""
 
     cells: dict[Place, GridCell] = field(default_factory=dict)
     squares: dict[Place, Place] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Grid:
     width: int = 0
 
     def neighbours(self, corner: Place, down: int, right: int) -> set[Place]:
-        """Return the next cells in a direction, over gaps; a cell that spans several rows may have several."""
+        """Return the next cells in a direction, across gaps; a cell that spans several rows may have several."""
         cell = self.cells[corner]
         corners = set()
         for row in range(corner[0], corner[0] + (1 if down else cell.rows)):
@@ -51,7 +51,7 @@ class Grid:
         return corners
 
     def headings(self, corner: Place, down: int, right: int) -> set[Place]:
-        """Return the headings in a direction; where no cell is one, the last cells of that direction."""
+        """Return the headings in a direction; without headings, the last cells in that direction."""
         visited, waiting = set(), {corner}
         heads, ends = set(), set()
         while waiting:
@@ -67,13 +67,13 @@ class Grid:
 
 
 def grids(answer: str) -> Iterator[Grid]:
-    """Return the tables of an answer, written with pipes or in HTML. Never raises."""
+    """Yield the tables of an answer, written with pipes or in HTML. Never raises."""
     yield from _of_pipes(answer)
     yield from _of_html(answer)
 
 
 def laid_out(rows: Sequence[Sequence[GridCell]]) -> Grid:
-    """Return rows of cells as a grid: each cell takes the first places of its row that no span covers."""
+    """Return rows of cells as a grid: each cell takes the first free position of its row."""
     grid = Grid()
     for row, cells in enumerate(rows):
         column = 0
@@ -151,7 +151,7 @@ def _span(value: str | None) -> int:
     return min(max(int(digits), 1), WIDEST) if digits.isascii() and digits.isdigit() else 1
 
 
-#: What a test may say of a cell's surroundings: the field of the test, and where it looks.
+#: Fields of a test about a cell's surroundings, and the cells that they refer to.
 Look = Callable[[Grid, Place], set[Place]]
 AROUND: dict[str, Look] = {
     "up": lambda grid, at: grid.neighbours(at, -1, 0),
