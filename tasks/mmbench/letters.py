@@ -29,9 +29,13 @@ def share_of_questions(samples: Sequence[Mapping[str, Any]]) -> float:
     """
     right: dict[int, bool] = {}
     questions = set()
-    for one in samples:
-        question = one["index"] % ROTATION
-        right[question] = right.get(question, True) and one["right"]
-        if one["index"] < ROTATION:
+    for sample in samples:
+        question = sample["index"] % ROTATION
+        right[question] = right.get(question, True) and sample["right"]
+        if sample["index"] < ROTATION:
             questions.add(question)
-    return sum(right[one] for one in questions) / len(questions) if questions else float("nan")
+    return (
+        sum(right[question] for question in questions) / len(questions)
+        if questions
+        else float("nan")
+    )

@@ -14,8 +14,11 @@ except ImportError:  # started outside the repository, without Espalier on the p
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from espalier.harness.media import pdf
 from espalier.harness.evaluation.scoring.documents import cdm
-from espalier.harness.evaluation.scoring.documents.omnidoc_overall import of_pages
-from espalier.harness.evaluation.scoring.documents.omnidoc_page import PageScores, score_page
+from espalier.harness.evaluation.scoring.documents.omnidoc_page import (
+    PageScores,
+    overall_score,
+    score_page,
+)
 from espalier.harness.evaluation.scoring.grounding_text import plain_markdown
 from espalier.harness.evaluation.scoring.page_files import BASELINE, UNIT_TESTS
 from espalier.harness.evaluation.scoring.unittests.unit_test import passes
@@ -105,7 +108,7 @@ def omnidocbench_cdm(doc: Doc, results: list[Any]) -> Doc:
 
 
 def aggregate_overall(parts: list[list[float | None]]) -> float:
-    return of_pages(parts)
+    return overall_score(parts)
 
 
 def olmocr_bench(doc: Doc, results: list[Any]) -> Doc:

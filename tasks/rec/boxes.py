@@ -43,7 +43,7 @@ _BOX = re.compile(rf"\[{_FOUR}\]|\({_FOUR}\)|\({_TWO}\)\s{{0,8}},\s{{0,8}}\({_TW
 
 @dataclass(frozen=True)
 class Resized:
-    """Size bounds of the picture of a model that writes pixels: sides are multiples of `factor`, the area is bounded."""
+    """Size bounds of pictures for a model that writes pixels: sides are multiples of `factor`, the area is bounded."""
 
     factor: int
     least: int

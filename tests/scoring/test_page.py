@@ -14,10 +14,10 @@ from espalier.harness.evaluation.scoring.documents.block_matches import (
     one_to_one,
     quick_match,
 )
-from espalier.harness.evaluation.scoring.documents.omnidoc_overall import of_pages
 from espalier.harness.evaluation.scoring.documents.omnidoc_page import (
     PageFormula,
     PageScores,
+    overall_score,
     score_page,
 )
 from tests.benchmarks.fixtures.ocr import (
@@ -146,10 +146,12 @@ def test_every_text_of_a_page_is_in_one_pair(right: list[str], said: list[str]) 
 
 
 def test_overall_is_the_mean_of_what_pages_have() -> None:
-    assert of_pages([[1.0, None, 0.5], [0.5, 0.25, None]]) == pytest.approx((0.75 + 0.25 + 0.5) / 3)
-    assert of_pages([[1.0, None, None]]) == 1
+    assert overall_score([[1.0, None, 0.5], [0.5, 0.25, None]]) == pytest.approx(
+        (0.75 + 0.25 + 0.5) / 3
+    )
+    assert overall_score([[1.0, None, None]]) == 1
     with pytest.raises(ZeroDivisionError):
-        of_pages([[None, None, None]])
+        overall_score([[None, None, None]])
 
 
 BAD = [
