@@ -14,7 +14,7 @@ from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.run_spec import ModelSpec
 
 
-def tell(tasks: Iterable[Task], model: ModelSpec, benchmark: BenchmarkSpec) -> None:
+def fill_box_settings(tasks: Iterable[Task], model: ModelSpec, benchmark: BenchmarkSpec) -> None:
     """Fill in `boxes`, the format, and `resized`, the size bounds of the model's pictures, for tasks that list them.
 
     Settings of the user (benchmark.prompt) stay.

@@ -52,7 +52,7 @@ class AllAnswered(Exception):
 
 @dataclass(frozen=True)
 class BatchResults:
-    """What one process, or all of them together, got from its batches.
+    """Results of one process, or of all of them together.
 
     Attributes:
         entries: new answers, as the journal has them.
@@ -117,7 +117,7 @@ class ChatModel(lmms):
             borders,
         )
         self._gave_up = False
-        self._asked: list[RequestGroup] = []
+        self._groups_of_run: list[RequestGroup] = []
         self.samples: dict[Key, Sample] = {}
         self.failures: list[Failure] = []
         self.batch_size = spec.engine.batch_size
@@ -143,7 +143,7 @@ class ChatModel(lmms):
         finished_samples = finished(entries)
         self.samples = {key: finished_samples[key] for key in wanted if key in finished_samples}
         self.resumed = len(self.samples)
-        groups = self._asked = self._groups(list(wanted.values()))
+        groups = self._groups_of_run = self._groups(list(wanted.values()))
         if self.batch_size == AUTO_BATCH:
             self.batch_size = remembered(entries) or self._find_batch_size(groups)
         self._answer(self._ranks.share(self._pending(groups)))
@@ -159,7 +159,7 @@ class ChatModel(lmms):
 
     def answered(self) -> RequestGroup:
         """Return the answered requests of the largest group with equal settings."""
-        settings_of_group, members = max(self._asked, key=lambda request: len(request[1]))
+        settings_of_group, members = max(self._groups_of_run, key=lambda request: len(request[1]))
         return settings_of_group, [
             request for request in members if key_of(request) in self.samples
         ]

@@ -84,9 +84,9 @@ def guard_targets(task: Task) -> None:
     read = type(task).doc_to_target
 
     @wraps(read)
-    def guarded(doc: Mapping[str, Any], *args: Any, **more: Any) -> Any:
+    def guarded(doc: Mapping[str, Any], *args: Any, **options: Any) -> Any:
         try:
-            return read(task, doc, *args, **more)
+            return read(task, doc, *args, **options)
         except Exception as error:  # a task's function may raise anything
             raise UserError(
                 f"benchmark.task={task.config.task!r}: {origin(task.config)}{_row(task, doc)}: "

@@ -51,7 +51,7 @@ class AllowedSources:
 
     Attributes:
         digested: folder of the data set; its files, except hidden ones, are in the run key. None: the hub's.
-        folders: others, those of the hub's cache, of the task's own files and of what is unpacked.
+        folders: further folders: the hub's cache, the task's files, unpacked data.
         offline: whether connections are refused.
         transparency: how transparent pictures of image columns are drawn.
     """
@@ -94,7 +94,7 @@ class AllowedSources:
         """Check every file that `datasets` and Pillow open, and every file system that is made.
 
         With `pixels`, pictures of image columns are converted as by `open_image` where a task's own `convert` would
-        lose content. It must be off while a data set is prepared, whose rows outlive the run.
+        lose content. It must be off while a data set is prepared: its rows outlive the run.
         """
         with ExitStack() as stack:
             for column in COLUMNS:
@@ -190,13 +190,16 @@ def allowed_sources(
         include_path: folder of the task.
         offline: whether connections are refused.
     """
-    own = [Path(lmms_eval.__file__).parent, *([] if include_path is None else [include_path])]
+    task_folders = [
+        Path(lmms_eval.__file__).parent,
+        *([] if include_path is None else [include_path]),
+    ]
     if data is not None:
         digested = data.copies.digested
         # A plain copy of the hub's cache: its files are links to blobs next to the snapshots.
         blobs = digested.absolute().parent.parent / "blobs"
         linked = [blobs] if digested.absolute().parent.name == "snapshots" else []
-        return AllowedSources(digested, [data.home, *linked, *own], offline)
+        return AllowedSources(digested, [data.home, *linked, *task_folders], offline)
     cache = (
         # Tasks unpack videos below it, whatever the libraries read at import.
         Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser(),
@@ -206,7 +209,7 @@ def allowed_sources(
         datasets.config.DOWNLOADED_DATASETS_PATH,
         datasets.config.EXTRACTED_DATASETS_PATH,
     )
-    return AllowedSources(None, [*map(Path, cache), *own], offline)
+    return AllowedSources(None, [*map(Path, cache), *task_folders], offline)
 
 
 def admit_own(borders: AllowedSources, config: TaskConfig) -> None:
@@ -218,9 +221,9 @@ def admit_own(borders: AllowedSources, config: TaskConfig) -> None:
     stated = config.dataset_kwargs or {}
     named = [*_strings(stated.get("data_files")), *_strings(stated.get("data_dir"))]
     packaged = config.dataset_path in datasets.packaged_modules._PACKAGED_DATASETS_MODULES
-    own = named if packaged else [config.dataset_path or ""]
-    here = all(SCHEME.match(name) is None for name in own)
-    if borders.digested is None and here and own and (packaged or os.path.isdir(own[0])):
+    paths = named if packaged else [config.dataset_path or ""]
+    local = all(SCHEME.match(name) is None for name in paths)
+    if borders.digested is None and local and paths and (packaged or os.path.isdir(paths[0])):
         borders.folders.append(Path(os.sep))
 
 

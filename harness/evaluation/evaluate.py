@@ -135,7 +135,7 @@ def open_benchmark(
     Cost: seconds, once in each process, to import lmms-eval.
     """
     # These import lmms-eval, which takes seconds.
-    from espalier.harness.evaluation.box_format import tell
+    from espalier.harness.evaluation.box_format import fill_box_settings
     from espalier.harness.evaluation.data_errors import check_references
     from espalier.harness.evaluation.denoising_lengths import check_denoised
     from espalier.harness.evaluation.derived_metrics import check_derived, needed
@@ -168,9 +168,9 @@ def open_benchmark(
         change_prompts(loaded.tasks, bench.prompt)
         check_text(loaded.tasks, bench.text)
         if not loaded.ours or bench.dataset.path is not None:
-            # A task with data of its own says itself what its references are, if any.
+            # For other data of our tasks references are optional.
             check_references(loaded.tasks, bench.limit)
-        tell(loaded.tasks, spec.model, bench)
+        fill_box_settings(loaded.tasks, spec.model, bench)
         judged_run(spec, loaded.tasks)
     assert loaded.borders is not None
     borders = replace(loaded.borders, transparency=spec.model.transparency)

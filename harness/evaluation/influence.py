@@ -2,7 +2,7 @@
 
 With G units (samples, or clusters of them), the influence of unit g is (G - 1) (all - all without g), the jackknife's
 (Quenouille 1956, Tukey 1958), centred; a contribution is the aggregate plus the influence. The mean of contributions
-is the aggregate, and their spread its standard error, for whatever is smooth in the weights of the samples: ratios,
+is the aggregate, and their spread its standard error, if the aggregate is smooth in the weights of the samples: ratios,
 F1, sums of group scores, CIDEr. It fails for medians and maxima, and for a handful of samples; so the contributions
 must first predict the aggregates of random halves, which need no smoothness (Shao and Wu 1989). This test does not
 detect a maximum whose largest sample is an outlier: in halves it looks like the one wrong answer of many.
@@ -98,8 +98,8 @@ def unit_aggregates(
         (n,) the aggregate of each sample's unit.
     """
     members: dict[int, list[Any]] = {}
-    for unit, one in zip(units, raw, strict=True):
-        members.setdefault(unit, []).append(one)
+    for unit, sample in zip(units, raw, strict=True):
+        members.setdefault(unit, []).append(sample)
     try:
         aggregates = {unit: _value(aggregate, values) for unit, values in members.items()}
     except NoContributions:
@@ -184,11 +184,11 @@ def _check_fit(
         predicted.append(deviations[chosen].mean())
     spread, expected = float(np.std(measured)), float(np.std(predicted))
     if min(spread, expected) == 0:
-        raise NoContributions("single samples do not tell how it varies")
+        raise NoContributions("single samples do not predict how it varies")
     explained = float(np.corrcoef(measured, predicted)[0, 1]) ** 2
     if explained < EXPLAINED or not 1 / FACTOR < spread / expected < FACTOR:
         raise NoContributions(
-            f"it does not vary as single samples tell (they explain {explained:.0%} of it, spread {spread:.3g} "
+            f"it does not vary as single samples predict (they explain {explained:.0%} of it, spread {spread:.3g} "
             f"against {expected:.3g})"
         )
 

@@ -155,9 +155,9 @@ class LatencyRun:
         """Set the composition of the tasks' prompts for this model."""
         assert self.benchmark.prompt_tokens is not None
         prompt = composed(
-            lambda one: tokens_of(encode, one, self.seed), self.benchmark.prompt_tokens
+            lambda candidate: tokens_of(encode, candidate, self.seed), self.benchmark.prompt_tokens
         )
-        settings = {"before": prompt.before, "pictures": prompt.pictures, "behind": prompt.behind}
+        settings = {"before": prompt.before, "pictures": prompt.pictures, "behind": prompt.after}
         for task in tasks:
             task.lmms_eval_specific_kwargs = {**settings, "seed": self.seed}
 
@@ -195,7 +195,7 @@ class LatencyRun:
             if not ran_out(error) or "plain" not in sides:
                 raise
             del sides["plain"]
-            note = f"the unreduced model does not fit beside it: {str(error).splitlines()[0]}"
+            note = f"the unreduced model does not fit as well: {str(error).splitlines()[0]}"
             rounds = in_turns(sides, inputs, names, tokens, adapter.devices)
         return {
             "prompt": prompt_block(rounds["own"][0].records, self.benchmark.prompt_tokens),

@@ -294,9 +294,9 @@ def manager_of(
     """
 
     class Indexed(TaskManager):
-        def initialize_tasks(self, *args: Any, **more: Any) -> dict[str, Any]:
+        def initialize_tasks(self, *args: Any, **options: Any) -> dict[str, Any]:
             def read() -> dict[str, Any]:
-                index: dict[str, Any] = super(Indexed, self).initialize_tasks(*args, **more)
+                index: dict[str, Any] = super(Indexed, self).initialize_tasks(*args, **options)
                 return index
 
             return shelf.index((*paths, defaults), read)
@@ -319,9 +319,9 @@ def shelved_data(shelf: TaskCache) -> Patch:
         loaded = shelf.taken(key)
         if loaded is None:
             download(task, kwargs)
-            left = {name: getattr(task, name) for name in LOADED}
-            if all(map(_in_tables, (left["dataset"], left["dataset_no_image"]))):
-                shelf.put(key, {**left, "kwargs": kwargs})
+            attributes = {name: getattr(task, name) for name in LOADED}
+            if all(map(_in_tables, (attributes["dataset"], attributes["dataset_no_image"]))):
+                shelf.put(key, {**attributes, "kwargs": kwargs})
             return
         for name in LOADED:
             setattr(task, name, loaded[name])

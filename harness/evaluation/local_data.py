@@ -106,10 +106,10 @@ class LocalData:
     def _find(self, name: str) -> Path:
         folder = self.copies.find(name)
         self._names.add(name)
-        others = sorted(self._names - {self.copies.main or name})
-        if others and (self.copies.main is not None or folder == self.copies.folder):
+        other_names = sorted(self._names - {self.copies.main or name})
+        if other_names and (self.copies.main is not None or folder == self.copies.folder):
             raise UserError(
-                f"benchmark.path={str(self.copies.folder)!r}: the task reads {others[0]!r} beside "
+                f"benchmark.path={str(self.copies.folder)!r}: the task reads {other_names[0]!r} besides "
                 f"{self.copies.main or name!r}, and the run key would not know its content; "
                 "valid: a folder that holds both by owner and name, and benchmark.dataset.path=null"
             )

@@ -140,7 +140,7 @@ def measure(
         # The unreduced model may not fit where the reduced one does. The run has its answers.
         reason = next(iter(str(error).splitlines()), "")
         return PairedTimes(
-            None, f"the unreduced model failed beside it: {type(error).__name__}: {reason}"
+            None, f"the unreduced model failed after the run: {type(error).__name__}: {reason}"
         )
     return _compared(
         method_answers[1:], plain_answers[1:], planned, facts

@@ -220,11 +220,13 @@ def _combined(
     over its own.
     """
     values = [metrics[name]["value"] for name in members]
-    lacking = [name for name, one in zip(members, values, strict=True) if one is None]
+    lacking = [
+        name for name, contribution in zip(members, values, strict=True) if contribution is None
+    ]
     if lacking:
         return None, Share(ONCE, note=f"{lacking[0]} has no value")
     weight = 1.0 if derived.how == "sum" else 1 / len(members)
-    value = weight * sum(one for one in values if one is not None)
+    value = weight * sum(contribution for contribution in values if contribution is not None)
     silent = [name for name in members if not shares[name].values]
     if silent:
         return value, Share(ONCE, note=f"{silent[0]}: {shares[silent[0]].note}")
@@ -233,8 +235,8 @@ def _combined(
     for name in members:
         deviations = shares[name].values
         mean, scale = math.fsum(deviations.values()) / len(deviations), len(keys) / len(deviations)
-        for key, one in deviations.items():
-            contributions[key] += weight * scale * (one - mean)
+        for key, contribution in deviations.items():
+            contributions[key] += weight * scale * (contribution - mean)
     dealt = {
         key[0] for name in members if shares[name].how == INFLUENCE for key in shares[name].units
     }

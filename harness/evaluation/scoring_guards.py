@@ -40,14 +40,14 @@ def guard_scoring(
     score = by_statement(plain_score, answers)
     calls = 0
 
-    def guarded(doc: Any, results: Any, **more: Any) -> Mapping[str, Any]:
+    def guarded(doc: Any, results: Any, **options: Any) -> Mapping[str, Any]:
         nonlocal calls
         ids = sorted({instance.doc_id for instance in task.instances})
         doc_id = ids[calls % len(ids)]
         calls += 1
         try:
-            given = [*results, *extra_results((task.config.task, doc_id))]
-            return _numbers(score(doc, given, **more))
+            values = [*results, *extra_results((task.config.task, doc_id))]
+            return _numbers(score(doc, values, **options))
         except Exception as error:  # a task's scoring may raise anything
             failures.append(Failure.from_exception((task.config.task, doc_id), error))
             return {}
@@ -68,9 +68,9 @@ def guard_aggregation(task: Task, benchmark: str, wanted: Sequence[str], grouped
             return lambda values: math.nan
 
         @wraps(function)
-        def aggregate(values: list[Any], *args: Any, **more: Any) -> Any:
+        def aggregate(values: list[Any], *args: Any, **options: Any) -> Any:
             try:
-                return function(values, *args, **more)
+                return function(values, *args, **options)
             except Exception as error:
                 # A task's function may raise anything. Resampling calls it without this guard.
                 raise Unscored(

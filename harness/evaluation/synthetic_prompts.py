@@ -27,7 +27,7 @@ class PromptComposition:
 
     before: int
     pictures: int
-    behind: int
+    after: int
 
 
 #: Returns the number of tokens of a prompt. Raises UserError: the model does not accept it.
@@ -39,7 +39,7 @@ def parts(composition: PromptComposition, number: int, seed: int) -> list[str | 
     chance = np.random.default_rng((seed, number))
     pixels = chance.integers(0, 256, (composition.pictures, EDGE, EDGE, 3), dtype=np.uint8)
     before = [words(composition.before)] if composition.before else []
-    return [*before, *map(Image.fromarray, pixels), words(composition.behind)]
+    return [*before, *map(Image.fromarray, pixels), words(composition.after)]
 
 
 def words(count: int) -> str:
@@ -70,13 +70,13 @@ def composed(count: Count, tokens: int) -> PromptComposition:
             f"benchmark.prompt_tokens={tokens}: a picture with one word takes {bare}; valid: at least {bare}"
         )
     question_end = min(bare + QUESTION - 1, tokens)
-    behind = _largest(1, lambda n: size(replace(smallest, behind=n)) <= question_end)
-    one_picture = replace(smallest, behind=behind)
+    after = _largest(1, lambda n: size(replace(smallest, after=n)) <= question_end)
+    one_picture = replace(smallest, after=after)
     pictures = _largest(1, lambda n: size(replace(one_picture, pictures=n)) <= tokens)
     # Words cost the same for any number of pictures, and one picture is fast to count.
     room = tokens - size(replace(one_picture, pictures=pictures)) + size(one_picture)
     before = _largest(0, lambda n: size(replace(one_picture, before=n)) <= room)
-    prompt = PromptComposition(before, pictures, behind)
+    prompt = PromptComposition(before, pictures, after)
     while prompt.before and size(prompt) > tokens:
         prompt = replace(prompt, before=prompt.before - 1)
     return prompt

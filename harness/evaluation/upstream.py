@@ -81,13 +81,13 @@ def task_configuration(make: Callable[..., TaskConfig]) -> Patch:
 
 
 def damaged_images_refused() -> Patch:
-    """lmms-eval 0.7.3 tells Pillow to fill the missing part of a truncated image with grey."""
+    """lmms-eval 0.7.3 makes Pillow fill the missing part of a truncated image with grey."""
     return mock.patch.object(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
 
 
 @contextmanager
 def rows_mapped_here() -> Iterator[None]:
-    """Datasets 5.2.0, `Dataset.map`: tasks ask for child processes, which may hang when forked from torch's threads."""
+    """Datasets 5.2.0, `Dataset.map`: tasks use child processes, which may hang when forked from torch's threads."""
     original = datasets.Dataset.map
 
     def serial(self: datasets.Dataset, *args: Any, **options: Any) -> datasets.Dataset:

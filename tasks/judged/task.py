@@ -119,7 +119,7 @@ def _existing(folders: list[Path], names: list[str]) -> dict[str, Path]:
     """Return the videos that are in one of the folders, by name."""
     paths = {name: [folder / f"{name}.mp4" for folder in folders] for name in names}
     return {
-        name: found
+        name: file
         for name, several in paths.items()
-        if (found := next((path for path in several if path.is_file()), None)) is not None
+        if (file := next((path for path in several if path.is_file()), None)) is not None
     }

@@ -127,11 +127,13 @@ def mmbench_video_mark(verdict: str) -> float | None:
 
 def groups(dimensions: str) -> list[str]:
     """Return the groups of the abilities of a question, which the data set has as a list in a string."""
-    asked = ast.literal_eval(dimensions)
-    known = {ability for group in ABILITIES.values() for ability in group}
-    if not isinstance(asked, list) or not asked or not known.issuperset(asked):
-        raise ValueError(f"dimensions={dimensions!r}; valid: a list of {', '.join(sorted(known))}")
-    matches = [name for name, abilities in ABILITIES.items() if set(abilities).intersection(asked)]
+    requested = ast.literal_eval(dimensions)
+    valid = {ability for group in ABILITIES.values() for ability in group}
+    if not isinstance(requested, list) or not requested or not valid.issuperset(requested):
+        raise ValueError(f"dimensions={dimensions!r}; valid: a list of {', '.join(sorted(valid))}")
+    matches = [
+        name for name, abilities in ABILITIES.items() if set(abilities).intersection(requested)
+    ]
     wider = {"perception" if name in PERCEPTION else "reasoning" for name in matches}
     return ["overall", *sorted(wider), *matches]
 

@@ -26,7 +26,7 @@ def doc_to_visual(doc: Doc) -> list[Any]:
 
 
 def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: Doc | None = None) -> str:
-    """Return the question as lmms-eval asks it."""
+    """Return lmms-eval's question."""
     return str(mmmu.mmmu_doc_to_text(doc, lmms_eval_specific_kwargs))
 
 

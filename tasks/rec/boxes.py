@@ -46,15 +46,15 @@ class Resized:
     """Size bounds of pictures for a model that writes pixels: sides are multiples of `factor`, the area is bounded."""
 
     factor: int
-    least: int
-    most: int
+    min_pixels: int
+    max_pixels: int
 
     def size(self, width: int, height: int) -> tuple[int, int]:
         """Return width and height of a picture after the resizing of Qwen's processor."""
         # The import takes seconds, and only models that write pixels need it.
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-        rows, columns = smart_resize(height, width, self.factor, self.least, self.most)
+        rows, columns = smart_resize(height, width, self.factor, self.min_pixels, self.max_pixels)
         return columns, rows
 
 

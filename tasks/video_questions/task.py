@@ -9,7 +9,7 @@ from datasets import Dataset, DatasetDict
 from lmms_eval.api.task import ConfigurableMessagesTask
 from lmms_eval.tasks.mvbench.utils import DATA_LIST
 
-#: What a question of any subtask has; some have more (the times between which a video was cut).
+#: Columns that all subtasks have; some have more, such as the times between which a video was cut.
 COLUMNS = ("video", "question", "candidates", "answer")
 
 
@@ -26,7 +26,7 @@ class MVBenchQuestions(ConfigurableMessagesTask):
         parts = []
         for subtask, folder in sorted(DATA_LIST.items()):
             self.DATASET_NAME = subtask
-            # The first call unpacks the videos, and takes what asks for that out of the arguments.
+            # The first call unpacks the videos, and removes its settings from the arguments.
             super().download(dataset_kwargs)
             docs = self.dataset[split].select_columns(list(COLUMNS))
             parts.append([doc | {"subtask": subtask, "folder": folder} for doc in docs])

@@ -1,4 +1,4 @@
-"""Which videos the video tasks ask about. lmms-eval runs this file once per task: no state here."""
+"""Select the videos of the video tasks. lmms-eval runs this file once per task: no state here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from espalier.harness.media.timeline import read_timeline
 #: What may name a document's video; questions about one video share it.
 NAMES = ("video_name", "videoID", "video_path")
 
-#: Seconds between two lines of progress: a bar of the run may be on the screen already, and theirs stand above it.
+#: Seconds between two updates of this bar, which appears above a bar of the run.
 PATIENCE = 5.0
 
 
@@ -62,7 +62,7 @@ class VideoTask(ConfigurableMessagesTask):
         """Load the documents and keep one for each video that is long enough.
 
         Raises:
-            UserError: the threshold is no number of seconds, a video cannot be read, or none is long enough.
+            UserError: the threshold is not a number of seconds, a video cannot be read, or none is long enough.
         """
         shortest = self.config.metadata.get("shortest_seconds")
         if isinstance(shortest, bool) or not isinstance(shortest, int | float) or shortest < 0:

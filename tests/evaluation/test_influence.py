@@ -167,7 +167,7 @@ def test_questions_of_one_image_are_no_independent_samples() -> None:
 )
 def test_what_is_not_smooth_has_no_contributions(aggregate: Any, n: int) -> None:
     raw = np.random.default_rng(n).normal(size=n).tolist()
-    with pytest.raises(NoContributions, match="does not vary as single samples tell"):
+    with pytest.raises(NoContributions, match="does not vary as single samples predict"):
         influence(aggregate, raw, range(n))
 
 

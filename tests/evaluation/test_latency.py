@@ -55,7 +55,7 @@ def model(
     """Return how a made-up model counts: a frame of 20 tokens, words, and pictures by their number."""
 
     def count(one: PromptComposition) -> int:
-        total = 20 + a_word * (one.before + one.behind) + picture(one.pictures)
+        total = 20 + a_word * (one.before + one.after) + picture(one.pictures)
         if total > limit:
             raise UserError("too long")
         return total
@@ -95,8 +95,8 @@ def test_no_picture_and_no_word_more_would_fit(name: str, tokens: int) -> None:
     if found.pictures > 1 or name == "one is all":
         assert size(replace(found, before=found.before + 1)) > tokens
     one = PromptComposition(0, 1, 1)
-    asked = [n for n in range(1, 200) if size(replace(one, behind=n)) - size(one) < QUESTION]
-    assert found.behind <= asked[-1]
+    asked = [n for n in range(1, 200) if size(replace(one, after=n)) - size(one) < QUESTION]
+    assert found.after <= asked[-1]
 
 
 def test_a_prompt_that_holds_no_picture_is_told_with_the_least() -> None:

@@ -182,7 +182,7 @@ def test_an_unreduced_model_that_does_not_fit_costs_the_run_nothing() -> None:
     )
     assert done.speedup is None
     assert done.note == (
-        "the unreduced model failed beside it: OutOfMemoryError: CUDA out of memory."
+        "the unreduced model failed after the run: OutOfMemoryError: CUDA out of memory."
     )
 
 

@@ -73,8 +73,8 @@ def tested_pages(folder: Path, part: str) -> list[Row]:
     for name in dict.fromkeys(name for name, _ in tests_of):
         tests = [
             test
-            for (other, _), page_tests in tests_of.items()
-            if other == name
+            for (file_name, _), page_tests in tests_of.items()
+            if file_name == name
             for test in page_tests
         ]
         if not any(test["type"] == BASELINE for test in tests):

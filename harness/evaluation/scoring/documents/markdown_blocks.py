@@ -45,31 +45,31 @@ def blocks(markdown: str) -> list[MarkdownBlock]:
     """
     page = PAGE.sub("", FENCE.sub("", PICTURE.sub("", markdown)))
     page = re.sub(r" {4,}", "    ", re.sub(r"_{4,}", "____", page))
-    found: list[MarkdownBlock] = []
+    result: list[MarkdownBlock] = []
     for kind, start, end, content in _latex_tables(page):
-        found.append(MarkdownBlock(kind, content, start))
+        result.append(MarkdownBlock(kind, content, start))
         page = _blank(page, start, end)
     for start, end in _html_tables(page):
-        found.append(MarkdownBlock("table", page[start:end], start))
+        result.append(MarkdownBlock("table", page[start:end], start))
         page = _blank(page, start, end)
     for math in MATH.finditer(page):
-        apart = math.group(1) or math.group(2)
-        content = " ".join((apart or math.group(3) or math.group(4) or "").split("\n"))
+        displayed = math.group(1) or math.group(2)
+        content = " ".join((displayed or math.group(3) or math.group(4) or "").split("\n"))
         if not content.strip():
             continue
-        found.append(
-            MarkdownBlock("formula" if apart else "inline", f"\\[{content}\\]", math.start())
+        result.append(
+            MarkdownBlock("formula" if displayed else "inline", f"\\[{content}\\]", math.start())
         )
-        if apart:
+        if displayed:
             page = _blank(page, math.start(), math.end())
     for pipes in PIPES.finditer(page):
-        found.append(MarkdownBlock("table", table_of_pipes(pipes.group(0)), pipes.start()))
+        result.append(MarkdownBlock("table", table_of_pipes(pipes.group(0)), pipes.start()))
         page = _blank(page, pipes.start(), pipes.end())
     for code in CODE.finditer(page):
-        found.append(MarkdownBlock("text", code.group(1).strip(), code.start()))
+        result.append(MarkdownBlock("text", code.group(1).strip(), code.start()))
         page = _blank(page, code.start(), code.end())
-    found += _paragraphs(STYLE.sub(_padded, page))
-    return sorted(found, key=lambda block: block.position)
+    result += _paragraphs(STYLE.sub(_padded, page))
+    return sorted(result, key=lambda block: block.position)
 
 
 def table_of_pipes(text: str) -> str:
@@ -97,7 +97,7 @@ def _html_tables(page: str) -> Iterator[tuple[int, int]]:
             opened.append(tag.start())
         elif opened:
             start = opened.pop()
-            inner = [one for one in inner if one[0] < start]
+            inner = [span for span in inner if span[0] < start]
             inner.append((start, tag.end()))
             if not opened:
                 yield from inner

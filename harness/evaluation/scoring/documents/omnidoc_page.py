@@ -99,7 +99,9 @@ def score_page(page: Mapping[str, Any], answer: str) -> PageScores:
     page_lines = [element for element in page_lines if element.text]
     answer_lines = [(block, text) for block in _split(mixed) if (text := _comparable(block))]
     page_lines, answer_lines = _without_beside(page_lines, answer_lines)
-    pairs = quick_match([one.text for one in page_lines], [text for _, text in answer_lines])
+    pairs = quick_match(
+        [line_element.text for line_element in page_lines], [text for _, text in answer_lines]
+    )
     return _scores(page_lines, answer_lines, pairs, teds)
 
 
@@ -148,7 +150,7 @@ def _scores(
 def _elements(page: Mapping[str, Any]) -> list[Element]:
     """Return the blocks of a page; blocks that the layout splits are joined.
 
-    A block that is split twice has its middle piece twice, as in the released evaluation behind published scores.
+    A block that is split twice has its middle piece twice, as in the released evaluation of published scores.
     """
     rings: list[list[Any]] = []
     for relation in page["extra"]["relation"]:

@@ -43,7 +43,7 @@ def plain(text: str) -> str:
     return unicodedata.normalize("NFC", re.sub(r"\s+", " ", text)).translate(PLAIN)
 
 
-def stands(test: Mapping[str, Any], answer: str) -> bool:
+def has_text(test: Mapping[str, Any], answer: str) -> bool:
     """Return whether an answer has a text, nearly as written, at its start or end if the test says so.
 
     An answer shorter than the text is compared as a whole: the library searches the shorter of two texts in the longer
@@ -73,7 +73,7 @@ def in_order(test: Mapping[str, Any], answer: str) -> bool:
     return min(place.start for place in before) < max(place.start for place in after)
 
 
-def sound(test: Mapping[str, Any], answer: str) -> bool:
+def is_well_formed(test: Mapping[str, Any], answer: str) -> bool:
     """Return whether an answer has words, no foreign script, and no long repetition at its end.
 
     For a blank page it may have at most `max_length` letters and digits.

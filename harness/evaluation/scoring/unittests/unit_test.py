@@ -66,10 +66,10 @@ def _alike(wanted: str, cell: str, edits: int) -> bool:
 
 
 CHECKS: dict[str, Callable[[Test, str], bool]] = {
-    "present": text.stands,
-    "absent": lambda test, answer: not text.stands(test, answer),
+    "present": text.has_text,
+    "absent": lambda test, answer: not text.has_text(test, answer),
     "order": text.in_order,
     "table": has_cell,
     "math": lambda test, answer: has_formula(test["math"].strip(), answer),
-    "baseline": text.sound,
+    "baseline": text.is_well_formed,
 }
