@@ -132,7 +132,9 @@ def ran_out(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
-def widest(groups: Iterable[tuple[Settings, list[Instance]]]) -> tuple[Settings, list[Instance]]:
+def longest_answers(
+    groups: Iterable[tuple[Settings, list[Instance]]],
+) -> tuple[Settings, list[Instance]]:
     """Return the group of requests that may generate the most tokens."""
 
     def tokens(group: tuple[Settings, list[Instance]]) -> int:
@@ -141,7 +143,7 @@ def widest(groups: Iterable[tuple[Settings, list[Instance]]]) -> tuple[Settings,
     return max(groups, key=tokens)
 
 
-def remembered(entries: Iterable[Mapping[str, Any]]) -> int | None:
+def journalled_batch_size(entries: Iterable[Mapping[str, Any]]) -> int | None:
     """Return the batch size that a journal holds."""
     sizes = (entry["batch_size"] for entry in entries if "batch_size" in entry)
     return next((size for size in sizes if isinstance(size, int) and size > 0), None)

@@ -18,7 +18,7 @@ from lmms_eval.protocol import ChatMessages
 
 from espalier.harness.engine.record import Generated
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation import journal_media as kept
+from espalier.harness.evaluation import journal_media
 from espalier.harness.evaluation.data_sources import AllowedSources
 from espalier.harness.evaluation.prefetch import ReadingTimes
 from espalier.harness.evaluation.prompt_text import PromptTexts
@@ -225,7 +225,7 @@ class Answerer:
         chat: Chat = ChatMessages(messages=messages).to_hf_messages()
         if self._borders is not None:
             chat = self._borders.chat(chat)
-        if self._shown and not shows(chat):
+        if self._shown and not has_media(chat):
             raise ValueError(
                 "the sample has no picture and no video; valid: benchmark.media=optional, which answers it as a text"
             )
@@ -238,13 +238,13 @@ class Answerer:
         task, doc_id = key_of(request)
         source, target = self._source(task, request.args[5], doc_id, document)
         return {
-            "question": kept.question(chat),
-            "target": kept.plain(target),
-            "media": kept.media(chat, source),
+            "question": journal_media.question(chat),
+            "target": journal_media.json_value(target),
+            "media": journal_media.media(chat, source),
         }
 
 
-def shows(chat: Chat) -> bool:
+def has_media(chat: Chat) -> bool:
     """Return whether a chat has a picture or a video."""
     turns = [turn["content"] for turn in chat if not isinstance(turn["content"], str)]
     return any(part["type"] != "text" for turn in turns for part in turn)

@@ -15,9 +15,9 @@ from espalier.harness.errors import UserError
 from espalier.harness.evaluation.auto_batch import (
     LARGEST,
     RealTrial,
+    journalled_batch_size,
     largest_batch,
-    remembered,
-    widest,
+    longest_answers,
 )
 from espalier.harness.evaluation.batch_answers import Answerer, key_of
 from espalier.harness.evaluation.data_sources import AllowedSources
@@ -29,7 +29,7 @@ from espalier.harness.evaluation.samples import (
     Key,
     Sample,
     SampleErrors,
-    finished,
+    finished_samples,
 )
 from espalier.harness.kinds.kind import Opened
 from espalier.harness.ranks import Ranks
@@ -140,14 +140,14 @@ class ChatModel(lmms):
         wanted = {key_of(request): request for request in requests}
         # Read once, before any process writes: all must deal out the same batches.
         entries = self._ranks.first(self._journal.entries)
-        finished_samples = finished(entries)
-        self.samples = {key: finished_samples[key] for key in wanted if key in finished_samples}
+        finished = finished_samples(entries)
+        self.samples = {key: finished[key] for key in wanted if key in finished}
         self.resumed = len(self.samples)
         groups = self._groups_of_run = self._groups(list(wanted.values()))
         if self.batch_size == AUTO_BATCH:
-            self.batch_size = remembered(entries) or self._find_batch_size(groups)
-        self._answer(self._ranks.share(self._pending(groups)))
-        self._take(self._exchange(), len(wanted))
+            self.batch_size = journalled_batch_size(entries) or self._find_batch_size(groups)
+        self._answer_batches(self._ranks.share(self._pending(groups)))
+        self._accept(self._exchange(), len(wanted))
         if self._ranks.rank:
             raise AllAnswered
         self._withdraw_failed()
@@ -159,10 +159,8 @@ class ChatModel(lmms):
 
     def answered(self) -> RequestGroup:
         """Return the answered requests of the largest group with equal settings."""
-        settings_of_group, members = max(self._groups_of_run, key=lambda request: len(request[1]))
-        return settings_of_group, [
-            request for request in members if key_of(request) in self.samples
-        ]
+        group, members = max(self._groups_of_run, key=lambda item: len(item[1]))
+        return group, [request for request in members if key_of(request) in self.samples]
 
     def encode(self, block: Sequence[Instance]) -> Mapping[str, Any]:
         """Return the model's inputs for a batch; any exception passes through."""
@@ -205,7 +203,7 @@ class ChatModel(lmms):
 
     def _find_batch_size(self, groups: Sequence[RequestGroup]) -> int:
         """Find the largest size that fits in all processes, and journal it for the batches of a resumed run."""
-        group, members = widest(groups)
+        group, members = longest_answers(groups)
         trial = RealTrial(
             self._answerer, members, group, self._spec.model.device, self._ranks.local_world
         )
@@ -216,7 +214,7 @@ class ChatModel(lmms):
             self._journal.append({"batch_size": size})
         return size
 
-    def _answer(self, blocks: Sequence[RequestGroup]) -> None:
+    def _answer_batches(self, blocks: Sequence[RequestGroup]) -> None:
         """Answer the batches of this process and journal each with one append."""
         keys = self.samples.keys() | {key_of(request) for _, block in blocks for request in block}
         self._report(len(keys))
@@ -239,8 +237,10 @@ class ChatModel(lmms):
     def _keep(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> None:
         """Journal new results with one append; only then do they count as finished."""
         samples = [sample for sample in samples if sample.key not in self.samples]
-        failures = [sample for sample in failures if sample.key not in self.samples]
-        self._journal.append(*(s.entry() for s in samples), *(f.entry() for f in failures))
+        failures = [failure for failure in failures if failure.key not in self.samples]
+        self._journal.append(
+            *(sample.entry() for sample in samples), *(failure.entry() for failure in failures)
+        )
         self.samples |= {sample.key: sample for sample in samples}
         self.failures += failures
 
@@ -262,9 +262,9 @@ class ChatModel(lmms):
             reading=sum((part.reading for part in parts), ReadingTimes()),
         )
 
-    def _take(self, results: BatchResults, total: int) -> None:
+    def _accept(self, results: BatchResults, total: int) -> None:
         """Take over the results of all processes; raise if the run has failed."""
-        self.samples |= finished(results.entries)
+        self.samples |= finished_samples(results.entries)
         self.failures, self.seconds, self.reading = (
             results.failures,
             results.seconds,

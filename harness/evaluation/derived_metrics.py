@@ -28,7 +28,7 @@ def members_of(derived: Derived, names: Iterable[str]) -> list[str]:
     return members
 
 
-def needed(benchmark: BenchmarkSpec, tasks: Sequence[Task]) -> tuple[str, ...]:
+def needed_metrics(benchmark: BenchmarkSpec, tasks: Sequence[Task]) -> tuple[str, ...]:
     """Return the task metrics that a benchmark reports or derives metrics from; an empty tuple means all."""
     if not benchmark.metrics:
         return ()

@@ -138,8 +138,8 @@ def open_benchmark(
     from espalier.harness.evaluation.box_format import fill_box_settings
     from espalier.harness.evaluation.data_errors import check_references
     from espalier.harness.evaluation.denoising_lengths import check_denoised
-    from espalier.harness.evaluation.derived_metrics import check_derived, needed
-    from espalier.harness.evaluation.judged_tasks import judged_run
+    from espalier.harness.evaluation.derived_metrics import check_derived, needed_metrics
+    from espalier.harness.evaluation.judged_tasks import judged_tasks_of
     from espalier.harness.evaluation.lmms_tasks import check_metrics, load_tasks, quiet
     from espalier.harness.evaluation.local_data import local_data
     from espalier.harness.evaluation.prompt_text import change_prompts, check_text
@@ -163,7 +163,7 @@ def open_benchmark(
         check_denoised(loaded.tasks, spec)
         add_statements(loaded.tasks, bench.answers)
         check_derived(loaded.tasks, bench)
-        check_metrics(loaded.tasks, needed(bench, loaded.tasks))
+        check_metrics(loaded.tasks, needed_metrics(bench, loaded.tasks))
         check_cluster(loaded.tasks, bench.cluster)
         change_prompts(loaded.tasks, bench.prompt)
         check_text(loaded.tasks, bench.text)
@@ -171,7 +171,7 @@ def open_benchmark(
             # For other data of our tasks references are optional.
             check_references(loaded.tasks, bench.limit)
         fill_box_settings(loaded.tasks, spec.model, bench)
-        judged_run(spec, loaded.tasks)
+        judged_tasks_of(spec, loaded.tasks)
     assert loaded.borders is not None
     borders = replace(loaded.borders, transparency=spec.model.transparency)
     return replace(loaded, borders=borders)
@@ -210,11 +210,11 @@ def evaluate_session(
 
     from espalier.harness.evaluation.chat_model import AllAnswered, ChatModel
     from espalier.harness.evaluation.data_errors import guard_targets
-    from espalier.harness.evaluation.derived_metrics import needed
-    from espalier.harness.evaluation.judged_tasks import judged_run
+    from espalier.harness.evaluation.derived_metrics import needed_metrics
+    from espalier.harness.evaluation.judged_tasks import judged_tasks_of
     from espalier.harness.evaluation.latency import LatencyRun
     from espalier.harness.evaluation.lmms_tasks import scoring
-    from espalier.harness.evaluation.paired_times import PairedTimes, measured
+    from espalier.harness.evaluation.paired_times import PairedTimes, measure_run
     from espalier.harness.evaluation.sample_contributions import score
     from espalier.harness.evaluation.scoring_guards import (
         check_values,
@@ -229,13 +229,13 @@ def evaluate_session(
     if latency_run is not None:
         latency_run.compose(tasks, opened.codec.encode)
     evaluation: Evaluation | None = None
-    judge = judged_run(spec, tasks)
+    judge = judged_tasks_of(spec, tasks)
     with scoring(loaded), suppress(AllAnswered):
         unscored: list[Failure] = []
         for task in tasks:
             verdicts = judge.verdict if latency_run is None else latency_run.verdict
             guard_scoring(task, unscored, verdicts, bench.answers)
-            guard_aggregation(task, bench.name, needed(bench, tasks), len(tasks) > 1)
+            guard_aggregation(task, bench.name, needed_metrics(bench, tasks), len(tasks) > 1)
             guard_targets(task)
         complete = judge.ask if latency_run is None else latency_run.take
         borders = loaded.borders
@@ -256,7 +256,7 @@ def evaluate_session(
             paired = PairedTimes(None, "extra.latency has both sides")
             latency = latency_run.measure(model, opened, adapter)
         elif opened.rivals is not None:
-            paired = measured(spec, opened.rivals, model, ranks.world)
+            paired = measure_run(spec, opened.rivals, model, ranks.world)
         evaluation = Evaluation(
             metrics=scored.metrics,
             n_samples=len(samples),

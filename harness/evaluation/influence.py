@@ -64,7 +64,9 @@ class Influence:
     stderr: float
 
 
-def blocked(units: Sequence[int], samples: int, blocks: int | None, seed: int = 0) -> list[int]:
+def assign_blocks(
+    units: Sequence[int], samples: int, blocks: int | None, seed: int = 0
+) -> list[int]:
     """Return a block for each unit, the units themselves if there are few; equal arguments give equal blocks.
 
     Args:

@@ -20,7 +20,7 @@ TEXT, ENTRIES = 4000, 200
 DIGITS = 16
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Return a JSON value: long texts and lists are cut, other objects become the name of their type."""
     match value:
         case None | bool():
@@ -33,21 +33,20 @@ def plain(value: Any) -> Any:
         case Real():
             return float(value) if math.isfinite(float(value)) else str(float(value))
         case Mapping():
-            return {str(key): plain(item) for key, item in list(value.items())[:ENTRIES]}
+            return {str(key): json_value(item) for key, item in list(value.items())[:ENTRIES]}
         case list() | tuple():
-            return [plain(item) for item in value[:ENTRIES]]
+            return [json_value(item) for item in value[:ENTRIES]]
         case set() | frozenset():
             return sorted(map(str, value))[:ENTRIES]
     if hasattr(value, "tolist"):
-        return plain(value.tolist())
+        return json_value(value.tolist())
     return f"<{type(value).__name__}>"
 
 
 def question(messages: Sequence[Mapping[str, Any]]) -> str:
     """Return the texts of a chat as the model's template gets them, with a mark for each picture and video."""
-    return plain(
-        "\n".join(f"{_role_mark(message)}{_text_of(message['content'])}" for message in messages)
-    )  # type: ignore[no-any-return]
+    text = "\n".join(f"{_role_mark(message)}{_text_of(message['content'])}" for message in messages)
+    return str(json_value(text))
 
 
 def media(messages: Sequence[Mapping[str, Any]], source: str) -> list[dict[str, Any]]:

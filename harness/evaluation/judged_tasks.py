@@ -15,7 +15,7 @@ from typing import Any
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError, tell_once
-from espalier.harness.evaluation.judging.judge import JudgeQuestion, JudgeResults, judged
+from espalier.harness.evaluation.judging.judge import JudgeQuestion, JudgeResults, collect_verdicts
 from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt, prompt_of, read_prompt
 from espalier.harness.evaluation.samples import Key, Sample
 from espalier.harness.specs.run_spec import RunSpec
@@ -66,7 +66,7 @@ class JudgedRun:
             return
         name = self.spec.judge.model
         tell_once(f"judge: {name!r} is asked about {len(questions)} answers")
-        self.results = judged(self.spec.judge, self.spec.store, questions)
+        self.results = collect_verdicts(self.spec.judge, self.spec.store, questions)
 
     def verdict(self, key: Key) -> list[str]:
         """Return the scorer's second result: the verdict of a judged task, else nothing.
@@ -112,7 +112,7 @@ class JudgedRun:
         return JudgeQuestion(sample.key, rubric.words, parts, rubric.holds)
 
 
-def judged_run(spec: RunSpec, tasks: Sequence[Task]) -> JudgedRun:
+def judged_tasks_of(spec: RunSpec, tasks: Sequence[Task]) -> JudgedRun:
     """Return the judged tasks of a run with their rubrics.
 
     Raises:

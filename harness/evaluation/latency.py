@@ -26,7 +26,7 @@ from espalier.harness.engine.record import Record
 from espalier.harness.evaluation.auto_batch import ran_out
 from espalier.harness.evaluation.chat_model import ChatModel
 from espalier.harness.evaluation.samples import Key, Sample
-from espalier.harness.evaluation.synthetic_prompts import PromptComposition, composed, parts
+from espalier.harness.evaluation.synthetic_prompts import PromptComposition, compose_prompt, parts
 from espalier.harness.kinds.kind import Generator, Opened
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.generation import Settings
@@ -81,7 +81,7 @@ class StepReads:
         return 1e3 * (self.weights + cache) / self.rate
 
 
-def in_turns(
+def alternate(
     sides: Mapping[str, Generator],
     inputs: Any,
     names: Sequence[str],
@@ -154,7 +154,7 @@ class LatencyRun:
     def compose(self, tasks: Sequence[Task], encode: Callable[[Any], Mapping[str, Any]]) -> None:
         """Set the composition of the tasks' prompts for this model."""
         assert self.benchmark.prompt_tokens is not None
-        prompt = composed(
+        prompt = compose_prompt(
             lambda candidate: tokens_of(encode, candidate, self.seed), self.benchmark.prompt_tokens
         )
         settings = {"before": prompt.before, "pictures": prompt.pictures, "behind": prompt.after}
@@ -189,14 +189,14 @@ class LatencyRun:
         if rivals is not None:
             sides["plain"] = rivals.plain
         try:
-            rounds = in_turns(sides, inputs, names, tokens, adapter.devices)
+            rounds = alternate(sides, inputs, names, tokens, adapter.devices)
         except (RuntimeError, MemoryError) as error:
             # The unreduced model may not fit where the reduced one does. The run has its answers.
             if not ran_out(error) or "plain" not in sides:
                 raise
             del sides["plain"]
             note = f"the unreduced model does not fit as well: {str(error).splitlines()[0]}"
-            rounds = in_turns(sides, inputs, names, tokens, adapter.devices)
+            rounds = alternate(sides, inputs, names, tokens, adapter.devices)
         return {
             "prompt": prompt_block(rounds["own"][0].records, self.benchmark.prompt_tokens),
             "new_tokens": tokens,

@@ -63,7 +63,7 @@ class PairedAnswer:
     records: tuple[Record, ...]
 
 
-def turns(
+def plan_pairs(
     paired: int, samples: int, batch_size: int, plain_over_own: float, processes: int = 1
 ) -> PairPlan | None:
     """Return the number of pairs to measure, from counts alone; None if `auto` cannot afford any.
@@ -87,14 +87,16 @@ def turns(
     return PairPlan(min(affordable // size - 1, MOST // size), size) if size else None
 
 
-def measured(spec: RunSpec, rivals: Rivals, model: ChatModel, processes: int = 1) -> PairedTimes:
+def measure_run(spec: RunSpec, rivals: Rivals, model: ChatModel, processes: int = 1) -> PairedTimes:
     """Return the speed-up on answered requests that `engine.paired` asks for, or why there is none."""
     paired = spec.engine.paired
     if paired == 0:
         return PairedTimes(None, "engine.paired=0")
     group, requests = model.answered()
     counted = flops_of(spec.model.facts, [sample.record for sample in model.samples.values()])
-    planned = turns(paired, len(requests), model.batch_size, first_token_bound(counted), processes)
+    planned = plan_pairs(
+        paired, len(requests), model.batch_size, first_token_bound(counted), processes
+    )
     if planned is None:
         return PairedTimes(
             None,

@@ -63,7 +63,7 @@ class ReaderStopped(BaseException):
 
 
 @dataclass(frozen=True)
-class _Prepared(Generic[Made]):
+class _ItemResult(Generic[Made]):
     """The result of one item: a value or an exception."""
 
     value: Made | None = None
@@ -85,7 +85,7 @@ class ReadAhead(Generic[Item, Made]):
         self._make = make
         self._items = items
         self._room = threading.Semaphore(ahead)
-        self._made: Queue[_Prepared[Made]] = Queue()
+        self._made: Queue[_ItemResult[Made]] = Queue()
         self._stopped = threading.Event()
         self._reason = "it ended early"
         # A daemon, so that the command can end even if the thread hangs.
@@ -140,11 +140,11 @@ class ReadAhead(Generic[Item, Made]):
             try:
                 self._check()
                 # Only the queue refers to it, so that it is freed as soon as it is answered.
-                self._made.put(_Prepared(self._make(item, self._check)))
+                self._made.put(_ItemResult(self._make(item, self._check)))
             except ReaderStopped:
                 return
             except BaseException as error:  # raised again by `take`
-                self._made.put(_Prepared(error=error))
+                self._made.put(_ItemResult(error=error))
 
     def _check(self) -> None:
         if self._stopped.is_set():

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from lmms_eval.api.task import Task
 
-from espalier.harness.evaluation.derived_metrics import members_of, needed
+from espalier.harness.evaluation.derived_metrics import members_of, needed_metrics
 from espalier.harness.evaluation.influence import (
     NoContributions,
     influence,
@@ -35,7 +35,7 @@ MEAN, INFLUENCE, COMBINED, ONCE = "mean", "influence", "combined", "once"
 
 
 @dataclass(frozen=True)
-class Share:
+class MetricShare:
     """Contributions of samples to one metric.
 
     Attributes:
@@ -61,7 +61,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredRun:
     """The metrics of a run, and the contributions of its samples.
 
     Attributes:
@@ -85,7 +85,7 @@ class Scored:
 
 def score(
     results: Mapping[str, Any], tasks: Sequence[Task], benchmark: BenchmarkSpec, ours: bool
-) -> Scored:
+) -> ScoredRun:
     """Return the metrics that a benchmark reports (all if it names none), with the contributions of samples.
 
     Args:
@@ -101,7 +101,7 @@ def score(
     Cost: one aggregation per unit for a metric that is not a mean (harness/evaluation/influence.py).
     """
     resample = ours and benchmark.blocks is None and benchmark.cluster is None
-    metrics, scores = collect(results, tasks, needed(benchmark, tasks), resample)
+    metrics, scores = collect(results, tasks, needed_metrics(benchmark, tasks), resample)
     by_name = {task.config.task: task for task in tasks}
     parts = {name: partition(name, results["samples"][name], benchmark) for name in by_name}
     shares, values = {}, dict[Key, dict[str, Any]]()
@@ -129,13 +129,13 @@ def score(
     return _scored(metrics, shares, benchmark, values, _unparsed(results["samples"]))
 
 
-def _mean(values: Mapping[Key, float], clusters: Mapping[int, int]) -> Share:
+def _mean(values: Mapping[Key, float], clusters: Mapping[int, int]) -> MetricShare:
     units = {key: (key[0], clusters[key[1]]) for key in values}
     clustered = len(set(units.values())) < len(values)
-    return Share(MEAN, values, units, stderr=_stderr(values, units) if clustered else None)
+    return MetricShare(MEAN, values, units, stderr=_stderr(values, units) if clustered else None)
 
 
-def _unit_mean(scores: Mapping[Key, float], clusters: Mapping[int, int]) -> Share:
+def _unit_mean(scores: Mapping[Key, float], clusters: Mapping[int, int]) -> MetricShare:
     """Return the contributions to a mean over units, given the score of each sample's unit.
 
     Contributions are weighted by unit size, so that every unit counts the same.
@@ -147,7 +147,9 @@ def _unit_mean(scores: Mapping[Key, float], clusters: Mapping[int, int]) -> Shar
     values = {
         key: mean + (score - mean) * scale / sizes[units[key]] for key, score in scores.items()
     }
-    return Share(MEAN, values, units, sample_scores=dict(scores), stderr=_stderr(values, units))
+    return MetricShare(
+        MEAN, values, units, sample_scores=dict(scores), stderr=_stderr(values, units)
+    )
 
 
 def _is_mean(task: Task, metric: str, raw: Mapping[int, Any], scores: Mapping[Key, float]) -> bool:
@@ -169,9 +171,9 @@ def _left_out(
     value: float | None,
     parts: Partition,
     blocks_asked: int | None,
-) -> Share:
+) -> MetricShare:
     if blocks_asked == 0:
-        return Share(ONCE, note="benchmark.blocks=0: computed once only")
+        return MetricShare(ONCE, note="benchmark.blocks=0: computed once only")
     name = task.config.task
     blocks, clusters = parts.blocks, parts.clusters
     keys = [(name, doc_id) for doc_id in raw]
@@ -189,12 +191,12 @@ def _left_out(
                 aggregate, list(raw.values()), [blocks[doc_id] for doc_id in raw]
             )
     except Effect as effect:
-        return Share(ONCE, note=f"its aggregation {effect}, so it is computed once only")
+        return MetricShare(ONCE, note=f"its aggregation {effect}, so it is computed once only")
     except NoContributions as reason:
-        return Share(ONCE, note=str(reason))
+        return MetricShare(ONCE, note=str(reason))
     contributions = dict(zip(keys, map(float, influences.values), strict=True))
     units_of = {key: (name, blocks[key[1]]) for key in keys}
-    return Share(INFLUENCE, contributions, units_of, stderr=influences.stderr)
+    return MetricShare(INFLUENCE, contributions, units_of, stderr=influences.stderr)
 
 
 def aggregation(task: Task, metric: str, folder: Path) -> Callable[[list[Any]], Any]:
@@ -211,9 +213,9 @@ def _combined(
     derived: Derived,
     members: Sequence[str],
     metrics: Metrics,
-    shares: Mapping[str, Share],
+    shares: Mapping[str, MetricShare],
     parts: Mapping[str, Partition],
-) -> tuple[float | None, Share]:
+) -> tuple[float | None, MetricShare]:
     """Return a derived metric and the contributions of samples to it.
 
     Members may have different samples. Deviations are scaled, so that each member counts over all samples as it does
@@ -224,12 +226,12 @@ def _combined(
         name for name, contribution in zip(members, values, strict=True) if contribution is None
     ]
     if lacking:
-        return None, Share(ONCE, note=f"{lacking[0]} has no value")
+        return None, MetricShare(ONCE, note=f"{lacking[0]} has no value")
     weight = 1.0 if derived.how == "sum" else 1 / len(members)
     value = weight * sum(contribution for contribution in values if contribution is not None)
     silent = [name for name in members if not shares[name].values]
     if silent:
-        return value, Share(ONCE, note=f"{silent[0]}: {shares[silent[0]].note}")
+        return value, MetricShare(ONCE, note=f"{silent[0]}: {shares[silent[0]].note}")
     keys = sorted({key for name in members for key in shares[name].values})
     contributions = dict.fromkeys(keys, value)
     for name in members:
@@ -244,16 +246,16 @@ def _combined(
         key: (key[0], (parts[key[0]].blocks if key[0] in dealt else parts[key[0]].clusters)[key[1]])
         for key in keys
     }
-    return value, Share(COMBINED, contributions, units, stderr=_stderr(contributions, units))
+    return value, MetricShare(COMBINED, contributions, units, stderr=_stderr(contributions, units))
 
 
 def _scored(
     metrics: Metrics,
-    shares: Mapping[str, Share],
+    shares: Mapping[str, MetricShare],
     benchmark: BenchmarkSpec,
     values: Mapping[Key, Mapping[str, Any]],
     unparsed: int | None,
-) -> Scored:
+) -> ScoredRun:
     reported = benchmark.metrics or tuple(metrics)
     names = sorted(
         (name for name in metrics if _bare(name) in reported),
@@ -272,7 +274,7 @@ def _scored(
                 own_scores.setdefault(key, {})[name] = shares[name].sample_scores[key]
             if shares[name].units[key] != key:
                 units.setdefault(key, {})[name] = shares[name].units[key][1]
-    return Scored(
+    return ScoredRun(
         metrics={name: metrics[name] for name in names},
         scores=dict(sorted(scores.items())),
         units=units,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from espalier.harness.engine.record import Record
 from espalier.harness.errors import tell_once
-from espalier.harness.evaluation.journal_media import plain
+from espalier.harness.evaluation.journal_media import json_value
 from espalier.harness.specs.think_tags import spoken
 
 #: Identity of a sample inside a run: (task, doc id).
@@ -153,7 +153,7 @@ class SampleErrors(RuntimeError):
         return SampleErrors, (self.failures, self.total, self.where)
 
 
-def finished(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:
+def finished_samples(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:
     """Return the answered samples of a journal; a repeated key keeps its first answer.
 
     Damaged entries are named on stderr and left out, so that their samples are answered again.
@@ -206,13 +206,13 @@ def _shared(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the values of metrics, equal values once: many tasks give all their metrics the same table."""
     groups: list[dict[str, Any]] = []
     for metric, value in values.items():
-        json_value = plain(value)
+        stored = json_value(value)
         for group in groups:
-            if group["value"] == json_value:
+            if group["value"] == stored:
                 group["of"].append(metric)
                 break
         else:
-            groups.append({"of": [metric], "value": json_value})
+            groups.append({"of": [metric], "value": stored})
     return groups
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.derived_metrics import needed
+from espalier.harness.evaluation.derived_metrics import needed_metrics
 from espalier.harness.evaluation.lmms_tasks import metric_names
 from espalier.harness.evaluation.samples import Failure, Key
-from espalier.harness.evaluation.stated_answers import by_statement
+from espalier.harness.evaluation.stated_answers import strict_scoring
 from espalier.harness.specs.benchmark_spec import Answers, BenchmarkSpec
 
 
@@ -37,7 +37,7 @@ def guard_scoring(
     plain_score: Callable[..., Mapping[str, Any]] = partial(
         getattr(method, "__wrapped__", method), task
     )
-    score = by_statement(plain_score, answers)
+    score = strict_scoring(plain_score, answers)
     calls = 0
 
     def guarded(doc: Any, results: Any, **options: Any) -> Mapping[str, Any]:
@@ -103,7 +103,7 @@ def check_values(
     results: Mapping[str, Any], tasks: Sequence[Task], benchmark: BenchmarkSpec
 ) -> None:
     """Raise Unscored if a needed metric that a sample has is not a finite number."""
-    wanted = needed(benchmark, tasks)
+    wanted = needed_metrics(benchmark, tasks)
     for name, (task, metric) in metric_names(tasks).items():
         if name not in wanted or not any(metric in sample for sample in results["samples"][task]):
             continue

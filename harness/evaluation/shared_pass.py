@@ -24,7 +24,7 @@ from espalier.harness.engine.shared_prompt import carried_on, shared_prompt
 from espalier.harness.evaluation.batch_answers import Prepared, key_of, sample_names
 from espalier.harness.evaluation.chat_model import HOPELESS, AllAnswered, ChatModel
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, scoring
-from espalier.harness.evaluation.samples import AnswerJournal, Key, Sample, finished
+from espalier.harness.evaluation.samples import AnswerJournal, Key, Sample, finished_samples
 from espalier.harness.kinds.kind import Opened
 from espalier.harness.kinds.lookup import in_front, kind_of
 from espalier.harness.ranks import Ranks
@@ -154,7 +154,7 @@ class SharedPassModel(ChatModel):
         """
         journals = [run.journal for run in self._sharers]
         finished_keys = self._ranks.first(
-            lambda: [set(finished(run.entries())) for run in journals]
+            lambda: [set(finished_samples(run.entries())) for run in journals]
         )
         for sharer, keys in zip(self._sharers, finished_keys, strict=True):
             sharer.done |= keys

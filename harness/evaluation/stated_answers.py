@@ -52,7 +52,7 @@ def add_statements(tasks: Sequence[Task], answers: Answers | None) -> None:
         task._higher_is_better = {**better, **_renamed(better), UNPARSED: False}
 
 
-def by_statement(score: Score, answers: Answers | None) -> Score:
+def strict_scoring(score: Score, answers: Answers | None) -> Score:
     """Return a task's scoring by strict reading, with its own reading and `unparsed` added."""
     return score if answers is None else partial(_scored, score, answers)
 

@@ -9,7 +9,7 @@ from typing import Any
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.influence import blocked
+from espalier.harness.evaluation.influence import assign_blocks
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Cluster
 
 #: {doc id: the first doc id of its unit}.
@@ -41,7 +41,7 @@ def partition(
     if not docs:
         return Partition({}, {})
     units = sorted(set(clusters.values()))
-    block_numbers = dict(zip(units, blocked(units, len(docs), benchmark.blocks), strict=True))
+    block_numbers = dict(zip(units, assign_blocks(units, len(docs), benchmark.blocks), strict=True))
     leader: dict[int, int] = {}
     blocks = {doc: leader.setdefault(block_numbers[unit], doc) for doc, unit in clusters.items()}
     return Partition(clusters, blocks)

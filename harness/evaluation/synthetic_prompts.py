@@ -47,7 +47,7 @@ def words(count: int) -> str:
     return " ".join(islice(cycle(WORDS), count))
 
 
-def composed(count: Count, tokens: int) -> PromptComposition:
+def compose_prompt(count: Count, tokens: int) -> PromptComposition:
     """Return the longest prompt of at most `tokens`: a question of QUESTION tokens, pictures, words for the remainder.
 
     Raises:

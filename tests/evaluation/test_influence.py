@@ -16,7 +16,7 @@ from espalier.harness.evaluation.influence import (
     BLOCKS,
     VISITS,
     NoContributions,
-    blocked,
+    assign_blocks,
     influence,
     is_mean,
     unit_aggregates,
@@ -191,9 +191,9 @@ def test_an_aggregate_that_fails_on_a_part_has_no_contributions() -> None:
 
 def test_blocks_stand_for_many_units() -> None:
     raw = yes_no(np.random.default_rng(0), 3000)
-    blocks = blocked(range(3000), 3000, blocks=200)
+    blocks = assign_blocks(range(3000), 3000, blocks=200)
     assert sorted(set(blocks)) == list(range(200))
-    assert blocks == blocked(range(3000), 3000, blocks=200)
+    assert blocks == assign_blocks(range(3000), 3000, blocks=200)
     coarse, fine = (
         influence(pope_aggregate_f1_score, raw, u).stderr for u in (blocks, range(3000))
     )
@@ -201,9 +201,9 @@ def test_blocks_stand_for_many_units() -> None:
 
 
 def test_how_many_blocks_depends_on_the_number_of_samples_alone() -> None:
-    assert blocked(range(ALONE), ALONE, None) == list(range(ALONE))
-    assert len(set(blocked(range(9000), 9000, None))) == VISITS // 9000
-    assert len(set(blocked(range(200_000), 200_000, None))) == BLOCKS
+    assert assign_blocks(range(ALONE), ALONE, None) == list(range(ALONE))
+    assert len(set(assign_blocks(range(9000), 9000, None))) == VISITS // 9000
+    assert len(set(assign_blocks(range(200_000), 200_000, None))) == BLOCKS
 
 
 def test_an_aggregate_may_be_a_mean_of_units_in_the_end() -> None:

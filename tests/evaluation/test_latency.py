@@ -22,15 +22,15 @@ from espalier.harness.evaluation.latency import (
     LatencyRound,
     LatencyRun,
     StepReads,
+    alternate,
     gains,
-    in_turns,
     prompt_block,
     side_summary,
 )
 from espalier.harness.evaluation.synthetic_prompts import (
     QUESTION,
     PromptComposition,
-    composed,
+    compose_prompt,
     parts,
     words,
 )
@@ -89,7 +89,7 @@ def test_no_picture_and_no_word_more_would_fit(name: str, tokens: int) -> None:
         except UserError:
             return math.inf
 
-    found = composed(count, tokens)
+    found = compose_prompt(count, tokens)
     assert size(found) <= tokens
     assert size(replace(found, before=0, pictures=found.pictures + 1)) > tokens
     if found.pictures > 1 or name == "one is all":
@@ -101,7 +101,7 @@ def test_no_picture_and_no_word_more_would_fit(name: str, tokens: int) -> None:
 
 def test_a_prompt_that_holds_no_picture_is_told_with_the_least() -> None:
     with pytest.raises(UserError, match=r"prompt_tokens=100: .* takes 165; valid: at least 165"):
-        composed(MODELS["each the same"], 100)
+        compose_prompt(MODELS["each the same"], 100)
 
 
 def test_pixels_follow_seed_and_number_and_words_stand_around_them() -> None:
@@ -141,7 +141,7 @@ class Side:
 def test_sides_take_turns_and_the_first_round_does_not_count() -> None:
     called: list[str] = []
     sides = {"own": Side("own", called, 2.0), "plain": Side("plain", called, 6.0)}
-    found = in_turns(sides, {}, ["0", "1"], 8, [], rounds=3)
+    found = alternate(sides, {}, ["0", "1"], 8, [], rounds=3)
     assert called[:2] != called[2:4] == called[6:8]
     assert sorted(called) == ["own"] * 4 + ["plain"] * 4
     assert {name: len(turns) for name, turns in found.items()} == {"own": 3, "plain": 3}

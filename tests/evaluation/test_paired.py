@@ -26,7 +26,7 @@ from espalier.harness.evaluation.paired_times import (
     PAIRS,
     PairPlan,
     measure,
-    turns,
+    plan_pairs,
 )
 from espalier.harness.kinds.kind import Rivals
 from espalier.harness.models.adapter import Adapter, load_adapter
@@ -44,7 +44,9 @@ from tests.tiny import LLAVA
 def test_auto_costs_a_tenth_at_most_and_has_pairs_enough_for_an_interval(
     gain: float, processes: int
 ) -> None:
-    found = [(n, b, turns(AUTO_PAIRS, n, b, gain, processes)) for n in range(21000) for b in (1, 8)]
+    found = [
+        (n, b, plan_pairs(AUTO_PAIRS, n, b, gain, processes)) for n in range(21000) for b in (1, 8)
+    ]
     planned = [(n, one) for n, _, one in found if one is not None]
     for n, one in planned:
         # The untimed pair before the first costs as much as any other.
@@ -71,7 +73,7 @@ def test_auto_costs_a_tenth_at_most_and_has_pairs_enough_for_an_interval(
 def test_a_number_is_taken_as_samples(
     asked: int, samples: int, batch: int, expected: PairPlan
 ) -> None:
-    assert turns(asked, samples, batch, 3.0) == expected
+    assert plan_pairs(asked, samples, batch, 3.0) == expected
 
 
 # ------------------------------------------------------------------ what is compared

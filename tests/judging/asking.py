@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from espalier.harness.evaluation.judging.judge import JudgeQuestion, judged
+from espalier.harness.evaluation.judging.judge import JudgeQuestion, collect_verdicts
 from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt
 from espalier.harness.specs.run_spec import JudgeSpec
 
@@ -23,7 +23,7 @@ def questions(count: int) -> list[JudgeQuestion]:
 def main(address: str, store: str, count: str) -> None:
     """Ask, two at once."""
     spec = JudgeSpec(address, "referee", concurrency=2)
-    found = judged(spec, Path(store), questions(int(count)))
+    found = collect_verdicts(spec, Path(store), questions(int(count)))
     print(json.dumps({number: text for (_, number), text in sorted(found.verdicts.items())}))
 
 

@@ -16,7 +16,12 @@ import pytest
 from espalier.harness.errors import JudgeLost, StoreLost, UserError
 from espalier.harness.evaluation.judging import client
 from espalier.harness.evaluation.judging.client import read_key
-from espalier.harness.evaluation.judging.judge import HOPELESS, JudgeQuestion, JudgeResults, judged
+from espalier.harness.evaluation.judging.judge import (
+    HOPELESS,
+    JudgeQuestion,
+    JudgeResults,
+    collect_verdicts,
+)
 from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt
 from espalier.harness.evaluation.judging.judge_scores import single
 from espalier.harness.evaluation.judging.verdicts import VerdictStore
@@ -49,7 +54,9 @@ def ask(
         "timeout": 60.0,
         "retries": 2,
     }
-    return judged(JudgeSpec(**told | changes), store, questions or [question(0)], pause=0.01)
+    return collect_verdicts(
+        JudgeSpec(**told | changes), store, questions or [question(0)], pause=0.01
+    )
 
 
 def assert_without_key(store: Path, *texts: str) -> None:
@@ -216,7 +223,7 @@ def test_nobody_there(tmp_path: Path) -> None:
         address = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
     spec = JudgeSpec(address, "referee", retries=1)
     with pytest.raises(JudgeLost, match=r"ConnectError.*1 of 1 answers"):
-        judged(spec, tmp_path, [question(0)], pause=0.01)
+        collect_verdicts(spec, tmp_path, [question(0)], pause=0.01)
 
 
 def test_a_name_that_the_server_lacks_is_not_asked_again(

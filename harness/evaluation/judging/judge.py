@@ -65,7 +65,7 @@ class JudgeResults:
     served: set[str] = field(default_factory=set)
 
 
-def judged(
+def collect_verdicts(
     spec: JudgeSpec, store: Path, questions: Sequence[JudgeQuestion], pause: float = PAUSE
 ) -> JudgeResults:
     """Get the verdicts that the store lacks, store each at once, and return all.

@@ -65,7 +65,7 @@ LEAD = re.compile(
 )
 
 
-class Forms(NamedTuple):
+class LetterPatterns(NamedTuple):
     """The patterns for a set of letters."""
 
     stated: re.Pattern[str]
@@ -102,7 +102,7 @@ def letter(answer: str, options: Mapping[str, str] | Sequence[str]) -> str:
     ]
     if same_text or not core:
         return same_text[0] if len(same_text) == 1 else ""
-    forms = _forms("".join(texts))
+    forms = _letter_patterns("".join(texts))
     stated = _stated(forms.stated, text, forms.another)
     if stated is not None:
         return stated
@@ -153,7 +153,7 @@ def _core(text: str) -> str:
 
 
 @cache
-def _forms(letters: str) -> Forms:
+def _letter_patterns(letters: str) -> LetterPatterns:
     capital, small = f"[{letters}]", f"[{letters.lower()}]"
     noun = "".join(
         rf"(?!{article}{NOUN.replace('(?!', '(?=', 1)})" for article in "AI" if article in letters
@@ -165,7 +165,7 @@ def _forms(letters: str) -> Forms:
     linked = rf"[\s:=→>-]*(?:(?i:{LINK})[\s:=,]*)*"
     must = rf"\s*(?:(?i:is|are|be)\b|[:=是为は은])[\s:=]*(?:(?i:{LINK})[\s:=,]*)*"
     capitals = rf"\(?{capital}{AFTER}"
-    return Forms(
+    return LetterPatterns(
         stated=re.compile(
             rf"(?:(?i:{ANSWER}){linked}|(?i:{OPTION}){must}|(?:{CHOOSE})[\s:]*){either}"
         ),

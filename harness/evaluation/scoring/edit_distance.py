@@ -35,14 +35,14 @@ def window_distance(part: str, text: str, below: float) -> float:
 
 
 @dataclass(frozen=True)
-class Near:
+class NearMatch:
     """A near match: its start in the text, and its number of edits."""
 
     start: int
     edits: int
 
 
-def near_matches(pattern: str, text: str, edits: int) -> list[Near]:
+def near_matches(pattern: str, text: str, edits: int) -> list[NearMatch]:
     """Return the matches of `pattern` in `text` with at most `edits` insertions, deletions and substitutions.
 
     Of overlapping matches the best counts; of equally good ones the first. Cost: O(n) steps on integers of m bits.
@@ -53,15 +53,17 @@ def near_matches(pattern: str, text: str, edits: int) -> list[Near]:
         places = []
         at = text.find(pattern)
         while at >= 0:
-            places.append(Near(at, 0))
+            places.append(NearMatch(at, 0))
             at = text.find(pattern, at + 1)
         return places
     # Read backwards, the end of a match is its start.
     backwards = _ends(pattern[::-1], text[::-1])
     starts = [
-        Near(len(text) - end, cost) for end, cost in enumerate(backwards) if end and cost <= edits
+        NearMatch(len(text) - end, cost)
+        for end, cost in enumerate(backwards)
+        if end and cost <= edits
     ]
-    best: list[Near] = []
+    best: list[NearMatch] = []
     last = -len(pattern)
     for place in reversed(starts):
         if place.start - last >= len(pattern) - edits:

@@ -10,7 +10,7 @@ from typing import Any
 
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.decoding.speculative.speculative_summary import steady_rounds
-from espalier.harness.evaluation.samples import finished
+from espalier.harness.evaluation.samples import finished_samples
 from espalier.harness.reports.curves.stored_rows import (
     Stored,
     chosen,
@@ -164,7 +164,7 @@ def acceptance(cell: Cell) -> Interval | None:
     value = cell.block.get("acceptance")
     if value is None:
         return None
-    samples = finished(RunDir(cell.path).journal.entries()).values()
+    samples = finished_samples(RunDir(cell.path).journal.entries()).values()
     told = [sample.record.decoding for sample in samples]
     answers = [DecodingRecord.from_entry(one) for one in told if one is not None]
     rounds = [steady_rounds([one]).rounds for one in answers if one.degraded is None]

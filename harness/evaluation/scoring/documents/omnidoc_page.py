@@ -42,7 +42,7 @@ FORMULA = "equation_isolated"
 
 
 @dataclass(frozen=True)
-class Element:
+class PageElement:
     """A block of the page: category, content, content as compared, position in reading order."""
 
     category: str
@@ -106,7 +106,7 @@ def score_page(page: Mapping[str, Any], answer: str) -> PageScores:
 
 
 def _scores(
-    page_lines: Sequence[Element],
+    page_lines: Sequence[PageElement],
     answer_lines: Sequence[tuple[MarkdownBlock, str]],
     pairs: Sequence[BlockMatch],
     teds: Sequence[tuple[float, float]],
@@ -147,7 +147,7 @@ def _scores(
     )
 
 
-def _elements(page: Mapping[str, Any]) -> list[Element]:
+def _elements(page: Mapping[str, Any]) -> list[PageElement]:
     """Return the blocks of a page; blocks that the layout splits are joined.
 
     A block that is split twice has its middle piece twice, as in the released evaluation of published scores.
@@ -181,12 +181,12 @@ def _elements(page: Mapping[str, Any]) -> list[Element]:
     ]
 
 
-def _element(annotation: Mapping[str, Any], content: str) -> Element:
+def _element(annotation: Mapping[str, Any], content: str) -> PageElement:
     category = annotation["category_type"]
     if category == "table":
-        return Element(category, content, content, _place(annotation))
+        return PageElement(category, content, content, _place(annotation))
     compared = latex.formula if category == FORMULA else latex.letters
-    return Element(category, content, compared(content), _place(annotation))
+    return PageElement(category, content, compared(content), _place(annotation))
 
 
 def _content(annotation: Mapping[str, Any]) -> str:
@@ -198,13 +198,13 @@ def _place(annotation: Mapping[str, Any]) -> float:
     return float(annotation.get("order") or 0)
 
 
-def _lines(element: Element) -> list[Element]:
+def _lines(element: PageElement) -> list[PageElement]:
     """Return a formula of several lines as separate lines, so that each can be matched."""
     lines = latex.lines_of_column(element.content) if element.category == FORMULA else None
     if lines is None:
         return [element]
     return [
-        Element(
+        PageElement(
             FORMULA, f"\\[{line}\\]", latex.formula(f"\\[{line}\\]"), element.order + number / 10
         )
         for number, line in enumerate(lines, start=1)
@@ -230,8 +230,8 @@ def _comparable(block: MarkdownBlock) -> str:
 
 
 def _without_beside(
-    page_lines: Sequence[Element], answer_lines: Sequence[tuple[MarkdownBlock, str]]
-) -> tuple[list[Element], list[tuple[MarkdownBlock, str]]]:
+    page_lines: Sequence[PageElement], answer_lines: Sequence[tuple[MarkdownBlock, str]]
+) -> tuple[list[PageElement], list[tuple[MarkdownBlock, str]]]:
     """Return the scored lines of page and answer, without captions, headers and the like."""
     unscored = [line.text for line in page_lines if line.category in BESIDE]
     near = np.any(distances(unscored, [text for _, text in answer_lines]) < FOUND, axis=0).tolist()
@@ -242,7 +242,7 @@ def _without_beside(
 
 
 def _tables(
-    page_tables: Sequence[Element], answer_blocks: Sequence[MarkdownBlock]
+    page_tables: Sequence[PageElement], answer_blocks: Sequence[MarkdownBlock]
 ) -> tuple[list[tuple[float, float]], list[MarkdownBlock]]:
     """Return the similarity of each table of the page, and the cells of unmatched tables as texts."""
     if not page_tables:
@@ -278,7 +278,7 @@ def _share(compared: Sequence[tuple[str, str]]) -> float | None:
 
 
 def _order(
-    page_lines: Sequence[Element],
+    page_lines: Sequence[PageElement],
     answer_lines: Sequence[tuple[MarkdownBlock, str]],
     pairs: Sequence[BlockMatch],
 ) -> float | None:
