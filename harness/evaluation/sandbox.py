@@ -16,7 +16,7 @@ from typing import Any
 
 from espalier.harness.evaluation.upstream import sleep_checked
 
-#: Flags of `open` that do more than read.
+#: Flags of `open` for more than reading.
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 #: Audit events that are refused, and the reason in the error line.

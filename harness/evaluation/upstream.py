@@ -1,6 +1,6 @@
-"""Every patch of a library: one context manager each, with the package, its version and the reason.
+"""All patches of libraries: one context manager each, with the package, its version and the reason.
 
-Replacements get the original as their first argument where they call it.
+A replacement that calls the original gets it as its first argument.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ UNREAD = ""
 
 @contextmanager
 def sleep_checked(check: Callable[[], None]) -> Iterator[None]:
-    """Python 3.11, `time.sleep`: it raises no audit event, so that a sandbox would not see it.
+    """Python 3.11, `time.sleep`: it raises no audit event, so that the sandbox's hook does not see it.
 
-    `check` is called before each sleep, and raises where it is refused.
+    `check` is called before each sleep; it raises to refuse the sleep.
     """
     sleep = time.sleep
 
@@ -57,7 +57,7 @@ def sleep_checked(check: Callable[[], None]) -> Iterator[None]:
 
 
 def one_download_attempt() -> Patch:
-    """lmms-eval 0.7.3, `ConfigurableTask.download`: it retries four times with pauses, in vain if nothing is online."""
+    """lmms-eval 0.7.3, `ConfigurableTask.download`: it retries four times with pauses, which is useless offline."""
     return mock.patch.object(ConfigurableTask.download.retry, "stop", stop_after_attempt(1))
 
 
@@ -65,7 +65,7 @@ def one_download_attempt() -> Patch:
 def task_download(
     load: Callable[[Callable[..., None], ConfigurableTask, dict[str, Any] | None], None],
 ) -> Iterator[None]:
-    """lmms-eval 0.7.3, `ConfigurableTask.download`: the one place that loads a task's data, each time anew."""
+    """lmms-eval 0.7.3, `ConfigurableTask.download`: it loads a task's data anew each time."""
     download = ConfigurableTask.download
 
     def call(task: ConfigurableTask, kwargs: dict[str, Any] | None = None) -> None:
@@ -76,7 +76,7 @@ def task_download(
 
 
 def task_configuration(make: Callable[..., TaskConfig]) -> Patch:
-    """lmms-eval 0.7.3, `lmms_eval.api.task.TaskConfig`: tasks cannot be given a configuration of another class."""
+    """lmms-eval 0.7.3, `lmms_eval.api.task.TaskConfig`: the class of a task's configuration is fixed."""
     return mock.patch.object(lmms_eval.api.task, "TaskConfig", make)
 
 
@@ -112,7 +112,7 @@ def hub_home(home: Path, cache: Path) -> Iterator[None]:
 
 
 def dataset_builder(build: Callable[..., Any]) -> Patch:
-    """Datasets 5.2.0, `load_dataset_builder`: finds a data set by its name on the hub alone."""
+    """Datasets 5.2.0, `load_dataset_builder`: it looks a data set's name up on the hub only."""
     function = partial(build, datasets.load.load_dataset_builder)
     return mock.patch.object(datasets.load, "load_dataset_builder", function)
 
@@ -124,9 +124,9 @@ def hub_download(
     """huggingface_hub 2.4.0, `snapshot_download` and `hf_hub_download`: tasks call them for data sets.
 
     Args:
-        name: of the function.
-        serve: called for data sets.
-        active: whether data sets are served; a task may keep the function beyond the block.
+        name: name of the function.
+        serve: called instead for data sets.
+        active: returns whether data sets are served; a task may keep the function after the block.
     """
     original = getattr(huggingface_hub, name)
 
@@ -172,13 +172,13 @@ def _method(function: Callable[..., Any], original: Callable[..., Any]) -> Calla
 
 
 def image_opened(opened: Callable[..., Any]) -> Patch:
-    """Pillow 13.0.0, `Image.open`: tasks open paths that their data name."""
+    """Pillow 13.0.0, `Image.open`: tasks open paths from their data."""
     original = PIL.Image.open
     return mock.patch.object(PIL.Image, "open", _method(opened, original))
 
 
 def file_system_made(make: Callable[..., Any]) -> Patch:
-    """Fsspec 2026.9.0, `_Cached.__call__`: makes the file system of any protocol that data name, the web's included."""
+    """Fsspec 2026.9.0, `_Cached.__call__`: it makes a file system for any protocol in the data, also for web addresses."""
     original = fsspec.spec._Cached.__call__
     return mock.patch.object(fsspec.spec._Cached, "__call__", _method(make, original))
 
@@ -188,7 +188,7 @@ def file_system_made(make: Callable[..., Any]) -> Patch:
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """lmms-eval 0.7.3 and datasets 5.2.0: their bars mix with the run's own."""
+    """lmms-eval 0.7.3 and datasets 5.2.0: their progress bars disturb the run's bar."""
 
     def silent(*args: Any, **options: Any) -> Any:
         return tqdm(*args, **options | {"disable": True})
@@ -203,10 +203,10 @@ def no_progress_bars() -> Iterator[None]:
 
 
 def without_guesses() -> Patch:
-    """lmms-eval 0.7.3, MMMU's reader of letters: it draws an option where it can read none.
+    """lmms-eval 0.7.3, MMMU's reader of letters: it draws a random option if it can read none.
 
-    Such an answer is wrong instead. The released scorer draws as well, so that its scores of unreadable answers are
-    those of chance and differ by the state of the generator.
+    Here such an answer is wrong. The released scorer draws as well, so that its scores of unreadable answers are those
+    of chance and depend on the state of the generator.
     """
 
     def unread(options: Sequence[str]) -> str:
@@ -217,9 +217,9 @@ def without_guesses() -> Patch:
 
 @contextmanager
 def tokens_remembered() -> Iterator[None]:
-    """Pycocoevalcap 1.2, `PTBTokenizer.tokenize`: a Java process, started for all captions at each aggregation.
+    """Pycocoevalcap 1.2, `PTBTokenizer.tokenize`: each aggregation starts a Java process for all captions.
 
-    Within the block each caption is tokenised once: tokens depend on their caption alone. Nothing is patched where no
+    Within the block each caption is tokenised once: its tokens depend on the caption only. Nothing is patched if no
     task has imported it.
     """
     module = sys.modules.get("pycocoevalcap.tokenizer.ptbtokenizer")
