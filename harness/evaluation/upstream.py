@@ -178,7 +178,7 @@ def image_opened(opened: Callable[..., Any]) -> Patch:
 
 
 def file_system_made(make: Callable[..., Any]) -> Patch:
-    """Fsspec 2026.9.0, `_Cached.__call__`: it makes a file system for any protocol in the data, also for web addresses."""
+    """Fsspec 2026.9.0, `_Cached.__call__`: it makes a file system for any protocol in the data, also the web."""
     original = fsspec.spec._Cached.__call__
     return mock.patch.object(fsspec.spec._Cached, "__call__", _method(make, original))
 
