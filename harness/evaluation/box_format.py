@@ -41,13 +41,10 @@ def resizing(model: ModelSpec) -> tuple[int, int, int]:
     """
     vision = model.architecture.get("vision", {})
     side = vision.get("patch_size", 0) * vision.get("spatial_merge_size", 0)
-    fewest_pixels, most_pixels = (
-        model.processor.get("min_pixels"),
-        model.processor.get("max_pixels"),
-    )
-    if not (side and fewest_pixels and most_pixels):
+    smallest, largest = (model.processor.get(f"{end}_pixels") for end in ("min", "max"))
+    if not (side and smallest and largest):
         raise UserError(
             f"model.boxes='pixels' needs model.processor.min_pixels and max_pixels, which model={model.name} does not "
             "state; valid: both, or boxes of another format"
         )
-    return int(side), int(fewest_pixels), int(most_pixels)
+    return int(side), int(smallest), int(largest)

@@ -32,7 +32,7 @@ class Unjudged(ValueError):
 class Rubric:
     """How a task is judged: the prompt, its parts of a sample, and whether a text holds a score."""
 
-    words: JudgePrompt
+    prompt: JudgePrompt
     parts: Callable[[Mapping[str, Any], str], Mapping[str, str]]
     holds: Callable[[str], bool]
 
@@ -92,7 +92,7 @@ class JudgedRun:
         """Return the row's entry about the judge, None without a judge."""
         if self.results is None:
             return None
-        results, prompt = self.results, next(iter(self.rubrics.values())).words
+        results, prompt = self.results, next(iter(self.rubrics.values())).prompt
         total = len(results.verdicts) + len(results.unjudged)
         return {
             "model": self.spec.judge.model,
@@ -109,7 +109,7 @@ class JudgedRun:
         rubric = self.rubrics[sample.task]
         # lmms-eval strips answers before it scores them.
         parts = rubric.parts(self.docs[sample.task][sample.doc_id], sample.scored.strip())
-        return JudgeQuestion(sample.key, rubric.words, parts, rubric.holds)
+        return JudgeQuestion(sample.key, rubric.prompt, parts, rubric.holds)
 
 
 def judged_tasks_of(spec: RunSpec, tasks: Sequence[Task]) -> JudgedRun:

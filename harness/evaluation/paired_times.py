@@ -144,9 +144,8 @@ def measure(
         return PairedTimes(
             None, f"the unreduced model failed after the run: {type(error).__name__}: {reason}"
         )
-    return _compared(
-        method_answers[1:], plain_answers[1:], planned, facts
-    )  # the first pair warmed up
+    # The first pair warmed up.
+    return _compared(method_answers[1:], plain_answers[1:], planned, facts)
 
 
 def _turn(
@@ -189,7 +188,7 @@ def _compared(
         if plain_answer.per_token is not None and method_answer.per_token is not None
     ]
     decode = (
-        Gain.of_pairs([plain_time for plain_time, _ in steps], [own_time for _, own_time in steps])
+        Gain.of_pairs([plain_step for plain_step, _ in steps], [own_step for _, own_step in steps])
         if steps
         else None
     )

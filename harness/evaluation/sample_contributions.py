@@ -117,9 +117,9 @@ def score(
             continue
         if by_sample:
             metrics[name]["stderr"] = None
-        for doc_id, scores_of in raw.items():
-            values.setdefault((task, doc_id), {})[name] = scores_of
-        shares[name] = _left_out(
+        for doc_id, raw_value in raw.items():
+            values.setdefault((task, doc_id), {})[name] = raw_value
+        shares[name] = _leave_one_out(
             by_name[task], metric, raw, metrics[name]["value"], parts[task], benchmark.blocks
         )
     for name, derived in benchmark.derived.items():
@@ -164,15 +164,15 @@ def _is_mean(task: Task, metric: str, raw: Mapping[int, Any], scores: Mapping[Ke
         return True
 
 
-def _left_out(
+def _leave_one_out(
     task: Task,
     metric: str,
     raw: Mapping[int, Any],
     value: float | None,
     parts: Partition,
-    blocks_asked: int | None,
+    block_count: int | None,
 ) -> MetricShare:
-    if blocks_asked == 0:
+    if block_count == 0:
         return MetricShare(ONCE, note="benchmark.blocks=0: computed once only")
     name = task.config.task
     blocks, clusters = parts.blocks, parts.clusters
@@ -222,13 +222,11 @@ def _combined(
     over its own.
     """
     values = [metrics[name]["value"] for name in members]
-    lacking = [
-        name for name, contribution in zip(members, values, strict=True) if contribution is None
-    ]
+    lacking = [name for name, number in zip(members, values, strict=True) if number is None]
     if lacking:
         return None, MetricShare(ONCE, note=f"{lacking[0]} has no value")
     weight = 1.0 if derived.how == "sum" else 1 / len(members)
-    value = weight * sum(contribution for contribution in values if contribution is not None)
+    value = weight * sum(number for number in values if number is not None)
     silent = [name for name in members if not shares[name].values]
     if silent:
         return value, MetricShare(ONCE, note=f"{silent[0]}: {shares[silent[0]].note}")
@@ -239,11 +237,14 @@ def _combined(
         mean, scale = math.fsum(deviations.values()) / len(deviations), len(keys) / len(deviations)
         for key, contribution in deviations.items():
             contributions[key] += weight * scale * (contribution - mean)
-    dealt = {
+    in_blocks = {
         key[0] for name in members if shares[name].how == INFLUENCE for key in shares[name].units
     }
     units = {
-        key: (key[0], (parts[key[0]].blocks if key[0] in dealt else parts[key[0]].clusters)[key[1]])
+        key: (
+            key[0],
+            (parts[key[0]].blocks if key[0] in in_blocks else parts[key[0]].clusters)[key[1]],
+        )
         for key in keys
     }
     return value, MetricShare(COMBINED, contributions, units, stderr=_stderr(contributions, units))

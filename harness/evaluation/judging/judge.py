@@ -35,13 +35,13 @@ class JudgeQuestion:
 
     Attributes:
         sample: identity of the sample.
-        words: the prompt.
+        prompt: the prompt.
         parts: texts for its placeholders.
         holds: returns whether a text is a verdict that can be scored.
     """
 
     sample: Sample
-    words: JudgePrompt
+    prompt: JudgePrompt
     parts: Mapping[str, str]
     holds: Callable[[str], bool]
 
@@ -80,19 +80,19 @@ def collect_verdicts(
         JudgeLost: the server does not answer, or refuses every question; verdicts so far are kept.
         StoreLost: a verdict cannot be stored.
     """
-    asking = _JudgeRound(spec, VerdictStore(store / "judge"), pause)
+    judge_round = _JudgeRound(spec, VerdictStore(store / "judge"), pause)
     try:
-        asyncio.run(asking.all(questions))
+        asyncio.run(judge_round.all(questions))
     except BaseExceptionGroup as group:
         problem = _first(group)
         if not isinstance(problem, RequestError):
             raise problem from None
-        open_count = len(questions) - len(asking.results.verdicts)
+        open_count = len(questions) - len(judge_round.results.verdicts)
         raise JudgeLost(
             f"judge {spec.model!r} at {spec.base_url}: {problem}; {open_count} of {len(questions)} answers are not "
             "judged. Answers and verdicts are kept, the same command goes on from them"
         ) from None
-    return asking.results
+    return judge_round.results
 
 
 class _JudgeRound:
@@ -108,8 +108,8 @@ class _JudgeRound:
         """Get verdicts for all questions; the first failure of the server itself ends the round."""
         waiting: dict[str, tuple[dict[str, Any], list[JudgeQuestion]]] = {}
         for question in questions:
-            request = request_of(self._spec, question.words.messages(question.parts))
-            key = key_of(request, question.words.name)
+            request = request_of(self._spec, question.prompt.messages(question.parts))
+            key = key_of(request, question.prompt.name)
             verdict = self._store.get(key)
             if verdict is not None and question.holds(verdict.text):
                 self.results.cached += 1
@@ -118,9 +118,9 @@ class _JudgeRound:
                 waiting.setdefault(key, (request, []))[1].append(question)
         async with JudgeClient(self._spec) as client, asyncio.TaskGroup() as group:
             for key, (request, same) in waiting.items():
-                group.create_task(self._one(client, key, request, same))
+                group.create_task(self._ask_one(client, key, request, same))
 
-    async def _one(
+    async def _ask_one(
         self, client: JudgeClient, key: str, request: dict[str, Any], questions: list[JudgeQuestion]
     ) -> None:
         async with self._turns:
