@@ -173,13 +173,25 @@ def run_all(command: Command, ranks: Ranks, waiting: Waiting) -> int:
 
 
 def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
-    """Run admitted cells one after the other, whatever becomes of one of them, and return the worst exit code."""
+    """Run admitted cells one after the other, in all processes together, and return the worst exit code.
+
+    A cell that fails is reported and noted as left out; the next one runs.
+    """
+    from espalier.harness.cost.budget import BudgetMismatch
+    from espalier.harness.evaluation.evaluate import SampleErrors
+    from espalier.methods.base import MethodError
+
     mistakes: list[Exception] = []
     stopped = 0
     try:
         for spec in specs:
             try:
-                run(spec, runner)
+                with runner.ranks.together():
+                    runner.run(spec)
+            except (SampleErrors, BudgetMismatch, JudgeLost, UserError, MethodError) as error:
+                code = 2 if isinstance(error, UserError | MethodError) else 1
+                runner.failed(spec, _one_line(error), code)
+                complain(error, code)
             except (RankLost, StoreLost, OutputLost):
                 raise
             except Exception as mistake:
@@ -194,20 +206,6 @@ def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
     if mistakes:
         raise mistakes[0]
     return max(stopped, runner.outcome.code)
-
-
-def run(spec: RunSpec, runner: Runner) -> None:
-    """Run one cell, in all processes together; one that fails is told and noted as left out."""
-    from espalier.harness.cost.budget import BudgetMismatch
-    from espalier.harness.evaluation.evaluate import SampleErrors
-    from espalier.methods.base import MethodError
-
-    try:
-        runner.ranks.each(lambda: runner.run(spec))
-    except (SampleErrors, BudgetMismatch, JudgeLost, UserError, MethodError) as error:
-        code = 2 if isinstance(error, UserError | MethodError) else 1
-        runner.failed(spec, _one_line(error), code)
-        complain(error, code)
 
 
 def inform(argv: Sequence[str], folder: str) -> None:

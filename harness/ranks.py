@@ -75,16 +75,21 @@ class Ranks:
         return result
 
     def each(self, function: Callable[[], T]) -> T:
-        """Call `function` in every process and return its own result; an error of one process is raised in all.
+        """Call `function` in every process and return its own result; see `together`."""
+        with self.together():
+            return function()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Run the block in every process; an exception in one of them is raised in all.
 
         A process that fails sends its error to the others, which receive it at their next exchange, at the latest at
-        the end of their own `each`. So all leave together, none waits for one that gave up, and the next `each` can
+        the end of their own block. So all leave together, none waits for one that gave up, and the next block can
         begin.
         """
         try:
-            result = function()
+            yield
             self.gather(None)
-            return result
         except Exception as error:  # for any error, the others must not wait for this process
             if error is not self._received_error and self.world > 1:
                 with suppress(

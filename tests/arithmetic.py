@@ -104,6 +104,17 @@ class Calculator:
     batches: list[list[str]] = field(default_factory=list)
     settings: list[dict[str, Any]] = field(default_factory=list)
     fail: type[BaseException] = RuntimeError
+    rivals: None = None
+
+    @property
+    def generator(self) -> Calculator:
+        """Itself."""
+        return self
+
+    @property
+    def codec(self) -> Calculator:
+        """Itself."""
+        return self
 
     def encode(self, messages: Sequence[Any]) -> Mapping[str, Any]:
         """Keep the text of each chat; require the image beside it."""

@@ -12,8 +12,14 @@ import pytest
 
 from espalier.harness.engine.record import Record
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.auto_batch import remembered
-from espalier.harness.evaluation.samples import Failure, Sample, SampleErrors, finished, read_scores
+from espalier.harness.evaluation.auto_batch import journalled_batch_size
+from espalier.harness.evaluation.samples import (
+    Failure,
+    Sample,
+    SampleErrors,
+    finished_samples,
+    read_scores,
+)
 from espalier.harness.store.files.journal import Journal
 
 RECORDED = Record("t/0", 4, 3, (2,), (2,), (4, 2), 6, 384, 1, times_ms={"prefill": 1.0})
@@ -44,14 +50,14 @@ def test_a_damaged_answer_is_named_and_left_out(
 ) -> None:
     other = f"other of {tmp_path.name}"  # a line is said once in a process
     damaged = {k: v for k, v in {**GOOD, "task": other, **change}.items() if v is not None}
-    assert list(finished([damaged, GOOD])) == [("t", 0)]
+    assert list(finished_samples([damaged, GOOD])) == [("t", 0)]
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
 
 
 def test_fields_of_later_versions_do_not_matter() -> None:
     later = {**GOOD, "colour": "red", "record": {**GOOD["record"], "colour": ["red"]}}
-    assert finished([later]) == finished([GOOD])
+    assert finished_samples([later]) == finished_samples([GOOD])
 
 
 def test_damaged_scores_and_batch_sizes_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +65,7 @@ def test_damaged_scores_and_batch_sizes_are_left_out(capsys: pytest.CaptureFixtu
     found = read_scores([scores, {**scores, "scores": "all"}, {**scores, "scores": {"acc": "1"}}])
     assert found == {("t", 1): {"acc": 1.0}}
     assert len(capsys.readouterr().err.splitlines()) == 2
-    assert remembered([{"batch_size": "x"}, {"batch_size": 0}, {"batch_size": 4}]) == 4
+    assert journalled_batch_size([{"batch_size": "x"}, {"batch_size": 0}, {"batch_size": 4}]) == 4
 
 
 JUNK = [b"\xff\xfe\x00\x01", b"[1, 2]", b"7", b'{"half": ', b"[" * 100_000, b"null"]

@@ -21,7 +21,7 @@ from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.engine.record import Record
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks.generation_check import check_settings
-from espalier.harness.kinds.kind import Responder
+from espalier.harness.kinds.kind import Opened
 from espalier.harness.media.frames import Clip
 from espalier.harness.models.chat_media import Chat
 from espalier.harness.specs import value_checks as fields
@@ -63,7 +63,7 @@ class Applied:
         with ExitStack() as stack, user_errors():
             self._adapter = stack.enter_context(self._model.open_adapter())
             draft = None if self._draft is None else stack.enter_context(self._draft.open_adapter())
-            self._responder: Responder = stack.enter_context(
+            self._opened: Opened = stack.enter_context(
                 open_responder(self._checked, self._adapter, draft)
             )
             self._stack = stack.pop_all()
@@ -183,13 +183,13 @@ class Applied:
         self, chats: Sequence[Chat], generate: Mapping[str, Any], until: tuple[str, ...]
     ) -> list[Answer]:
         adapter, facts = self._adapter, self._checked.spec.model.facts
-        inputs = self._responder.encode(chats)
+        inputs = self._opened.codec.encode(chats)
         grids = grid_rows(adapter.layout(without_chats(inputs)))
         questions = [_words(chat) for chat in chats]
         names = sample_ids(chats)
         with _seeded(self._checked.spec.seed, names[0], bool(generate["do_sample"])):
-            generated = self._responder.generate(inputs, names, **generate)
-        texts = self._responder.decode(generated.ids)
+            generated = self._opened.generator.generate(inputs, names, **generate)
+        texts = self._opened.codec.decode(generated.ids)
         answers = []
         for chat, grid, question, text, record in zip(
             chats, grids, questions, texts, generated.records, strict=True

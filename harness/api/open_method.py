@@ -14,7 +14,7 @@ from espalier.harness.engine.artifacts.priors import Prior, prior_for, prior_lay
 from espalier.harness.engine.record import Record
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks import speculative_check as speculative
-from espalier.harness.kinds.kind import Responder
+from espalier.harness.kinds.kind import Opened
 from espalier.harness.kinds.lookup import as_decoder, kind_of
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec
@@ -102,7 +102,7 @@ def _refuse_calibrated(model: ModelSpec, method: Method, name: str) -> None:
 @contextmanager
 def open_responder(
     checked: CheckedMethod, adapter: Adapter, draft: Adapter | None
-) -> Iterator[Responder]:
+) -> Iterator[Opened]:
     """Yield a responder that answers with the method applied, and restore the model afterwards.
 
     Args:
@@ -116,13 +116,13 @@ def open_responder(
     spec, method = checked.spec, checked.method
     if draft is None:
         with kind_of(method).open(spec, adapter, method, checked.prior) as open_kind:
-            yield open_kind.responder
+            yield open_kind
         return
     decoder = as_decoder(method)
     assert decoder is not None  # only decoders take a draft
     _check_vocabularies(adapter, draft)
     with Speculation(spec, adapter, decoder, draft) as speculation:
-        yield speculation
+        yield Opened(speculation, speculation)
 
 
 def _check_vocabularies(target: Adapter, draft: Adapter) -> None:

@@ -1,4 +1,4 @@
-"""`engine.batch_size=auto`: the largest batch that fits, found by trying."""
+"""`engine.batch_size=auto`: the largest batch that fits in memory, found by trial."""
 
 from __future__ import annotations
 
@@ -12,59 +12,59 @@ from lmms_eval.api.instance import Instance
 
 from espalier.harness.cost.free_memory import DeviceMemory
 from espalier.harness.cost.peak_memory import peak_memory
-from espalier.harness.evaluation.batch_answers import Answerer
+from espalier.harness.evaluation.batch_answers import Answerer, sample_names
 from espalier.harness.specs.generation import Settings
 
 log = logging.getLogger(__name__)
 
-#: Sizes tried are 1, 2, 4 and so on up to this; beyond it a step is bound by arithmetic, not by memory traffic.
+#: Sizes 1, 2, 4, ... up to this are tried; beyond it a step is bound by arithmetic, not by memory traffic.
 LARGEST = 64
 
-#: Share of the memory that a batch may be expected to take; the rest is for longer samples and fragmentation.
+#: Share of the memory that a batch may use; the remainder is for longer samples and fragmentation.
 SHARE = 0.9
 
 
 class Trial(Protocol):
-    """Runs a batch of some size and tells what it took."""
+    """Runs a batch of a given size and returns its peak memory."""
 
     def base(self) -> int:
         """Return the bytes in use before any batch."""
 
     def room(self) -> int:
-        """Return the bytes that the process may reach in all."""
+        """Return the bytes that the process may use in total."""
 
     def peak(self, size: int) -> int | None:
-        """Run a batch of `size` samples and return the peak in bytes; None if it cannot be done."""
+        """Run a batch of `size` samples and return the peak in bytes; None if it fails."""
 
 
 def largest_batch(trial: Trial, cap: int) -> int:
     """Return the largest of 1, 2, 4, ... <= `cap` that fits; 1 if nothing does.
 
-    A size is tried only if the line through the two peaks before it stays under `SHARE` of the room, so that a run
-    that would have to be killed is not started. Cost: one batch of each size tried.
+    A size is tried only if the line through the two previous peaks stays below `SHARE` of the room, so that no trial
+    has to be killed. Cost: one batch of each size tried.
     """
-    size, before, peaks = 1, 0, [trial.base()]
+    size, fitting, peaks = 1, 0, [trial.base()]
     while size <= max(cap, 1):
         peak = trial.peak(size)
         if peak is None:
             break
         peaks.append(peak)
-        slope = max(peaks[-1] - peaks[-2], 0) / (size - before)
-        before, size = size, 2 * size
-        if peak + slope * before > SHARE * trial.room():
+        slope = max(peaks[-1] - peaks[-2], 0) / (size - fitting)
+        fitting, size = size, 2 * size
+        if peak + slope * fitting > SHARE * trial.room():
             break
-    return max(before, 1)
+    return max(fitting, 1)
 
 
 class RealTrial:
-    """Answers the requests with the longest prompts and throws the answers away.
+    """Answers the requests with the longest prompts and discards the answers.
 
     Args:
         answerer: encodes and generates.
-        requests: of one group, any order; those that cannot be encoded are passed over.
+        requests: of one group, in any order; requests that cannot be encoded are skipped.
         group: their generation settings.
-        device: whose memory counts.
-        share: processes on this machine, which divide its free memory between them.
+        device: the device that limits memory.
+        share: number of processes on this machine, which divide its free memory.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class RealTrial:
         self._answerer = answerer
         self._group = group
         self._room = DeviceMemory(device, share)
-        # The text's length is known without loading an image; the sort is stable, so ties keep the run's order.
+        # The text needs no image to be loaded; the sort is stable, so ties keep the run's order.
         longest = sorted(requests, key=lambda request: -len(str(request.args[0])))
         self._candidates = self._sound(longest)
         self._batch: list[Instance] = []
@@ -88,7 +88,7 @@ class RealTrial:
         return self._room.used()
 
     def room(self) -> int:
-        """Return what is in use and what is free."""
+        """Return the bytes in use plus the free bytes."""
         return self._room.reachable()
 
     def peak(self, size: int) -> int | None:
@@ -98,16 +98,18 @@ class RealTrial:
             return None
         try:
             with peak_memory(self._room.device) as peak:
-                self._answerer.answer(self._batch, self._group)
+                inputs, names = self._answerer.encode(self._batch), sample_names(self._batch)
+                with self._answerer.seeded(self._batch, self._group):
+                    self._answerer.generator.generate(inputs, names, **self._group.generate)
         except (Exception, SystemExit) as error:
-            # Whatever a batch cannot survive, the run meets again, where it is blamed on a sample.
+            # The run meets the error again, where it is blamed on a sample.
             reason = "out of memory" if ran_out(error) else type(error).__name__
             log.info("batch of %d not possible: %s", size, reason)
             return None
         return peak.bytes
 
     def close(self) -> None:
-        """Give back what the trials left, and forget their peak: the run reports its own."""
+        """Free the memory of the trials and reset the peak: the run reports its own."""
         self._batch.clear()
         self._room.tidy()
         with peak_memory(self._room.device):
@@ -118,19 +120,21 @@ class RealTrial:
             try:
                 self._answerer.encode([request])
             except (Exception, SystemExit):
-                # A bad sample says nothing about memory; the run will name it.
+                # A bad sample does not count for memory; the run reports it.
                 continue
             yield request
 
 
 def ran_out(error: BaseException) -> bool:
-    """Say whether an error means that memory ran out: of a device, of torch's CPU allocator, or of Python."""
+    """Return whether an error means that a device, torch's CPU allocator or Python ran out of memory."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
-def widest(groups: Iterable[tuple[Settings, list[Instance]]]) -> tuple[Settings, list[Instance]]:
+def longest_answers(
+    groups: Iterable[tuple[Settings, list[Instance]]],
+) -> tuple[Settings, list[Instance]]:
     """Return the group of requests that may generate the most tokens."""
 
     def tokens(group: tuple[Settings, list[Instance]]) -> int:
@@ -139,7 +143,7 @@ def widest(groups: Iterable[tuple[Settings, list[Instance]]]) -> tuple[Settings,
     return max(groups, key=tokens)
 
 
-def remembered(entries: Iterable[Mapping[str, Any]]) -> int | None:
+def journalled_batch_size(entries: Iterable[Mapping[str, Any]]) -> int | None:
     """Return the batch size that a journal holds."""
     sizes = (entry["batch_size"] for entry in entries if "batch_size" in entry)
     return next((size for size in sizes if isinstance(size, int) and size > 0), None)

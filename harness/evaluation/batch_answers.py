@@ -1,10 +1,11 @@
-"""Requests through the engine: one batch in, its answers out, and the samples to blame when it fails."""
+"""Answer a batch of requests, and find the samples that make it fail."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
@@ -15,20 +16,21 @@ import torch
 from lmms_eval.api.instance import Instance
 from lmms_eval.protocol import ChatMessages
 
+from espalier.harness.engine.record import Generated
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation import journal_media as kept
-from espalier.harness.evaluation.data_sources import Borders
-from espalier.harness.evaluation.prefetch import Reading
-from espalier.harness.evaluation.prompt_text import Wording
+from espalier.harness.evaluation import journal_media
+from espalier.harness.evaluation.data_sources import AllowedSources
+from espalier.harness.evaluation.prefetch import ReadingTimes
+from espalier.harness.evaluation.prompt_text import PromptTexts
 from espalier.harness.evaluation.samples import Failure, Key, Sample
-from espalier.harness.kinds.kind import Prepare, Responder
+from espalier.harness.kinds.kind import Opened, Prepare
 from espalier.harness.media.images import complete_only
 from espalier.harness.specs.generation import Settings, cut
 from espalier.methods.base import MethodError
 
 log = logging.getLogger(__name__)
 
-#: How an adapter names a chat of its batch; outside, samples have names of their own.
+#: How an adapter names a chat of its batch; error lines of a sample name the sample instead.
 CHAT = re.compile(r"\bchat \d+ of the batch(?P<aside>: )?")
 
 
@@ -38,112 +40,114 @@ Chat = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A batch on its way to the model.
+    """A batch that has been read and encoded.
 
     Attributes:
-        inputs: the model's, or a prompt made of these.
-        asked: what the journal keeps of each sample beside its answer.
-        seconds: what reading and preprocessing took.
+        inputs: the model's inputs, or a prompt made from them.
+        contexts: question, target and media of each sample, as the journal keeps them.
+        seconds: duration of reading and preprocessing.
     """
 
     inputs: Any
-    asked: Sequence[Mapping[str, Any] | None]
+    contexts: Sequence[Mapping[str, Any] | None]
     seconds: float
 
 
 class Answerer:
-    """Answers batches of requests and finds out which of their samples cannot be answered.
+    """Answers batches of requests and finds the samples that cannot be answered.
 
     Args:
-        responder: what answers, already open.
-        seed: of the run; batches that sample are seeded by it.
+        opened: the generator of answers, and the codec of its chats.
+        seed: the run's seed, from which batches are seeded when the model samples.
         document: returns the document of (task, split, doc id).
-        source: returns what (task, split, doc id) is called in its data set, and the target of its document, for the
-            journal; None: the journal keeps answers alone.
-        wording: what replaces the tasks' own questions; None: nothing.
+        source: returns the name of (task, split, doc id) in its data set and the target of its document, for the
+            journal; None: the journal keeps answers only.
+        wording: texts that replace the tasks' questions; None: none.
         shown: whether every sample must show a picture or a video.
         borders: where media may come from; None: from anywhere.
     """
 
     def __init__(
         self,
-        responder: Responder,
+        opened: Opened,
         seed: int,
         document: Callable[[str, str, int], Any],
         source: Callable[[str, str, int, Any], tuple[str, Any]] | None = None,
-        wording: Wording | None = None,
-        shown: bool = False,
-        borders: Borders | None = None,
+        wording: PromptTexts | None = None,
+        needs_media: bool = False,
+        borders: AllowedSources | None = None,
     ) -> None:
-        self._responder = responder
+        self.generator = opened.generator
+        self._codec = opened.codec
         self._seed = seed
         self._document = document
         self._source = source
-        self._wording = wording or Wording(None, {})
-        self._shown = shown
+        self._wording = wording or PromptTexts(None, {})
+        self._shown = needs_media
         self._borders = borders
-        # A benchmark's functions and data are read by one thread at a time.
+        # Only one thread at a time may use a benchmark's functions and data.
         self._one = Lock()
-        self.reading = Reading()
-        #: The first refusal: input that cannot work, not an accident.
+        self.reading = ReadingTimes()
+        #: The first error that lies in the input and would come again.
         self.refusal: UserError | None = None
-
-    def attempt(
-        self,
-        block: Sequence[Instance],
-        group: Settings,
-        given: Callable[[], Prepared | None] = lambda: None,
-    ) -> tuple[list[Sample], list[Failure]]:
-        """Answer a batch; if it raises, answer its samples one by one to find those to blame.
-
-        `given` returns the batch if somebody has prepared it, and raises what that raised.
-        """
-        try:
-            return self.answer(block, group, given), []
-        except (Exception, SystemExit) as error:
-            # Anything can go wrong with one sample (its file, its size, memory), and some tasks
-            # even call sys.exit.
-            log.debug("batch of %d failed", len(block), exc_info=True)
-            if len(block) == 1:
-                failure = _blame(key_of(block[0]), error)
-                if isinstance(error, UserError | MethodError) and self.refusal is None:
-                    self.refusal = UserError(str(failure))
-                return [], [failure]
-        # Outside the handler: the tensors that the traceback held are free before the next try.
-        parts = [self.attempt([request], group) for request in block]
-        return [s for samples, _ in parts for s in samples], [f for _, bad in parts for f in bad]
 
     def answer(
         self,
         block: Sequence[Instance],
         group: Settings,
-        given: Callable[[], Prepared | None] = lambda: None,
-    ) -> list[Sample]:
-        """Answer a batch; raises whatever goes wrong."""
-        started = perf_counter()
-        batch = given()
-        if batch is not None:
-            batch = replace(batch, inputs=self._responder.moved(batch.inputs))
-        batch = batch or self.read(block)
-        waited = perf_counter() - started
-        samples = self.say(batch, block, group, self._responder)
-        self.reading += Reading(len(block), batch.seconds, waited)
-        return samples
+        next_batch: Callable[[], Prepared | None] = lambda: None,
+    ) -> tuple[list[Sample], list[Failure]]:
+        """Answer a batch; if that raises, answer its samples one by one to find those to blame.
 
-    def say(
-        self, batch: Prepared, block: Sequence[Instance], group: Settings, responder: Responder
+        `next_batch` returns the batch if it was read ahead, else None, and raises what reading it raised.
+        """
+        try:
+            started = perf_counter()
+            batch = next_batch()
+            if batch is not None:
+                batch = replace(batch, inputs=self._codec.moved(batch.inputs))
+            batch = batch or self.read(block)
+            waited = perf_counter() - started
+            with self.seeded(block, group):
+                generated = self.generator.generate(
+                    batch.inputs, sample_names(block), **group.generate
+                )
+            samples = self.samples(block, group, batch, generated)
+            self.reading += ReadingTimes(len(block), batch.seconds, waited)
+            return samples, []
+        except (Exception, SystemExit) as error:
+            # One sample can break the batch by its file, its size or its memory; some tasks call sys.exit.
+            log.debug("batch of %d failed", len(block), exc_info=True)
+            if len(block) == 1:
+                failure = _failure(key_of(block[0]), error)
+                if isinstance(error, UserError | MethodError) and self.refusal is None:
+                    self.refusal = UserError(str(failure))
+                return [], [failure]
+        # Outside the handler, so that the traceback's tensors are freed before the next try.
+        results = [self.answer([request], group) for request in block]
+        return (
+            [sample for samples, _ in results for sample in samples],
+            [failure for _, failures in results for failure in failures],
+        )
+
+    @contextmanager
+    def seeded(self, block: Sequence[Instance], group: Settings) -> Iterator[None]:
+        """Seed torch by batch if `generate` samples, which it does from the global generator; restore it afterwards."""
+        if not group.generate["do_sample"]:
+            yield
+            return
+        with torch.random.fork_rng():
+            torch.manual_seed(self._seed * 1_000_003 + key_of(block[0])[1])
+            yield
+
+    def samples(
+        self,
+        block: Sequence[Instance],
+        group: Settings,
+        batch: Prepared,
+        generated: Generated,
     ) -> list[Sample]:
-        """Let a responder answer a batch that has been read; raises whatever goes wrong."""
-        keys = [key_of(request) for request in block]
-        names = [f"{task}/{doc_id}" for task, doc_id in keys]
-        if group.generate["do_sample"]:
-            # `generate` samples from torch's global generator: seed it by batch, leave no trace.
-            with torch.random.fork_rng():
-                torch.manual_seed(self._seed * 1_000_003 + keys[0][1])
-                generated = responder.generate(batch.inputs, names, **group.generate)
-        else:
-            generated = responder.generate(batch.inputs, names, **group.generate)
-        texts = responder.decode(generated.ids)
+        """Return the samples of a batch from its answers."""
         return [
             Sample(
                 task=key[0],
@@ -153,50 +157,54 @@ class Answerer:
                 output_tokens=record.new_tokens,
                 record=record,
                 raw=text,
-                asked=asked,
+                context=context,
             )
-            for key, text, record, asked in zip(
-                keys, texts, generated.records, batch.asked, strict=True
+            for key, text, record, context in zip(
+                map(key_of, block),
+                self._codec.decode(generated.ids),
+                generated.records,
+                batch.contexts,
+                strict=True,
             )
         ]
 
     def encode(self, block: Sequence[Instance]) -> Mapping[str, Any]:
-        """Load the documents of a batch and return the model's inputs; raises whatever goes wrong."""
+        """Load the documents of a batch and return the model's inputs; any exception passes through."""
         inputs: Mapping[str, Any] = self.read(block).inputs
         return inputs
 
     def read(self, block: Sequence[Instance]) -> Prepared:
-        """Load the documents of a batch, write their chats and make inputs of these; raises whatever goes wrong."""
-        return self._prepared(block, encode=self._responder.encode)
+        """Load and encode the documents of a batch; any exception passes through."""
+        return self._prepared(block, encode=self._codec.encode)
 
     def preparer(self) -> Callable[[Sequence[Instance], Callable[[], None]], Prepared]:
-        """Return what prepares batches in another thread, calling a function between samples."""
-        return partial(self._prepared, encode=self._responder.preparer())
+        """Return `read` for another thread; it calls its second argument between samples."""
+        return partial(self._prepared, encode=self._codec.preparer())
 
     def _prepared(
         self,
         block: Sequence[Instance],
-        between: Callable[[], None] = lambda: None,
+        pause: Callable[[], None] = lambda: None,
         *,
         encode: Prepare,
     ) -> Prepared:
-        """Load the documents of a batch, write their chats and make inputs of these."""
+        """Load the documents of a batch, write their chats and encode them."""
         with self._one, complete_only():
             started = perf_counter()
-            chats, asked = [], []
+            chats, contexts = [], []
             for request in block:
-                between()
+                pause()
                 document = self._read(request)
                 chats.append(self._messages(request, document))
-                asked.append(self._asked(request, document, chats[-1]))
-            between()
+                contexts.append(self._context(request, document, chats[-1]))
+            pause()
             inputs = encode(chats)
-            return Prepared(inputs, asked, perf_counter() - started)
+            return Prepared(inputs, contexts, perf_counter() - started)
 
-    def told(self, request: Instance) -> dict[str, str | None]:
-        """Return what a row says of prompts, by the example of a request."""
+    def prompt_row(self, request: Instance) -> dict[str, str | None]:
+        """Return the row's entry about prompts, taken from one request."""
         with complete_only():
-            return self._responder.told(self._messages(request, self._read(request)))
+            return self._codec.told(self._messages(request, self._read(request)))
 
     def _read(self, request: Instance) -> Any:
         _, _, _, doc_id, task, split = request.args
@@ -207,37 +215,37 @@ class Answerer:
         try:
             messages = request.args[1](document)
         except (AttributeError, TypeError) as error:
-            empty = [name for name, value in document.items() if value is None]
-            if not empty:
+            empty_columns = [name for name, value in document.items() if value is None]
+            if not empty_columns:
                 raise
             raise ValueError(
-                f"columns without a value: {', '.join(empty)} ({type(error).__name__}: {error})"
+                f"columns without a value: {', '.join(empty_columns)} ({type(error).__name__}: {error})"
             ) from error
         messages = self._wording.of(messages, document, task, doc_id)
         chat: Chat = ChatMessages(messages=messages).to_hf_messages()
         if self._borders is not None:
             chat = self._borders.chat(chat)
-        if self._shown and not shows(chat):
+        if self._shown and not has_media(chat):
             raise ValueError(
-                "the sample shows no picture and no video; valid: benchmark.media=optional, which answers it as a text"
+                "the sample has no picture and no video; valid: benchmark.media=optional, which answers it as a text"
             )
         return chat
 
-    def _asked(self, request: Instance, document: Any, chat: Chat) -> dict[str, Any] | None:
-        """Return what the journal keeps of a sample beside its answer."""
+    def _context(self, request: Instance, document: Any, chat: Chat) -> dict[str, Any] | None:
+        """Return question, target and media of a sample for the journal."""
         if self._source is None:
             return None
         task, doc_id = key_of(request)
         source, target = self._source(task, request.args[5], doc_id, document)
         return {
-            "question": kept.question(chat),
-            "target": kept.plain(target),
-            "media": kept.media(chat, source),
+            "question": journal_media.question(chat),
+            "target": journal_media.json_value(target),
+            "media": journal_media.media(chat, source),
         }
 
 
-def shows(chat: Chat) -> bool:
-    """Whether a chat has a picture or a video."""
+def has_media(chat: Chat) -> bool:
+    """Return whether a chat has a picture or a video."""
     turns = [turn["content"] for turn in chat if not isinstance(turn["content"], str)]
     return any(part["type"] != "text" for turn in turns for part in turn)
 
@@ -247,6 +255,11 @@ def key_of(request: Instance) -> Key:
     return (request.args[4], int(request.args[3]))
 
 
-def _blame(key: Key, error: BaseException) -> Failure:
+def sample_names(block: Sequence[Instance]) -> list[str]:
+    """Return the id of each sample of a batch, as records have it."""
+    return [f"{task}/{doc_id}" for task, doc_id in map(key_of, block)]
+
+
+def _failure(key: Key, error: BaseException) -> Failure:
     failure = Failure.from_exception(key, error)
-    return Failure(*key, CHAT.sub(lambda m: "" if m["aside"] else "the chat", failure.error))
+    return Failure(*key, CHAT.sub(lambda mark: "" if mark["aside"] else "the chat", failure.error))

@@ -1,4 +1,4 @@
-"""The model that lmms-eval sees: requests in, answers out, through the engine and the journal."""
+"""The model that lmms-eval calls: it answers requests with the engine and journals the answers."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from espalier.harness.errors import UserError
 from espalier.harness.evaluation.auto_batch import (
     LARGEST,
     RealTrial,
+    journalled_batch_size,
     largest_batch,
-    remembered,
-    widest,
+    longest_answers,
 )
 from espalier.harness.evaluation.batch_answers import Answerer, key_of
-from espalier.harness.evaluation.data_sources import Borders
-from espalier.harness.evaluation.prefetch import Reading, fed, look_ahead
-from espalier.harness.evaluation.prompt_text import Wording
+from espalier.harness.evaluation.data_sources import AllowedSources
+from espalier.harness.evaluation.prefetch import ReadingTimes, batches_ahead, read_ahead
+from espalier.harness.evaluation.prompt_text import PromptTexts
 from espalier.harness.evaluation.samples import (
+    AnswerJournal,
     Failure,
-    Journal,
     Key,
     Sample,
     SampleErrors,
-    finished,
+    finished_samples,
 )
-from espalier.harness.kinds.kind import Responder
+from espalier.harness.kinds.kind import Opened
 from espalier.harness.ranks import Ranks
 from espalier.harness.specs.generation import Settings, settings
 from espalier.harness.specs.run_spec import AUTO_BATCH, RunSpec
@@ -39,28 +39,28 @@ from espalier.harness.specs.run_spec import AUTO_BATCH, RunSpec
 #: Called with (finished samples, all samples) at the start and after each batch.
 Progress = Callable[[int, int], None]
 
-#: When the first so many samples all fail, the run is broken, not a sample; the rest is not tried.
+#: If this many samples fail before any succeeds, the run is broken, and the other samples are not tried.
 HOPELESS = 16
 
-#: Requests with equal generation settings: all of a run, or those of one batch.
-Group = tuple[Settings, list[Instance]]
+#: Generation settings, with the requests that have them: all of a run, or those of one batch.
+RequestGroup = tuple[Settings, list[Instance]]
 
 
-class Answered(Exception):
-    """Everything is answered and known to rank 0, which goes on to score; this process has nothing more to do."""
+class AllAnswered(Exception):
+    """All samples are answered, and rank 0, which scores them, has the answers: this process is done."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one process, or all together, made of its batches.
+class BatchResults:
+    """Results of one process, or of all of them together.
 
     Attributes:
         entries: new answers, as the journal has them.
         failures: samples that raised.
-        refusal: the first of them that cannot work at all.
-        gave_up: whether batches were left out because nothing succeeded.
-        seconds: wall time; of several processes the longest.
-        reading: what reading and preprocessing took of it, of several processes together.
+        refusal: the first failure that no retry can mend.
+        gave_up: whether batches were skipped because nothing succeeded.
+        seconds: wall time, the longest of all processes.
+        reading: times of reading and preprocessing, the sum over all processes.
     """
 
     entries: list[dict[str, Any]]
@@ -68,21 +68,21 @@ class Part:
     refusal: UserError | None
     gave_up: bool
     seconds: float
-    reading: Reading
+    reading: ReadingTimes
 
 
 class ChatModel(lmms):
-    """Answers requests in batches, journals each answer, and never computes one that is there.
+    """Answers requests in batches and journals each answer; an answer in the journal is not computed again.
 
     Args:
-        responder: what answers, already open.
+        opened: the generator of answers, and the codec of its chats.
         journal: finished samples of this run.
-        spec: batch size, warm-up, error allowance, generation settings and seed.
-        tasks: the tasks whose requests will come; failed samples are withdrawn from them.
-        progress: told how far this process is.
-        complete: called in rank 0 with all answers, which are in the journal, before any is scored.
-        ranks: the processes that share the work. lmms-eval is not told of them: each gets all requests, and the
-            batches, the same as one process would form, are dealt out here.
+        spec: batch size, warm-up, allowed errors, generation settings and seed.
+        tasks: the tasks of the requests; failed samples are removed from them.
+        progress: called with the progress of this process.
+        complete: called in rank 0 with all answers, after they are journalled and before any is scored.
+        ranks: the processes that share the work. lmms-eval does not know of them: each gets all requests, and the
+            batches, the same as a single process would form, are dealt out here.
         borders: where media may come from; None: from anywhere.
     """
 
@@ -90,16 +90,16 @@ class ChatModel(lmms):
 
     def __init__(
         self,
-        responder: Responder,
-        journal: Journal,
+        opened: Opened,
+        journal: AnswerJournal,
         spec: RunSpec,
         tasks: Sequence[Task],
         progress: Progress | None = None,
         ranks: Ranks | None = None,
         complete: Callable[[Mapping[Key, Sample]], None] | None = None,
-        borders: Borders | None = None,
+        borders: AllowedSources | None = None,
     ) -> None:
-        """Take everything that answering needs; nothing is loaded here."""
+        """Keep the arguments; nothing is loaded here."""
         super().__init__()
         self._journal = journal
         self._spec = spec
@@ -108,25 +108,25 @@ class ChatModel(lmms):
         self._ranks = ranks or Ranks()
         self._complete = complete
         self._answerer = Answerer(
-            responder,
+            opened,
             spec.seed,
             lambda task, split, doc: self.task_dict[task][split][doc],
             self._source,
-            Wording(spec.benchmark.text, self._tasks),
+            PromptTexts(spec.benchmark.text, self._tasks),
             spec.benchmark.shown,
             borders,
         )
         self._gave_up = False
-        self._asked: list[Group] = []
+        self._groups_of_run: list[RequestGroup] = []
         self.samples: dict[Key, Sample] = {}
         self.failures: list[Failure] = []
         self.batch_size = spec.engine.batch_size
         self.resumed = 0
         self.seconds = 0.0
-        self.ahead = look_ahead(spec, self._ranks.local_world)
-        #: Of all processes together.
-        self.reading = Reading()
-        #: What the row says of prompts, by the example of the first answered sample.
+        self.ahead = batches_ahead(spec, self._ranks.local_world)
+        #: The sum over all processes.
+        self.reading = ReadingTimes()
+        #: The row's entry about prompts, taken from the first answered sample.
         self.prompt: dict[str, str | None] = {}
 
     def generate_until(self, requests: Sequence[Instance]) -> list[GenerationResult]:
@@ -135,57 +135,57 @@ class ChatModel(lmms):
         Raises:
             SampleErrors: more samples failed than engine.max_errors allows, or none succeeded.
             UserError: every sample was refused; the first refusal.
-            Answered: in all processes but the first.
+            AllAnswered: in all processes but the first.
         """
         wanted = {key_of(request): request for request in requests}
-        # Read once, before anybody writes: all must deal out the same batches.
+        # Read once, before any process writes: all must deal out the same batches.
         entries = self._ranks.first(self._journal.entries)
-        done = finished(entries)
-        self.samples = {key: done[key] for key in wanted if key in done}
+        finished = finished_samples(entries)
+        self.samples = {key: finished[key] for key in wanted if key in finished}
         self.resumed = len(self.samples)
-        groups = self._asked = self._groups(list(wanted.values()))
+        groups = self._groups_of_run = self._groups(list(wanted.values()))
         if self.batch_size == AUTO_BATCH:
-            self.batch_size = remembered(entries) or self._find_batch_size(groups)
-        self._answer(self._ranks.share(self._pending(groups)))
-        self._take(self._exchange(), len(wanted))
+            self.batch_size = journalled_batch_size(entries) or self._find_batch_size(groups)
+        self._answer_batches(self._ranks.share(self._pending(groups)))
+        self._accept(self._exchange(), len(wanted))
         if self._ranks.rank:
-            raise Answered
+            raise AllAnswered
         self._withdraw_failed()
         first = next(request for key, request in wanted.items() if key in self.samples)
-        self.prompt = self._answerer.told(first)
+        self.prompt = self._answerer.prompt_row(first)
         if self._complete is not None:
             self._complete(self.samples)
         return [self._result(key_of(request)) for request in requests]
 
-    def answered(self) -> Group:
-        """Return the largest group of requests with equal settings, those that were answered."""
-        group, members = max(self._asked, key=lambda one: len(one[1]))
-        return group, [one for one in members if key_of(one) in self.samples]
+    def answered(self) -> RequestGroup:
+        """Return the answered requests of the largest group with equal settings."""
+        group, members = max(self._groups_of_run, key=lambda item: len(item[1]))
+        return group, [request for request in members if key_of(request) in self.samples]
 
     def encode(self, block: Sequence[Instance]) -> Mapping[str, Any]:
-        """Return the model's inputs of a batch; raises whatever goes wrong."""
+        """Return the model's inputs for a batch; any exception passes through."""
         return self._answerer.encode(block)
 
-    def _groups(self, requests: Sequence[Instance]) -> list[Group]:
-        """Collect requests with equal generation settings, each group in the original order."""
-        groups: list[Group] = []
+    def _groups(self, requests: Sequence[Instance]) -> list[RequestGroup]:
+        """Group requests by generation settings, each group in the original order."""
+        groups: list[RequestGroup] = []
         for request in requests:
-            asked = settings(
+            wanted = settings(
                 request.args[2], self._spec.model.generation, self._spec.benchmark.generation
             )
-            for known, members in groups:
-                if known == asked:
+            for group, members in groups:
+                if group == wanted:
                     members.append(request)
                     break
             else:
-                groups.append((asked, [request]))
+                groups.append((wanted, [request]))
         return groups
 
-    def _pending(self, groups: Sequence[Group]) -> list[Group]:
+    def _pending(self, groups: Sequence[RequestGroup]) -> list[RequestGroup]:
         """Return the batches that have an unanswered sample.
 
-        One that an earlier process finished in part is run again as a whole: its composition, and so every bit of its
-        answers, is the same as without a break.
+        A batch that an earlier process finished in part runs again as a whole: its composition, and so every bit of
+        its answers, is the same as in an uninterrupted run.
         """
         return [
             (group, block)
@@ -193,7 +193,7 @@ class ChatModel(lmms):
             if any(key_of(request) not in self.samples for request in block)
         ]
 
-    def _blocks(self, groups: Sequence[Group]) -> list[Group]:
+    def _blocks(self, groups: Sequence[RequestGroup]) -> list[RequestGroup]:
         """Return the batches of all requests."""
         return [
             (group, members[start : start + self.batch_size])
@@ -201,9 +201,9 @@ class ChatModel(lmms):
             for start in range(0, len(members), self.batch_size)
         ]
 
-    def _find_batch_size(self, groups: Sequence[Group]) -> int:
-        """Search, agree on what fits everywhere, and write it down: a resumed run must form the same batches."""
-        group, members = widest(groups)
+    def _find_batch_size(self, groups: Sequence[RequestGroup]) -> int:
+        """Find the largest size that fits in all processes, and journal it for the batches of a resumed run."""
+        group, members = longest_answers(groups)
         trial = RealTrial(
             self._answerer, members, group, self._spec.model.device, self._ranks.local_world
         )
@@ -214,71 +214,79 @@ class ChatModel(lmms):
             self._journal.append({"batch_size": size})
         return size
 
-    def _answer(self, blocks: Sequence[Group]) -> None:
-        """Answer this process's batches and journal them, one append each."""
-        mine = self.samples.keys() | {key_of(one) for _, block in blocks for one in block}
-        self._report(len(mine))
+    def _answer_batches(self, blocks: Sequence[RequestGroup]) -> None:
+        """Answer the batches of this process and journal each with one append."""
+        keys = self.samples.keys() | {key_of(request) for _, block in blocks for request in block}
+        self._report(len(keys))
         for _ in range(self._spec.engine.warmup):
             for group, block in blocks[:1]:
-                self._answerer.attempt(block, group)
-        # What came before, warming up, is not of the run.
-        self._answerer.reading = Reading()
+                self._answerer.answer(block, group)
+        # The warm-up is not part of the run.
+        self._answerer.reading = ReadingTimes()
         batches = [block for _, block in blocks]
-        with fed(batches, self.ahead, self._answerer.preparer) as given:
+        with read_ahead(batches, self.ahead, self._answerer.preparer) as next_batch:
             for group, block in blocks:
                 started = time.perf_counter()
-                self._keep(*self._answerer.attempt(block, group, given))
+                self._keep(*self._answerer.answer(block, group, next_batch))
                 self.seconds += time.perf_counter() - started
-                self._report(len(mine))
+                self._report(len(keys))
                 self._gave_up = not self.samples and len(self.failures) >= HOPELESS
                 if self._gave_up:
                     return
 
     def _keep(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> None:
-        """Write what is new to the journal, in one append, before it counts as finished."""
-        samples = [one for one in samples if one.key not in self.samples]
-        failures = [one for one in failures if one.key not in self.samples]
-        self._journal.append(*(s.entry() for s in samples), *(f.entry() for f in failures))
-        self.samples |= {one.key: one for one in samples}
+        """Journal new results with one append; only then do they count as finished."""
+        samples = [sample for sample in samples if sample.key not in self.samples]
+        failures = [failure for failure in failures if failure.key not in self.samples]
+        self._journal.append(
+            *(sample.entry() for sample in samples), *(failure.entry() for failure in failures)
+        )
+        self.samples |= {sample.key: sample for sample in samples}
         self.failures += failures
 
-    def _exchange(self) -> Part:
-        """Tell all processes what each of them answered; return what they say together."""
-        # Those from the journal come first and are known to all. The journal's form leaves out the tensors of the
-        # records, which would bring their device along.
+    def _exchange(self) -> BatchResults:
+        """Exchange results with all processes and return them combined."""
+        # Samples from the journal come first, and all processes have them. The JSON form has no tensors, which would
+        # need their device in the other process.
         fresh = [sample.entry() for sample in list(self.samples.values())[self.resumed :]]
         answerer, seconds = self._answerer, self.seconds
         refusal, reading = answerer.refusal, answerer.reading
-        own = Part(fresh, self.failures, refusal, self._gave_up, seconds, reading)
-        parts = self._ranks.gather(own)
-        return Part(
+        results = BatchResults(fresh, self.failures, refusal, self._gave_up, seconds, reading)
+        parts = self._ranks.gather(results)
+        return BatchResults(
             entries=[entry for part in parts for entry in part.entries],
             failures=sorted((f for part in parts for f in part.failures), key=lambda f: f.key),
             refusal=next((part.refusal for part in parts if part.refusal is not None), None),
             gave_up=any(part.gave_up for part in parts),
             seconds=max(part.seconds for part in parts),
-            reading=sum((part.reading for part in parts), Reading()),
+            reading=sum((part.reading for part in parts), ReadingTimes()),
         )
 
-    def _take(self, whole: Part, total: int) -> None:
-        """Make the answers of all processes this model's own, or raise if the run has failed."""
-        self.samples |= finished(whole.entries)
-        self.failures, self.seconds, self.reading = whole.failures, whole.seconds, whole.reading
-        if not self.samples and whole.refusal is not None:
-            raise whole.refusal
+    def _accept(self, results: BatchResults, total: int) -> None:
+        """Take over the results of all processes; raise if the run has failed."""
+        self.samples |= finished_samples(results.entries)
+        self.failures, self.seconds, self.reading = (
+            results.failures,
+            results.seconds,
+            results.reading,
+        )
+        if not self.samples and results.refusal is not None:
+            raise results.refusal
         allowed = self._spec.engine.max_errors
-        if whole.gave_up or not self.samples or len(self.failures) > allowed:
+        if results.gave_up or not self.samples or len(self.failures) > allowed:
             raise SampleErrors(self.failures, total)
 
     def _withdraw_failed(self) -> None:
-        """Take failed samples out of their tasks: lmms-eval scores only what was answered."""
+        """Remove failed samples from their tasks, so that lmms-eval scores only answered ones."""
         failed = {failure.key for failure in self.failures}
         for task in self._tasks.values():
-            task._instances = [one for one in task._instances if key_of(one) not in failed]
+            task._instances = [
+                request for request in task._instances if key_of(request) not in failed
+            ]
 
     def _result(self, key: Key) -> GenerationResult:
         if any(failure.key == key for failure in self.failures):
-            # Withdrawn from its task, so never scored; answers and requests must still pair up.
+            # Never scored, but lmms-eval pairs answers and requests by position.
             return GenerationResult(text="")
         sample = self.samples[key]
         counts = TokenCounts(input_tokens=sample.input_tokens, output_tokens=sample.output_tokens)
@@ -294,12 +302,12 @@ class ChatModel(lmms):
             self._progress(len(self.samples) + len(self.failures), total)
 
     def clean(self) -> None:
-        """Keep the model: lmms-eval's own `clean` deletes every module held by the instance."""
+        """Keep the model; the base method deletes every module of the instance."""
 
     def loglikelihood(self, requests: Sequence[Instance]) -> Any:
-        """Refuse: answers are generated, never scored by likelihood."""
+        """Raise NotImplementedError: answers are generated, not scored by likelihood."""
         raise NotImplementedError("loglikelihood tasks are not supported, only generate_until")
 
     def generate_until_multi_round(self, requests: Sequence[Instance]) -> Any:
-        """Refuse: one round a sample."""
+        """Raise NotImplementedError: a sample has one round."""
         raise NotImplementedError("multi-round tasks are not supported, only generate_until")

@@ -1,4 +1,4 @@
-"""What a row says about cost: medians of times over the samples of a run."""
+"""Times of a result: medians over the samples of a run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from espalier.harness.engine.record import Record
 
 
 def answered_together(records: Sequence[Record]) -> int:
-    """Return how many answers came from a pass that several runs shared: they have no times of their own."""
+    """Return how many answers came from a pass shared by several runs; they have no times."""
     return sum(bool(record.shared) and not record.times_ms for record in records)
 
 
 def time_medians(records: Sequence[Record]) -> dict[str, float | None]:
-    """Return the median milliseconds for one sample of each phase; None if it never ran."""
+    """Return the median milliseconds per sample of each phase; None for a phase that never ran."""
     names = {
         "vision_ms": "vision",
         "select_ms": "select",

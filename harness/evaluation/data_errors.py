@@ -1,4 +1,4 @@
-"""Data that a task cannot work with is named by data set, split and row, in one line."""
+"""Error lines that name data set, split and row of data that a task cannot use."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from lmms_eval.api.task import Task, TaskConfig
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import SampleErrors
 
-#: Columns that hold what answers are held against, whatever a task calls its target.
+#: Columns that hold references, besides the column that a task calls its target.
 REFERENCES = ("answer", "answers")
 
-#: A metric that only writes answers for a server needs no references.
+#: The metric that only writes answers for a server, and needs no references.
 SUBMISSION = "submission"
 
 
 def origin(config: TaskConfig) -> str:
-    """Return where a task's samples come from, as an error line says it."""
+    """Return the origin of a task's samples, for an error line."""
     name = f", configuration {config.dataset_name!r}" if config.dataset_name else ""
     split = config.test_split or config.validation_split
     return f"data set {config.dataset_path!r}{name}, split {split!r}"
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the first line of what started a chain of errors."""
+    """Return type and first line of the first error of a chain."""
     while error.__cause__ is not None:
         error = error.__cause__
     line = next(iter(str(error).splitlines()), "")
@@ -39,7 +39,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def lacks_locks(error: BaseException | None) -> bool:
-    """Say whether a chain of errors began with a file system that has no locks, as NFS without its lock daemon."""
+    """Return whether a chain of errors has an OSError of a file system without locks, such as NFS without lockd."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOLCK, errno.ENOTSUP):
             return True
@@ -48,7 +48,7 @@ def lacks_locks(error: BaseException | None) -> bool:
 
 
 def damaged_file(folder: Path) -> str:
-    """Return the first parquet file of a folder that cannot be read, in words that begin a reason; else nothing."""
+    """Return the start of an error line about a folder's first unreadable parquet file; "" if there is none."""
     for file in sorted(folder.rglob("*.parquet")):
         try:
             pq.read_metadata(file)
@@ -58,9 +58,9 @@ def damaged_file(folder: Path) -> str:
 
 
 def check_references(tasks: Sequence[Task], limit: int | None) -> None:
-    """Raise UserError if a sample has nothing to hold an answer against, which scorers take for a wrong answer.
+    """Raise UserError if a sample has no reference: scorers would count any answer as wrong.
 
-    Cost: a look at one or two columns.
+    Cost: one pass over one or two columns.
     """
     for task in tasks:
         docs = task.test_docs() if task.has_test_docs() else task.validation_docs()
@@ -80,14 +80,14 @@ def check_references(tasks: Sequence[Task], limit: int | None) -> None:
 
 
 def guard_targets(task: Task) -> None:
-    """Make `task.doc_to_target` name the row that it cannot read: lmms-eval asks it for each logged sample."""
+    """Make `task.doc_to_target`, which lmms-eval calls for each logged sample, name the row that it cannot read."""
     read = type(task).doc_to_target
 
     @wraps(read)
-    def guarded(doc: Mapping[str, Any], *args: Any, **more: Any) -> Any:
+    def guarded(doc: Mapping[str, Any], *args: Any, **options: Any) -> Any:
         try:
-            return read(task, doc, *args, **more)
-        except Exception as error:  # a task's own function: whatever it raises must name its row
+            return read(task, doc, *args, **options)
+        except Exception as error:  # a task's function may raise anything
             raise UserError(
                 f"benchmark.task={task.config.task!r}: {origin(task.config)}{_row(task, doc)}: "
                 f"its target cannot be read: {cause_of(error)}"
@@ -98,7 +98,7 @@ def guard_targets(task: Task) -> None:
 
 @contextmanager
 def named_data(tasks: Sequence[Task]) -> Iterator[None]:
-    """Say of failed samples where they stand: `task/row` becomes known as a row of a data set's split."""
+    """Add to the error about failed samples the data set and split that `task/row` refers to."""
     try:
         yield
     except SampleErrors as error:
@@ -112,7 +112,7 @@ def named_data(tasks: Sequence[Task]) -> Iterator[None]:
 
 def _row(task: Task, doc: Mapping[str, Any]) -> str:
     docs = task.eval_docs_no_media
-    known = set(docs.column_names)
-    sought = {name: value for name, value in doc.items() if name in known}
-    found = (f", row {row}" for row, one in enumerate(docs) if one == sought)
-    return next(found, "")
+    columns = set(docs.column_names)
+    sought = {name: value for name, value in doc.items() if name in columns}
+    rows = (f", row {row}" for row, document in enumerate(docs) if document == sought)
+    return next(rows, "")

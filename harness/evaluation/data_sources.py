@@ -1,4 +1,4 @@
-"""Where the pictures and videos of a data set may come from: its own folder or the hub's cache, and no address."""
+"""Files that the data of a run may name: in their own folder or the hub's cache, and not addresses."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import datasets
-import fsspec.spec
 import huggingface_hub.constants
 import lmms_eval
 import PIL.Image
@@ -21,9 +18,10 @@ from lmms_eval.api.task import TaskConfig
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.local_data import LocalData
+from espalier.harness.evaluation.upstream import column_decoded, file_system_made, image_opened
 from espalier.harness.media.images import TRANSPARENCY, WIDE, in_8_bits, open_image
 
-#: File systems that reach no other machine. The hub's own obeys HF_HUB_OFFLINE.
+#: File systems that do not reach another machine. The hub's own obeys HF_HUB_OFFLINE.
 LOCAL = frozenset(
     (
         *("abstract", "file", "local", "memory", "hf", "dir", "zip", "tar", "libarchive", "rar"),
@@ -31,7 +29,7 @@ LOCAL = frozenset(
         *("gzip", "bz2", "xz", "lzma", "lz4", "zstd"),
     )
 )
-#: What may stand before `::`: files inside of a file.
+#: Prefixes allowed before `::`: files inside a file.
 ARCHIVES = re.compile(r"(zip|tar|gzip|bz2|xz|lzma|lz4|zstd|libarchive|rar)://")
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
@@ -43,45 +41,47 @@ COLUMNS = tuple(
 )
 
 
-class Outside(UserError):
-    """Data name a file or an address that a run may not open."""
+class OutsideSource(UserError):
+    """The data name a file or an address that a run may not open."""
 
 
 @dataclass(frozen=True)
-class Borders:
-    """What a run of a benchmark may open.
+class AllowedSources:
+    """Files that a run of a benchmark may open.
 
     Attributes:
-        digested: folder with the data set, all of whose files but hidden ones are in the run key; None: the hub's.
-        others: folders of the hub's cache, of the task's own files and of what is unpacked.
-        offline: whether nothing may be asked of another machine.
-        transparency: what becomes of that of pictures in image columns.
+        digested: folder of the data set; its files, except hidden ones, are in the run key. None: the hub's.
+        folders: further folders: the hub's cache, the task's files, unpacked data.
+        offline: whether connections are refused.
+        transparency: how transparent pictures of image columns are drawn.
     """
 
     digested: Path | None
-    others: list[Path]
+    folders: list[Path]
     offline: bool = True
     transparency: str = TRANSPARENCY[0]
 
     def place(self, name: str) -> str:
-        """Return the path of a file that the data name; relative ones are looked for in the data's folders first.
+        """Return the path of a file that the data name; a relative path is searched in the data's folders first.
 
-        A chain as `zip://a.png::/data/all.zip` leads to its last file.
+        A chain such as `zip://a.png::/data/all.zip` leads to its last file.
 
         Raises:
-            UserError: an address, or a file elsewhere, also by `..` or by a link.
+            UserError: an address, or a file elsewhere, also by `..` or a link.
         """
         *inner, last = name.split("::")
         scheme = SCHEME.match(last)
         if scheme is not None and scheme[1] not in ("file", "local"):
-            raise Outside(f"{name!r} in the data is an address; valid: {self._valid()}")
+            raise OutsideSource(f"{name!r} in the data is an address; valid: {self._valid()}")
         if not all(ARCHIVES.match(hop) for hop in inner):
-            raise Outside(f"{name!r} in the data is a chain of addresses; valid: {self._valid()}")
+            raise OutsideSource(
+                f"{name!r} in the data is a chain of addresses; valid: {self._valid()}"
+            )
         path = self._inside(name, last[scheme.end() :] if scheme else last)
         return "::".join((*inner, path))
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return a chat with the paths of its pictures and videos checked; see `place`."""
+        """Return a chat with checked paths of pictures and videos; see `place`."""
         return [
             {**turn, "content": [self._part(part) for part in turn["content"]]}
             if not isinstance(turn["content"], str)
@@ -90,19 +90,18 @@ class Borders:
         ]
 
     @contextmanager
-    def held(self, pixels: bool) -> Iterator[None]:
-        """Check what `datasets` and Pillow open, and what file systems are asked of.
+    def enforced(self, pixels: bool) -> Iterator[None]:
+        """Check every file that `datasets` and Pillow open, and every file system that is made.
 
-        With `pixels`, pictures of image columns come as `open_image` has them, where a task's own `convert` would lose
-        what is in them; not while a data set is prepared, whose rows outlive the run.
+        With `pixels`, pictures of image columns are converted as by `open_image` where a task's own `convert` would
+        lose content. It must be off while a data set is prepared: its rows outlive the run.
         """
         with ExitStack() as stack:
             for column in COLUMNS:
-                decode = self._decoding(column.decode_example, pixels and column is datasets.Image)
-                stack.enter_context(mock.patch.object(column, "decode_example", decode))
-            stack.enter_context(mock.patch.object(PIL.Image, "open", self._opening(PIL.Image.open)))
-            made = self._making(fsspec.spec._Cached.__call__)
-            stack.enter_context(mock.patch.object(fsspec.spec._Cached, "__call__", made))
+                read = self._pixels if pixels and column is datasets.Image else self._decode
+                stack.enter_context(column_decoded(column, read))
+            stack.enter_context(image_opened(self._open))
+            stack.enter_context(file_system_made(self._file_system))
             yield
 
     def _part(self, part: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +113,7 @@ class Borders:
         return dict(part)
 
     def _value(self, value: Any) -> Any:
-        """Return what a column stores of a file, with its path checked where it is read."""
+        """Return a column's value for a file, its path checked if it will be read."""
         if isinstance(value, str):
             return self.place(value)
         if not isinstance(value, Mapping) or value.get("bytes") is not None:
@@ -123,80 +122,86 @@ class Borders:
         return {**value, "path": self.place(path)} if isinstance(path, str) else value
 
     def _inside(self, name: str, path: str) -> str:
-        roots = (*(() if self.digested is None else (self.digested,)), *self.others)
+        roots = (*(() if self.digested is None else (self.digested,)), *self.folders)
         near = [str(root / path) for root in roots] if not os.path.isabs(path) else []
         if not os.path.isabs(path) and not any(map(os.path.exists, (*near, path))):
-            return path  # whoever opens it says that it is not there
+            return path  # opening it will report that it does not exist
         path = next(filter(os.path.exists, near), os.path.abspath(path))
         real = Path(os.path.realpath(path))
         if self.digested is not None and _below(real, self.digested):
             parts = real.relative_to(os.path.realpath(self.digested)).parts
             if not any(part.startswith(".") for part in parts):
                 return path
-        if any(_below(real, root) for root in self.others):
+        if any(_below(real, root) for root in self.folders):
             return path
-        raise Outside(f"{name!r} in the data lies elsewhere; valid: {self._valid()}")
+        raise OutsideSource(f"{name!r} in the data lies elsewhere; valid: {self._valid()}")
 
     def _valid(self) -> str:
         if self.digested is not None:
             return f"a file that is not hidden in benchmark.path={str(self.digested)!r}"
         return "a file in the hub's cache, or benchmark.path=<the folder that holds it>"
 
-    def _decoding(self, decode: Callable[..., Any], pixels: bool) -> Callable[..., Any]:
-        @wraps(decode)
-        def checked(column: Any, value: Any, *args: Any, **more: Any) -> Any:
-            if isinstance(value, str):
-                value = {"path": value, "bytes": None}
-            decoded = decode(column, self._value(value), *args, **more)
-            if not pixels or not isinstance(decoded, PIL.Image.Image):
-                return decoded
-            name = value.get("path") if isinstance(value, Mapping) else None
-            if decoded.mode in WIDE:
-                decoded = in_8_bits(decoded, str(name or "of the data"))
-            laid = self.transparency != TRANSPARENCY[0] and decoded.has_transparency_data
-            return open_image(decoded, self.transparency) if laid else decoded
+    def _decode(
+        self, decode: Callable[..., Any], column: Any, value: Any, *args: Any, **options: Any
+    ) -> Any:
+        """Decode a value of a column with files, its path checked."""
+        if isinstance(value, str):
+            value = {"path": value, "bytes": None}
+        return decode(column, self._value(value), *args, **options)
 
-        return checked
+    def _pixels(
+        self, decode: Callable[..., Any], column: Any, value: Any, *args: Any, **options: Any
+    ) -> Any:
+        """Decode a value of an image column as `open_image` has it."""
+        image = self._decode(decode, column, value, *args, **options)
+        if not isinstance(image, PIL.Image.Image):
+            return image
+        if image.mode in WIDE:
+            name = value.get("path") if isinstance(value, Mapping) else value
+            image = in_8_bits(image, str(name or "of the data"))
+        laid = self.transparency != TRANSPARENCY[0] and image.has_transparency_data
+        return open_image(image, self.transparency) if laid else image
 
-    def _opening(self, opened: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(opened)
-        def checked(fp: Any, *args: Any, **more: Any) -> Any:
-            if isinstance(fp, str | bytes | os.PathLike):
-                fp = self._inside(os.fsdecode(fp), os.fsdecode(fp))
-            return opened(fp, *args, **more)
+    def _open(self, opened: Callable[..., Any], fp: Any, *args: Any, **options: Any) -> Any:
+        """Open an image, its path checked."""
+        if isinstance(fp, str | bytes | os.PathLike):
+            fp = self._inside(os.fsdecode(fp), os.fsdecode(fp))
+        return opened(fp, *args, **options)
 
-        return checked
-
-    def _making(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(make)
-        def checked(system: Any, *args: Any, **more: Any) -> Any:
-            names = [system.protocol] if isinstance(system.protocol, str) else system.protocol
-            if self.offline and not LOCAL.issuperset(names):
-                raise Outside(
-                    f"offline=true: the data ask for {names[0]}://; valid: offline=false, or {self._valid()}"
-                )
-            return make(system, *args, **more)
-
-        return checked
+    def _file_system(
+        self, make: Callable[..., Any], system: Any, *args: Any, **options: Any
+    ) -> Any:
+        """Make a file system; offline only one that reaches no other machine."""
+        names = [system.protocol] if isinstance(system.protocol, str) else system.protocol
+        if self.offline and not LOCAL.issuperset(names):
+            raise OutsideSource(
+                f"offline=true: the data ask for {names[0]}://; valid: offline=false, or {self._valid()}"
+            )
+        return make(system, *args, **options)
 
 
-def borders_of(data: LocalData | None, include_path: Path | None, offline: bool) -> Borders:
-    """Return the borders of a benchmark before its task is known.
+def allowed_sources(
+    data: LocalData | None, include_path: Path | None, offline: bool
+) -> AllowedSources:
+    """Return the files that a benchmark may open, before its task is known.
 
     Args:
-        data: serves data sets of `benchmark.path`; None: they are the hub's.
+        data: serves data sets from `benchmark.path`; None: they come from the hub.
         include_path: folder of the task.
-        offline: whether nothing may be asked of another machine.
+        offline: whether connections are refused.
     """
-    own = [Path(lmms_eval.__file__).parent, *([] if include_path is None else [include_path])]
+    task_folders = [
+        Path(lmms_eval.__file__).parent,
+        *([] if include_path is None else [include_path]),
+    ]
     if data is not None:
         digested = data.copies.digested
-        # A copy of the hub's cache as it is: its files are links to blobs beside the snapshots.
+        # A plain copy of the hub's cache: its files are links to blobs next to the snapshots.
         blobs = digested.absolute().parent.parent / "blobs"
         linked = [blobs] if digested.absolute().parent.name == "snapshots" else []
-        return Borders(digested, [data.home, *linked, *own], offline)
+        return AllowedSources(digested, [data.home, *linked, *task_folders], offline)
     cache = (
-        # Where tasks unpack videos, whatever the libraries found when they were imported.
+        # Tasks unpack videos below it, whatever the libraries read at import.
         Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser(),
         huggingface_hub.constants.HF_HOME,
         huggingface_hub.constants.HF_HUB_CACHE,
@@ -204,22 +209,22 @@ def borders_of(data: LocalData | None, include_path: Path | None, offline: bool)
         datasets.config.DOWNLOADED_DATASETS_PATH,
         datasets.config.EXTRACTED_DATASETS_PATH,
     )
-    return Borders(None, [*map(Path, cache), *own], offline)
+    return AllowedSources(None, [*map(Path, cache), *task_folders], offline)
 
 
-def admit_own(borders: Borders, config: TaskConfig) -> None:
-    """Let tables of the user's own name any file of this machine.
+def admit_own(borders: AllowedSources, config: TaskConfig) -> None:
+    """Let the user's own tables name any file of this machine.
 
-    They are those that a task file names by their paths, without `benchmark.path`: whoever wrote the path can read what
-    stands there, which nobody can say of a data set that was downloaded by its name.
+    These are tables that a task file names by path, without `benchmark.path`: its author can read the files, which does
+    not hold for a data set that was downloaded by name.
     """
     stated = config.dataset_kwargs or {}
     named = [*_strings(stated.get("data_files")), *_strings(stated.get("data_dir"))]
     packaged = config.dataset_path in datasets.packaged_modules._PACKAGED_DATASETS_MODULES
-    own = named if packaged else [config.dataset_path or ""]
-    here = all(SCHEME.match(name) is None for name in own)
-    if borders.digested is None and here and own and (packaged or os.path.isdir(own[0])):
-        borders.others.append(Path(os.sep))
+    paths = named if packaged else [config.dataset_path or ""]
+    local = all(SCHEME.match(name) is None for name in paths)
+    if borders.digested is None and local and paths and (packaged or os.path.isdir(paths[0])):
+        borders.folders.append(Path(os.sep))
 
 
 def _strings(stated: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Whether the answers that a task asks for can be denoised in whole blocks and steps, known before weights are read."""
+"""Check, before weights are read, that a task's answers can be denoised in whole blocks and steps."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from espalier.harness.specs.run_spec import RunSpec
 
 
 def check_denoised(tasks: Iterable[Task], spec: RunSpec) -> None:
-    """Check each task's settings as a run of a model that denoises will read them; others are not looked at.
+    """Check each task's generation settings for a model that denoises; for other models do nothing.
 
     Raises:
-        UserError: a setting cannot be followed; the line names the task, whose own file may have said it.
+        UserError: a setting cannot be honoured; the line names the task, because its file may have set it.
     """
     if spec.model.facts.diffusion is None:
         return
     for task in tasks:
-        own = task.config.generation_kwargs or {}
-        asked = settings(own, spec.model.generation, spec.benchmark.generation)
+        task_settings = task.config.generation_kwargs or {}
+        requested = settings(task_settings, spec.model.generation, spec.benchmark.generation)
         try:
-            check_places(spec, Denoising.of(asked.generate).length)
+            check_places(spec, Denoising.of(requested.generate).length)
         except UserError as error:
             raise UserError(
                 f"{error}; these are the settings of benchmark.task={task.config.task!r}, over which "

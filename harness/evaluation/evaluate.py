@@ -1,19 +1,20 @@
-"""Evaluate a model under a method on one benchmark.
+"""Evaluate a model with a method on one benchmark.
 
-lmms-eval asks and scores, the engine answers, the journal remembers.
+lmms-eval makes the requests and scores the answers, the engine answers, the journal keeps the answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.cost_summary import time_medians
 from espalier.harness.evaluation.samples import (
+    AnswerJournal,
     Failure,
-    Journal,
     Key,
     Sample,
     SampleErrors,
@@ -26,9 +27,9 @@ from espalier.methods.base import Method
 
 if TYPE_CHECKING:
     from espalier.harness.engine.artifacts.priors import Prior
-    from espalier.harness.evaluation.lmms_tasks import Loaded
-    from espalier.harness.evaluation.task_cache import Shelf
-    from espalier.harness.kinds.kind import Responder, Rivals
+    from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark
+    from espalier.harness.evaluation.task_cache import TaskCache
+    from espalier.harness.kinds.kind import Opened
     from espalier.harness.models.adapter import Adapter
 
 __all__ = ["Evaluation", "Failure", "Sample", "SampleErrors", "evaluate", "evaluate_session"]
@@ -38,29 +39,28 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything that one benchmark run yields.
+    """The results of one benchmark run.
 
     Attributes:
-        metrics: {name: {"value", "stderr"}} of the benchmark; None where it is not known.
+        metrics: {name: {"value", "stderr"}} of the benchmark; None for an unknown number.
         n_samples: samples that were scored.
-        samples: answers with telemetry, in the order of the benchmark.
-        scores: {(task, doc id): {metric: contribution}}; of a mean over samples the sample's own value.
+        samples: answers with telemetry, in benchmark order.
+        scores: {(task, doc id): {metric: contribution}}; for a mean over samples, the sample's value.
         failures: samples that raised; excluded from everything above.
-        resumed: how many answers came from the journal.
-        seconds: wall time spent answering the others, warm-up excluded; of several processes the
-            longest.
+        resumed: number of answers from the journal.
+        seconds: wall time of the other answers without warm-up, the longest of all processes.
         versions: {task: version} as lmms-eval reports them.
-        batch_size: samples in one batch, as set or as found.
-        ahead: batches read ahead of the answers, at most.
-        reading_ms: milliseconds a sample of reading and preprocessing, and of waiting for it; None if none was read.
-        prompt: the first answered sample's, as it went to the processor, and the hashes of the chat templates.
-        speedup: what the method's phases gain on the unreduced model's, as the row has it; None if not measured.
+        batch_size: samples in one batch, as set or found.
+        ahead: largest number of batches read ahead of the answers.
+        reading_ms: milliseconds per sample of reading and preprocessing, and of waiting for it; None if none was read.
+        prompt: the prompt of the first answered sample, and the hashes of the chat templates.
+        speedup: speed-up of the method's phases over the unreduced model, as the row has it; None if not measured.
         speedup_note: how it was measured, or why not.
-        aggregation: how each metric comes out of its samples (harness/evaluation/sample_contributions.py).
-        unparsed: answers in no form that the scorer knows; where it does not tell, those whose reasoning never ends,
-            None if there are none.
-        judge: which judge scored the answers and how that went; None where none was asked.
-        latency: times and memory of both sides where the harness composes the prompts; None elsewhere.
+        aggregation: how each metric follows from its samples (harness/evaluation/sample_contributions.py).
+        unparsed: answers in no form that the scorer knows; if it does not count them, answers with unfinished
+            reasoning, None if there are none.
+        judge: the judge that scored the answers, with its counts; None without a judge.
+        latency: times and memory of both sides if the harness composes the prompts, else None.
     """
 
     metrics: Mapping[str, Mapping[str, float | None]]
@@ -89,7 +89,7 @@ class Evaluation:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Answers per second of all processes together; None if every answer came from the journal."""
+        """Answers per second, all processes together; None if every answer came from the journal."""
         fresh = len(self.samples) - self.resumed
         return fresh / self.seconds if fresh and self.seconds else None
 
@@ -98,46 +98,48 @@ def evaluate(
     spec: RunSpec,
     adapter: Adapter,
     method: Method,
-    journal: Journal,
+    journal: AnswerJournal,
     progress: Progress | None = None,
     *,
     prior: Prior | None = None,
     ranks: Ranks | None = None,
     answered: Callable[[], None] | None = None,
-    loaded: Loaded | None = None,
+    loaded: LoadedBenchmark | None = None,
 ) -> Evaluation:
-    """Open what answers by `method` and evaluate; see `evaluate_session`.
+    """Install `method` on the model and evaluate; see `evaluate_session`.
 
-    `prior` is the calibrated prior for methods that need one, `ranks` the processes that share
-    the work, `answered` is called when the run has ended and only its speed-up is left to measure, `loaded` is what
-    `open_benchmark` returned.
+    `prior` is the calibrated prior for methods that need one, `ranks` the processes that share the work; `answered` is
+    called when only the speed-up remains to be measured; `loaded` is the result of `open_benchmark`.
     """
     kind = kind_of(method)
     reason = kind.unpaired(spec, method)
     with kind.open(spec, adapter, method, prior) as opened:
-        rivals = opened.rivals if reason is None else None
-        done = evaluate_session(
-            spec, opened.responder, journal, progress, ranks, rivals, answered, loaded, adapter
+        if reason is not None:
+            opened = replace(opened, rivals=None)
+        evaluation = evaluate_session(
+            spec, opened, journal, progress, ranks, answered, loaded, adapter
         )
-    return done if reason is None else replace(done, speedup_note=reason)
+    return evaluation if reason is None else replace(evaluation, speedup_note=reason)
 
 
-def open_benchmark(spec: RunSpec, ranks: Ranks | None = None, shelf: Shelf | None = None) -> Loaded:
-    """Load the benchmark's task and data; before the model, so that what is missing is found before weights are read.
+def open_benchmark(
+    spec: RunSpec, ranks: Ranks | None = None, shelf: TaskCache | None = None
+) -> LoadedBenchmark:
+    """Load the benchmark's task and data, before the model: missing data are found before weights are read.
 
-    `shelf` has what earlier openings of the command read; the tasks are made anew.
+    `shelf` caches data of earlier openings in this command; the tasks are always made anew.
 
     Raises:
         UserError: the task, its data, a metric or the limit cannot work.
 
-    Cost: seconds, once for each process, to import lmms-eval; whoever only reads rows need not pay.
+    Cost: seconds, once in each process, to import lmms-eval.
     """
-    # Brings in lmms-eval: seconds, and whoever only catches the errors above need not pay.
-    from espalier.harness.evaluation.box_format import tell
+    # These import lmms-eval, which takes seconds.
+    from espalier.harness.evaluation.box_format import fill_box_settings
     from espalier.harness.evaluation.data_errors import check_references
     from espalier.harness.evaluation.denoising_lengths import check_denoised
-    from espalier.harness.evaluation.derived_metrics import check_derived, needed
-    from espalier.harness.evaluation.judged_tasks import judging
+    from espalier.harness.evaluation.derived_metrics import check_derived, needed_metrics
+    from espalier.harness.evaluation.judged_tasks import judged_tasks_of
     from espalier.harness.evaluation.lmms_tasks import check_metrics, load_tasks, quiet
     from espalier.harness.evaluation.local_data import local_data
     from espalier.harness.evaluation.prompt_text import change_prompts, check_text
@@ -161,15 +163,15 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None, shelf: Shelf | Non
         check_denoised(loaded.tasks, spec)
         add_statements(loaded.tasks, bench.answers)
         check_derived(loaded.tasks, bench)
-        check_metrics(loaded.tasks, needed(bench, loaded.tasks))
+        check_metrics(loaded.tasks, needed_metrics(bench, loaded.tasks))
         check_cluster(loaded.tasks, bench.cluster)
         change_prompts(loaded.tasks, bench.prompt)
         check_text(loaded.tasks, bench.text)
         if not loaded.ours or bench.dataset.path is not None:
-            # Of data of the user's own the task says itself what it holds answers against, if anything.
+            # For other data of our tasks references are optional.
             check_references(loaded.tasks, bench.limit)
-        tell(loaded.tasks, spec.model, bench)
-        judging(spec, loaded.tasks)
+        fill_box_settings(loaded.tasks, spec.model, bench)
+        judged_tasks_of(spec, loaded.tasks)
     assert loaded.borders is not None
     borders = replace(loaded.borders, transparency=spec.model.transparency)
     return replace(loaded, borders=borders)
@@ -177,41 +179,42 @@ def open_benchmark(spec: RunSpec, ranks: Ranks | None = None, shelf: Shelf | Non
 
 def evaluate_session(
     spec: RunSpec,
-    responder: Responder,
-    journal: Journal,
+    opened: Opened,
+    journal: AnswerJournal,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
-    rivals: Rivals | None = None,
     answered: Callable[[], None] | None = None,
-    loaded: Loaded | None = None,
+    loaded: LoadedBenchmark | None = None,
     adapter: Adapter | None = None,
 ) -> Evaluation:
     """Answer the samples that the journal lacks, score all, and write the scores to the journal.
 
     Args:
-        spec: the run; benchmark, engine, seed and the model's generation settings are read.
-        responder: what answers, already open.
+        spec: the run; of it benchmark, engine, seed and the model's generation settings are used.
+        opened: the generator of answers, the codec of its chats, and the two sessions that rank 0 times in pairs
+            afterwards, while the other processes wait.
         journal: finished samples; gains one entry for each new answer or failure.
         progress: called with (finished, total).
-        ranks: the processes that share the work, each in a call of its own; all return the same.
-        rivals: what is timed beside each other afterwards, by rank 0 while the others wait; None: nothing.
-        answered: called before that.
-        loaded: what `open_benchmark` returned; None: it is called here.
-        adapter: the model, whose bytes bound what is timed of prompts that the harness composes; None: nothing is.
+        ranks: the processes that share the work; each calls this function, and all return the same.
+        answered: called before the pairs are timed.
+        loaded: the result of `open_benchmark`; None: it is called here.
+        adapter: the model, needed to time prompts that the harness composes; None: they are not timed.
 
     Raises:
         UserError: the benchmark's task, metrics or limit cannot work; nothing was generated.
         SampleErrors: more samples failed than `engine.max_errors` allows; all answers are kept.
         JudgeLost: the judge of a judged task does not answer; all answers are kept.
     """
-    # These bring in lmms-eval, seconds, and whoever only reads rows need not pay.
-    from espalier.harness.evaluation.chat_model import ChatModel
+    # These import lmms-eval, which takes seconds.
+    from lmms_eval.evaluator import simple_evaluate
+
+    from espalier.harness.evaluation.chat_model import AllAnswered, ChatModel
     from espalier.harness.evaluation.data_errors import guard_targets
-    from espalier.harness.evaluation.derived_metrics import needed
-    from espalier.harness.evaluation.judged_tasks import judging
-    from espalier.harness.evaluation.latency import Clocked
-    from espalier.harness.evaluation.lmms_requests import ask, served
-    from espalier.harness.evaluation.paired_times import Paired, measured
+    from espalier.harness.evaluation.derived_metrics import needed_metrics
+    from espalier.harness.evaluation.judged_tasks import judged_tasks_of
+    from espalier.harness.evaluation.latency import LatencyRun
+    from espalier.harness.evaluation.lmms_tasks import scoring
+    from espalier.harness.evaluation.paired_times import PairedTimes, measure_run
     from espalier.harness.evaluation.sample_contributions import score
     from espalier.harness.evaluation.scoring_guards import (
         check_values,
@@ -222,38 +225,38 @@ def evaluate_session(
     bench, ranks = spec.benchmark, ranks or Ranks()
     loaded = loaded or open_benchmark(spec, ranks)
     tasks = loaded.tasks
-    clocked = None if bench.prompt_tokens is None else Clocked(bench, spec.seed)
-    if clocked is not None:
-        clocked.compose(tasks, responder.encode)
+    latency_run = None if bench.prompt_tokens is None else LatencyRun(bench, spec.seed)
+    if latency_run is not None:
+        latency_run.compose(tasks, opened.codec.encode)
     evaluation: Evaluation | None = None
-    judge = judging(spec, tasks)
-    with served(loaded):
+    judge = judged_tasks_of(spec, tasks)
+    with scoring(loaded), suppress(AllAnswered):
         unscored: list[Failure] = []
         for task in tasks:
-            verdicts = judge.verdict if clocked is None else clocked.verdict
+            verdicts = judge.verdict if latency_run is None else latency_run.verdict
             guard_scoring(task, unscored, verdicts, bench.answers)
-            guard_aggregation(task, bench.name, needed(bench, tasks), len(tasks) > 1)
+            guard_aggregation(task, bench.name, needed_metrics(bench, tasks), len(tasks) > 1)
             guard_targets(task)
-        complete = judge.ask if clocked is None else clocked.take
+        complete = judge.ask if latency_run is None else latency_run.take
         borders = loaded.borders
-        model = ChatModel(responder, journal, spec, tasks, progress, ranks, complete, borders)
-        results = ask(model, loaded, spec)
+        model = ChatModel(opened, journal, spec, tasks, progress, ranks, complete, borders)
+        results = simple_evaluate(model=model, **loaded.arguments(spec))
         failures = (*model.failures, *unscored)
         if len(failures) > spec.engine.max_errors:
             raise SampleErrors(failures, len(model.samples) + len(model.failures))
         samples = _scored(model.samples.values(), unscored)
         check_values(results, tasks, bench)
         scored = score(results, tasks, bench, loaded.ours)
-        kept = score_entries(scored.scores, scored.units, scored.values, scored.own)
-        journal.append(*judge.entries(), *kept)
+        entries = score_entries(scored.scores, scored.units, scored.values, scored.sample_scores)
+        journal.append(*judge.entries(), *entries)
         if answered is not None:
             answered()
-        beside, timed = Paired(None, ""), None
-        if clocked is not None and adapter is not None:
-            beside = Paired(None, "extra.latency has both sides")
-            timed = clocked.measure(model, responder, rivals, adapter)
-        elif rivals is not None:
-            beside = measured(spec, rivals, model, ranks.world)
+        paired, latency = PairedTimes(None, ""), None
+        if latency_run is not None and adapter is not None:
+            paired = PairedTimes(None, "extra.latency has both sides")
+            latency = latency_run.measure(model, opened, adapter)
+        elif opened.rivals is not None:
+            paired = measure_run(spec, opened.rivals, model, ranks.world)
         evaluation = Evaluation(
             metrics=scored.metrics,
             n_samples=len(samples),
@@ -267,21 +270,22 @@ def evaluate_session(
             ahead=model.ahead,
             reading_ms=model.reading.ms,
             prompt=model.prompt,
-            speedup=beside.speedup,
-            speedup_note=beside.note,
+            speedup=paired.speedup,
+            speedup_note=paired.note,
             aggregation=scored.how,
             unparsed=_unparsed(scored.unparsed, samples),
-            judge=judge.told(),
-            latency=timed,
+            judge=judge.summary(),
+            latency=latency,
         )
-    # Rank 0 alone has scored.
-    return ranks.gather(evaluation)[0]
+    result = ranks.gather(evaluation)[0]
+    assert result is not None  # rank 0 has scored
+    return result
 
 
 def check_limit(limit: object) -> None:
     """Raise UserError unless `limit` is None or a positive integer.
 
-    Inside lmms-eval a fraction would become the first task's count for every following task.
+    lmms-eval would turn a fraction into the first task's count and use it for every following task.
     """
     if limit is None:
         return
@@ -289,14 +293,18 @@ def check_limit(limit: object) -> None:
         raise UserError(f"limit={limit!r} must be an integer of at least 1, or null for all")
 
 
-def _unparsed(told: int | None, samples: Sequence[Sample]) -> int | None:
-    """Return what a benchmark tells of unreadable answers; else how many ended within their reasoning, if any did."""
+def _unparsed(counted: int | None, samples: Sequence[Sample]) -> int | None:
+    """Return the benchmark's count of unreadable answers, else the count of answers that end within their reasoning."""
     return (
-        told if told is not None else sum(bool(s.answer) > bool(s.scored) for s in samples) or None
+        counted
+        if counted is not None
+        else sum(bool(s.answer) > bool(s.scored) for s in samples) or None
     )
 
 
 def _scored(samples: Iterable[Sample], unscored: Sequence[Failure]) -> tuple[Sample, ...]:
     """Return the scored samples in benchmark order."""
     dropped = {failure.key for failure in unscored}
-    return tuple(sorted((s for s in samples if s.key not in dropped), key=lambda one: one.key))
+    return tuple(
+        sorted((s for s in samples if s.key not in dropped), key=lambda sample: sample.key)
+    )

@@ -1,11 +1,11 @@
-"""What each sample contributes to an aggregate that is no mean: leave-one-out, so that means over it do the rest.
+"""Contributions of samples to an aggregate that is not a mean, by leave-one-out; their mean is the aggregate.
 
 With G units (samples, or clusters of them), the influence of unit g is (G - 1) (all - all without g), the jackknife's
 (Quenouille 1956, Tukey 1958), centred; a contribution is the aggregate plus the influence. The mean of contributions
-is the aggregate, and their spread its standard error, for whatever is smooth in the weights of the samples: ratios,
-F1, sums of group scores, CIDEr. For medians and maxima it is not, nor for a handful of samples; so the contributions
-must first foretell the aggregates of random halves, which need no smoothness (Shao and Wu 1989). What that does not
-tell is a maximum whose largest sample stands apart: to halves it is a sample like the one wrong answer of many.
+is the aggregate, and their spread its standard error, if the aggregate is smooth in the weights of the samples: ratios,
+F1, sums of group scores, CIDEr. It fails for medians and maxima, and for a handful of samples; so the contributions
+must first predict the aggregates of random halves, which need no smoothness (Shao and Wu 1989). This test does not
+detect a maximum whose largest sample is an outlier: in halves it looks like the one wrong answer of many.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Units that are left out one by one; of more, blocks are.
+#: Up to this number, units are left out one by one; more units are left out in blocks.
 ALONE = 2000
 
-#: Samples that all evaluations of an aggregate may see together, beyond `ALONE` units.
+#: Samples that all evaluations of an aggregate may process in total, beyond `ALONE` units.
 VISITS = 10_000_000
 
-#: Blocks at least: an error from 200 of them is known to 5 %.
+#: Smallest number of blocks: a standard error from 200 blocks is known to 5 %.
 BLOCKS = 200
 
-#: Units below which nothing is concluded.
+#: Smallest number of units for which contributions are computed.
 FEWEST = 10
 
-#: Random halves that are foretold, the share of their variance that must be explained, and by what factor the
-#: spread that is foretold may miss theirs.
+#: Number of random halves that are predicted, share of their variance that must be explained, and the factor by which
+#: the predicted spread may miss theirs.
 HALVES, EXPLAINED, FACTOR = 64, 0.8, 1.4
 
-#: Random halves on which a mean must be one.
+#: Number of random halves on which a mean must be a mean.
 PROBES = 3
 
-#: Seconds that an aggregate may take for all leave-outs together.
+#: Seconds that all leave-one-out evaluations of an aggregate may take.
 PATIENCE = 300.0
 
 Array = NDArray[np.float64]
@@ -47,8 +47,8 @@ Units = NDArray[np.intp]
 Aggregate = Callable[[list[Any]], Any]
 
 
-class Unfit(Exception):
-    """An aggregate has no contributions of samples that could be trusted; the reason is the message."""
+class NoContributions(Exception):
+    """An aggregate has no reliable contributions of samples; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -56,72 +56,74 @@ class Influence:
     """Contributions of samples.
 
     Attributes:
-        values: (n,) of each sample; their mean is the aggregate.
-        stderr: of the aggregate.
+        values: (n,) contribution of each sample; their mean is the aggregate.
+        stderr: standard error of the aggregate.
     """
 
     values: Array
     stderr: float
 
 
-def blocked(units: Sequence[int], samples: int, blocks: int | None, seed: int = 0) -> list[int]:
-    """Return a block for each unit, the units themselves where there are few; equal arguments give equal blocks.
+def assign_blocks(
+    units: Sequence[int], samples: int, blocks: int | None, seed: int = 0
+) -> list[int]:
+    """Return a block for each unit, the units themselves if there are few; equal arguments give equal blocks.
 
     Args:
-        units: distinct, in order.
-        samples: how many samples they hold together.
-        blocks: how many; None: as many as `VISITS` pays for.
-        seed: of the permutation that deals them out; a random partition keeps what order the samples come in out of it.
+        units: distinct units, in order.
+        samples: number of samples in all units.
+        blocks: number of blocks; None: as many as `VISITS` allows.
+        seed: of the permutation that assigns blocks; it makes blocks independent of the order of samples.
     """
-    wanted = blocks or (len(units) if len(units) <= ALONE else max(BLOCKS, VISITS // samples))
-    if wanted >= len(units):
+    count = blocks or (len(units) if len(units) <= ALONE else max(BLOCKS, VISITS // samples))
+    if count >= len(units):
         return list(range(len(units)))
-    places = np.random.default_rng(seed).permutation(len(units)) % wanted
+    places = np.random.default_rng(seed).permutation(len(units)) % count
     return [int(place) for place in places]
 
 
-def alone(
+def unit_aggregates(
     aggregate: Aggregate, raw: Sequence[Any], units: Sequence[int], value: float
 ) -> Array | None:
-    """Return the aggregate of each unit by itself if their mean is the whole's; else None.
+    """Return the aggregate of each single unit if their mean is the total aggregate; else None.
 
-    So many aggregates of a task's own are means in the end, of samples or of groups of them: circular accuracies,
-    answers that are judged only when all are there. An aggregate of zero says too little to tell.
+    Many aggregates of tasks are means of samples or of groups, such as circular accuracies. For an aggregate of zero
+    the test would be too weak.
 
     Args:
-        aggregate: the task's own function of a list of values.
-        raw: (n,) one value a sample.
+        aggregate: the task's function of a list of values.
+        raw: (n,) one value per sample.
         units: (n,) the unit of each sample.
-        value: the aggregate of all; tasks may have rounded it to five digits.
+        value: the total aggregate; tasks may have rounded it to five digits.
 
     Returns:
         (n,) the aggregate of each sample's unit.
     """
     members: dict[int, list[Any]] = {}
-    for unit, one in zip(units, raw, strict=True):
-        members.setdefault(unit, []).append(one)
+    for unit, sample in zip(units, raw, strict=True):
+        members.setdefault(unit, []).append(sample)
     try:
-        found = {unit: _value(aggregate, several) for unit, several in members.items()}
-    except Unfit:
+        aggregates = {unit: _value(aggregate, values) for unit, values in members.items()}
+    except NoContributions:
         return None
-    mean = math.fsum(found.values()) / len(found)
+    mean = math.fsum(aggregates.values()) / len(aggregates)
     if value == 0 or not math.isclose(mean, value, rel_tol=1e-4):
         return None
-    return np.array([found[unit] for unit in units])
+    return np.array([aggregates[unit] for unit in units])
 
 
 def is_mean(aggregate: Aggregate, raw: Sequence[Any], numbers: Sequence[float]) -> bool:
-    """Say whether the aggregates of random halves are the means of their numbers, as that of the whole is.
+    """Return whether the aggregates of random halves are means of their numbers, as the total aggregate is.
 
-    The whole may be so by chance: F1 is the accuracy wherever there are as many true positives as true negatives. Where
-    an aggregate does not take halves there is nothing to say against it.
+    The total may equal the mean by chance: F1 is the accuracy if there are as many true positives as true negatives.
+    An aggregate that fails on halves counts as a mean.
     """
     rng = np.random.default_rng(0)
     for _ in range(PROBES if len(raw) > 1 else 0):
         half = rng.permutation(len(raw))[: len(raw) // 2].tolist()
         try:
             value = _value(aggregate, [raw[i] for i in half])
-        except Unfit:
+        except NoContributions:
             return True
         mean = math.fsum(numbers[i] for i in half) / len(half)
         if not math.isclose(value, mean, rel_tol=1e-4, abs_tol=1e-9):
@@ -132,80 +134,80 @@ def is_mean(aggregate: Aggregate, raw: Sequence[Any], numbers: Sequence[float]) 
 def influence(
     aggregate: Aggregate, raw: Sequence[Any], units: Sequence[int], seed: int = 0
 ) -> Influence:
-    """Return what each sample contributes to `aggregate(raw)`.
+    """Return the contribution of each sample to `aggregate(raw)`.
 
     Args:
-        aggregate: the task's own function of a list of values.
-        raw: (n,) one value a sample.
+        aggregate: the task's function of a list of values.
+        raw: (n,) one value per sample.
         units: (n,) the unit of each sample; a unit is left out as a whole.
         seed: of the random halves.
 
     Raises:
-        Unfit: too few units, an aggregate that fails on a part of the samples, is not smooth or takes too long.
+        NoContributions: too few units; or the aggregate fails on a part of the samples, is not smooth or is too slow.
 
-    Cost: one aggregate for each unit, and `HALVES` more of half the samples.
+    Cost: one aggregation for each unit, and `HALVES` aggregations of half the samples.
     """
     _, place, sizes = np.unique(np.asarray(units), return_inverse=True, return_counts=True)
     count = len(sizes)
     if count < FEWEST:
-        raise Unfit(f"{count} independent samples are too few; valid: at least {FEWEST}")
+        raise NoContributions(f"{count} independent samples are too few; valid: at least {FEWEST}")
     started = time.perf_counter()
-    whole = _value(aggregate, list(raw))
+    total = _value(aggregate, list(raw))
     taken = (time.perf_counter() - started) * count
     if taken > PATIENCE:
-        raise Unfit(
+        raise NoContributions(
             f"leaving out {count} times would take {taken:.0f} s; benchmark.blocks sets a smaller number"
         )
     order = np.argsort(place, kind="stable")
     members = np.split(order, np.cumsum(sizes)[:-1])
-    without = [_value(aggregate, _rest(raw, one)) for one in members]
-    deviations = (count - 1) * (whole - np.array(without))
+    leave_out = [_value(aggregate, _without(raw, indices)) for indices in members]
+    deviations = (count - 1) * (total - np.array(leave_out))
     deviations -= deviations.mean()
     _check_fit(aggregate, raw, place, deviations, seed)
     share = len(raw) / count / sizes
-    values = whole + (deviations * share)[place]
+    values = total + (deviations * share)[place]
     return Influence(values, float(deviations.std(ddof=1) / math.sqrt(count)))
 
 
 def _check_fit(
     aggregate: Aggregate, raw: Sequence[Any], place: Units, deviations: Array, seed: int
 ) -> None:
-    """Raise Unfit unless the contributions foretell the aggregates of random halves of the units."""
+    """Raise NoContributions unless the contributions predict the aggregates of random halves of the units."""
     if not deviations.any():
-        # Nobody moves the aggregate, as where every answer is right: there is nothing to foretell.
+        # No unit changes the aggregate, as if every answer is right: there is nothing to predict.
         return
     rng = np.random.default_rng(seed)
     half = len(deviations) // 2
-    seen, foretold = [], []
+    measured, predicted = [], []
     for _ in range(HALVES):
         chosen = np.zeros(len(deviations), dtype=bool)
         chosen[rng.permutation(len(deviations))[:half]] = True
-        seen.append(_value(aggregate, [raw[i] for i in np.flatnonzero(chosen[place]).tolist()]))
-        foretold.append(deviations[chosen].mean())
-    spread, expected = float(np.std(seen)), float(np.std(foretold))
+        measured.append(_value(aggregate, [raw[i] for i in np.flatnonzero(chosen[place]).tolist()]))
+        predicted.append(deviations[chosen].mean())
+    spread, expected = float(np.std(measured)), float(np.std(predicted))
     if min(spread, expected) == 0:
-        raise Unfit("single samples do not tell how it varies")
-    explained = float(np.corrcoef(seen, foretold)[0, 1]) ** 2
+        raise NoContributions("single samples do not predict how it varies")
+    explained = float(np.corrcoef(measured, predicted)[0, 1]) ** 2
     if explained < EXPLAINED or not 1 / FACTOR < spread / expected < FACTOR:
-        raise Unfit(
-            f"it does not vary as single samples tell (they explain {explained:.0%} of it, spread {spread:.3g} "
+        raise NoContributions(
+            f"it does not vary as single samples predict (they explain {explained:.0%} of it, spread {spread:.3g} "
             f"against {expected:.3g})"
         )
 
 
-def _rest(raw: Sequence[Any], without: NDArray[np.intp]) -> list[Any]:
-    gone = set(without.tolist())
-    return [one for i, one in enumerate(raw) if i not in gone]
+def _without(raw: Sequence[Any], without: NDArray[np.intp]) -> list[Any]:
+    left_out = set(without.tolist())
+    return [value for i, value in enumerate(raw) if i not in left_out]
 
 
 def _value(aggregate: Aggregate, raw: list[Any]) -> float:
     try:
         value = aggregate(raw)
     except Exception as error:
-        # A task's own function, on a part of the samples that its author never saw: anything may be raised.
-        raise Unfit(
+        # A task's function, called with a subset of the samples, may raise anything.
+        raise NoContributions(
             f"it fails on a part of the samples: {type(error).__name__}: {error}"
         ) from error
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(float(value)):
-        raise Unfit(f"of a part of the samples it is {value!r}")
+        raise NoContributions(f"of a part of the samples it is {value!r}")
     return float(value)

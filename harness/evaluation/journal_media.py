@@ -1,4 +1,4 @@
-"""What a journal keeps of a sample for whoever looks for errors: plain values of bounded size, references to media."""
+"""Sample data in the journal, for error analysis: plain values of bounded size, references to media."""
 
 from __future__ import annotations
 
@@ -13,62 +13,62 @@ from PIL import Image
 
 from espalier.harness.media.frames import Clip
 
-#: Characters of a text, and entries of a list or table, that are kept.
+#: Largest number of characters of a text, and of entries of a list or table, that is kept.
 TEXT, ENTRIES = 4000, 200
 
 #: Hexadecimal digits of the hash of a picture or of frames.
 DIGITS = 16
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON can carry it: long texts and lists are cut, what is no data is named by its type."""
+def json_value(value: Any) -> Any:
+    """Return a JSON value: long texts and lists are cut, other objects become the name of their type."""
     match value:
         case None | bool():
             return value
         case str():
-            more = f"… ({len(value)} characters)" if len(value) > TEXT else ""
-            return value[:TEXT] + more
+            suffix = f"… ({len(value)} characters)" if len(value) > TEXT else ""
+            return value[:TEXT] + suffix
         case Integral():
             return int(value)
         case Real():
             return float(value) if math.isfinite(float(value)) else str(float(value))
         case Mapping():
-            return {str(key): plain(one) for key, one in list(value.items())[:ENTRIES]}
+            return {str(key): json_value(item) for key, item in list(value.items())[:ENTRIES]}
         case list() | tuple():
-            return [plain(one) for one in value[:ENTRIES]]
+            return [json_value(item) for item in value[:ENTRIES]]
         case set() | frozenset():
             return sorted(map(str, value))[:ENTRIES]
     if hasattr(value, "tolist"):
-        return plain(value.tolist())
+        return json_value(value.tolist())
     return f"<{type(value).__name__}>"
 
 
 def question(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the texts of a chat as they go to the model's template, a mark for each picture and video."""
-    return plain("\n".join(f"{_who(one)}{_said(one['content'])}" for one in messages))  # type: ignore[no-any-return]
+    """Return the texts of a chat as the model's template gets them, with a mark for each picture and video."""
+    text = "\n".join(f"{_role_mark(message)}{_text_of(message['content'])}" for message in messages)
+    return str(json_value(text))
 
 
 def media(messages: Sequence[Mapping[str, Any]], source: str) -> list[dict[str, Any]]:
     """Return a reference for each picture and video of a chat, never its pixels.
 
     Args:
-        messages: the chat, as it goes to the adapter.
-        source: data set, split and document; the place in the chat is added.
+        messages: the chat, as the adapter gets it.
+        source: data set, split and document; the position in the chat is added.
 
-    Cost: one hash over the pixels of a picture or of frames in memory; of a video file only its path and size in bytes
-    are taken.
+    Cost: one hash over the pixels of a picture or of frames in memory; of a video file only path and size are read.
     """
-    found = []
+    references = []
     for place, (kind, value) in enumerate(_media(messages)):
-        found.append({"from": f"{source}#{place}", "kind": kind, **_described(value)})
-    return found
+        references.append({"from": f"{source}#{place}", "kind": kind, **_described(value)})
+    return references
 
 
-def _who(message: Mapping[str, Any]) -> str:
+def _role_mark(message: Mapping[str, Any]) -> str:
     return "" if message["role"] == "user" else f"[{message['role']}] "
 
 
-def _said(content: str | Sequence[Mapping[str, Any]]) -> str:
+def _text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
     if isinstance(content, str):
         return content
     return "".join(

@@ -1,8 +1,9 @@
-"""Tasks whose answers a language model judges: every answer is in the journal before the first one is judged.
+"""Tasks with answers that a language model judges: all answers are journalled before the first one is judged.
 
-Such a task says under `metadata.judge` of its file what the judge is asked, `name`, `system` and `user`; which `parts`
-of a sample stand in it (a function of document and answer), and what a verdict `holds` (a function of its text; None:
-nothing). Its `process_results` gets two results, the answer and the verdict's text: scoring stays a pure function.
+`metadata.judge` of such a task's file has the prompt (`name`, `system`, `user`), the function `parts` of document and
+answer, which returns the texts for its placeholders, and the function `holds` of a verdict's text, which returns None
+for a text without a score. `process_results` gets two results, the answer and the verdict's text, so that scoring stays
+a pure function.
 """
 
 from __future__ import annotations
@@ -14,49 +15,49 @@ from typing import Any
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError, tell_once
-from espalier.harness.evaluation.judging.judge import Judged, Question, judged
-from espalier.harness.evaluation.judging.judge_prompt import Words, read_words, words_of
+from espalier.harness.evaluation.judging.judge import JudgeQuestion, JudgeResults, collect_verdicts
+from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt, prompt_of, read_prompt
 from espalier.harness.evaluation.samples import Key, Sample
 from espalier.harness.specs.run_spec import RunSpec
 
-#: What a task's file must say beside the words.
+#: Functions that a task's file must name besides the prompt.
 FUNCTIONS = ("parts", "holds")
 
 
 class Unjudged(ValueError):
-    """The judge was asked about a sample and gave no verdict that can be scored."""
+    """The judge gave no verdict on a sample that can be scored."""
 
 
 @dataclass(frozen=True)
 class Rubric:
-    """How a task is judged: the words, the parts of a sample in them, and whether a text holds a score."""
+    """How a task is judged: the prompt, its parts of a sample, and whether a text holds a score."""
 
-    words: Words
+    prompt: JudgePrompt
     parts: Callable[[Mapping[str, Any], str], Mapping[str, str]]
     holds: Callable[[str], bool]
 
 
 @dataclass
-class Judging:
+class JudgedRun:
     """The judged tasks of one run.
 
     Args:
         spec: the run.
-        rubrics: by name of the task.
+        rubrics: by task name.
         docs: the documents of each task, without media.
-        found: what the judge said; None before it was asked.
+        results: the judge's results; None before `ask`.
     """
 
     spec: RunSpec
     rubrics: Mapping[str, Rubric]
     docs: Mapping[str, Any]
-    found: Judged | None = field(default=None)
+    results: JudgeResults | None = field(default=None)
 
     def ask(self, samples: Mapping[Key, Sample]) -> None:
-        """Have all answers to judged tasks judged.
+        """Get verdicts on all answers of judged tasks.
 
         Raises:
-            JudgeLost: the judge does not answer; what it said so far is kept.
+            JudgeLost: the judge does not answer; verdicts so far are kept.
         """
         questions = [
             self._question(sample) for sample in samples.values() if sample.task in self.rubrics
@@ -65,68 +66,68 @@ class Judging:
             return
         name = self.spec.judge.model
         tell_once(f"judge: {name!r} is asked about {len(questions)} answers")
-        self.found = judged(self.spec.judge, self.spec.store, questions)
+        self.results = collect_verdicts(self.spec.judge, self.spec.store, questions)
 
     def verdict(self, key: Key) -> list[str]:
-        """Return what a scorer gets beside the answer: the verdict of a judged task, else nothing.
+        """Return the scorer's second result: the verdict of a judged task, else nothing.
 
         Raises:
-            Unjudged: the judge gave none.
+            Unjudged: the judge gave no verdict.
         """
-        if key[0] not in self.rubrics or self.found is None:
+        if key[0] not in self.rubrics or self.results is None:
             return []
-        if key not in self.found.verdicts:
-            raise Unjudged(self.found.unjudged[key])
-        return [self.found.verdicts[key]]
+        if key not in self.results.verdicts:
+            raise Unjudged(self.results.unjudged[key])
+        return [self.results.verdicts[key]]
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return the verdicts as the journal has them."""
-        verdicts = {} if self.found is None else self.found.verdicts
+        """Return the journal entries of the verdicts."""
+        verdicts = {} if self.results is None else self.results.verdicts
         return [
             {"task": task, "doc_id": doc_id, "verdict": text}
             for (task, doc_id), text in sorted(verdicts.items())
         ]
 
-    def told(self) -> dict[str, Any] | None:
-        """Return what a row says of the judge, None where none was asked."""
-        if self.found is None:
+    def summary(self) -> dict[str, Any] | None:
+        """Return the row's entry about the judge, None without a judge."""
+        if self.results is None:
             return None
-        found, words = self.found, next(iter(self.rubrics.values())).words
-        asked = len(found.verdicts) + len(found.unjudged)
+        results, prompt = self.results, next(iter(self.rubrics.values())).prompt
+        total = len(results.verdicts) + len(results.unjudged)
         return {
             "model": self.spec.judge.model,
-            "served": sorted(found.served),
-            "prompt": words.name,
-            "prompt_hash": words.digest,
-            "verdicts": len(found.verdicts),
-            "cached_share": found.cached / asked,
-            "failed_requests": found.failed,
-            "unjudged": len(found.unjudged),
+            "served": sorted(results.served),
+            "prompt": prompt.name,
+            "prompt_hash": prompt.digest,
+            "verdicts": len(results.verdicts),
+            "cached_share": results.cached / total,
+            "failed_requests": results.failed,
+            "unjudged": len(results.unjudged),
         }
 
-    def _question(self, sample: Sample) -> Question:
+    def _question(self, sample: Sample) -> JudgeQuestion:
         rubric = self.rubrics[sample.task]
         # lmms-eval strips answers before it scores them.
         parts = rubric.parts(self.docs[sample.task][sample.doc_id], sample.scored.strip())
-        return Question(sample.key, rubric.words, parts, rubric.holds)
+        return JudgeQuestion(sample.key, rubric.prompt, parts, rubric.holds)
 
 
-def judging(spec: RunSpec, tasks: Sequence[Task]) -> Judging:
-    """Return how the judged ones among the tasks are judged.
+def judged_tasks_of(spec: RunSpec, tasks: Sequence[Task]) -> JudgedRun:
+    """Return the judged tasks of a run with their rubrics.
 
     Raises:
-        UserError: a task's file lacks something, or a task needs a judge and its benchmark does not say so.
+        UserError: a task's file is incomplete, or a task needs a judge and its benchmark does not list it.
     """
-    found = {task.config.task: task for task in tasks if _table(task)}
-    if found and "judge" not in spec.benchmark.needs:
+    judged_tasks = {task.config.task: task for task in tasks if _table(task)}
+    if judged_tasks and "judge" not in spec.benchmark.needs:
         raise UserError(
-            f"benchmark.needs={list(spec.benchmark.needs)!r}: task {next(iter(found))!r} is scored by a judge; "
+            f"benchmark.needs={list(spec.benchmark.needs)!r}: task {next(iter(judged_tasks))!r} is scored by a judge; "
             "valid: a list with judge"
         )
-    return Judging(
+    return JudgedRun(
         spec=spec,
-        rubrics={name: _rubric(spec, name, _table(task)) for name, task in found.items()},
-        docs={name: task.eval_docs_no_media for name, task in found.items()},
+        rubrics={name: _rubric(spec, name, _table(task)) for name, task in judged_tasks.items()},
+        docs={name: task.eval_docs_no_media for name, task in judged_tasks.items()},
     )
 
 
@@ -141,8 +142,8 @@ def _rubric(spec: RunSpec, name: str, table: Mapping[str, Any]) -> Rubric:
     for function in FUNCTIONS:
         if not callable(table.get(function)):
             raise UserError(f"{key}.{function} must be a function of the task's own files")
-    own = words_of(key, {part: table[part] for part in table if part not in FUNCTIONS})
-    words = own if spec.judge.prompt is None else read_words(spec.judge.prompt)
-    held = table["holds"]
-    # A score of 0 is one.
-    return Rubric(words, table["parts"], lambda text: held(text) is not None)
+    task_prompt = prompt_of(key, {part: table[part] for part in table if part not in FUNCTIONS})
+    prompt = task_prompt if spec.judge.prompt is None else read_prompt(spec.judge.prompt)
+    verdict_value = table["holds"]
+    # A score of 0 counts.
+    return Rubric(prompt, table["parts"], lambda text: verdict_value(text) is not None)

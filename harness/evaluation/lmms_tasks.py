@@ -1,11 +1,11 @@
-"""Loading lmms-eval tasks, and scoring them without threads, retries or noise."""
+"""Load lmms-eval tasks, and score them without threads, retries or noise."""
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import (
-    ExitStack,
     contextmanager,
     nullcontext,
     redirect_stdout,
@@ -14,27 +14,39 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import datasets
-import lmms_eval.api.task
-import lmms_eval.evaluator
 from lmms_eval.api.task import ConfigurableTask, Task, TaskConfig
 from lmms_eval.tasks import TaskManager, get_task_dict
 from loguru import logger
-from PIL import ImageFile
-from tenacity import RetryError, stop_after_attempt
-from tqdm import tqdm
+from tenacity import RetryError
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.data_errors import cause_of, lacks_locks, origin
-from espalier.harness.evaluation.data_sources import Borders, Outside, admit_own, borders_of
-from espalier.harness.evaluation.dataset_cache import manager_of, shelved_data
+from espalier.harness.evaluation.data_errors import cause_of, lacks_locks, named_data, origin
+from espalier.harness.evaluation.data_sources import (
+    AllowedSources,
+    OutsideSource,
+    admit_own,
+    allowed_sources,
+)
 from espalier.harness.evaluation.local_data import LocalData
-from espalier.harness.evaluation.task_cache import Shelf
+from espalier.harness.evaluation.task_cache import TaskCache
+from espalier.harness.evaluation.upstream import (
+    Patch,
+    damaged_images_refused,
+    no_progress_bars,
+    one_download_attempt,
+    rows_mapped_here,
+    task_configuration,
+    task_download,
+    tokens_remembered,
+    without_guesses,
+)
+from espalier.harness.ranks import alone
+from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.folder_checks import check_folder
 
-#: How data that are not on this machine can be had.
+#: Advice in error lines about data that are not on this machine.
 WAYS = (
     "; valid: offline=false, benchmark.path=<a folder with a copy>, or before, where there is a network, "
     "python -m espalier benchmarks prefetch <name>"
@@ -42,25 +54,46 @@ WAYS = (
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """The task, or all leaf tasks of a group, with the manager that knows them.
+class LoadedBenchmark:
+    """The task, or all leaf tasks of a group, with their task manager.
 
-    `ours` says that they come from the include path, not from lmms-eval; `data` is what serves their data sets where
-    these lie in a folder of the user's, and `borders` holds where their media may come from.
+    `ours`: they come from the include path, not from lmms-eval. `data` serves their data sets from the user's folder;
+    `borders` has the files that their data may name.
     """
 
     manager: TaskManager
     tasks: tuple[Task, ...]
     ours: bool
     data: LocalData | None = None
-    borders: Borders | None = None
+    borders: AllowedSources | None = None
+
+    def arguments(self, spec: RunSpec) -> dict[str, Any]:
+        """Return what lmms-eval's `simple_evaluate` takes besides the model."""
+        return {
+            "tasks": list(self.tasks),
+            "task_manager": self.manager,
+            "limit": spec.benchmark.limit,
+            "batch_size": spec.engine.batch_size,
+            # lmms-eval's own response cache stores nothing before a run ends; the journal does.
+            "use_cache": None,
+            "cache_requests": False,
+            # Standard errors are computed from the samples (harness/evaluation/metric_scores.py).
+            "bootstrap_iters": 0,
+            "log_samples": True,
+            "process_docs_parallel": 1,
+            # The other back end would create an Accelerator and its global state in every process.
+            "distributed_executor_backend": "torchrun",
+            "cli_args": argparse.Namespace(
+                process_with_media=False, output_path=str(spec.store), reasoning_tags=None
+            ),
+        }
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Return the context in which functions of the tasks find their data sets, and open nothing else."""
+        """Serve local data sets, and refuse other files, while functions of the tasks run."""
         with (
             nullcontext() if self.data is None else self.data.serving(),
-            nullcontext() if self.borders is None else self.borders.held(pixels=True),
+            nullcontext() if self.borders is None else self.borders.enforced(pixels=True),
         ):
             yield
 
@@ -72,18 +105,18 @@ def load_tasks(
     template: str | None = None,
     data: LocalData | None = None,
     pinned: Mapping[str, str] | None = None,
-    shelf: Shelf | None = None,
-) -> Loaded:
+    shelf: TaskCache | None = None,
+) -> LoadedBenchmark:
     """Load a task or group by name; `offline` gives up at once instead of after four retries.
 
-    `template` picks the prompts that a task writes for one model family (its lmms_eval_specific_kwargs); a task without
-    such takes its `default`. With `data` the hub is not asked. `pinned` has revisions of
-    data sets by their id; of others a task's own file decides. `shelf` has what earlier openings found and loaded.
+    `template` selects the prompts that a task has for one model family (its lmms_eval_specific_kwargs); a task without
+    them uses its `default`. With `data` the hub is not used. `pinned` has revisions of data sets by id; for others a
+    task's own file decides. `shelf` caches earlier openings.
 
-    The built-in index is read (seconds) only when the name is not under `include_path`; otherwise
-    built-in names would win over ours.
+    The built-in index is read (seconds) only if `include_path` has no such name; otherwise built-in names would
+    override ours.
 
-    Stop strings are those that a task names: lmms-eval's default for tasks without any is left out.
+    Only stop strings in a task's file count: lmms-eval's default for tasks without any is dropped.
 
     Raises:
         UserError: the name is unknown, its data cannot be loaded, it does not generate text, or the cache of data sets
@@ -91,23 +124,21 @@ def load_tasks(
     """
     check_folder("HF_DATASETS_CACHE, HF_HOME or HOME", Path(datasets.config.HF_DATASETS_CACHE))
     paths = [] if include_path is None else [str(include_path)]
-    # A family named `default` would lose what stands beside the task's `default`.
+    # A family named `default` would lose the settings outside the task's `default` table.
     family = None if template == "default" else template
-    shelf = shelf or Shelf()
+    shelf = shelf or TaskCache()
     manager = manager_of(shelf, paths, False, family)
-    own = manager.all_tasks
-    if name not in own:
+    names = manager.all_tasks
+    if name not in names:
         manager = manager_of(shelf, paths, True, family)
         if name not in manager.all_tasks:
-            near = get_close_matches(name, manager.all_tasks, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
+            close = get_close_matches(name, manager.all_tasks, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
             raise UserError(
-                f"benchmark.task={name!r} is unknown{hint}; valid: {', '.join(own)}"
+                f"benchmark.task={name!r} is unknown{hint}; valid: {', '.join(names)}"
                 " and the tasks of lmms-eval"
             )
-    retry = ConfigurableTask.download.retry
-    stop = stop_after_attempt(1) if offline or data is not None else retry.stop
-    borders = borders_of(data, include_path, offline)
+    borders = allowed_sources(data, include_path, offline)
     configs: list[TaskConfig] = []
     shelf.turn_to(
         (name, include_path, template, data and data.home, *sorted((pinned or {}).items()))
@@ -121,21 +152,20 @@ def load_tasks(
     try:
         with (
             nullcontext() if data is None else data.serving(loading=True),
-            borders.held(pixels=False),
-            mock.patch.object(retry, "stop", stop),
+            borders.enforced(pixels=False),
+            one_download_attempt() if offline or data is not None else nullcontext(),
             shelved_data(shelf),
-            mock.patch.object(lmms_eval.api.task, "TaskConfig", noted),
-            # A task may read pictures here already, and lmms-eval tells PIL to fill what is missing of one with grey.
-            mock.patch.object(ImageFile, "LOAD_TRUNCATED_IMAGES", False),
-            _in_one_process(),
+            task_configuration(noted),
+            damaged_images_refused(),  # a task may read images here already
+            rows_mapped_here(),
         ):
             tree = get_task_dict([name], manager, "chat")
     except UserError as error:
-        if isinstance(error, Outside) and configs:
+        if isinstance(error, OutsideSource) and configs:
             place = origin(configs[-1])
             raise UserError(f"benchmark.task={name!r}: {error} ({place})") from error
         raise
-    except Exception as error:  # a task's own functions: whatever they raise must name their data
+    except Exception as error:  # a task's functions may raise anything
         cause = error.last_attempt.exception() if isinstance(error, RetryError) else error
         if lacks_locks(cause):
             raise UserError(
@@ -162,11 +192,11 @@ def load_tasks(
             raise UserError(
                 f"benchmark.task={name!r}: repeats={task.config.repeats} is not supported; valid: 1"
             )
-    return Loaded(manager, tasks, name in own, data, borders)
+    return LoadedBenchmark(manager, tasks, name in names, data, borders)
 
 
 def _at_revision(config: Mapping[str, Any], pinned: Mapping[str, str]) -> dict[str, Any]:
-    """Return a task's settings with the revision of its data set."""
+    """Return a task's settings with the pinned revision of its data set."""
     revision = pinned.get(str(config.get("dataset_path")))
     if revision is None:
         return dict(config)
@@ -176,29 +206,18 @@ def _at_revision(config: Mapping[str, Any], pinned: Mapping[str, str]) -> dict[s
     }
 
 
-@contextmanager
-def _in_one_process() -> Iterator[None]:
-    """Let tasks prepare their rows in this process: children forked beside torch's threads may hang."""
-    original = datasets.Dataset.map
-
-    def serial(self: datasets.Dataset, *args: Any, **more: Any) -> datasets.Dataset:
-        return original(self, *args, **more | {"num_proc": None})
-
-    with mock.patch.object(datasets.Dataset, "map", serial):
-        yield
-
-
 class _AsWritten(TaskConfig):
-    """A task's configuration whose `generation_kwargs` name stop strings only where its author did.
+    """A task's configuration with stop strings only if its author wrote them.
 
-    `TaskConfig` fills in the separator of few-shot examples, a blank line, for tasks that name none; written and filled
-    in look alike afterwards. lmms-eval's own model classes, but one, never cut there, nor do the original evaluations.
+    `TaskConfig` fills in the separator of few-shot examples, a blank line, for tasks without stop strings, and the
+    result does not show the difference. lmms-eval's own model classes, except one, never cut there, nor do the original
+    evaluations.
     """
 
     generation_kwargs: dict[str, Any] | None
 
     def __post_init__(self) -> None:
-        """Note what is written before the defaults come, and take back the one that was not."""
+        """Remove the default stop string unless the author wrote one."""
         written = self.generation_kwargs
         if written is not None:
             # Tasks of a group may share the table.
@@ -209,7 +228,7 @@ class _AsWritten(TaskConfig):
 
 
 def check_metrics(tasks: Sequence[Task], wanted: Sequence[str]) -> None:
-    """Raise UserError if a metric that the benchmark reports does not exist in its task."""
+    """Raise UserError if a reported metric does not exist in the tasks."""
     valid = sorted(metric_names(tasks))
     for name in wanted:
         if name not in valid:
@@ -217,7 +236,7 @@ def check_metrics(tasks: Sequence[Task], wanted: Sequence[str]) -> None:
 
 
 def metric_names(tasks: Sequence[Task]) -> dict[str, tuple[str, str]]:
-    """Map reported names to (task, metric): the bare metric, or `task/metric` of several tasks."""
+    """Map reported names to (task, metric); the name is the metric, or `task/metric` if there are several tasks."""
     several = len(tasks) > 1
     return {
         f"{task.config.task}/{metric}" if several else metric: (task.config.task, metric)
@@ -227,26 +246,30 @@ def metric_names(tasks: Sequence[Task]) -> dict[str, tuple[str, str]]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Send what lmms-eval and its tasks print to stderr, warnings only, without progress bars."""
-    logger.remove()
-    logger.add(_complain, level="WARNING")
-    with ExitStack() as stack:
-        stack.enter_context(redirect_stdout(sys.stderr))
-        stack.enter_context(mock.patch.object(lmms_eval.evaluator, "tqdm", _silent))
-        stack.enter_context(mock.patch.object(lmms_eval.api.task, "tqdm", _silent))
-        if datasets.is_progress_bar_enabled():
-            datasets.disable_progress_bars()
-            stack.callback(datasets.enable_progress_bars)
+def scoring(loaded: LoadedBenchmark) -> Iterator[None]:
+    """Prepare lmms-eval and the tasks for `simple_evaluate`, and restore them afterwards."""
+    with (
+        named_data(loaded.tasks),
+        alone(),
+        quiet(),
+        tokens_remembered(),
+        loaded.serving(),
+        without_guesses(),
+    ):
         yield
 
 
-def _silent(*args: Any, **more: Any) -> Any:
-    return tqdm(*args, **more | {"disable": True})
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Send prints of lmms-eval and its tasks to stderr, log warnings only, and hide progress bars."""
+    logger.remove()
+    logger.add(_complain, level="WARNING")
+    with redirect_stdout(sys.stderr), no_progress_bars():
+        yield
 
 
 def _complain(line: str) -> None:
-    """Look stderr up at each line; it may have been replaced since."""
+    """Write a line to the current stderr, which may have been replaced."""
     sys.stderr.write(line)
 
 
@@ -256,3 +279,62 @@ def _leaves(tree: Mapping[Any, Any]) -> Iterator[Task]:
             yield from _leaves(node)
         else:
             yield node
+
+
+#: Attributes that loading sets in a task: the data with and without pictures, and their origin.
+LOADED = ("dataset", "dataset_no_image", "DATASET_PATH")
+
+
+def manager_of(
+    shelf: TaskCache, paths: Sequence[str], defaults: bool, family: str | None
+) -> TaskManager:
+    """Return a new task manager; only the index of task files is cached.
+
+    Cost: the first time a parse of each task file, seconds if lmms-eval's own are included.
+    """
+
+    class Indexed(TaskManager):
+        def initialize_tasks(self, *args: Any, **options: Any) -> dict[str, Any]:
+            def read() -> dict[str, Any]:
+                index: dict[str, Any] = super(Indexed, self).initialize_tasks(*args, **options)
+                return index
+
+            return shelf.index((*paths, defaults), read)
+
+    return Indexed(include_path=list(paths), include_defaults=defaults, model_name=family)
+
+
+def shelved_data(shelf: TaskCache) -> Patch:
+    """Let tasks load their data through a cache.
+
+    Only whole data sets are cached: their rows are read anew at each access, so that a task cannot change another
+    task's documents. Streams and data of other classes are loaded each time.
+    """
+
+    def load(
+        download: Callable[..., None], task: ConfigurableTask, kwargs: dict[str, Any] | None
+    ) -> None:
+        # A task of several subtasks loads them in turn, each under its own name.
+        key = (task.config.task, task.DATASET_PATH, task.DATASET_NAME, repr(kwargs))
+        loaded = shelf.taken(key)
+        if loaded is None:
+            download(task, kwargs)
+            attributes = {name: getattr(task, name) for name in LOADED}
+            if all(map(_in_tables, (attributes["dataset"], attributes["dataset_no_image"]))):
+                shelf.put(key, {**attributes, "kwargs": kwargs})
+            return
+        for name in LOADED:
+            setattr(task, name, loaded[name])
+        if kwargs is not None:
+            # Loading removes lmms-eval's own arguments.
+            kwargs.clear()
+            kwargs.update(loaded["kwargs"])
+
+    return task_download(load)
+
+
+def _in_tables(data: Any) -> bool:
+    """Return whether all splits are whole tables."""
+    return isinstance(data, dict) and all(
+        isinstance(split, datasets.Dataset) for split in data.values()
+    )

@@ -1,80 +1,68 @@
-"""Data sets out of a folder of the user's (`benchmark.path`), for tasks that ask the hub for them."""
+"""Serve data sets from the user's folder (`benchmark.path`) to tasks that load them from the hub."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial, wraps
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import datasets.load
-import huggingface_hub
+import datasets
 from filelock import FileLock
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.data_errors import damaged_file
+from espalier.harness.evaluation.upstream import dataset_builder, hub_download, hub_home
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.store.files.dataset_copies import Copies, cache_folder
 from espalier.harness.store.files.digests import Digests
 
-#: Lists what has been unpacked whole.
+#: File that lists folders that are unpacked completely.
 UNPACKED = ".unpacked"
 
 
 @dataclass
 class LocalData:
-    """Answers what a task asks the hub for from copies of its data sets.
+    """Serves a task's calls to the hub from copies of its data sets.
 
-    A task may hold on to a function that it imported meanwhile: outside `serving` that asks the hub again.
+    A task may keep a function that it imported within `serving`; outside it, the function calls the hub.
 
     Args:
-        copies: where the data sets lie.
-        home: folder of this content alone: what is prepared and unpacked of it goes there, and nothing is ever written
-            beside the copies.
+        copies: the folders of the data sets.
+        home: folder for prepared and unpacked data of exactly this content; the copies are never written to.
     """
 
     copies: Copies
     home: Path
-    _asked: set[str] = field(default_factory=set)
+    _names: set[str] = field(default_factory=set)
     _serving: bool = False
 
     @contextmanager
     def serving(self, *, loading: bool = False) -> Iterator[None]:
         """Serve `load_dataset`, `snapshot_download` and `hf_hub_download`, however a task calls them.
 
-        HF_HOME, below which tasks unpack archives and look for media, is `home` meanwhile. With `loading` only one
-        process at a time gets past this, and what an earlier one left half unpacked is removed.
+        HF_HOME, below which tasks unpack archives and look for media, is `home` within the block. With `loading` only
+        one process at a time enters it, and remains of an interrupted unpacking are removed.
 
         Raises (from within):
             UserError: a data set has no copy.
         """
-        environment = {"HF_HOME": str(self.home), "HF_DATASETS_CACHE": str(cache_folder())}
         with ExitStack() as stack:
             self.home.mkdir(parents=True, exist_ok=True)
             if loading:
                 stack.enter_context(FileLock(self.home / ".lock"))
-                stack.enter_context(_whole(self.home))
-            stack.enter_context(mock.patch.dict(os.environ, environment))
-            stack.enter_context(
-                mock.patch.object(huggingface_hub.constants, "HF_HOME", str(self.home))
-            )
-            build = partial(self._builder, datasets.load.load_dataset_builder)
-            stack.enter_context(mock.patch.object(datasets.load, "load_dataset_builder", build))
-            for name, serve in (
-                ("snapshot_download", self._snapshot),
-                ("hf_hub_download", self._file),
+                stack.enter_context(_unpacked_whole(self.home))
+            for patch in (
+                hub_home(self.home, cache_folder()),
+                dataset_builder(self._builder),
+                hub_download("snapshot_download", self._snapshot, lambda: self._serving),
+                hub_download("hf_hub_download", self._file, lambda: self._serving),
             ):
-                original = getattr(huggingface_hub, name)
-                for module in _holders(name, original):
-                    served = self._while_serving(original, serve)
-                    stack.enter_context(mock.patch.object(module, name, served))
+                stack.enter_context(patch)
             self._serving = True
             try:
                 yield
@@ -82,32 +70,23 @@ class LocalData:
                 self._serving = False
 
     def damaged_file(self, name: str) -> str:
-        """Return which file of a data set's copy cannot be read, in words that begin a reason; else nothing."""
+        """Return the start of an error line about an unreadable file in a data set's copy; "" if there is none."""
         try:
             return damaged_file(self.copies.find(name))
         except UserError:
             return ""
 
-    def _while_serving(
-        self, original: Callable[..., Any], serve: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        @wraps(original)
-        def call(repo_id: str, *args: Any, **more: Any) -> Any:
-            if not self._serving or more.get("repo_type") != "dataset":
-                return original(repo_id, *args, **more)
-            return serve(repo_id, *args, **more)
-
-        return call
-
-    def _builder(self, original: Callable[..., Any], path: str, *args: Any, **more: Any) -> Any:
-        """Build a data set from its copy; formats (`json`, `parquet`) and folders are what they are."""
+    def _builder(self, original: Callable[..., Any], path: str, *args: Any, **options: Any) -> Any:
+        """Build a data set from its copy; formats (`json`, `parquet`) and folders are built as usual."""
         if path in datasets.packaged_modules._PACKAGED_DATASETS_MODULES or Path(path).is_absolute():
-            return original(path, *args, **more)
-        mine = {"cache_dir": str(self.home / ".prepared"), "token": None, "revision": None}
-        return original(str(self._find(path)), *args, **more | mine)
+            return original(path, *args, **options)
+        replaced = {"cache_dir": str(self.home / ".prepared"), "token": None, "revision": None}
+        return original(str(self._find(path)), *args, **options | replaced)
 
-    def _snapshot(self, repo_id: str, *, local_dir: str | Path | None = None, **more: Any) -> str:
-        """Return a folder of links to the files of a copy: tasks write beside what they downloaded."""
+    def _snapshot(
+        self, repo_id: str, *, local_dir: str | Path | None = None, **options: Any
+    ) -> str:
+        """Return a folder of links to the files of a copy: tasks write into the folder that they downloaded."""
         target = self.home / "linked" / repo_id if local_dir is None else Path(local_dir)
         shutil.copytree(
             self._find(repo_id),
@@ -118,19 +97,19 @@ class LocalData:
         )
         return str(target)
 
-    def _file(self, repo_id: str, filename: str, **more: Any) -> str:
-        file = self._find(repo_id) / more.get("subfolder", "") / filename
+    def _file(self, repo_id: str, filename: str, **options: Any) -> str:
+        file = self._find(repo_id) / options.get("subfolder", "") / filename
         if not file.is_file():
             raise LocalEntryNotFoundError(f"benchmark.path: {str(file)!r} does not exist")
         return str(file)
 
     def _find(self, name: str) -> Path:
         folder = self.copies.find(name)
-        self._asked.add(name)
-        others = sorted(self._asked - {self.copies.main or name})
-        if others and (self.copies.main is not None or folder == self.copies.folder):
+        self._names.add(name)
+        other_names = sorted(self._names - {self.copies.main or name})
+        if other_names and (self.copies.main is not None or folder == self.copies.folder):
             raise UserError(
-                f"benchmark.path={str(self.copies.folder)!r}: the task reads {others[0]!r} beside "
+                f"benchmark.path={str(self.copies.folder)!r}: the task reads {other_names[0]!r} besides "
                 f"{self.copies.main or name!r}, and the run key would not know its content; "
                 "valid: a folder that holds both by owner and name, and benchmark.dataset.path=null"
             )
@@ -138,12 +117,12 @@ class LocalData:
 
 
 def local_data(benchmark: BenchmarkSpec) -> LocalData | None:
-    """Return what serves a benchmark's data sets from `benchmark.path`; None without one.
+    """Return the local data of a benchmark with `benchmark.path`; None without it.
 
     Raises:
         UserError: the folder does not have the benchmark's data set.
 
-    Cost: that of `Copies.revision`.
+    Cost: `Copies.revision`.
     """
     if benchmark.path is None:
         return None
@@ -152,12 +131,12 @@ def local_data(benchmark: BenchmarkSpec) -> LocalData | None:
 
 
 @contextmanager
-def _whole(home: Path) -> Iterator[None]:
-    """Remove what a killed process left unpacked in part, and note afterwards what is whole."""
+def _unpacked_whole(home: Path) -> Iterator[None]:
+    """Remove folders that a killed process unpacked in part, and list complete ones at the end of the block."""
     listing = home / UNPACKED
-    whole = set(listing.read_text(encoding="utf-8").splitlines()) if listing.exists() else set()
+    complete = set(listing.read_text(encoding="utf-8").splitlines()) if listing.exists() else set()
     for path in _unpacked(home):
-        if path.name not in whole:
+        if path.name not in complete:
             _remove(path)
     yield
     listing.write_text("".join(f"{path.name}\n" for path in _unpacked(home)), encoding="utf-8")
@@ -177,13 +156,3 @@ def _remove(path: Path) -> None:
 def _link(source: str, target: str) -> None:
     if not os.path.lexists(target):
         os.symlink(os.path.realpath(source), target)
-
-
-def _holders(name: str, function: object) -> list[Any]:
-    """Return the modules that know a function by its name: its package, and whoever imported it from there."""
-    holders = [
-        module
-        for module in list(sys.modules.values())
-        if getattr(module, "__dict__", {}).get(name) is function
-    ]
-    return [huggingface_hub, *(module for module in holders if module is not huggingface_hub)]

@@ -1,4 +1,4 @@
-"""From lmms-eval's results to our metrics: values, standard errors, values of each sample."""
+"""Convert lmms-eval's results to metrics: values, standard errors, values of each sample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmms_eval.api.task import Task
 from espalier.harness.evaluation.lmms_tasks import metric_names
 from espalier.harness.evaluation.samples import Key
 
-#: Enough for two digits of a standard error.
+#: Bootstrap resamples: enough for two digits of a standard error.
 RESAMPLES = 500
 
 Metrics = dict[str, dict[str, float | None]]
@@ -25,11 +25,11 @@ def collect(
 ) -> tuple[Metrics, Scores]:
     """Return {metric: {"value", "stderr"}} and {(task, doc id): {metric: value}}.
 
-    Only the `wanted` metrics are returned, all if there are none; one that no sample has is None.
-    Values of single samples are given for metrics that are a mean over samples: their mean must
-    reproduce the value, possibly as a percentage. The standard error is then s / sqrt(n) with the
-    sample standard deviation. Of other metrics (F1, corpus scores) it is the bootstrap's if
-    `resample`, which calls the task's aggregation again and again, else None.
+    Only the `wanted` metrics are returned, all if it is empty; a metric that no sample has is None.
+    Metrics that are a mean over samples have values of samples: their mean must equal the metric,
+    possibly as a percentage. The standard error is then s / sqrt(n) with the sample standard
+    deviation. For other metrics (F1, corpus scores) it is the bootstrap's if `resample`, which
+    calls the task's aggregation RESAMPLES times, else None.
     """
     aggregations = {task.config.task: task.aggregation() for task in tasks}
     metrics: Metrics = {}
@@ -65,14 +65,14 @@ def _bootstrap(aggregate: Callable[[list[Any]], float], raw: Sequence[Any]) -> f
 
 
 def _values(results: Mapping[str, Any], metric: str) -> list[tuple[str, float]]:
-    """Return (suffix, value) for each filter; the usual one, `none` or else the first, has no suffix."""
-    found = {}
+    """Return (suffix, value) for each filter; the default filter, `none` or else the first, has no suffix."""
+    by_filter = {}
     for key, value in results.items():
         name, _, chosen = key.partition(",")
         if name == metric and chosen and _is_number(value):
-            found[chosen] = float(value)
-    usual = "none" if "none" in found else next(iter(found), None)
-    return [("" if chosen == usual else f",{chosen}", value) for chosen, value in found.items()]
+            by_filter[chosen] = float(value)
+    usual = "none" if "none" in by_filter else next(iter(by_filter), None)
+    return [("" if chosen == usual else f",{chosen}", value) for chosen, value in by_filter.items()]
 
 
 def _each(samples: Sequence[Mapping[str, Any]], metric: str) -> dict[int, float]:
@@ -83,7 +83,7 @@ def _each(samples: Sequence[Mapping[str, Any]], metric: str) -> dict[int, float]
         if isinstance(value, Mapping):
             value = value.get("score")
         if value is not None and _is_number(value):
-            # With several filters a document is logged once for each; the first is the plain one.
+            # A document is logged once for each filter; the default filter comes first.
             values.setdefault(int(sample["doc_id"]), float(value))
     return values
 

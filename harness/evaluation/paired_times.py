@@ -1,7 +1,7 @@
-"""How much sooner a method answers than the unreduced model: both answer the same batches, in turns, in one process.
+"""Speed-up over the unreduced model: both sides answer the same batches, in turns, in one process.
 
-The pairs come after the run: its answers, its times and its peak of memory are those of a run without them. Neighbours
-and clock speeds drift; two calls that follow each other drift together, and who is first changes from pair to pair.
+The pairs come after the run, so that they do not affect its answers, times and peak memory. Load and clock speed of a
+machine drift; two consecutive calls drift together, and the side that goes first alternates.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from espalier.harness.kinds.sample_counts import flops_of
 from espalier.harness.specs.generation import Settings
 from espalier.harness.specs.run_spec import AUTO_PAIRS, RunSpec
 
-#: Share of the run's samples that `engine.paired=auto` spends, so that it costs under a tenth of the run: a sample of a
-#: small batch costs more than one of the run's.
+#: Share of the run's samples that `engine.paired=auto` spends, so that it costs less than a tenth of the run: a sample
+#: of a small batch costs more than one of the run.
 SHARE = 0.08
 
-#: Samples that `auto` measures at most.
+#: Largest number of samples that `auto` measures.
 MOST = 32
 
-#: Fewer pairs say little about their spread.
+#: Smallest number of pairs: fewer do not show the spread.
 PAIRS = 4
 
-#: Tokens of an answer that are decoded again: enough to time a step.
+#: Tokens of an answer that are decoded: enough to time a step.
 NEW_TOKENS = 8
 
 
 @dataclass(frozen=True)
-class Turns:
-    """How many pairs, each of how many samples."""
+class PairPlan:
+    """The number of pairs, and of samples in each."""
 
     pairs: int
     rows: int
 
 
 @dataclass(frozen=True)
-class Paired:
-    """What a row says: the speed-up, or None with the reason in `note`."""
+class PairedTimes:
+    """The row's entry: the speed-up, or None with the reason in `note`."""
 
     speedup: Mapping[str, Any] | None
     note: str
 
 
 @dataclass(frozen=True)
-class Turn:
-    """What one side took for one batch: milliseconds a sample, of decoding a token (None if no step was made)."""
+class PairedAnswer:
+    """Times of one side for one batch: milliseconds per sample, and per decoded token (None without a step)."""
 
     prefill: float
     first_token: float
@@ -63,40 +63,42 @@ class Turn:
     records: tuple[Record, ...]
 
 
-def turns(
-    asked: int, samples: int, batch_size: int, plain_over_own: float, processes: int = 1
-) -> Turns | None:
-    """Return how much is measured, by counts alone; None if `auto` cannot afford it.
+def plan_pairs(
+    paired: int, samples: int, batch_size: int, plain_over_own: float, processes: int = 1
+) -> PairPlan | None:
+    """Return the number of pairs to measure, from counts alone; None if `auto` cannot afford any.
 
-    A pair, like the untimed one before the first, costs an answer of each side. In samples of the run that is
-    1 + `plain_over_own`; `auto` spends `SHARE` of the run on them, and of `processes` one measures while others wait.
+    A pair, like the untimed one before the first, costs an answer of each side: 1 + `plain_over_own` in samples of the
+    run. `auto` spends `SHARE` of the run on them; of several processes one measures while the others wait.
 
     Args:
-        asked: samples to measure, or AUTO_PAIRS.
-        samples: how many there are.
-        batch_size: of the run; pairs are smaller where there would be too few of them.
+        paired: samples to measure, or AUTO_PAIRS.
+        samples: number of answered samples.
+        batch_size: of the run; pairs are smaller if there would be too few of them.
         plain_over_own: cost of the unreduced model's prefill, tower included, over the method's.
-        processes: of the run.
+        processes: number of the run's processes.
     """
-    if asked != AUTO_PAIRS:
-        count = min(asked, samples)
-        rows = max(min(batch_size, count // PAIRS), 1)
-        return Turns(count // rows, rows)
+    if paired != AUTO_PAIRS:
+        count = min(paired, samples)
+        size = max(min(batch_size, count // PAIRS), 1)
+        return PairPlan(count // size, size)
     affordable = int(SHARE * samples / processes / (1 + plain_over_own))
-    rows = min(batch_size, MOST // PAIRS, affordable // (PAIRS + 1))
-    return Turns(min(affordable // rows - 1, MOST // rows), rows) if rows else None
+    size = min(batch_size, MOST // PAIRS, affordable // (PAIRS + 1))
+    return PairPlan(min(affordable // size - 1, MOST // size), size) if size else None
 
 
-def measured(spec: RunSpec, rivals: Rivals, model: ChatModel, processes: int = 1) -> Paired:
-    """Return the speed-up that `engine.paired` asks for, of what the model has answered, or why there is none."""
-    asked = spec.engine.paired
-    if asked == 0:
-        return Paired(None, "engine.paired=0")
+def measure_run(spec: RunSpec, rivals: Rivals, model: ChatModel, processes: int = 1) -> PairedTimes:
+    """Return the speed-up on answered requests that `engine.paired` asks for, or why there is none."""
+    paired = spec.engine.paired
+    if paired == 0:
+        return PairedTimes(None, "engine.paired=0")
     group, requests = model.answered()
-    counted = flops_of(spec.model.facts, [one.record for one in model.samples.values()])
-    planned = turns(asked, len(requests), model.batch_size, first_token_bound(counted), processes)
+    counted = flops_of(spec.model.facts, [sample.record for sample in model.samples.values()])
+    planned = plan_pairs(
+        paired, len(requests), model.batch_size, first_token_bound(counted), processes
+    )
     if planned is None:
-        return Paired(
+        return PairedTimes(
             None,
             f"engine.paired=auto: a tenth of a run of {len(requests)} samples pays for no {PAIRS} pairs; "
             f"engine.paired={MOST} measures all the same",
@@ -110,53 +112,54 @@ def measure(
     requests: Sequence[Instance],
     group: Settings,
     encode: Callable[[Sequence[Instance]], Any],
-    planned: Turns,
+    planned: PairPlan,
     facts: ModelFacts,
     seed: int = 0,
-) -> Paired:
-    """Let both sides answer batches spread evenly over the requests.
+) -> PairedTimes:
+    """Time both sides on batches spread evenly over the requests.
 
     Args:
-        rivals: who answers.
-        requests: at least `pairs` times `rows` of equal generation settings, all of which the run has answered.
-        group: their settings; of each answer at most `NEW_TOKENS` are decoded.
-        encode: makes a batch the model's inputs.
-        planned: how many pairs of how many samples.
+        rivals: the two sides.
+        requests: at least `pairs` times `rows` answered requests with equal generation settings.
+        group: their settings; at most `NEW_TOKENS` of each answer are decoded.
+        encode: returns the model's inputs for a batch.
+        planned: number and size of pairs.
         facts: the model's, for the FLOPs of the same samples.
-        seed: for answers that are sampled.
+        seed: seed of sampled answers.
     """
     starts = [number * len(requests) // planned.pairs for number in range(planned.pairs)]
     blocks = [requests[start : start + planned.rows] for start in starts]
-    own: list[Turn] = []
-    plain: list[Turn] = []
+    method_answers: list[PairedAnswer] = []
+    plain_answers: list[PairedAnswer] = []
     try:
         for number, block in enumerate([blocks[0], *blocks]):
             inputs = encode(block)
             names = ["/".join(map(str, key_of(request))) for request in block]
-            sides = ((rivals.own, own), (rivals.plain, plain))
-            for session, found in sides if number % 2 else sides[::-1]:
-                found.append(_turn(session, inputs, names, group, seed))
+            sides = ((rivals.own, method_answers), (rivals.plain, plain_answers))
+            for session, answers in sides if number % 2 else sides[::-1]:
+                answers.append(_turn(session, inputs, names, group, seed))
     except Exception as error:
-        # Where the reduced model fits, the whole one may not. The run has its answers; this is only left out.
+        # The unreduced model may not fit where the reduced one does. The run has its answers.
         reason = next(iter(str(error).splitlines()), "")
-        return Paired(
-            None, f"the unreduced model failed beside it: {type(error).__name__}: {reason}"
+        return PairedTimes(
+            None, f"the unreduced model failed after the run: {type(error).__name__}: {reason}"
         )
-    return _compared(own[1:], plain[1:], planned, facts)  # the first pair warmed up
+    # The first pair warmed up.
+    return _compared(method_answers[1:], plain_answers[1:], planned, facts)
 
 
 def _turn(
     session: Generator, inputs: Any, names: Sequence[str], group: Settings, seed: int
-) -> Turn:
-    longest = ("min_new_tokens", "min_length")
-    settings = {name: value for name, value in group.generate.items() if name not in longest}
+) -> PairedAnswer:
+    lengths = ("min_new_tokens", "min_length")
+    settings = {name: value for name, value in group.generate.items() if name not in lengths}
     settings["max_new_tokens"] = min(int(settings["max_new_tokens"]), NEW_TOKENS)
     with torch.random.fork_rng(enabled=bool(settings.get("do_sample"))):
         if settings.get("do_sample"):
             torch.manual_seed(seed)
         generated: Generated = session.generate(inputs, names, **settings)
     times = generated.records[0].times_ms
-    return Turn(
+    return PairedAnswer(
         prefill=times["prefill"],
         first_token=times["vision"] + times["prefill"],
         per_token=times["decode_per_token"] if generated.ids.shape[1] > 1 else None,
@@ -165,23 +168,30 @@ def _turn(
 
 
 def _compared(
-    own: Sequence[Turn], plain: Sequence[Turn], planned: Turns, facts: ModelFacts
-) -> Paired:
-    counted = flops_of(facts, [record for turn in own for record in turn.records])
+    method: Sequence[PairedAnswer],
+    plain: Sequence[PairedAnswer],
+    planned: PairPlan,
+    facts: ModelFacts,
+) -> PairedTimes:
+    counted = flops_of(facts, [record for turn in method for record in turn.records])
     prefill = Gain.of_pairs(
-        [turn.prefill for turn in plain], [turn.prefill for turn in own], prefill_bound(counted)
+        [turn.prefill for turn in plain], [turn.prefill for turn in method], prefill_bound(counted)
     )
     first_token = Gain.of_pairs(
         [turn.first_token for turn in plain],
-        [turn.first_token for turn in own],
+        [turn.first_token for turn in method],
         first_token_bound(counted),
     )
     steps = [
-        (theirs.per_token, ours.per_token)
-        for theirs, ours in zip(plain, own, strict=True)
-        if theirs.per_token is not None and ours.per_token is not None
+        (plain_answer.per_token, method_answer.per_token)
+        for plain_answer, method_answer in zip(plain, method, strict=True)
+        if plain_answer.per_token is not None and method_answer.per_token is not None
     ]
-    decode = Gain.of_pairs([p for p, _ in steps], [o for _, o in steps]) if steps else None
+    decode = (
+        Gain.of_pairs([plain_step for plain_step, _ in steps], [own_step for _, own_step in steps])
+        if steps
+        else None
+    )
     block = {
         "samples": planned.pairs * planned.rows,
         "pairs": planned.pairs,
@@ -193,4 +203,4 @@ def _compared(
         "above_bound": prefill.above_bound or first_token.above_bound,
     }
     note = "times of the unreduced model over the method's, pair by pair on equal batches, in turns"
-    return Paired(block, note)
+    return PairedTimes(block, note)

@@ -1,12 +1,13 @@
-"""The next batches are read, decoded and preprocessed in a thread while the model answers the last one.
+"""Read, decode and preprocess the next batches in a thread while the model answers the current one.
 
-A thread, because Pillow, PyAV and torch let go of Python's lock where they work, and because neither a benchmark's
-functions nor what they read from could be handed to another process (docs/scale.md has the measurements). One alone:
-samples are read in the run's order, as without it.
+It is a thread because Pillow, PyAV and torch release Python's lock while they work, and because a benchmark's functions
+and open files cannot be handed to another process (docs/scale.md has the measurements). There is a single one, so that
+samples are read in the run's order.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,66 +18,65 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from espalier.harness.errors import tell_once
-from espalier.harness.evaluation.allocator import kept_memory
 from espalier.harness.specs.run_spec import AUTO_PREFETCH, RunSpec
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
-#: Batches ahead where `engine.prefetch=auto` reads ahead at all: one ready, one in the making.
+#: Batches that `engine.prefetch=auto` reads ahead, if any: one ready, one in preparation.
 AHEAD = 2
 
-#: Cores that a process then needs: one for the model and one for the reading; of two models one each.
+#: Cores that a process then needs: one for each model (one or two), and one for reading.
 CORES, CORES_OF_TWO = 2, 3
 
-#: Seconds that the reader has to leave what it is in the middle of.
+#: Seconds that the reader gets to finish what it is doing.
 LEAVE = 2.0
 
-#: Seconds after which a reader that has shown nothing is looked after.
+#: Seconds of silence after which the reader is checked.
 LOOK = 1.0
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Seconds of `samples`: those that reading and preprocessing took, and those that answers waited for it."""
+class ReadingTimes:
+    """Seconds that reading and preprocessing of `samples` took, and that answers waited for them."""
 
     samples: int = 0
     took: float = 0.0
     waited: float = 0.0
 
-    def __add__(self, other: Reading) -> Reading:
-        """Return both together."""
-        return Reading(
+    def __add__(self, other: ReadingTimes) -> ReadingTimes:
+        """Return the sum."""
+        return ReadingTimes(
             self.samples + other.samples, self.took + other.took, self.waited + other.waited
         )
 
     @property
     def ms(self) -> dict[str, float] | None:
-        """Milliseconds of a sample; None if there was none."""
+        """Milliseconds per sample; None without samples."""
         if not self.samples:
             return None
         return {name: 1e3 * getattr(self, name) / self.samples for name in ("took", "waited")}
 
 
-class Left(BaseException):
-    """Ends the reader at the next sample, once nobody waits for it any more."""
+class ReaderStopped(BaseException):
+    """Ends the reader at the next sample, when its batches are not needed any more."""
 
 
 @dataclass(frozen=True)
-class _Outcome(Generic[Made]):
-    """What came of one item: a value, or what was raised."""
+class _ItemResult(Generic[Made]):
+    """The result of one item: a value or an exception."""
 
     value: Made | None = None
     error: BaseException | None = None
 
 
-class Feeder(Generic[Item, Made]):
-    """Makes something of each item in a thread, in their order, a bounded number ahead of whoever takes it.
+class ReadAhead(Generic[Item, Made]):
+    """Prepares items in a thread, in order, a bounded number ahead of the consumer.
 
     Args:
-        make: makes one; it is handed a function to call between samples, which raises once the reader is to stop.
-        items: what of.
-        ahead: how many may be made, or in the making, and not taken yet.
+        make: prepares an item; it gets a function to call between samples, which raises when the reader has to stop.
+        items: items to prepare.
+        ahead: largest number of items in preparation or ready, and not taken.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Feeder(Generic[Item, Made]):
         self._make = make
         self._items = items
         self._room = threading.Semaphore(ahead)
-        self._made: Queue[_Outcome[Made]] = Queue()
+        self._made: Queue[_ItemResult[Made]] = Queue()
         self._stopped = threading.Event()
         self._reason = "it ended early"
-        # Whatever it hangs in, the command can end.
+        # A daemon, so that the command can end even if the thread hangs.
         self._thread = threading.Thread(target=self._work, name="feeder", daemon=True)
 
-    def __enter__(self) -> Feeder[Item, Made]:
-        """Start reading."""
+    def __enter__(self) -> ReadAhead[Item, Made]:
+        """Start the thread."""
         try:
             self._thread.start()
         except RuntimeError as error:  # the system's limit of threads
@@ -105,17 +105,17 @@ class Feeder(Generic[Item, Made]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop reading at the next sample, and let go of what nobody took. Cost: at most LEAVE seconds."""
+        """Stop at the next sample and drop items that were not taken. Cost: at most LEAVE seconds."""
         self._stopped.set()
         self._room.release()
         if self._thread.is_alive():
             self._thread.join(LEAVE)
 
     def take(self) -> Made | None:
-        """Return what was made of the next item, waiting for it; None, and a line on stderr, if the reader is gone.
+        """Wait for the next item and return it; None, with a line on stderr, if the thread has ended.
 
         Raises:
-            BaseException: what making it raised.
+            BaseException: the exception that `make` raised.
         """
         while True:
             try:
@@ -125,8 +125,8 @@ class Feeder(Generic[Item, Made]):
                 if self._thread.is_alive() or not self._made.empty():
                     continue
             tell_once(
-                f"engine.prefetch: the thread that reads ahead is gone ({self._reason}); "
-                "batches are read in turn with their answers"
+                f"engine.prefetch: the thread that reads ahead has ended ({self._reason}); "
+                "batches are read between answers"
             )
             return None
         self._room.release()
@@ -139,49 +139,84 @@ class Feeder(Generic[Item, Made]):
             self._room.acquire()
             try:
                 self._check()
-                # Held by nobody but the queue: what is taken is freed as soon as it is answered.
-                self._made.put(_Outcome(self._make(item, self._check)))
-            except Left:
+                # Only the queue refers to it, so that it is freed as soon as it is answered.
+                self._made.put(_ItemResult(self._make(item, self._check)))
+            except ReaderStopped:
                 return
-            except BaseException as error:  # whatever reading may raise belongs to whoever takes it
-                self._made.put(_Outcome(error=error))
+            except BaseException as error:  # raised again by `take`
+                self._made.put(_ItemResult(error=error))
 
     def _check(self) -> None:
         if self._stopped.is_set():
-            raise Left
+            raise ReaderStopped
 
 
 @contextmanager
-def fed(
+def read_ahead(
     items: Sequence[Item],
     ahead: int,
     preparer: Callable[[], Callable[[Item, Callable[[], None]], Made]],
 ) -> Iterator[Callable[[], Made | None]]:
-    """Yield what returns one item after another as a thread makes it of them; without `ahead`, what returns nothing."""
+    """Yield a function that returns the next prepared item; without `ahead`, one that returns None."""
     if not ahead or len(items) < 2:
         yield lambda: None
         return
-    with kept_memory(), Feeder(preparer(), items, ahead) as feeder:
+    with kept_memory(), ReadAhead(preparer(), items, ahead) as feeder:
         yield feeder.take
 
 
-def look_ahead(spec: RunSpec, processes: int = 1) -> int:
-    """Return how many batches a run reads ahead; 0 is in turn with the answers.
+def batches_ahead(spec: RunSpec, processes: int = 1) -> int:
+    """Return how many batches a run reads ahead; 0: they are read between answers.
 
-    With `engine.prefetch=auto` only a model on an accelerator is read ahead for: elsewhere it computes on the cores
-    that would read. Prompts that are there to be timed are never read ahead.
+    `engine.prefetch=auto` reads ahead only for a model on an accelerator: another model computes on the cores that
+    would read. Prompts that are timed are never read ahead.
 
     Args:
         spec: the run.
-        processes: of the run on this machine, which share its cores.
+        processes: number of the run's processes on this machine, which share its cores.
     """
     if spec.benchmark.prompt_tokens is not None:
         return 0
     if spec.engine.prefetch != AUTO_PREFETCH:
         return spec.engine.prefetch
     needed = CORES if spec.method.draft is None else CORES_OF_TWO
-    own = (
+    cpus = (
         os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     )
-    cores = len(own) // processes
+    cores = len(cpus) // processes
     return AHEAD if spec.model.device != "cpu" and cores >= needed else 0
+
+
+#: `M_TRIM_THRESHOLD` and `M_MMAP_THRESHOLD` of malloc.h.
+TRIM, MMAP = -1, -3
+
+#: Bytes above which the free end of the heap is returned, and above which a block is mapped by itself.
+KEPT = {TRIM: 2**31 - 1, MMAP: 2**30}
+
+#: The values that glibc reaches by itself in a process that has freed large blocks.
+USUAL = {TRIM: 2**26, MMAP: 2**25}
+
+
+@contextmanager
+def kept_memory() -> Iterator[None]:
+    """Keep freed memory in the process, and return it to the system at the end of the block.
+
+    A picture of 12 megapixels is a block of 36 MB. glibc requests each such block from the system and returns it when
+    it is freed, so that every picture costs page faults; a block that is kept serves the next picture (docs/scale.md).
+
+    The kept memory settles at a few times the memory in use. Nothing changes without glibc, or if the environment
+    configures allocation (`MALLOC_*`, `GLIBC_TUNABLES`).
+    """
+    library = ctypes.CDLL(None)
+    configured = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    if configured or not hasattr(library, "mallopt"):
+        yield
+        return
+    for option, size in KEPT.items():
+        library.mallopt(option, size)
+    try:
+        yield
+    finally:
+        for option, size in USUAL.items():
+            library.mallopt(option, size)
+        library.malloc_trim(0)

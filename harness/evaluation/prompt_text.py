@@ -1,4 +1,4 @@
-"""What a sample is asked: a task's own prompt settings changed, or its text replaced."""
+"""The question of a sample: change a task's prompt settings, or replace its text."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ Messages = list[dict[str, Any]]
 
 
 def change_prompts(tasks: Sequence[Task], changes: Mapping[str, Any]) -> None:
-    """Lay `benchmark.prompt` over the prompt settings of tasks (their lmms_eval_specific_kwargs).
+    """Override the prompt settings of tasks (their lmms_eval_specific_kwargs) with `benchmark.prompt`.
 
-    Of several tasks each takes what it knows.
+    Each task takes the settings that it has.
 
     Raises:
-        UserError: a setting that no task has; the line lists those that there are.
+        UserError: no task has a setting; the line lists the existing ones.
     """
     if not changes:
         return
-    known = {name for task in tasks for name in _settings(task)}
+    settings = {name for task in tasks for name in _settings(task)}
     for name in changes:
-        if not known:
+        if not settings:
             raise UserError(
                 f"benchmark.prompt.{name}: task {tasks[0].config.task} has no prompt settings; valid: "
                 "benchmark.text, which replaces the whole question"
             )
-        if name not in known:
+        if name not in settings:
             raise fields.unknown_key(
-                f"benchmark.prompt.{name}", (f"benchmark.prompt.{one}" for one in known)
+                f"benchmark.prompt.{name}", (f"benchmark.prompt.{setting}" for setting in settings)
             )
     for task in tasks:
-        own = _settings(task)
-        mine = {name: value for name, value in changes.items() if name in own}
-        # Not in place: tasks of a group may share the table.
-        task.lmms_eval_specific_kwargs = {**(task.lmms_eval_specific_kwargs or {}), **mine}
+        task_settings = _settings(task)
+        changed = {name: value for name, value in changes.items() if name in task_settings}
+        # A new table: tasks of a group may share one.
+        task.lmms_eval_specific_kwargs = {**(task.lmms_eval_specific_kwargs or {}), **changed}
 
 
 def check_text(tasks: Sequence[Task], text: str | None) -> None:
-    """Render a text for the first sample of each task, before a model is loaded.
+    """Render a text for the first sample of each task, to check it before a model is loaded.
 
     Raises:
         UserError: it needs a column that the samples lack, or cannot be rendered.
@@ -59,14 +59,14 @@ def check_text(tasks: Sequence[Task], text: str | None) -> None:
 
 
 @dataclass(frozen=True)
-class Wording:
-    """The text that replaces every question of some tasks, by name; None: they ask their own."""
+class PromptTexts:
+    """The text that replaces every question of tasks, which are given by name; None: their own questions."""
 
     text: str | None
     tasks: Mapping[str, Task]
 
     def of(self, messages: Messages, sample: Mapping[str, Any], name: str, row: int) -> Messages:
-        """Return the chat of a sample of the task `name`, as its task wrote it or with the text.
+        """Return the chat of a sample of the task `name`, with the text if there is one.
 
         Raises:
             UserError: the sample does not fit the text; the line names data set, split and row.
@@ -74,11 +74,13 @@ class Wording:
         if self.text is None:
             return messages
         task = self.tasks[name]
-        return asked(messages, rendered(self.text, sample, place(task, split_of(task), row)))
+        return with_question(
+            messages, rendered(self.text, sample, place(task, split_of(task), row))
+        )
 
 
-def asked(messages: Messages, text: str) -> Messages:
-    """Return a chat with a text in place of the last user turn's, behind its pictures and videos."""
+def with_question(messages: Messages, text: str) -> Messages:
+    """Return a chat with the text of the last user turn replaced; the new text follows its pictures and videos."""
     last = max(number for number, turn in enumerate(messages) if turn["role"] == "user")
     turn = messages[last]
     media = [part for part in turn["content"] if part["type"] != "text"]
@@ -87,17 +89,17 @@ def asked(messages: Messages, text: str) -> Messages:
 
 
 def place(task: Task, split: str, row: int) -> str:
-    """Return what error lines call a sample."""
+    """Return a sample's data set, split and row, for error lines."""
     return f"data set {task.config.dataset_path or task.config.task}, split {split}, row {row}"
 
 
 def split_of(task: Task) -> str:
-    """Return the split that a task asks of."""
+    """Return the split that a task evaluates."""
     config = task.config
     return str(config.test_split or config.validation_split or config.training_split)
 
 
 def _settings(task: Task) -> dict[str, Any]:
-    """Return a task's prompt settings without the tables of other families."""
-    found = task.lmms_eval_specific_kwargs or {}
-    return {name: value for name, value in found.items() if not isinstance(value, Mapping)}
+    """Return a task's prompt settings without the tables of model families."""
+    settings = task.lmms_eval_specific_kwargs or {}
+    return {name: value for name, value in settings.items() if not isinstance(value, Mapping)}

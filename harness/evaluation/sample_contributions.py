@@ -1,4 +1,4 @@
-"""What each sample contributes to each metric of a run, in whatever way the metric comes out of its samples."""
+"""Contributions of samples to the metrics of a run, whether the metrics are means or not."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ from typing import Any
 import numpy as np
 from lmms_eval.api.task import Task
 
-from espalier.harness.evaluation.derived_metrics import members_of, needed
-from espalier.harness.evaluation.influence import Unfit, alone, influence, is_mean
+from espalier.harness.evaluation.derived_metrics import members_of, needed_metrics
+from espalier.harness.evaluation.influence import (
+    NoContributions,
+    influence,
+    is_mean,
+    unit_aggregates,
+)
 from espalier.harness.evaluation.lmms_tasks import metric_names
 from espalier.harness.evaluation.metric_scores import Metrics, Scores, collect
 from espalier.harness.evaluation.samples import Key
@@ -25,48 +30,48 @@ from espalier.harness.evaluation.statistical_units import Partition, partition
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Derived
 from espalier.harness.stats import by_unit
 
-#: How a metric comes out of its samples, as a row says it: their mean, by leaving out, of other metrics, or unknown.
+#: How a metric follows from its samples, as stored in rows: mean, leave-one-out, from other metrics, or unknown.
 MEAN, INFLUENCE, COMBINED, ONCE = "mean", "influence", "combined", "once"
 
 
 @dataclass(frozen=True)
-class Share:
-    """What samples contribute to one metric.
+class MetricShare:
+    """Contributions of samples to one metric.
 
     Attributes:
         how: one of the words above.
-        values: contributions, whose mean is the metric; none where they are not known.
+        values: contributions, with the metric as their mean; empty if not known.
         units: (task, first document of its unit) of each sample.
-        own: scores of single samples where their contributions are something else.
-        stderr: of the metric; None if not known.
-        note: why nothing is known of contributions.
+        sample_scores: scores of single samples that differ from their contributions.
+        stderr: standard error of the metric; None if not known.
+        note: why contributions are not known.
     """
 
     how: str
     values: Mapping[Key, float] = field(default_factory=dict)
     units: Mapping[Key, Key] = field(default_factory=dict)
-    own: Mapping[Key, float] = field(default_factory=dict)
+    sample_scores: Mapping[Key, float] = field(default_factory=dict)
     stderr: float | None = None
     note: str | None = None
 
-    def told(self) -> dict[str, Any]:
-        """Return what a row says of it."""
+    def summary(self) -> dict[str, Any]:
+        """Return the row's entry."""
         units = len(set(self.units.values()))
         return {"how": self.how, "samples": len(self.values), "units": units, "note": self.note}
 
 
 @dataclass(frozen=True)
-class Scored:
-    """The metrics of a run and what its samples contribute.
+class ScoredRun:
+    """The metrics of a run, and the contributions of its samples.
 
     Attributes:
         metrics: {name: {"value", "stderr"}}.
         scores: {(task, doc id): {metric: contribution}}; the mean over samples is the metric.
-        units: {(task, doc id): {metric: first document of the unit}}, where that is not the sample itself.
-        how: {metric: how it comes out of its samples, of how many, in how many units, and why not}.
-        values: {(task, doc id): {metric: what scoring gave}} of metrics that are no mean of numbers it gave.
-        own: {(task, doc id): {metric: score}} of single samples, where it is not their contribution.
-        unparsed: answers in no form that the scorer knows; None where it does not tell.
+        units: {(task, doc id): {metric: first document of the unit}} where that is not the sample itself.
+        how: {metric: {how, samples, units, note}}, see `Share`.
+        values: {(task, doc id): {metric: raw value}} of metrics that are not a mean of numbers.
+        sample_scores: {(task, doc id): {metric: score}} of single samples where it is not their contribution.
+        unparsed: answers in no form that the scorer knows; None if it does not count them.
     """
 
     metrics: Metrics
@@ -74,122 +79,130 @@ class Scored:
     units: Mapping[Key, Mapping[str, int]]
     how: Mapping[str, Mapping[str, Any]]
     values: Mapping[Key, Mapping[str, Any]]
-    own: Mapping[Key, Mapping[str, float]]
+    sample_scores: Mapping[Key, Mapping[str, float]]
     unparsed: int | None
 
 
 def score(
     results: Mapping[str, Any], tasks: Sequence[Task], benchmark: BenchmarkSpec, ours: bool
-) -> Scored:
-    """Return the metrics that a benchmark reports (all if it names none), with what samples contribute.
+) -> ScoredRun:
+    """Return the metrics that a benchmark reports (all if it names none), with the contributions of samples.
 
     Args:
-        results: what lmms-eval returned.
-        tasks: of the benchmark.
-        benchmark: its metrics, derived ones, clusters and blocks.
-        ours: whether the tasks come from the include path. Standard errors of their metrics that are no mean are the
-            bootstrap's, unless the benchmark says what its units are; all others follow from the contributions.
+        results: lmms-eval's results.
+        tasks: the tasks of the benchmark.
+        benchmark: the benchmark, with metrics, derived metrics, clusters and blocks.
+        ours: whether the tasks come from the include path. Standard errors of their metrics that are not means are the
+            bootstrap's, unless the benchmark names its units; all others follow from the contributions.
 
     Raises:
-        UserError: a column that clusters go by is not there.
+        UserError: the column of clusters does not exist.
 
-    Cost: of a metric that is no mean, one aggregation for each unit (harness/evaluation/influence.py).
+    Cost: one aggregation per unit for a metric that is not a mean (harness/evaluation/influence.py).
     """
     resample = ours and benchmark.blocks is None and benchmark.cluster is None
-    metrics, scores = collect(results, tasks, needed(benchmark, tasks), resample)
+    metrics, scores = collect(results, tasks, needed_metrics(benchmark, tasks), resample)
     by_name = {task.config.task: task for task in tasks}
     parts = {name: partition(name, results["samples"][name], benchmark) for name in by_name}
     shares, values = {}, dict[Key, dict[str, Any]]()
     for name, (task, metric) in metric_names(tasks).items():
         if name not in metrics:
             continue
-        own = {key: one[name] for key, one in scores.items() if name in one}
+        by_sample = {key: scores_of[name] for key, scores_of in scores.items() if name in scores_of}
         raw = _raw(results["samples"][task], metric)
-        if metrics[name]["value"] is None or (own and _is_mean(by_name[task], metric, raw, own)):
-            shares[name] = _mean(own, parts[task].clusters)
+        if metrics[name]["value"] is None or (
+            by_sample and _is_mean(by_name[task], metric, raw, by_sample)
+        ):
+            shares[name] = _mean(by_sample, parts[task].clusters)
             continue
-        if own:
+        if by_sample:
             metrics[name]["stderr"] = None
-        for doc_id, one in raw.items():
-            values.setdefault((task, doc_id), {})[name] = one
-        shares[name] = _left_out(
+        for doc_id, raw_value in raw.items():
+            values.setdefault((task, doc_id), {})[name] = raw_value
+        shares[name] = _leave_one_out(
             by_name[task], metric, raw, metrics[name]["value"], parts[task], benchmark.blocks
         )
-    for name, made in benchmark.derived.items():
-        members = members_of(made, metric_names(tasks))
-        value, shares[name] = _combined(made, members, metrics, shares, parts)
+    for name, derived in benchmark.derived.items():
+        members = members_of(derived, metric_names(tasks))
+        value, shares[name] = _combined(derived, members, metrics, shares, parts)
         metrics[name] = {"value": value, "stderr": None}
     return _scored(metrics, shares, benchmark, values, _unparsed(results["samples"]))
 
 
-def _mean(own: Mapping[Key, float], clusters: Mapping[int, int]) -> Share:
-    units = {key: (key[0], clusters[key[1]]) for key in own}
-    clustered = len(set(units.values())) < len(own)
-    return Share(MEAN, own, units, stderr=_stderr(own, units) if clustered else None)
+def _mean(values: Mapping[Key, float], clusters: Mapping[int, int]) -> MetricShare:
+    units = {key: (key[0], clusters[key[1]]) for key in values}
+    clustered = len(set(units.values())) < len(values)
+    return MetricShare(MEAN, values, units, stderr=_stderr(values, units) if clustered else None)
 
 
-def _unit_mean(scores: Mapping[Key, float], clusters: Mapping[int, int]) -> Share:
-    """Return the share of a mean over units, given the score of each sample's unit.
+def _unit_mean(scores: Mapping[Key, float], clusters: Mapping[int, int]) -> MetricShare:
+    """Return the contributions to a mean over units, given the score of each sample's unit.
 
-    Where units differ in size, a sample contributes so much that every unit counts the same.
+    Contributions are weighted by unit size, so that every unit counts the same.
     """
     units = {key: (key[0], clusters[key[1]]) for key in scores}
     sizes = Counter(units.values())
     mean = math.fsum(scores[key] / sizes[units[key]] for key in scores) / len(sizes)
     scale = len(scores) / len(sizes)
-    values = {key: mean + (one - mean) * scale / sizes[units[key]] for key, one in scores.items()}
-    return Share(MEAN, values, units, own=dict(scores), stderr=_stderr(values, units))
+    values = {
+        key: mean + (score - mean) * scale / sizes[units[key]] for key, score in scores.items()
+    }
+    return MetricShare(
+        MEAN, values, units, sample_scores=dict(scores), stderr=_stderr(values, units)
+    )
 
 
-def _is_mean(task: Task, metric: str, raw: Mapping[int, Any], own: Mapping[Key, float]) -> bool:
-    numbers = [own.get((task.config.task, doc_id)) for doc_id in raw]
-    known = [one for one in numbers if one is not None]
-    if len(known) < len(numbers):
+def _is_mean(task: Task, metric: str, raw: Mapping[int, Any], scores: Mapping[Key, float]) -> bool:
+    numbers = [scores.get((task.config.task, doc_id)) for doc_id in raw]
+    values = [value for value in numbers if value is not None]
+    if len(values) < len(numbers):
         return True
     try:
         with without_effects() as folder:
-            return is_mean(aggregation(task, metric, folder), list(raw.values()), known)
+            return is_mean(aggregation(task, metric, folder), list(raw.values()), values)
     except Effect:
         return True
 
 
-def _left_out(
+def _leave_one_out(
     task: Task,
     metric: str,
     raw: Mapping[int, Any],
     value: float | None,
     parts: Partition,
-    blocks_asked: int | None,
-) -> Share:
-    if blocks_asked == 0:
-        return Share(ONCE, note="benchmark.blocks=0: computed once only")
+    block_count: int | None,
+) -> MetricShare:
+    if block_count == 0:
+        return MetricShare(ONCE, note="benchmark.blocks=0: computed once only")
     name = task.config.task
     blocks, clusters = parts.blocks, parts.clusters
     keys = [(name, doc_id) for doc_id in raw]
     try:
         with without_effects() as folder:
             aggregate = aggregation(task, metric, folder)
-            again = float(aggregate(list(raw.values())))
-            if value is None or not math.isclose(again, value, rel_tol=1e-6, abs_tol=1e-9):
-                raise Unfit(f"computed again it is {again:.6g}, not {value}")
+            recomputed = float(aggregate(list(raw.values())))
+            if value is None or not math.isclose(recomputed, value, rel_tol=1e-6, abs_tol=1e-9):
+                raise NoContributions(f"computed again it is {recomputed:.6g}, not {value}")
             units = [clusters[doc_id] for doc_id in raw]
-            single = alone(aggregate, list(raw.values()), units, value)
-            if single is not None:
-                return _unit_mean(dict(zip(keys, map(float, single), strict=True)), clusters)
-            found = influence(aggregate, list(raw.values()), [blocks[doc_id] for doc_id in raw])
+            single_units = unit_aggregates(aggregate, list(raw.values()), units, value)
+            if single_units is not None:
+                return _unit_mean(dict(zip(keys, map(float, single_units), strict=True)), clusters)
+            influences = influence(
+                aggregate, list(raw.values()), [blocks[doc_id] for doc_id in raw]
+            )
     except Effect as effect:
-        return Share(ONCE, note=f"its aggregation {effect}, so it is computed once only")
-    except Unfit as reason:
-        return Share(ONCE, note=str(reason))
-    own = dict(zip(keys, map(float, found.values), strict=True))
+        return MetricShare(ONCE, note=f"its aggregation {effect}, so it is computed once only")
+    except NoContributions as reason:
+        return MetricShare(ONCE, note=str(reason))
+    contributions = dict(zip(keys, map(float, influences.values), strict=True))
     units_of = {key: (name, blocks[key[1]]) for key in keys}
-    return Share(INFLUENCE, own, units_of, stderr=found.stderr)
+    return MetricShare(INFLUENCE, contributions, units_of, stderr=influences.stderr)
 
 
 def aggregation(task: Task, metric: str, folder: Path) -> Callable[[list[Any]], Any]:
-    """Return a task's aggregation as a function of values alone; what it writes goes to a folder."""
+    """Return a task's aggregation as a function of values only; its files go to a folder."""
     function = task.aggregation()[metric]
-    # Without the guard of the run's own scoring.
+    # Without the guard of the run's scoring.
     function = getattr(function, "__wrapped__", function)
     if "args" in inspect.signature(function).parameters:
         return partial(function, args=Namespace(output_path=str(folder)))
@@ -197,75 +210,78 @@ def aggregation(task: Task, metric: str, folder: Path) -> Callable[[list[Any]], 
 
 
 def _combined(
-    made: Derived,
+    derived: Derived,
     members: Sequence[str],
     metrics: Metrics,
-    shares: Mapping[str, Share],
+    shares: Mapping[str, MetricShare],
     parts: Mapping[str, Partition],
-) -> tuple[float | None, Share]:
-    """Return a derived metric and what samples contribute to it.
+) -> tuple[float | None, MetricShare]:
+    """Return a derived metric and the contributions of samples to it.
 
-    Members may have samples of their own. Their deviations are scaled so that each counts over all samples as it does
-    over its own, and so do its units.
+    Members may have different samples. Deviations are scaled, so that each member counts over all samples as it does
+    over its own.
     """
-    known = [metrics[name]["value"] for name in members]
-    lacking = [name for name, one in zip(members, known, strict=True) if one is None]
+    values = [metrics[name]["value"] for name in members]
+    lacking = [name for name, number in zip(members, values, strict=True) if number is None]
     if lacking:
-        return None, Share(ONCE, note=f"{lacking[0]} has no value")
-    weight = 1.0 if made.how == "sum" else 1 / len(members)
-    value = weight * sum(one for one in known if one is not None)
+        return None, MetricShare(ONCE, note=f"{lacking[0]} has no value")
+    weight = 1.0 if derived.how == "sum" else 1 / len(members)
+    value = weight * sum(number for number in values if number is not None)
     silent = [name for name in members if not shares[name].values]
     if silent:
-        return value, Share(ONCE, note=f"{silent[0]}: {shares[silent[0]].note}")
+        return value, MetricShare(ONCE, note=f"{silent[0]}: {shares[silent[0]].note}")
     keys = sorted({key for name in members for key in shares[name].values})
-    own = dict.fromkeys(keys, value)
+    contributions = dict.fromkeys(keys, value)
     for name in members:
         deviations = shares[name].values
         mean, scale = math.fsum(deviations.values()) / len(deviations), len(keys) / len(deviations)
-        for key, one in deviations.items():
-            own[key] += weight * scale * (one - mean)
-    dealt = {
+        for key, contribution in deviations.items():
+            contributions[key] += weight * scale * (contribution - mean)
+    in_blocks = {
         key[0] for name in members if shares[name].how == INFLUENCE for key in shares[name].units
     }
     units = {
-        key: (key[0], (parts[key[0]].blocks if key[0] in dealt else parts[key[0]].clusters)[key[1]])
+        key: (
+            key[0],
+            (parts[key[0]].blocks if key[0] in in_blocks else parts[key[0]].clusters)[key[1]],
+        )
         for key in keys
     }
-    return value, Share(COMBINED, own, units, stderr=_stderr(own, units))
+    return value, MetricShare(COMBINED, contributions, units, stderr=_stderr(contributions, units))
 
 
 def _scored(
     metrics: Metrics,
-    shares: Mapping[str, Share],
+    shares: Mapping[str, MetricShare],
     benchmark: BenchmarkSpec,
     values: Mapping[Key, Mapping[str, Any]],
     unparsed: int | None,
-) -> Scored:
-    shown = benchmark.metrics or tuple(metrics)
+) -> ScoredRun:
+    reported = benchmark.metrics or tuple(metrics)
     names = sorted(
-        (name for name in metrics if _bare(name) in shown),
-        key=lambda name: shown.index(_bare(name)),
+        (name for name in metrics if _bare(name) in reported),
+        key=lambda name: reported.index(_bare(name)),
     )
-    scores, own, units = Scores(), Scores(), dict[Key, dict[str, int]]()
+    scores, own_scores, units = Scores(), Scores(), dict[Key, dict[str, int]]()
     for name in (name for name in names if name in shares):
         if shares[name].stderr is not None and metrics[name]["stderr"] is None:
             metrics[name]["stderr"] = shares[name].stderr
         if shares[name].how == MEAN and shares[name].stderr is not None:
-            # Samples of one cluster are not independent, as the error of a mean over samples takes them to be.
+            # The error of a mean over samples assumes independence, which samples of one cluster lack.
             metrics[name]["stderr"] = shares[name].stderr
-        for key, one in shares[name].values.items():
-            scores.setdefault(key, {})[name] = one
-            if key in shares[name].own:
-                own.setdefault(key, {})[name] = shares[name].own[key]
+        for key, value in shares[name].values.items():
+            scores.setdefault(key, {})[name] = value
+            if key in shares[name].sample_scores:
+                own_scores.setdefault(key, {})[name] = shares[name].sample_scores[key]
             if shares[name].units[key] != key:
                 units.setdefault(key, {})[name] = shares[name].units[key][1]
-    return Scored(
+    return ScoredRun(
         metrics={name: metrics[name] for name in names},
         scores=dict(sorted(scores.items())),
         units=units,
-        how={name: shares[name].told() for name in names if name in shares},
+        how={name: shares[name].summary() for name in names if name in shares},
         values=values,
-        own=own,
+        sample_scores=own_scores,
         unparsed=unparsed,
     )
 
@@ -274,23 +290,25 @@ def _bare(name: str) -> str:
     return name.partition(",")[0]
 
 
-def _stderr(own: Mapping[Key, float], units: Mapping[Key, Key]) -> float | None:
-    found = by_unit(np.array(list(own.values())), [units[key] for key in own])
-    return float(found.std(ddof=1) / math.sqrt(len(found))) if len(found) > 1 else None
+def _stderr(contributions: Mapping[Key, float], units: Mapping[Key, Key]) -> float | None:
+    by_units = by_unit(
+        np.array(list(contributions.values())), [units[key] for key in contributions]
+    )
+    return float(by_units.std(ddof=1) / math.sqrt(len(by_units))) if len(by_units) > 1 else None
 
 
 def _raw(logged: Sequence[Mapping[str, Any]], metric: str) -> dict[int, Any]:
-    """Return what scoring gave of a metric for each document; of several filters the plain one comes first."""
-    found: dict[int, Any] = {}
+    """Return the raw value of a metric for each document; of several filters the default one counts."""
+    values: dict[int, Any] = {}
     for sample in logged:
         if metric in sample:
-            found.setdefault(int(sample["doc_id"]), sample[metric])
-    return found
+            values.setdefault(int(sample["doc_id"]), sample[metric])
+    return values
 
 
 def _unparsed(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> int | None:
-    """Count the answers that a task's own metric `unparsed` marks; None where a task has no such metric."""
+    """Count the answers that the metric `unparsed` of tasks marks; None if a task lacks this metric."""
     marks = [_raw(logged, "unparsed") for logged in samples.values()]
     if not all(marks):
         return None
-    return sum(bool(mark) for one in marks for mark in one.values())
+    return sum(bool(mark) for marks_of_task in marks for mark in marks_of_task.values())

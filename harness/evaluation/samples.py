@@ -1,38 +1,29 @@
-"""One finished sample: the answer, its telemetry, and their form in the journal."""
+"""One finished sample: its answer, its telemetry, and their JSON form in the journal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from espalier.harness.engine.record import Record
 from espalier.harness.errors import tell_once
-from espalier.harness.evaluation.journal_entries import (
-    ANSWER,
-    MAY,
-    MAY_SCORES,
-    RECORD,
-    SCORES,
-    check,
-    is_table,
-)
-from espalier.harness.evaluation.journal_media import plain
+from espalier.harness.evaluation.journal_media import json_value
 from espalier.harness.specs.think_tags import spoken
 
 #: Identity of a sample inside a run: (task, doc id).
 Key = tuple[str, int]
 
-#: Fields of a record that hold tensors, and those that the journal keeps.
+#: Fields of a record that hold tensors, and fields that the journal keeps.
 TENSORS = ("origin", "origins")
 RECORDED = tuple(field.name for field in fields(Record) if field.name not in TENSORS)
 
-#: How many failures an error line spells out.
+#: Number of failures that an error line spells out.
 NAMED = 5
 
 
-class Journal(Protocol):
-    """What the evaluation needs of a run's journal (harness/store/files/journal.py has the real one)."""
+class AnswerJournal(Protocol):
+    """The part of a run's journal that the evaluation uses (harness/store/files/journal.py implements it)."""
 
     def append(self, *entries: Mapping[str, Any]) -> None:
         """Add entries so that they survive the death of the process."""
@@ -43,7 +34,7 @@ class Journal(Protocol):
 
 @dataclass(frozen=True)
 class Sample:
-    """An answer with what it cost.
+    """An answer with its cost.
 
     Attributes:
         task: name of the lmms-eval task.
@@ -51,9 +42,9 @@ class Sample:
         answer: text after the stop strings are applied.
         input_tokens: prompt tokens before any reduction, text and visual.
         output_tokens: new tokens, end token included.
-        record: what the engine measured.
-        raw: the whole text, before the stop strings; None in journals of earlier versions.
-        asked: `question`, `target` and `media` (references) of the sample; None in journals of earlier versions.
+        record: the engine's measurements.
+        raw: the text before the stop strings; None in journals of earlier versions.
+        context: `question`, `target` and `media` (references) of the sample; None in journals of earlier versions.
     """
 
     task: str
@@ -63,7 +54,7 @@ class Sample:
     output_tokens: int
     record: Record
     raw: str | None = None
-    asked: Mapping[str, Any] | None = None
+    context: Mapping[str, Any] | None = None
 
     @property
     def key(self) -> Key:
@@ -72,16 +63,16 @@ class Sample:
 
     @property
     def scored(self) -> str:
-        """What is scored: the answer without its reasoning."""
+        """The answer without its reasoning, which is scored."""
         return spoken(self.answer)
 
     def entry(self) -> dict[str, Any]:
         """Return the JSON form that goes into the journal."""
-        asked = {} if self.asked is None else {"asked": dict(self.asked)}
+        context = {} if self.context is None else {"asked": dict(self.context)}
         return {
             "task": self.task,
             "doc_id": self.doc_id,
-            **asked,
+            **context,
             "answer": self.answer,
             "raw": self.raw,
             "input_tokens": self.input_tokens,
@@ -107,7 +98,7 @@ class Sample:
             output_tokens=entry["output_tokens"],
             record=Record(**measured),
             raw=entry.get("raw"),
-            asked=entry.get("asked"),
+            context=entry.get("asked"),
         )
 
 
@@ -130,7 +121,7 @@ class Failure:
 
     @classmethod
     def from_exception(cls, key: Key, error: BaseException) -> Failure:
-        """Describe an exception in one line; the task, which is in the key, is not named twice."""
+        """Return a sample's failure with the first line of its exception, less the task's name, which is in the key."""
         first = next(iter(str(error).splitlines()), "")
         named = f"benchmark.task={key[0]!r}: "
         if first.startswith(named):
@@ -146,28 +137,28 @@ class SampleErrors(RuntimeError):
     """Some samples failed; all others are in the journal and are not computed again."""
 
     def __init__(self, failures: Sequence[Failure], total: int, where: str = "") -> None:
-        """Name the failures in one line; `total` counts the samples asked for, `where` says what their names mean."""
+        """Name the failures in one line; `total` counts all samples, `where` explains their names."""
         self.failures = tuple(failures)
         self.total = total
         self.where = where
-        named = "; ".join(str(failure) for failure in self.failures[:NAMED])
-        more = f"; and {len(failures) - NAMED} more" if len(failures) > NAMED else ""
+        listed = "; ".join(str(failure) for failure in self.failures[:NAMED])
+        remainder = f"; and {len(failures) - NAMED} more" if len(failures) > NAMED else ""
         super().__init__(
-            f"{len(failures)} of {total} samples failed: {named}{more} ({where + '; ' if where else ''}"
+            f"{len(failures)} of {total} samples failed: {listed}{remainder} ({where + '; ' if where else ''}"
             "finished samples are saved; engine.max_errors allows failures)"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuild from the arguments: the processes of a run tell each other their errors."""
+        """Rebuild from the arguments: processes of a run exchange their errors."""
         return SampleErrors, (self.failures, self.total, self.where)
 
 
-def finished(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:
+def finished_samples(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:
     """Return the answered samples of a journal; a repeated key keeps its first answer.
 
     Damaged entries are named on stderr and left out, so that their samples are answered again.
     """
-    found: dict[Key, Sample] = {}
+    samples: dict[Key, Sample] = {}
     for entry in entries:
         if "answer" in entry:
             try:
@@ -175,8 +166,8 @@ def finished(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:
             except ValueError as error:
                 _tell(entry, error)
                 continue
-            found.setdefault(sample.key, sample)
-    return found
+            samples.setdefault(sample.key, sample)
+    return samples
 
 
 def score_entries(
@@ -185,13 +176,13 @@ def score_entries(
     values: Mapping[Key, Mapping[str, Any]] | None = None,
     own: Mapping[Key, Mapping[str, float]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the JSON form of what scoring said of each sample, journalled after scoring.
+    """Return the journal entries of scores, written after scoring.
 
     Args:
         scores: contributions to each metric.
         units: the first document of a sample's unit, by metric, where that is not the sample itself.
-        values: what the task's scoring gave for metrics that are no mean over samples.
-        own: scores of single samples where their contributions are something else.
+        values: raw values of metrics that are not a mean over samples.
+        own: scores of single samples that differ from their contributions.
     """
     units, values, own = units or {}, values or {}, own or {}
     entries = []
@@ -212,27 +203,27 @@ def score_entries(
 
 
 def _shared(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the values of metrics, one that several have once: many tasks give each of theirs the same table."""
-    found: list[dict[str, Any]] = []
+    """Return the values of metrics, equal values once: many tasks give all their metrics the same table."""
+    groups: list[dict[str, Any]] = []
     for metric, value in values.items():
-        kept = plain(value)
-        for one in found:
-            if one["value"] == kept:
-                one["of"].append(metric)
+        stored = json_value(value)
+        for group in groups:
+            if group["value"] == stored:
+                group["of"].append(metric)
                 break
         else:
-            found.append({"of": [metric], "value": kept})
-    return found
+            groups.append({"of": [metric], "value": stored})
+    return groups
 
 
 @dataclass(frozen=True)
-class Scoring:
-    """What scoring said of one sample.
+class SampleScores:
+    """The scores of one sample.
 
     Attributes:
         scores: contributions to each metric.
         units: the first document of the sample's unit by metric; itself where a metric is not named.
-        values: what the task's scoring gave for metrics that are no mean.
+        values: raw values of metrics that are not a mean.
     """
 
     scores: Mapping[str, float]
@@ -240,9 +231,9 @@ class Scoring:
     values: Mapping[str, Any]
 
 
-def read_scorings(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Scoring]:
-    """Return what scoring said of each sample; of a repeated key the last counts, damaged entries do not."""
-    found = {}
+def read_scorings(entries: Iterable[Mapping[str, Any]]) -> dict[Key, SampleScores]:
+    """Return the scores of each sample; the last entry of a key counts, damaged entries are skipped."""
+    scorings = {}
     for entry in entries:
         if "scores" in entry:
             try:
@@ -251,19 +242,104 @@ def read_scorings(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Scoring]:
                 _tell(entry, error)
                 continue
             values = {
-                metric: one["value"] for one in entry.get("values", ()) for metric in one["of"]
+                metric: group["value"]
+                for group in entry.get("values", ())
+                for metric in group["of"]
             }
-            found[entry["task"], entry["doc_id"]] = Scoring(
+            scorings[entry["task"], entry["doc_id"]] = SampleScores(
                 dict(entry["scores"]), dict(entry.get("units", {})), values
             )
-    return found
+    return scorings
 
 
 def read_scores(entries: Iterable[Mapping[str, Any]]) -> dict[Key, dict[str, float]]:
     """Return the contributions of each sample to each metric; see `read_scorings`."""
-    return {key: dict(one.scores) for key, one in read_scorings(entries).items()}
+    return {key: dict(scoring.scores) for key, scoring in read_scorings(entries).items()}
 
 
 def _tell(entry: Mapping[str, Any], error: ValueError) -> None:
     sample = f"{entry.get('task')}/{entry.get('doc_id')}"
     tell_once(f"journal: an entry of {sample} is damaged and left out: {str(error)[:200]}")
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(_count(item) for item in value)
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(_number(item) for item in value.values())
+
+
+def is_table(value: Any) -> bool:
+    """Return whether a value is a table."""
+    return isinstance(value, Mapping)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(_text, value))
+
+
+def _value_groups(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        is_table(item) and "value" in item and _texts(item.get("of")) for item in value
+    )
+
+
+def _documents(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(_count(item) for item in value.values())
+
+
+#: Keys of every entry about a sample; more keys are allowed.
+SAMPLE: Mapping[str, Callable[[Any], bool]] = {"task": _text, "doc_id": _count}
+ANSWER = {**SAMPLE, "answer": _text, "input_tokens": _count, "output_tokens": _count}
+SCORES = {**SAMPLE, "scores": _numbers}
+MAY_SCORES: Mapping[str, Callable[[Any], bool]] = {
+    "units": _documents,
+    "values": _value_groups,
+    "own": _numbers,
+}
+#: Keys of the telemetry of an answer; a null value counts as absent.
+RECORD: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("visual", "text", "kv_entries", "kv_bytes", "new_tokens"), _count),
+    **dict.fromkeys(("requested", "kept", "entering"), _counts),
+}
+MAY: Mapping[str, Callable[[Any], bool]] = {
+    "special": _count,
+    "attended": _number,
+    "spare": _count,
+    "held": _counts,
+    "held_special": _counts,
+    "work": _counts,
+    "times_ms": _numbers,
+    "shared": _texts,
+    "loop": _text,
+    "accepted": is_table,
+    "decoding": is_table,
+    "denoising": is_table,
+}
+
+
+def check(
+    entry: Any,
+    must: Mapping[str, Callable[[Any], bool]],
+    may: Mapping[str, Callable[[Any], bool]] | None = None,
+) -> None:
+    """Raise ValueError unless an entry has all keys of `must`, and values of `must` and `may` have their type."""
+    if not isinstance(entry, Mapping):
+        raise ValueError("not a table")
+    present = {name: kind for name, kind in (may or {}).items() if entry.get(name) is not None}
+    for name, is_valid in {**must, **present}.items():
+        if not is_valid(entry.get(name)):
+            raise ValueError(f"{name} is {entry.get(name)!r}")

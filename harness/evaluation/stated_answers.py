@@ -1,7 +1,7 @@
-"""What answers of letters, or of yes and no, state: the task scores that, and its own reading stands beside.
+"""Strict reading of letter and yes/no answers, with the task's own reading as further metrics.
 
-A strict reader (harness/evaluation/scoring/choices.py) goes before the task's rules, which take hedges and letters of
-words for options or miss forms. `unparsed` is the share of answers that state nothing clearly; they are wrong.
+A strict reader (harness/evaluation/scoring/choices.py) precedes the task's rules, which take hedges and letters in
+words for options, or miss forms. `unparsed` is the share of answers that state nothing clearly; they are wrong.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from espalier.harness.errors import UserError
 from espalier.harness.evaluation.scoring.choices import letter, lettered, yes_or_no
 from espalier.harness.specs.benchmark_spec import Answers
 
-#: Ends the names of metrics that come of the task's own reading.
+#: Suffix of metrics by the task's own reading.
 OWN = "_lmms_eval"
 UNPARSED = "unparsed"
 
-#: Where no column names them.
+#: Letters of options that no column names.
 LETTERS = "ABCD"
 
 Score = Callable[..., Mapping[str, Any]]
 
 
 def add_statements(tasks: Sequence[Task], answers: Answers | None) -> None:
-    """Give tasks the metrics of what answers state; without a form they stay as they are.
+    """Add the metrics of strict reading to tasks; without `answers` they stay unchanged.
 
     Raises:
-        UserError: a task lacks a column of options, or has a metric `unparsed` of its own.
+        UserError: a task lacks a column of options, or already has a metric `unparsed`.
     """
     if answers is None:
         return
@@ -40,7 +40,7 @@ def add_statements(tasks: Sequence[Task], answers: Answers | None) -> None:
         for column in answers.options:
             if column not in columns:
                 raise UserError(
-                    f"benchmark.answers.options: {column!r} is no column of {name}; "
+                    f"benchmark.answers.options: {column!r} is not a column of {name}; "
                     f"valid: {', '.join(map(str, columns))}"
                 )
         if UNPARSED in metrics:
@@ -48,33 +48,33 @@ def add_statements(tasks: Sequence[Task], answers: Answers | None) -> None:
                 f"benchmark.answers={answers.form!r}: task {name} reads its answers itself; valid: null"
             )
         better = task.higher_is_better()
-        task._aggregation_list = {**metrics, **_own(metrics), UNPARSED: _mean}
-        task._higher_is_better = {**better, **_own(better), UNPARSED: False}
+        task._aggregation_list = {**metrics, **_renamed(metrics), UNPARSED: _mean}
+        task._higher_is_better = {**better, **_renamed(better), UNPARSED: False}
 
 
-def by_statement(score: Score, answers: Answers | None) -> Score:
-    """Return a task's scoring of what an answer states, with its own reading and `unparsed` beside."""
+def strict_scoring(score: Score, answers: Answers | None) -> Score:
+    """Return a task's scoring by strict reading, with its own reading and `unparsed` added."""
     return score if answers is None else partial(_scored, score, answers)
 
 
 def statement(answers: Answers, doc: Mapping[str, Any], answer: str) -> str:
-    """Return the letter, or yes or no, that an answer states; "" where it states none clearly."""
+    """Return the letter, or yes or no, that an answer states; "" if it states none clearly."""
     if answers.form == "yes_no":
         return yes_or_no(answer)
     return letter(answer, _options(answers.options, doc))
 
 
 def _scored(
-    score: Score, answers: Answers, doc: Mapping[str, Any], results: Sequence[Any], **more: Any
+    score: Score, answers: Answers, doc: Mapping[str, Any], results: Sequence[Any], **options: Any
 ) -> Mapping[str, Any]:
-    answer, *rest = results
+    answer, *verdicts = results
     stated = statement(answers, doc, answer if isinstance(answer, str) else "")
-    found = score(doc, [stated, *rest], **more)
-    return {**found, **_own(score(doc, results, **more)), UNPARSED: float(not stated)}
+    metrics = score(doc, [stated, *verdicts], **options)
+    return {**metrics, **_renamed(score(doc, results, **options)), UNPARSED: float(not stated)}
 
 
-def _own(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{name}{OWN}": one for name, one in table.items()}
+def _renamed(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{name}{OWN}": value for name, value in table.items()}
 
 
 def _options(columns: Sequence[str], doc: Mapping[str, Any]) -> dict[str, str]:

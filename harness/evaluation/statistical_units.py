@@ -1,4 +1,4 @@
-"""Which samples of a task are one unit of statistics: clusters by a column, and blocks of them where they are many."""
+"""Statistical units of a task's samples: clusters by a column, and blocks of many clusters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.influence import blocked
+from espalier.harness.evaluation.influence import assign_blocks
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Cluster
 
 #: {doc id: the first doc id of its unit}.
@@ -18,7 +18,7 @@ Units = Mapping[int, int]
 
 @dataclass(frozen=True)
 class Partition:
-    """The units of one task: clusters are independent of each other, blocks hold whole clusters."""
+    """The units of one task: clusters are independent of each other, blocks consist of clusters."""
 
     clusters: Units
     blocks: Units
@@ -27,10 +27,10 @@ class Partition:
 def partition(
     task: str, logged: Sequence[Mapping[str, Any]], benchmark: BenchmarkSpec
 ) -> Partition:
-    """Return the units of a task's samples as lmms-eval logged them; the same samples give the same units.
+    """Return the units of logged samples; equal samples give equal units.
 
     Raises:
-        UserError: the column that clusters go by is not there, or holds no integer where a modulo is taken.
+        UserError: the column of clusters does not exist, or has a value for its modulo that is not an integer.
     """
     docs = {int(sample["doc_id"]): sample.get("doc", {}) for sample in logged}
     first: dict[Any, int] = {}
@@ -41,14 +41,14 @@ def partition(
     if not docs:
         return Partition({}, {})
     units = sorted(set(clusters.values()))
-    dealt = dict(zip(units, blocked(units, len(docs), benchmark.blocks), strict=True))
+    block_numbers = dict(zip(units, assign_blocks(units, len(docs), benchmark.blocks), strict=True))
     leader: dict[int, int] = {}
-    blocks = {doc: leader.setdefault(dealt[unit], doc) for doc, unit in clusters.items()}
+    blocks = {doc: leader.setdefault(block_numbers[unit], doc) for doc, unit in clusters.items()}
     return Partition(clusters, blocks)
 
 
 def check_cluster(tasks: Sequence[Task], cluster: Cluster | None) -> None:
-    """Raise UserError if the column that clusters go by is not in the data of some task."""
+    """Raise UserError if the column of clusters is not in the data of a task."""
     for task in tasks if cluster is not None else ():
         columns = getattr(task.eval_docs, "column_names", None)
         if columns is not None:
@@ -58,7 +58,7 @@ def check_cluster(tasks: Sequence[Task], cluster: Cluster | None) -> None:
 def _check_column(task: str, columns: Iterable[str], cluster: Cluster | None) -> None:
     if cluster is not None and cluster.column not in columns:
         raise UserError(
-            f"benchmark.cluster={cluster.column!r} is no column of {task}; valid: {', '.join(map(str, columns))}"
+            f"benchmark.cluster={cluster.column!r} is not a column of {task}; valid: {', '.join(map(str, columns))}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Prompts of a length that is asked for: pictures of noise between words, so many that a model reads so many tokens."""
+"""Prompts of a given number of tokens: pictures of noise between words."""
 
 from __future__ import annotations
 
@@ -15,80 +15,80 @@ from espalier.harness.errors import UserError
 #: Pixels along a picture's edge.
 EDGE = 384
 
-#: Tokens of the words behind the pictures, as in AirCache's tables (arXiv 2503.23956, section 4.4).
+#: Tokens of the words after the pictures, as in AirCache's tables (arXiv 2503.23956, section 4.4).
 QUESTION = 64
 
 WORDS = ("describe", "what", "is", "shown", "in", "this", "picture", "and", "in", "the", "others")
 
 
 @dataclass(frozen=True)
-class Composition:
-    """What a prompt is made of: words before its pictures, pictures, and words behind them."""
+class PromptComposition:
+    """The parts of a prompt: the number of words before its pictures, of pictures, and of words after them."""
 
     before: int
     pictures: int
-    behind: int
+    after: int
 
 
-#: Returns the tokens of a prompt. Raises UserError: the model does not take it.
-Count = Callable[[Composition], int]
+#: Returns the number of tokens of a prompt. Raises UserError: the model does not accept it.
+Count = Callable[[PromptComposition], int]
 
 
-def parts(composition: Composition, number: int, seed: int) -> list[str | Image.Image]:
-    """Return texts and pictures of a prompt in their order; `number` and `seed` choose the pixels."""
+def parts(composition: PromptComposition, number: int, seed: int) -> list[str | Image.Image]:
+    """Return texts and pictures of a prompt in order; `number` and `seed` determine the pixels."""
     chance = np.random.default_rng((seed, number))
     pixels = chance.integers(0, 256, (composition.pictures, EDGE, EDGE, 3), dtype=np.uint8)
     before = [words(composition.before)] if composition.before else []
-    return [*before, *map(Image.fromarray, pixels), words(composition.behind)]
+    return [*before, *map(Image.fromarray, pixels), words(composition.after)]
 
 
 def words(count: int) -> str:
-    """Return so many words."""
+    """Return `count` words."""
     return " ".join(islice(cycle(WORDS), count))
 
 
-def composed(count: Count, tokens: int) -> Composition:
-    """Return the prompt nearest to `tokens` from below: a question of QUESTION tokens, pictures, words for the rest.
+def compose_prompt(count: Count, tokens: int) -> PromptComposition:
+    """Return the longest prompt of at most `tokens`: a question of QUESTION tokens, pictures, words for the remainder.
 
     Raises:
-        UserError: not even one picture with one word behind it fits.
+        UserError: one picture with one word does not fit.
 
-    Cost: `count` of some prompts of all pictures, and of two dozen of one picture.
+    Cost: `count` of a few prompts with all pictures, and of two dozen with one picture.
     """
 
-    def size(composition: Composition) -> float:
+    def size(composition: PromptComposition) -> float:
         try:
             return count(composition)
         except UserError:
-            # One picture is all that some models take, and none takes more than its positions.
+            # Some models take one picture only, and none takes more than its positions.
             return math.inf
 
-    least = Composition(0, 1, 1)
-    bare = count(least)
+    smallest = PromptComposition(0, 1, 1)
+    bare = count(smallest)
     if bare > tokens:
         raise UserError(
             f"benchmark.prompt_tokens={tokens}: a picture with one word takes {bare}; valid: at least {bare}"
         )
-    asked = min(bare + QUESTION - 1, tokens)
-    behind = _most(1, lambda n: size(replace(least, behind=n)) <= asked)
-    alone = replace(least, behind=behind)
-    pictures = _most(1, lambda n: size(replace(alone, pictures=n)) <= tokens)
-    # Words cost the same whatever the pictures, and one picture is soon read.
-    room = tokens - size(replace(alone, pictures=pictures)) + size(alone)
-    before = _most(0, lambda n: size(replace(alone, before=n)) <= room)
-    found = Composition(before, pictures, behind)
-    while found.before and size(found) > tokens:
-        found = replace(found, before=found.before - 1)
-    return found
+    question_end = min(bare + QUESTION - 1, tokens)
+    after = _largest(1, lambda n: size(replace(smallest, after=n)) <= question_end)
+    one_picture = replace(smallest, after=after)
+    pictures = _largest(1, lambda n: size(replace(one_picture, pictures=n)) <= tokens)
+    # Words cost the same for any number of pictures, and one picture is fast to count.
+    room = tokens - size(replace(one_picture, pictures=pictures)) + size(one_picture)
+    before = _largest(0, lambda n: size(replace(one_picture, before=n)) <= room)
+    prompt = PromptComposition(before, pictures, after)
+    while prompt.before and size(prompt) > tokens:
+        prompt = replace(prompt, before=prompt.before - 1)
+    return prompt
 
 
-def _most(least: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number from `least` on that fits, by doubling and halving; `least` does."""
+def _largest(number: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number that fits, from `number`, which fits, by doubling and halving."""
     step = 1
-    while fits(least + step):
-        least, step = least + step, 2 * step
+    while fits(number + step):
+        number, step = number + step, 2 * step
     while step > 1:
         step //= 2
-        if fits(least + step):
-            least += step
-    return least
+        if fits(number + step):
+            number += step
+    return number

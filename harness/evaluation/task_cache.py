@@ -1,9 +1,8 @@
-"""What the openings of one benchmark have in common, kept between the cells of a command.
+"""Task indices and data sets, cached between the runs of a command.
 
 Finding a task among all task files and loading its data set takes longer than answering ten samples of a small model,
-and gives the same for each cell. The tasks themselves are made anew each time: a run lays its own functions over them,
-and the functions of their files are theirs alone. Whatever is taken off the shelf is a copy, so that nobody sees what
-another run did with it.
+and is the same for each run. The tasks themselves are made anew each time, because a run replaces some of their
+functions. The cache returns copies, so that runs do not see each other's changes.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from typing import Any
 
 
 @dataclass
-class Shelf:
-    """Indices of task files, and the data of the benchmark that was opened last: two may not fit.
+class TaskCache:
+    """Indices of task files, and the data of the last opened benchmark; data of two may not fit in memory.
 
     Attributes:
-        indices: by where they were looked for.
-        benchmark: whose data are kept.
-        data: what loading left in each task, by task.
+        indices: by searched folders.
+        benchmark: the benchmark of `data`.
+        data: attributes that loading set in each task.
     """
 
     indices: dict[Hashable, dict[str, Any]] = field(default_factory=dict)
@@ -29,21 +28,21 @@ class Shelf:
     data: dict[Hashable, Mapping[str, Any]] = field(default_factory=dict)
 
     def index(self, place: Hashable, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the index of the task files in a place, which is read once."""
+        """Return the index of the task files in some folders, which is read once."""
         if place not in self.indices:
             self.indices[place] = read()
         return deepcopy(self.indices[place])
 
     def turn_to(self, benchmark: Hashable) -> None:
-        """Let go of the data of any other benchmark."""
+        """Drop the data of any other benchmark."""
         if benchmark != self.benchmark:
             self.benchmark = benchmark
             self.data.clear()
 
     def put(self, task: Hashable, loaded: Mapping[str, Any]) -> None:
-        """Keep a copy of what loading left in a task. Cost: little, since data sets share their tables."""
+        """Keep a copy of a task's loaded attributes. Cost: little, because data sets share their tables."""
         self.data[task] = deepcopy(loaded)
 
     def taken(self, task: Hashable) -> Mapping[str, Any] | None:
-        """Return a copy of what loading left in a task; None if it is to be loaded."""
+        """Return a copy of a task's loaded attributes; None if they must be loaded."""
         return deepcopy(self.data.get(task))

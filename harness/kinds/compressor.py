@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from espalier.harness.cost.budget import BudgetMismatch
 from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.errors import Refused
-from espalier.harness.kinds.chat_answerer import Joined
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
 from espalier.harness.kinds.identity import answering_settings, identity_of
 from espalier.harness.kinds.kind import Account, Admitted, Identity, Opened, Rivals
 from espalier.harness.kinds.reducer import REDUCER, WHOLE
+from espalier.harness.kinds.rescore import Rescored
 from espalier.harness.kinds.sample_counts import account_of, first_token
 from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
 from espalier.methods.compressor import CacheCompressor
@@ -71,7 +71,8 @@ class Compressor:
         engine = asked.engine
         run = partial(Session, adapter, NoReduction(), WHOLE, seed=asked.seed, decode=engine.decode)
         with run(evicting=evicting, separators=engine.separators) as session, run() as plain:
-            yield Opened(Joined.of(adapter, session, engine.rescore), Rivals(session, plain))
+            generator = Rescored(adapter, session) if engine.rescore else session
+            yield Opened(generator, adapter, Rivals(session, plain))
 
     def unpaired(self, asked: Asked, method: CacheCompressor) -> str | None:
         """Time nothing where nothing is evicted."""

@@ -53,7 +53,7 @@ class SpeculativeDecoder:
         from espalier.harness.decoding.speculative.speculation import Speculation
 
         with Speculation(asked, adapter, method) as both:
-            yield Opened(both)
+            yield Opened(both, both)
 
     def unpaired(self, asked: Asked, method: Decoder) -> str | None:
         """Say where the speed-up is instead."""

@@ -22,7 +22,6 @@ from espalier.harness.decoding.diffusion.denoising_summary import (
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.engine.positions import closes_gaps
 from espalier.harness.errors import Refused
-from espalier.harness.kinds.chat_answerer import Joined
 from espalier.harness.kinds.checks.length_check import check_places
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
 from espalier.harness.kinds.checks.signal_check import check_signals
@@ -105,7 +104,7 @@ class Denoiser:
         from espalier.harness.decoding.diffusion.denoising_loop import denoising
 
         with denoising(asked, adapter, method, asked.budget, prior) as denoiser:
-            yield Opened(Joined(adapter, denoiser))
+            yield Opened(denoiser, adapter)
 
     def unpaired(self, asked: Asked, method: TokenReducer) -> str | None:
         """Time whole runs: a step is no prefill."""

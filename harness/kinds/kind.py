@@ -35,8 +35,8 @@ class Generator(Protocol):
         """Answer one left-padded batch; `samples` has an id for each row."""
 
 
-class Responder(Generator, Protocol):
-    """What answers chats: it encodes them, generates, and turns ids into texts."""
+class ChatCodec(Protocol):
+    """Turns chats into inputs, and new ids into texts: an adapter, for one."""
 
     def encode(self, chats: Sequence[Chat]) -> Mapping[str, Any]:
         """Return the inputs of one batch of chats."""
@@ -67,11 +67,13 @@ class Opened:
     """A method at work on a loaded model.
 
     Attributes:
-        responder: answers chats under the method.
+        generator: answers encoded chats under the method.
+        codec: encodes chats for it, and decodes its answers.
         rivals: what may be timed beside each other; None where the kind compares with plain answers by itself.
     """
 
-    responder: Responder
+    generator: Generator
+    codec: ChatCodec
     rivals: Rivals | None = None
 
 

@@ -12,11 +12,11 @@ from espalier.harness.cost.schedule import shortened_layer
 from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
 from espalier.harness.engine.engine_guards import require_one_beam
 from espalier.harness.engine.positions import closes_gaps
-from espalier.harness.kinds.chat_answerer import Joined
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
 from espalier.harness.kinds.checks.signal_check import check_frames, check_signals
 from espalier.harness.kinds.identity import answering_settings, identity_of
 from espalier.harness.kinds.kind import Account, Admitted, Identity, Opened, Rivals
+from espalier.harness.kinds.rescore import Rescored
 from espalier.harness.kinds.sample_counts import account_of
 from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
 from espalier.methods.base import TokenReducer
@@ -82,7 +82,8 @@ class Reducer:
         )
         plainly = Session(adapter, NoReduction(), WHOLE, seed=asked.seed, decode=engine.decode)
         with session, plainly as plain:
-            yield Opened(Joined.of(adapter, session, engine.rescore), Rivals(session, plain))
+            generator = Rescored(adapter, session) if engine.rescore else session
+            yield Opened(generator, adapter, Rivals(session, plain))
 
     def unpaired(self, asked: Asked, method: TokenReducer) -> str | None:
         """Time what saves something."""

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from espalier.harness.engine.eviction import CacheBudget
-from espalier.harness.kinds.chat_answerer import Joined
 from espalier.harness.kinds.compressor import COMPRESSOR, cache_blocks, check_held
 from espalier.harness.kinds.identity import identity_of
 from espalier.harness.kinds.kind import Account, Admitted, Identity, Opened, Rivals
 from espalier.harness.kinds.reducer import REDUCER, WHOLE
+from espalier.harness.kinds.rescore import Rescored
 from espalier.harness.specs.run_spec import Asked, MethodSpec, RunSpec, Settled
 from espalier.methods.composed import Composed
 from espalier.methods.none import NoReduction
@@ -62,7 +62,8 @@ class Composition:
             adapter, NoReduction(), WHOLE, seed=asked.seed, decode=asked.engine.decode
         )
         with session, plainly as plain:
-            yield Opened(Joined.of(adapter, session, asked.engine.rescore), Rivals(session, plain))
+            generator = Rescored(adapter, session) if asked.engine.rescore else session
+            yield Opened(generator, adapter, Rivals(session, plain))
 
     def unpaired(self, asked: Asked, method: Composed) -> str | None:
         """Time what either of them saves."""

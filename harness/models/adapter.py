@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -201,6 +201,10 @@ class Adapter(Parts):
         duplicate = copy(self)
         duplicate.processor = deepcopy(self.processor)
         return duplicate
+
+    def preparer(self) -> Callable[[Sequence[Chat]], Mapping[str, Any]]:
+        """Return `prepare` for another thread."""
+        return self.apart.prepare
 
     def prepare(self, chats: Sequence[Chat]) -> Mapping[str, Any]:
         """Return chats as one left-padded batch on the CPU.

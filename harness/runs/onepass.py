@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from espalier.harness.engine.artifacts.priors import prior_for
 from espalier.harness.errors import tell_once
-from espalier.harness.evaluation.task_cache import Shelf
+from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.kinds.one_pass import apart, frame
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import progress_bar as progress
@@ -44,7 +44,13 @@ class OnePass:
         return job.spec.engine.share == "prefix" and frame(job.spec) not in self.made
 
     def ahead(
-        self, job: Job, jobs: Sequence[Job], pool: Pool, shelf: Shelf, ranks: Ranks, board: Board
+        self,
+        job: Job,
+        jobs: Sequence[Job],
+        pool: Pool,
+        shelf: TaskCache,
+        ranks: Ranks,
+        board: Board,
     ) -> None:
         """Answer the samples of a cell whose pass is due and of all that may share it.
 
@@ -69,11 +75,11 @@ class OnePass:
                 self._run(free, pool, shelf, ranks, board)
 
     def _run(
-        self, jobs: Sequence[Job], pool: Pool, shelf: Shelf, ranks: Ranks, board: Board
+        self, jobs: Sequence[Job], pool: Pool, shelf: TaskCache, ranks: Ranks, board: Board
     ) -> None:
         # Both bring in what takes seconds to import.
         from espalier.harness.evaluation.evaluate import open_benchmark
-        from espalier.harness.evaluation.shared_pass import Sharer, answer_together
+        from espalier.harness.evaluation.shared_pass import SharedRun, answer_together
 
         spec = jobs[0].spec
         directories = [Store(one.spec.store).run(one.key) for one in jobs]
@@ -90,7 +96,7 @@ class OnePass:
             shown.phase(f"loading {spec.model.name}")
             adapter = pool.adapter(spec.model)
             sharers = [
-                Sharer(
+                SharedRun(
                     one.spec,
                     one.method,
                     journal_of(one, directory).of_rank(ranks.rank),

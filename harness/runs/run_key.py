@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.evaluation.judging.judge_prompt import read_words
+from espalier.harness.evaluation.judging.judge_prompt import read_prompt
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.codebase import Codebase
@@ -116,7 +116,7 @@ def key_parts(
 def _words(spec: RunSpec) -> str | None:
     """Return the digest of the words that the user gives a judge, None where the benchmark's own or none are asked."""
     path = spec.judge.prompt if "judge" in spec.benchmark.needs else None
-    return None if path is None else read_words(path).digest
+    return None if path is None else read_prompt(path).digest
 
 
 def task_files(benchmark: BenchmarkSpec) -> dict[Path, list[Path]]:

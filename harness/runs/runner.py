@@ -17,7 +17,7 @@ from espalier.harness.runs.process_checks import check_cell, check_drawn
 from espalier.harness.runs.result_row import outline
 from espalier.harness.runs.single_run import CellRunner
 from espalier.harness.runs.status_line import Waiting
-from espalier.harness.runs.sweep_board import Board
+from espalier.harness.runs.sweep_board import Board, BoardCell
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store import sweep_files as sweeps

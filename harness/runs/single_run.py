@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from espalier.harness.engine.artifacts.priors import prior_for
 from espalier.harness.errors import tell_once
-from espalier.harness.evaluation.task_cache import Shelf
+from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import environment, wandb_log
@@ -50,7 +50,7 @@ class CellRunner:
     argv: Sequence[str] = ()
     group: str | None = None
     pool: Pool = field(default_factory=Pool)
-    shelf: Shelf = field(default_factory=Shelf)
+    shelf: TaskCache = field(default_factory=TaskCache)
     board: Board = field(default_factory=Board)
     passes: OnePass = field(default_factory=OnePass)
     done: set[str] = field(default_factory=set)

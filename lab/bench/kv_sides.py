@@ -18,8 +18,8 @@ from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.record import Generated
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.session_setup import PassEviction
-from espalier.harness.evaluation.latency import Reads, Turn, in_turns, tokens_of
-from espalier.harness.evaluation.synthetic_prompts import composed, parts
+from espalier.harness.evaluation.latency import LatencyRound, StepReads, alternate, tokens_of
+from espalier.harness.evaluation.synthetic_prompts import compose_prompt, parts
 from espalier.harness.kinds.lookup import as_compressor
 from espalier.harness.kinds.method_stack import label_of
 from espalier.harness.kinds.reducer import WHOLE
@@ -183,7 +183,7 @@ def rows_of(
     new_tokens: int,
 ) -> list[Row]:
     """Let all sides answer one prompt in turns; the first one has the whole cache."""
-    made = composed(lambda one: tokens_of(adapter.encode, one, 0), tokens)
+    made = compose_prompt(lambda one: tokens_of(adapter.encode, one, 0), tokens)
     content = [
         {"type": "text", "text": part}
         if isinstance(part, str)
@@ -192,17 +192,17 @@ def rows_of(
     ]
     inputs = adapter.encode([[{"role": "user", "content": content}]])
     keyed = {f"{side.name} {side.ratio:g}": side for side in sides}
-    found = in_turns(keyed, inputs, ["0"], new_tokens, adapter.devices, rounds, warmup)
-    reads = Reads.of(adapter)
+    found = alternate(keyed, inputs, ["0"], new_tokens, adapter.devices, rounds, warmup)
+    reads = StepReads.of(adapter)
     whole = found[next(iter(keyed))]
     return [_row(side, found[key], whole, reads, rounds, new_tokens) for key, side in keyed.items()]
 
 
 def _row(
     side: Side,
-    turns: Sequence[Turn],
-    whole: Sequence[Turn],
-    reads: Reads,
+    turns: Sequence[LatencyRound],
+    whole: Sequence[LatencyRound],
+    reads: StepReads,
     rounds: int,
     new_tokens: int,
 ) -> Row:

@@ -10,29 +10,31 @@ from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
 
 def tokenized(captions: Iterable[str]) -> dict[str, str]:
-    """Return captions as the metric sees them: lower case, without punctuation. Cost: one start of Java.
+    """Return captions as the metric reads them: lower case, without punctuation. Cost: one start of Java.
 
     Raises:
-        FileNotFoundError: there is no Java.
+        FileNotFoundError: Java is not installed.
     """
-    # One line each: other ends of a line than \n would make two of one caption.
+    # One line each: the tokenizer splits at further line ends than \n.
     lines = {caption: " ".join(caption.split()) for caption in captions}
-    asked = {number: [{"caption": line}] for number, line in enumerate(lines.values()) if line}
-    found = PTBTokenizer().tokenize(asked) if asked else {}
+    numbered = {number: [{"caption": line}] for number, line in enumerate(lines.values()) if line}
+    tokens = PTBTokenizer().tokenize(numbered) if numbered else {}
     return {
-        caption: found[number][0] if number in found else "" for number, caption in enumerate(lines)
+        caption: tokens[number][0] if number in tokens else ""
+        for number, caption in enumerate(lines)
     }
 
 
 def cider(samples: Sequence[Mapping[str, Any]], words: Mapping[str, str]) -> float:
-    """Return the mean of the samples' CIDEr-D, words weighted by how many samples' references have them.
+    """Return the mean CIDEr-D of samples, with words weighted by the number of samples with them in their references.
 
     Args:
         samples: each with an `answer` and its `references`.
-        words: of every caption among these, its tokens.
+        words: the tokens of each caption.
     """
-    answers = {place: [words[one["answer"]]] for place, one in enumerate(samples)}
+    answers = {place: [words[sample["answer"]]] for place, sample in enumerate(samples)}
     references = {
-        place: [words[text] for text in one["references"]] for place, one in enumerate(samples)
+        place: [words[text] for text in sample["references"]]
+        for place, sample in enumerate(samples)
     }
     return float(Cider().compute_score(references, answers)[0])

@@ -1,4 +1,4 @@
-"""Detailed descriptions of pictures, against three references each."""
+"""Detailed descriptions of pictures, with three references each."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def doc_to_text(doc: Doc) -> str:
 
 
 def references(doc: Doc) -> list[str]:
-    """Return the references that a picture has."""
-    found = [doc[name] for name in REFERENCES if doc.get(name)]
-    if not found:
+    """Return the references of a picture."""
+    texts = [doc[name] for name in REFERENCES if doc.get(name)]
+    if not texts:
         raise ValueError(f"{doc['image']} has no reference descriptions")
-    return found
+    return texts
 
 
 def process_results(doc: Doc, results: list[Any]) -> dict[str, float]:
     """Return ROUGE-L against the nearest reference and the length in words; without a word it is unparsed."""
     answer = results[0] if results and isinstance(results[0], str) else ""
-    best = max(rouge_l(answer, one) for one in references(doc))
+    best = max(rouge_l(answer, reference) for reference in references(doc))
     length = len(words(answer))
     return {"rouge_l": best, "words": float(length), "unparsed": float(not length)}

@@ -1,4 +1,4 @@
-"""Short captions, scored together against several references each."""
+"""Short captions, scored together with several references each."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from espalier.tasks.captions.consensus import cider, tokenized
 
 Doc = dict[str, Any]
 
-#: The words of InternVL's own evaluation, and of lmms-eval.
+#: The question of InternVL's evaluation, and of lmms-eval.
 QUESTION = "Provide a one-sentence caption for the provided image."
 
-#: Column of a data set that has the references.
+#: Columns with references, in different data sets.
 REFERENCES = ("text", "annotations_captions")
 
 
-class Captions(ConfigurableMessagesTask):
-    """A task whose metric is CIDEr-D; what was tokenized once is kept, for it may be computed of many parts."""
+class CaptionTask(ConfigurableMessagesTask):
+    """A task scored by CIDEr-D. It caches tokens, because the metric may be computed for many subsets."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """Take the task file; `class` is what led here and no setting."""
+        """Take the settings of the task file, without `class`."""
         self._words: dict[str, str] = {}
         super().__init__(config={key: value for key, value in config.items() if key != "class"})
 
     def aggregation(self) -> dict[str, Callable[..., float]]:
-        """Return how metrics come out of samples."""
+        """Return the aggregations of metrics."""
         return {**super().aggregation(), "CIDEr": self.cider}
 
     def cider(self, samples: Sequence[Mapping[str, Any]]) -> float:
-        """Return the CIDEr-D of samples. Cost: one start of Java for all captions that are new."""
-        texts = [text for one in samples for text in (one["answer"], *one["references"])]
+        """Return the CIDEr-D of samples. Cost: one start of Java for all new captions."""
+        texts = [text for sample in samples for text in (sample["answer"], *sample["references"])]
         self._words |= tokenized(text for text in texts if text not in self._words)
         return cider(samples, self._words)
 
@@ -50,21 +50,23 @@ def doc_to_text(doc: Doc) -> str:
 
 
 def references(doc: Doc) -> list[str]:
-    """Return what people wrote about the picture."""
-    found = next(list(doc[name]) for name in REFERENCES if name in doc)
-    if not found:
+    """Return the reference captions of the picture."""
+    captions = next(list(doc[name]) for name in REFERENCES if name in doc)
+    if not captions:
         raise ValueError("a sample has no reference captions")
-    return found
+    return captions
 
 
 def process_results(doc: Doc, results: list[Any]) -> Doc:
-    """Return what the metric needs of a sample; an answer without a word counts as wrong, and as unparsed."""
+    """Return the metric's input of a sample; an answer without a word is wrong, and unparsed."""
     answer = results[0] if results and isinstance(results[0], str) else ""
     sample = {"answer": answer, "references": references(doc)}
-    return {"CIDEr": sample, "unparsed": float(not any(one.isalnum() for one in answer))}
+    return {"CIDEr": sample, "unparsed": float(not any(letter.isalnum() for letter in answer))}
 
 
 def consensus(samples: Sequence[Mapping[str, Any]]) -> float:
-    """Return the CIDEr-D of samples; a task's own way keeps what it tokenized."""
-    words = tokenized({text for one in samples for text in (one["answer"], *one["references"])})
+    """Return the CIDEr-D of samples; `CaptionTask.cider` caches tokens."""
+    words = tokenized(
+        {text for sample in samples for text in (sample["answer"], *sample["references"])}
+    )
     return cider(samples, words)

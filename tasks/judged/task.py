@@ -1,4 +1,4 @@
-"""Where MMBench-Video's videos come from: the hub has pickles. lmms-eval runs this file once a task: no state here."""
+"""Unpack MMBench-Video's videos, which the hub has as pickles. lmms-eval runs this file once per task: no state."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ except ImportError:  # started outside the repository, without Espalier on the p
     from espalier.harness.store.files import durable
 from espalier.harness.errors import UserError
 
-#: Folders of the repository: videos as files, as some copies have them, and as the hub has them.
+#: Folders of the repository: videos as files, in some copies, and as pickles, on the hub.
 FILES, PICKLES = "video", "video_pkl"
 
-#: Where videos are unpacked below HF_HOME.
+#: Folder below HF_HOME with unpacked videos.
 UNPACKED = "mmbench_video"
 
-#: What each row must have.
+#: Columns that the table must have.
 COLUMNS = ("index", "video", "question", "answer", "dimensions")
 
 
-class Plain(pickle.Unpickler):
-    """Reads tables of names and bytes. Whatever else a pickle could do is refused, so that it runs no code."""
+class DataUnpickler(pickle.Unpickler):
+    """Reads pickled tables of names and bytes, and refuses anything else, so that a pickle runs no code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Refuse."""
+        """Raise UnpicklingError."""
         raise pickle.UnpicklingError(f"it holds {module}.{name}; valid: names and bytes alone")
 
 
 class MMBenchVideo(ConfigurableMessagesTask):
-    """The questions with the path of each one's video in a further column, `file`."""
+    """The questions, with the path of the video in a further column, `file`."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """Take the task file; `class` is what led here and no setting."""
+        """Take the settings of the task file, without `class`."""
         super().__init__(config={key: value for key, value in config.items() if key != "class"})
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None) -> None:
-        """Load the table, and unpack the videos where they are in pickles only.
+        """Load the table, and unpack the videos if they are only in pickles.
 
         Raises:
             UserError: a column or a video is missing, or a pickle is damaged.
@@ -66,34 +66,34 @@ class MMBenchVideo(ConfigurableMessagesTask):
     def _files(self, docs: Dataset) -> list[str]:
         wanted = list(dict.fromkeys(docs["video"]))
         home = Path(os.getenv("HF_HOME", "~/.cache/huggingface")).expanduser() / UNPACKED
-        found = _there([home], wanted)
-        if len(found) < len(wanted):
-            # Looked up where it is defined: a run from local files puts their folder there.
+        files = _existing([home], wanted)
+        if len(files) < len(wanted):
+            # Looked up in its module, where a run from local files replaces it.
             root = Path(
                 lmms_eval.api.task.snapshot_download(repo_id=self.DATASET_PATH, repo_type="dataset")
             )
-            found = _there([root / FILES, home], wanted)
-            if len(found) < len(wanted):
+            files = _existing([root / FILES, home], wanted)
+            if len(files) < len(wanted):
                 home.mkdir(parents=True, exist_ok=True)
                 for file in sorted((root / PICKLES).glob("*.pkl")):
                     self._unpack(file, home)
-                found = _there([root / FILES, home], wanted)
-        lost = [name for name in wanted if name not in found]
+                files = _existing([root / FILES, home], wanted)
+        lost = [name for name in wanted if name not in files]
         if lost:
             row = list(docs["video"]).index(lost[0])
             raise self._error(
                 f"split {self.config.test_split}, row {row}: there is no video {lost[0]!r} ({len(lost)} are missing); "
                 f"valid: {FILES}/ or {PICKLES}/ of the repository"
             )
-        return [str(found[name]) for name in docs["video"]]
+        return [str(files[name]) for name in docs["video"]]
 
     def _unpack(self, file: Path, home: Path) -> None:
-        """Write the videos of one pickle, each whole or not at all. Cost: the memory that the pickle takes."""
+        """Write the videos of one pickle, each atomically. Cost: the memory of the pickle."""
         try:
             with file.open("rb") as stream:
-                videos = Plain(stream).load()
+                videos = DataUnpickler(stream).load()
             if not isinstance(videos, Mapping):
-                raise pickle.UnpicklingError("it holds no table")
+                raise pickle.UnpicklingError("it is not a table")
         except (
             pickle.UnpicklingError,
             EOFError,
@@ -115,11 +115,11 @@ class MMBenchVideo(ConfigurableMessagesTask):
         return UserError(f"benchmark.task={self.config.task!r}: {self.DATASET_PATH}: {problem}")
 
 
-def _there(folders: list[Path], names: list[str]) -> dict[str, Path]:
-    """Returns the videos that are in one of the folders, by name."""
+def _existing(folders: list[Path], names: list[str]) -> dict[str, Path]:
+    """Return the videos that are in one of the folders, by name."""
     paths = {name: [folder / f"{name}.mp4" for folder in folders] for name in names}
     return {
-        name: found
+        name: file
         for name, several in paths.items()
-        if (found := next((path for path in several if path.is_file()), None)) is not None
+        if (file := next((path for path in several if path.is_file()), None)) is not None
     }

@@ -1,7 +1,6 @@
 """Functions that the judged task files name. lmms-eval runs this file once per name: no state here.
 
-A judged task's `process_results` gets the answer and the text of the judge's verdict, which holds a score: texts that
-hold none never come here.
+`process_results` of a judged task gets the answer and the text of the judge's verdict, which always holds a score.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ except ImportError:  # started outside the repository, without Espalier on the p
 
 Doc = dict[str, Any]
 
-#: What LLaVA-Bench asks for.
+#: Kinds of questions of LLaVA-Bench.
 LLAVA_CATEGORIES = ("conv", "detail", "complex")
 
 #: The abilities of MMBench-Video, in the groups that its tables print.
@@ -51,7 +50,7 @@ def _around(text: str, kwargs: Mapping[str, str] | None) -> str:
 
 
 def llava_visual(doc: Doc) -> list[Any]:
-    """Returns the picture."""
+    """Return the picture."""
     return [doc["image"].convert("RGB")]
 
 
@@ -60,7 +59,7 @@ def llava_text(doc: Doc, lmms_eval_specific_kwargs: Mapping[str, str] | None = N
 
 
 def llava_parts(doc: Doc, answer: str) -> dict[str, str]:
-    """Returns what the judge reads: the description of the picture, the question and both answers."""
+    """Return the parts of the judge's prompt: the description of the picture, the question and both answers."""
     caption = doc["caption"]
     return {
         "context": caption if isinstance(caption, str) else "\n".join(caption),
@@ -72,12 +71,12 @@ def llava_parts(doc: Doc, answer: str) -> dict[str, str]:
 
 
 def llava_ratings(verdict: str) -> tuple[float, float] | None:
-    """Returns the ratings of the reference and of the answer, None where there are not two from 0 to 10."""
+    """Return the ratings of the reference and of the answer, None unless there are two from 0 to 10."""
     return pair(verdict, 0, 10)
 
 
 def llava_score(doc: Doc, results: Sequence[str]) -> dict[str, list[float]]:
-    """Returns both ratings, for all questions and for those of this kind."""
+    """Return both ratings, for all questions and for the questions of this kind."""
     category = doc["category"]
     if category not in LLAVA_CATEGORIES:
         raise ValueError(f"category={category!r}; valid: {', '.join(LLAVA_CATEGORIES)}")
@@ -89,7 +88,7 @@ def llava_score(doc: Doc, results: Sequence[str]) -> dict[str, list[float]]:
 
 
 def llava_ratio(ratings: Sequence[Sequence[float]]) -> float:
-    """Returns the sum of the answers' ratings in percent of the references'; NaN where these are all 0."""
+    """Return the sum of the answers' ratings in percent of the references'; NaN if these are all 0."""
     reference, answer = (math.fsum(column) for column in zip(*ratings, strict=True))
     return 100 * answer / reference if reference else math.nan
 
@@ -98,7 +97,7 @@ def llava_ratio(ratings: Sequence[Sequence[float]]) -> float:
 
 
 def mmbench_video_visual(doc: Doc) -> list[str]:
-    """Returns the path of the video."""
+    """Return the path of the video."""
     return [doc["file"]]
 
 
@@ -109,7 +108,7 @@ def mmbench_video_text(doc: Doc, lmms_eval_specific_kwargs: Mapping[str, str] | 
 def mmbench_video_messages(
     doc: Doc, lmms_eval_specific_kwargs: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Returns the video and the question about it as chat messages."""
+    """Return the video and the question about it as chat messages."""
     parts = [
         {"type": "video", "url": doc["file"]},
         {"type": "text", "text": mmbench_video_text(doc, lmms_eval_specific_kwargs)},
@@ -122,23 +121,25 @@ def mmbench_video_parts(doc: Doc, answer: str) -> dict[str, str]:
 
 
 def mmbench_video_mark(verdict: str) -> float | None:
-    """Returns the mark from 0 to 3, None where there is none."""
-    return single(verdict, 0, 3, whole=True)
+    """Return the mark from 0 to 3, None without one."""
+    return single(verdict, 0, 3, integral=True)
 
 
 def groups(dimensions: str) -> list[str]:
-    """Returns the groups of the abilities that a question tests, given as the data set has them: a list in a string."""
-    asked = ast.literal_eval(dimensions)
-    known = {ability for group in ABILITIES.values() for ability in group}
-    if not isinstance(asked, list) or not asked or not known.issuperset(asked):
-        raise ValueError(f"dimensions={dimensions!r}; valid: a list of {', '.join(sorted(known))}")
-    found = [name for name, abilities in ABILITIES.items() if set(abilities).intersection(asked)]
-    wider = {"perception" if name in PERCEPTION else "reasoning" for name in found}
-    return ["overall", *sorted(wider), *found]
+    """Return the groups of the abilities of a question, which the data set has as a list in a string."""
+    requested = ast.literal_eval(dimensions)
+    valid = {ability for group in ABILITIES.values() for ability in group}
+    if not isinstance(requested, list) or not requested or not valid.issuperset(requested):
+        raise ValueError(f"dimensions={dimensions!r}; valid: a list of {', '.join(sorted(valid))}")
+    matches = [
+        name for name, abilities in ABILITIES.items() if set(abilities).intersection(requested)
+    ]
+    wider = {"perception" if name in PERCEPTION else "reasoning" for name in matches}
+    return ["overall", *sorted(wider), *matches]
 
 
 def mmbench_video_score(doc: Doc, results: Sequence[str]) -> dict[str, float]:
-    """Returns the mark for every group that the question belongs to."""
+    """Return the mark for every group that the question belongs to."""
     _, verdict = results
     mark = mmbench_video_mark(verdict)
     if mark is None:

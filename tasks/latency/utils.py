@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from espalier.harness.evaluation.synthetic_prompts import Composition, parts
+from espalier.harness.evaluation.synthetic_prompts import PromptComposition, parts
 
 Doc = dict[str, Any]
 
 
 def process_docs(dataset: Any) -> Any:
-    """Returns as many numbered samples as the data file says."""
+    """Return numbered samples; the data file has their count."""
     from datasets import Dataset
 
     return Dataset.from_list(
@@ -24,7 +24,7 @@ def doc_to_visual(doc: Doc, lmms_eval_specific_kwargs: Doc) -> list[Any]:
 
 
 def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: Doc) -> str:
-    """Returns the words behind the pictures."""
+    """Return the words after the pictures."""
     return str(_parts(doc, lmms_eval_specific_kwargs)[-1])
 
 
@@ -37,10 +37,10 @@ def doc_to_messages(doc: Doc, lmms_eval_specific_kwargs: Doc) -> list[dict[str, 
 
 
 def process_results(doc: Doc, results: list[Any]) -> dict[str, float]:
-    """Returns what the clock said: it comes behind the answer, as a judge's verdict does."""
+    """Return the measured metrics, which follow the answer like a judge's verdict."""
     return dict(json.loads(results[1]))
 
 
 def _parts(doc: Doc, settings: Doc) -> list[Any]:
-    made = Composition(settings["before"], settings["pictures"], settings["behind"])
-    return parts(made, doc["number"], settings["seed"])
+    prompt = PromptComposition(settings["before"], settings["pictures"], settings["behind"])
+    return parts(prompt, doc["number"], settings["seed"])

@@ -1,4 +1,4 @@
-"""MMBench by rule: which letter an answer states, and when a question is answered. Pure functions."""
+"""MMBench by rule: the letter of an answer, and the score of a question. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from espalier.harness.evaluation.scoring.choices import letter, lettered
 
-#: A question's rotations have its own number and a multiple of this more.
+#: Rotations of a question have its number plus a multiple of this.
 ROTATION = 1_000_000
 
 
@@ -24,14 +24,18 @@ def share_of_questions(samples: Sequence[Mapping[str, Any]]) -> float:
     """Return the share of questions that are answered right in every rotation of their options.
 
     Args:
-        samples: each with its `index` and whether it is `right`. Rotations of a question that is not among them count
-            for nothing, as under a limit.
+        samples: each with its `index` and whether it is `right`. Rotations without their question, as under a limit,
+            are ignored.
     """
     right: dict[int, bool] = {}
-    asked = set()
-    for one in samples:
-        question = one["index"] % ROTATION
-        right[question] = right.get(question, True) and one["right"]
-        if one["index"] < ROTATION:
-            asked.add(question)
-    return sum(right[one] for one in asked) / len(asked) if asked else float("nan")
+    questions = set()
+    for sample in samples:
+        question = sample["index"] % ROTATION
+        right[question] = right.get(question, True) and sample["right"]
+        if sample["index"] < ROTATION:
+            questions.add(question)
+    return (
+        sum(right[question] for question in questions) / len(questions)
+        if questions
+        else float("nan")
+    )

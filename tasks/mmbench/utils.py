@@ -17,12 +17,12 @@ def doc_to_visual(doc: Doc) -> list[Any]:
 
 
 def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: Doc | None = None) -> str:
-    """Return the question as lmms-eval asks it."""
+    """Return lmms-eval's question."""
     return str(cn_utils.mmbench_doc_to_text(doc, lmms_eval_specific_kwargs))
 
 
 def process_results(doc: Doc, results: list[Any]) -> Doc:
-    """Read the letter off an answer; an answer that states no option is wrong, and unparsed."""
+    """Score the letter that an answer states; an answer without one is wrong, and unparsed."""
     answer = results[0] if results and isinstance(results[0], str) else ""
     item = {option: doc.get(option) for option in "ABCD"} | {"prediction": answer.strip()}
     named = letter_of(item)

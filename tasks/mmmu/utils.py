@@ -11,22 +11,22 @@ from lmms_eval.tasks.mmmu import utils as mmmu
 
 try:
     from espalier.harness.evaluation.scoring.choices import letter, lettered
-    from espalier.harness.evaluation.unreadable_letters import without_guesses
+    from espalier.harness.evaluation.upstream import without_guesses
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from espalier.harness.evaluation.scoring.choices import letter, lettered
-    from espalier.harness.evaluation.unreadable_letters import without_guesses
+    from espalier.harness.evaluation.upstream import without_guesses
 
 Doc = dict[str, Any]
 
 
 def doc_to_visual(doc: Doc) -> list[Any]:
-    """Return the pictures that the question names."""
+    """Return the pictures that the question refers to."""
     return list(mmmu.mmmu_doc_to_visual(doc))
 
 
 def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: Doc | None = None) -> str:
-    """Return the question as lmms-eval asks it."""
+    """Return lmms-eval's question."""
     return str(mmmu.mmmu_doc_to_text(doc, lmms_eval_specific_kwargs))
 
 
@@ -36,20 +36,20 @@ def doc_to_messages(doc: Doc, lmms_eval_specific_kwargs: Doc | None = None) -> l
 
 
 def process_results(doc: Doc, results: list[Any]) -> Doc:
-    """Read an option or a text off an answer; one that states no option, or says nothing, is wrong and unparsed.
+    """Score the option or text that an answer states; an answer without one is wrong and unparsed.
 
-    Open questions are read by lmms-eval's rules, and all of them for `mmmu_acc_lmms_eval`.
+    Open questions are read by lmms-eval's rules, and all questions for `mmmu_acc_lmms_eval`.
     """
     answer = results[0] if results and isinstance(results[0], str) else ""
     with without_guesses():
         sample = mmmu.mmmu_process_results(doc, [answer])["mmmu_acc"]
     if doc["question_type"] == "multiple-choice":
         stated = letter(answer, lettered(ast.literal_eval(doc["options"])))
-        found, unparsed = {**sample, "parsed_pred": [stated]}, not stated
+        scored, unparsed = {**sample, "parsed_pred": [stated]}, not stated
     else:
         (read,) = sample["parsed_pred"]
-        found, unparsed = sample, not any(str(part).strip() for part in read)
-    return {"mmmu_acc": found, "mmmu_acc_lmms_eval": sample, "unparsed": float(unparsed)}
+        scored, unparsed = sample, not any(str(part).strip() for part in read)
+    return {"mmmu_acc": scored, "mmmu_acc_lmms_eval": sample, "unparsed": float(unparsed)}
 
 
 def accuracy(samples: list[Doc]) -> float:

@@ -1,4 +1,4 @@
-"""Which pages the tasks of reading ask about. lmms-eval runs this file once per task: no state here."""
+"""List the pages of OCR tasks. lmms-eval runs this file once per task: no state here."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from espalier.harness.evaluation.scoring import page_files as pages
 from espalier.harness.evaluation.scoring.documents import cdm
 
 
-class Pages(ConfigurableMessagesTask):
-    """Reads a data set's own files: its repository has no table that `datasets` could load.
+class PageTask(ConfigurableMessagesTask):
+    """A task that reads a data set's files itself, because `datasets` cannot load them.
 
-    `metadata.layout` of the task file names the function that reads them, `metadata.part` what of them.
+    `metadata.layout` of the task file names the function that reads them, `metadata.part` the part to read.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """Take the task file; `class` is what led here and no setting."""
+        """Take the settings of the task file, without `class`."""
         super().__init__(config={key: value for key, value in config.items() if key != "class"})
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None) -> None:
-        """Fetch the repository, or find it where it is, and list its pages.
+        """Fetch the repository, or use the local copy, and list its pages.
 
         Raises:
-            UserError: it is neither here nor can be had, or its files are not what they should be.
+            UserError: it cannot be fetched, or its files have another form.
         """
-        more = dict(dataset_kwargs or {})
-        place = more.pop("hint", "")
-        # The library reads this when it is imported, which may have been before a run was told to stay offline.
-        more.setdefault("local_files_only", os.environ.get("HF_HUB_OFFLINE") == "1")
+        options = dict(dataset_kwargs or {})
+        place = options.pop("hint", "")
+        # The library reads the variable at import, which may be before the run sets it.
+        options.setdefault("local_files_only", os.environ.get("HF_HUB_OFFLINE") == "1")
         try:
             folder = huggingface_hub.snapshot_download(
-                self.DATASET_PATH, repo_type="dataset", **more
+                self.DATASET_PATH, repo_type="dataset", **options
             )
         except OSError as error:
             away = isinstance(error, LocalEntryNotFoundError)
@@ -57,18 +57,18 @@ class Pages(ConfigurableMessagesTask):
         read = pages.LAYOUTS[self.config.metadata["layout"]]
         rows = read(Path(folder), self.config.metadata.get("part", ""))
         self.dataset = DatasetDict({self.config.test_split: Dataset.from_list(rows)})
-        # A page is the path of its picture, no column of pictures.
+        # A page is the path of its picture; there is no column of pictures.
         self.dataset_no_image = self.dataset
 
 
-class DrawnFormulas(Pages):
-    """Pages whose formulas are compared as they look, which takes programs that not every machine has."""
+class DrawnFormulas(PageTask):
+    """Pages with formulas compared as rendered, which needs further programs."""
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None) -> None:
-        """List the pages, once it is known that formulas can be drawn.
+        """List the pages, after a check that formulas can be drawn.
 
         Raises:
-            UserError: also where they cannot.
+            UserError: as `PageTask.download`, or formulas cannot be drawn.
         """
         cdm.check(f"benchmark.task={self.config.task!r}")
         super().download(dataset_kwargs)

@@ -1,4 +1,4 @@
-"""Functions the task files of reading name. lmms-eval runs this file once per name: no state here."""
+"""Functions that the OCR task files name. lmms-eval runs this file once per name: no state here."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ except ImportError:  # started outside the repository, without Espalier on the p
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from espalier.harness.media import pdf
 from espalier.harness.evaluation.scoring.documents import cdm
-from espalier.harness.evaluation.scoring.documents.omnidoc_overall import of_pages
-from espalier.harness.evaluation.scoring.documents.omnidoc_page import PageScores, score_page
+from espalier.harness.evaluation.scoring.documents.omnidoc_page import (
+    PageScores,
+    overall_score,
+    score_page,
+)
 from espalier.harness.evaluation.scoring.grounding_text import plain_markdown
 from espalier.harness.evaluation.scoring.page_files import BASELINE, UNIT_TESTS
 from espalier.harness.evaluation.scoring.unittests.unit_test import passes
@@ -24,18 +27,18 @@ from espalier.harness.media.images import open_image
 
 Doc = dict[str, Any]
 
-#: What DeepSeek-OCR was trained on for whole pages, and what RTPrune's script asks.
+#: The question of DeepSeek-OCR's training on pages, and of RTPrune's script.
 QUESTION = "<|grounding|>Convert the document to markdown."
 
-#: Pixels of the longer side of a page that is drawn from its PDF file, as olmOCR-Bench draws them.
+#: Pixels of the longer side of a page rendered from its PDF file, as in olmOCR-Bench.
 LONGEST = 2048
 
-#: Categories whose tests are of formulas, which the release renders and this compares as LaTeX.
+#: Categories with tests of formulas, which the release renders and this code compares as LaTeX.
 WRITTEN = ("arxiv_math", "old_scans_math")
 
 
 def doc_to_visual(doc: Doc) -> list[Any]:
-    """Returns the page as a PIL image."""
+    """Return the page as a PIL image."""
     path = Path(doc["image"])
     if path.suffix == ".pdf":
         return [pdf.page_image(path, doc["page"], LONGEST)]
@@ -43,7 +46,7 @@ def doc_to_visual(doc: Doc) -> list[Any]:
 
 
 def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = None) -> str:
-    """Returns the question, with a prompt around it where the task file sets one."""
+    """Return the question, with the prompt of the task file around it."""
     extra = lmms_eval_specific_kwargs or {}
     return extra.get("pre_prompt", "") + QUESTION + extra.get("post_prompt", "")
 
@@ -57,27 +60,31 @@ def doc_to_messages(
 
 
 def _answer(results: Sequence[Any]) -> tuple[str, dict[str, float]]:
-    """Returns the text of an answer, and whether there is any."""
+    """Return the text of an answer, and the metric `unparsed`."""
     answer = results[0] if results else ""
     answer = plain_markdown(answer) if isinstance(answer, str) else ""
     return answer, {"unparsed": float(not answer)}
 
 
-def _page(doc: Doc, found: PageScores) -> Doc:
-    """Returns the metrics of a page; one of which it has nothing is left out, and the page out of that one's mean."""
+def _page(doc: Doc, page_scores: PageScores) -> Doc:
+    """Return the metrics of a page, without metrics of parts that it lacks."""
     scores = {
-        "text_edit": found.text_edit,
-        "formula_edit": found.formula_edit,
-        "table_teds": found.table_teds,
-        "table_teds_s": found.table_teds_s,
-        "order_edit": found.order_edit,
+        "text_edit": page_scores.text_edit,
+        "formula_edit": page_scores.formula_edit,
+        "table_teds": page_scores.table_teds,
+        "table_teds_s": page_scores.table_teds_s,
+        "order_edit": page_scores.order_edit,
     }
     language = {"english": "text_edit_en", "simplified_chinese": "text_edit_zh"}.get(
         doc["language"]
     )
     if language:
-        scores[language] = found.text_edit
-    parts = [_share(found.text_edit), _share(found.formula_edit), found.table_teds]
+        scores[language] = page_scores.text_edit
+    parts = [
+        _share(page_scores.text_edit),
+        _share(page_scores.formula_edit),
+        page_scores.table_teds,
+    ]
     present = {name: value for name, value in scores.items() if value is not None}
     return present | {"overall_formula_edit": parts}
 
@@ -93,19 +100,19 @@ def omnidocbench(doc: Doc, results: list[Any]) -> Doc:
 
 def omnidocbench_cdm(doc: Doc, results: list[Any]) -> Doc:
     answer, unparsed = _answer(results)
-    found = score_page(json.loads(doc["annotation"]), answer)
-    drawn = cdm.scores(found.formulas)
+    page_scores = score_page(json.loads(doc["annotation"]), answer)
+    drawn = cdm.scores(page_scores.formulas)
     formula = {"formula_cdm": sum(drawn) / len(drawn)} if drawn else {}
-    parts = [_share(found.text_edit), formula.get("formula_cdm"), found.table_teds]
-    return _page(doc, found) | formula | {"overall": parts} | unparsed
+    parts = [_share(page_scores.text_edit), formula.get("formula_cdm"), page_scores.table_teds]
+    return _page(doc, page_scores) | formula | {"overall": parts} | unparsed
 
 
 def aggregate_overall(parts: list[list[float | None]]) -> float:
-    return of_pages(parts)
+    return overall_score(parts)
 
 
 def olmocr_bench(doc: Doc, results: list[Any]) -> Doc:
-    """Scores a page: of each category how many of its tests passed, and how many there are."""
+    """Return the numbers of passed and of all tests of a page, by category."""
     answer, unparsed = _answer(results)
     tests = json.loads(doc["tests"])
     counts: dict[str, list[int]] = {}
@@ -119,12 +126,12 @@ def olmocr_bench(doc: Doc, results: list[Any]) -> Doc:
 
 
 def aggregate_rate(counts: list[list[int]]) -> float:
-    """Returns the share of tests that passed."""
+    """Return the share of tests that passed."""
     return sum(passed for passed, _ in counts) / sum(number for _, number in counts)
 
 
 def aggregate_categories(pages: list[list[list[int]]]) -> float:
-    """Returns the mean over categories of the share that passed; a category without a test is left out."""
+    """Return the mean over categories of the share of passed tests; a category without tests is left out."""
     sums = [
         [sum(count) for count in zip(*column, strict=True)] for column in zip(*pages, strict=True)
     ]
@@ -134,8 +141,8 @@ def aggregate_categories(pages: list[list[list[int]]]) -> float:
 
 def _read(doc: Doc, results: list[Any], scene: bool, one_line: bool) -> Doc:
     answer, unparsed = _answer(results)
-    said, right = (read_label(text, scene, one_line) for text in (answer, doc["label"]))
-    scores = read_scores(said, right)
+    read, right = (read_label(text, scene, one_line) for text in (answer, doc["label"]))
+    scores = read_scores(read, right)
     return scores | {"meteor_no_synonyms": scores.pop("meteor")} | unparsed
 
 

@@ -18,10 +18,10 @@ except ImportError:  # started outside the repository, without Espalier on the p
 
 Doc = dict[str, Any]
 
-#: Ends the names of metrics that read answers as lmms-eval does.
+#: Suffix of metrics by lmms-eval's reading.
 OWN = "_lmms_eval"
 
-#: Words that make an answer a no by the script of LLaVA's evaluation.
+#: Words that make an answer "no" in the script of LLaVA's evaluation.
 DENIALS = {"No", "no", "not"}
 
 
@@ -31,35 +31,35 @@ def doc_to_visual(doc: Doc) -> list[Any]:
 
 
 def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: Doc | None = None) -> str:
-    """Return the question as lmms-eval asks it."""
+    """Return lmms-eval's question."""
     return str(pope.pope_doc_to_text(doc, lmms_eval_specific_kwargs or {}))
 
 
 def mapped(answer: str) -> str:
-    """Return yes or no, to which the script of LLaVA's evaluation maps any answer by its first sentence."""
+    """Return yes or no, as the script of LLaVA's evaluation maps any answer by its first sentence."""
     words = answer.partition(".")[0].replace(",", "").split(" ")
     return "no" if DENIALS.intersection(words) else "yes"
 
 
 def process_results(doc: Doc, results: list[Any]) -> Doc:
-    """Return what the metrics need of a sample, by LLaVA's mapping and by lmms-eval's reading.
+    """Return the metrics' input of a sample, by LLaVA's mapping and by lmms-eval's reading.
 
-    An answer is unparsed if it states neither yes nor no, or is mapped to the one that it does not state.
+    An answer is unparsed if it states neither yes nor no, or not the one that it is mapped to.
     """
     answer = results[0] if results and isinstance(results[0], str) else ""
-    said = mapped(answer)
-    found = _samples(doc, said)
-    own = {f"{name}{OWN}": sample for name, sample in _samples(doc, answer).items()}
-    return {**found, **own, "unparsed": float(yes_or_no(answer) != said)}
+    mapped_answer = mapped(answer)
+    llava = _samples(doc, mapped_answer)
+    lmms_eval = {f"{name}{OWN}": sample for name, sample in _samples(doc, answer).items()}
+    return {**llava, **lmms_eval, "unparsed": float(yes_or_no(answer) != mapped_answer)}
 
 
 def _samples(doc: Doc, answer: str) -> Doc:
-    found = pope.pope_process_results(doc, [answer])
-    return {**found, "pope_f1_mean": found["pope_f1_score"] | {"kind": doc["category"]}}
+    samples = pope.pope_process_results(doc, [answer])
+    return {**samples, "pope_f1_mean": samples["pope_f1_score"] | {"kind": doc["category"]}}
 
 
 def f1_mean(samples: Sequence[Doc]) -> float:
-    """Return the plain mean over kinds of absent objects of the F1 of each, of kinds that there are."""
+    """Return the unweighted mean of F1 over the kinds of absent objects that occur."""
     kinds = defaultdict(list)
     for sample in samples:
         kinds[sample["kind"]].append(sample)

@@ -1,6 +1,6 @@
-"""Boxes in answers: how a model is asked for one, how it writes it, and how it is scored. Pure functions.
+"""Boxes in answers: questions for them, their formats, and their scores. Pure functions.
 
-A box is (left, top, right, bottom) in pixels of the picture as it is stored.
+A box is (left, top, right, bottom) in pixels of the stored picture.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ Box = tuple[float, float, float, float]
 
 _PLAIN = "Please provide the bounding box coordinate of the region this sentence describes: {}"
 
-#: What is asked, by the way in which a model writes boxes; the description goes into the braces.
+#: Questions by box format; the description replaces the braces.
 QUESTIONS = {
-    # lmms-eval's words, which explain the format to a model that has none of its own.
+    # lmms-eval's question, which explains the format to a model without one.
     "unit": (
         "Bounding box coordinates are specified in the format "
         "(top-left x, top-left y, bottom-right x, bottom-right y). "
@@ -23,17 +23,17 @@ QUESTIONS = {
     ),
     # LLaVA-1.5's training data.
     "square": _PLAIN,
-    # The words of Qwen2.5-VL's examples.
+    # Qwen2.5-VL's examples.
     "pixels": "Locate {}, output its bbox coordinates using JSON format.",
     "thousand": _PLAIN,
-    # InternVL's own evaluation.
+    # InternVL's evaluation.
     "tagged": "Please provide the bounding box coordinate of the region this sentence describes: <ref>{}</ref>",
 }
 
-#: The largest coordinate of each format; pixels have none but the picture's.
+#: The largest coordinate of each format; for pixels it depends on the picture.
 LARGEST = {"unit": 1.0, "square": 1.0, "thousand": 1000.0, "tagged": 1000.0}
 
-# Bounded counts everywhere: an answer of any length takes time in proportion to it.
+# All counts are bounded, so that matching takes linear time.
 _NUMBER = r"\s{0,8}(-?\d{1,6}(?:\.\d{0,12})?|-?\.\d{1,12})\s{0,8}"
 _FOUR = ",".join([_NUMBER] * 4)
 _TWO = f"{_NUMBER},{_NUMBER}"
@@ -43,32 +43,32 @@ _BOX = re.compile(rf"\[{_FOUR}\]|\({_FOUR}\)|\({_TWO}\)\s{{0,8}},\s{{0,8}}\({_TW
 
 @dataclass(frozen=True)
 class Resized:
-    """The picture as a model sees it that writes pixels: sides are multiples of `factor`, the area within bounds."""
+    """Size bounds of pictures for a model that writes pixels: sides are multiples of `factor`, the area is bounded."""
 
     factor: int
-    least: int
-    most: int
+    min_pixels: int
+    max_pixels: int
 
     def size(self, width: int, height: int) -> tuple[int, int]:
         """Return width and height of a picture after the resizing of Qwen's processor."""
-        # Seconds, and only models that write pixels need it.
+        # The import takes seconds, and only models that write pixels need it.
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-        rows, columns = smart_resize(height, width, self.factor, self.least, self.most)
+        rows, columns = smart_resize(height, width, self.factor, self.min_pixels, self.max_pixels)
         return columns, rows
 
 
 def question(boxes: str, description: str) -> str:
-    """Return what a model is asked that writes boxes in this format."""
+    """Return the question for a model that writes boxes in this format."""
     return QUESTIONS[boxes].format(description)
 
 
 def parse(answer: str) -> Box | None:
-    """Return the first four numbers that stand like a box in an answer, as written; None if there are none."""
-    found = _BOX.search(answer)
-    if found is None:
+    """Return the first box in an answer, as written; None if there is none."""
+    match = _BOX.search(answer)
+    if match is None:
         return None
-    left, top, right, bottom = (float(one) for one in found.groups() if one is not None)
+    left, top, right, bottom = (float(number) for number in match.groups() if number is not None)
     return left, top, right, bottom
 
 
@@ -77,18 +77,18 @@ def to_picture(
 ) -> Box | None:
     """Return a box as written as one in pixels of the picture; None if its numbers are not of that format.
 
-    Corners in the wrong order and a box that reaches beyond the picture are kept as they are: the overlap says what
-    they are worth. Numbers beyond twice the scale are on another scale.
+    Corners in the wrong order and a box that reaches beyond the picture are kept: the overlap scores them. Numbers
+    beyond twice the scale belong to another scale.
 
     Args:
         box: as written.
         boxes: the format.
         width: of the picture, in pixels.
         height: of the picture, in pixels.
-        resized: how the picture was resized, of the format `pixels`.
+        resized: size bounds of the picture, for the format `pixels`.
     """
     largest = LARGEST.get(boxes)
-    if largest is not None and any(abs(one) > 2 * largest for one in box):
+    if largest is not None and any(abs(coordinate) > 2 * largest for coordinate in box):
         return None
     if boxes == "square":
         side = max(width, height)
@@ -131,14 +131,14 @@ def score(
     size: tuple[int, int],
     resized: Resized | None = None,
 ) -> Mapping[str, float]:
-    """Judge an answer: a hit from an overlap of one half on; what is no box of the format is wrong, and unparsed.
+    """Score an answer: a hit from an overlap of 0.5 on; an answer without a box of the format is wrong, and unparsed.
 
     Args:
-        answer: what the model said.
+        answer: the model's answer.
         truth: the object's box.
         boxes: the format.
         size: width and height of the picture.
-        resized: how the picture was resized, of the format `pixels`.
+        resized: size bounds of the picture, for the format `pixels`.
     """
     written = parse(answer)
     box = None if written is None else to_picture(written, boxes, *size, resized)

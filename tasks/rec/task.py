@@ -1,4 +1,4 @@
-"""RefCOCO, RefCOCO+ and RefCOCOg: one sample a description, the pictures read one at a time."""
+"""RefCOCO, RefCOCO+ and RefCOCOg: one sample per description; pictures are read one at a time."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from espalier.tasks.rec.boxes import Resized, question, score
 
 Doc = dict[str, Any]
 
-#: Of a row of the data set, everything but the picture and the outlines of its objects, which are most of the rest.
+#: Columns of the data set that are read: not the picture, and not the outlines of its objects, which are large.
 COLUMNS = ("ref_list", "image_info")
 
 
-class Referring(ConfigurableMessagesTask):
+class ReferringTask(ConfigurableMessagesTask):
     """A split of the RefCOCO family.
 
-    A row of the data set is a picture with all objects that are described in it. The samples hold the number of their
-    row and fetch the picture when they are asked for, so that opening a split takes the memory of its words.
+    A row of the data set is a picture with all described objects. Samples hold the number of their row and fetch the
+    picture when they are read, so that an open split takes the memory of its texts only.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """Take the task file; `class` is what led here and no setting."""
+        """Take the settings of the task file, without `class`."""
         super().__init__(config={key: value for key, value in config.items() if key != "class"})
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None) -> None:
-        """Load the split and make a sample of each description. Cost: one pass over all columns but the picture."""
+        """Load the split and make one sample per description. Cost: one pass over all columns but the picture."""
         super().download(dataset_kwargs)
         split = self.config.test_split
         samples = described(self.dataset[split])
-        # lmms-eval takes pictures out of the copy that it scores; the scorer needs their size alone, which is a column.
+        # lmms-eval removes pictures from the copy that it scores; the scorer needs only their size, which is a column.
         self.dataset_no_image = DatasetDict({split: samples})
         self.dataset = DatasetDict({split: with_pictures(samples, self.dataset[split])})
 
     def process_results(self, doc: Doc, results: list[Any], full_docs: Any = None) -> Any:
-        """Score an answer by the format in which this model writes boxes, which lmms-eval tells to questions only."""
+        """Score an answer by the model's box format, which lmms-eval passes to questions only."""
         return self.config.process_results(doc, results, self.lmms_eval_specific_kwargs)
 
 
@@ -48,16 +48,16 @@ def described(rows: Dataset) -> Dataset:
     samples: list[Doc] = []
     for number, row in enumerate(rows.select_columns(list(COLUMNS))):
         size = row["image_info"]
-        for one in row["ref_list"]:
-            for sentence in one["ref_info"]["sentences"]:
+        for described_object in row["ref_list"]:
+            for sentence in described_object["ref_info"]["sentences"]:
                 samples.append(
                     {
                         "row": number,
                         "sent_id": sentence["sent_id"],
-                        "ref_id": one["ref_info"]["ref_id"],
-                        "file_name": one["ref_info"]["file_name"],
+                        "ref_id": described_object["ref_info"]["ref_id"],
+                        "file_name": described_object["ref_info"]["file_name"],
                         "expression": sentence["sent"],
-                        "bbox": one["ann_info"]["bbox"],
+                        "bbox": described_object["ann_info"]["bbox"],
                         "width": size["width"],
                         "height": size["height"],
                     }
@@ -66,12 +66,14 @@ def described(rows: Dataset) -> Dataset:
 
 
 def with_pictures(samples: Dataset, rows: Dataset) -> Dataset:
-    """Return samples that fetch their picture from its row when they are read, opened but not decoded."""
+    """Return samples that fetch their picture from its row when they are read; it is opened but not decoded."""
     pictures = rows.select_columns(["image"]).cast_column("image", Image(decode=False))
 
     def fetch(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         stored = [pictures[number]["image"] for number in batch["row"]]
-        return batch | {"image": [None if one is None else opened(one) for one in stored]}
+        return batch | {
+            "image": [None if picture is None else opened(picture) for picture in stored]
+        }
 
     return samples.with_transform(fetch)
 
@@ -81,22 +83,24 @@ def opened(stored: Mapping[str, Any]) -> Pictures.Image:
     return Pictures.open(io.BytesIO(data) if data is not None else stored["path"])
 
 
-def process_results(doc: Doc, results: list[Any], told: Mapping[str, Any]) -> Mapping[str, float]:
-    """Judge an answer; whatever is no box is wrong."""
+def process_results(
+    doc: Doc, results: list[Any], settings: Mapping[str, Any]
+) -> Mapping[str, float]:
+    """Score an answer; an answer without a box is wrong."""
     answer = results[0] if results else ""
     left, top, width, height = doc["bbox"]
     return score(
         answer if isinstance(answer, str) else "",
         (left, top, left + width, top + height),
-        told["boxes"],
+        settings["boxes"],
         (doc["width"], doc["height"]),
-        resized(told),
+        resized(settings),
     )
 
 
-def resized(told: Mapping[str, Any]) -> Resized | None:
-    """Return how the model's processor resizes pictures, where it writes boxes in pixels of them."""
-    bounds = told["resized"]
+def resized(settings: Mapping[str, Any]) -> Resized | None:
+    """Return the size bounds of the model's pictures, if it writes boxes in their pixels."""
+    bounds = settings["resized"]
     return None if bounds is None else Resized(*bounds)
 
 
@@ -108,5 +112,5 @@ def doc_to_visual(doc: Doc) -> list[Any]:
 
 
 def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: Mapping[str, Any]) -> str:
-    """Return the question, in the words that this model was taught."""
+    """Return the question in the wording of the model's training."""
     return question(lmms_eval_specific_kwargs["boxes"], doc["expression"])

@@ -1,4 +1,4 @@
-"""Functions the seedling task files name. lmms-eval runs this file once per name: no state here."""
+"""Functions that the seedling task files name. lmms-eval runs this file once per name: no state here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Doc = dict[str, Any]
 
 
 def process_docs(dataset: Any) -> Any:
-    """Expands the one-line data file into samples."""
+    """Expand the one-line data file into samples."""
     from datasets import Dataset
 
     rows = [sample for line in dataset for sample in benchmarks.samples(**line)]
@@ -25,12 +25,12 @@ def process_docs(dataset: Any) -> Any:
 
 
 def doc_to_visual(doc: Doc) -> list[Any]:
-    """Draws the scene of a sample as a PIL image."""
+    """Draw the scene of a sample as a PIL image."""
     return [benchmarks.sample_scene(doc).to_pil()]
 
 
 def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = None) -> str:
-    """Returns the question, with a prompt around it where the task file sets one."""
+    """Return the question, with the prompt of the task file around it."""
     extra = lmms_eval_specific_kwargs or {}
     return extra.get("pre_prompt", "") + doc["question"] + extra.get("post_prompt", "")
 
@@ -38,7 +38,7 @@ def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = Non
 def doc_to_messages(
     doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Returns the sample as chat messages: the image, then the question."""
+    """Return the sample as chat messages: the image, then the question."""
     image = {"type": "image", "url": doc_to_visual(doc)[0]}
     text = {"type": "text", "text": doc_to_text(doc, lmms_eval_specific_kwargs)}
     return [{"role": "user", "content": [image, text]}]

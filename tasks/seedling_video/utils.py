@@ -1,4 +1,4 @@
-"""Functions the tasks about clips name. lmms-eval runs this file once per name: no state here."""
+"""Functions that the clip task files name. lmms-eval runs this file once per name: no state here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Settings = dict[str, str] | None
 
 
 def process_docs(dataset: Any) -> Any:
-    """Expands the one-line data file into samples."""
+    """Expand the one-line data file into samples."""
     from datasets import Dataset
 
     rows = [sample for line in dataset for sample in benchmarks.samples(**line)]
@@ -27,20 +27,20 @@ def process_docs(dataset: Any) -> Any:
 
 
 def doc_to_visual(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> list[Any]:
-    """Draws the clip of a sample: frames in memory, or the path of a file where the settings name a folder."""
+    """Draw the clip of a sample: frames in memory, or the path of a file if the settings name a folder."""
     clip = benchmarks.sample_clip(doc)
     folder = (lmms_eval_specific_kwargs or {}).get("mp4", "")
     return [str(media.write_mp4(clip, folder)) if folder else media.in_memory(clip)]
 
 
 def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> str:
-    """Returns the question, with a prompt around it where the task file sets one."""
+    """Return the question, with the prompt of the task file around it."""
     extra = lmms_eval_specific_kwargs or {}
     return f"{extra.get('pre_prompt', '')}{doc['question']}{extra.get('post_prompt', '')}"
 
 
 def doc_to_messages(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> list[dict[str, Any]]:
-    """Returns the sample as chat messages: the video, then the question."""
+    """Return the sample as chat messages: the video, then the question."""
     video = {"type": "video", "url": doc_to_visual(doc, lmms_eval_specific_kwargs)[0]}
     text = {"type": "text", "text": doc_to_text(doc, lmms_eval_specific_kwargs)}
     return [{"role": "user", "content": [video, text]}]

@@ -9,15 +9,15 @@ from datasets import Dataset, DatasetDict
 from lmms_eval.api.task import ConfigurableMessagesTask
 from lmms_eval.tasks.mvbench.utils import DATA_LIST
 
-#: What a question of any subtask has; some have more (the times between which a video was cut).
+#: Columns that all subtasks have; some have more, such as the times between which a video was cut.
 COLUMNS = ("video", "question", "candidates", "answer")
 
 
-class MVBench(ConfigurableMessagesTask):
-    """Asks the subtasks in turns, so that a limit takes as many questions of each."""
+class MVBenchQuestions(ConfigurableMessagesTask):
+    """MVBench with alternating subtasks, so that a limit takes equally many questions of each."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """Take the task file; `class` is what led here and no setting."""
+        """Take the settings of the task file, without `class`."""
         super().__init__(config={key: value for key, value in config.items() if key != "class"})
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None) -> None:
@@ -26,7 +26,7 @@ class MVBench(ConfigurableMessagesTask):
         parts = []
         for subtask, folder in sorted(DATA_LIST.items()):
             self.DATASET_NAME = subtask
-            # The first call unpacks the videos, and takes what asks for that out of the arguments.
+            # The first call unpacks the videos, and removes its settings from the arguments.
             super().download(dataset_kwargs)
             docs = self.dataset[split].select_columns(list(COLUMNS))
             parts.append([doc | {"subtask": subtask, "folder": folder} for doc in docs])

@@ -1,4 +1,4 @@
-"""Functions that the questions about videos name. lmms-eval runs this file once per name: no state here."""
+"""Functions that the video question task files name. lmms-eval runs this file once per name: no state here."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ except ImportError:  # started outside the repository, without Espalier on the p
 Doc = dict[str, Any]
 Settings = dict[str, str] | None
 
-#: What LongVideoBench has in the columns of options that a question lacks.
+#: LongVideoBench's value in the column of a missing option.
 NO_OPTION = "N/A"
 
 
-def _said(results: Sequence[Any]) -> str:
+def _text(results: Sequence[Any]) -> str:
     return results[0] if results and isinstance(results[0], str) else ""
 
 
 def _scores(
     results: Sequence[Any], options: Mapping[str, str] | Sequence[str], right: str
 ) -> dict[str, float]:
-    """Return the scores of the option that an answer states; one that states none is wrong, and unparsed."""
-    stated = letter(_said(results), options)
+    """Return the scores of the option that an answer states; an answer without one is wrong, and unparsed."""
+    stated = letter(_text(results), options)
     return {"accuracy": float(stated == right), "unparsed": float(not stated)}
 
 
 def mean_of_kinds(results: Sequence[Doc]) -> float:
-    """Return the mean over kinds of question of the share of right answers in each, of kinds that there are."""
+    """Return the mean over the kinds of question that occur of the share of right answers."""
     kinds = defaultdict(list)
-    for one in results:
-        kinds[one["kind"]].append(one["score"])
+    for result in results:
+        kinds[result["kind"]].append(result["score"])
     return sum(sum(scores) / len(scores) for scores in kinds.values()) / len(kinds)
 
 
@@ -48,12 +48,12 @@ def mean_of_kinds(results: Sequence[Doc]) -> float:
 
 
 def videomme_visual(doc: Doc) -> list[str]:
-    """Returns the path of the video."""
+    """Return the path of the video."""
     return [unpacked("videomme/data", doc["videoID"])]
 
 
 def videomme_text(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> str:
-    """Returns the question with its options, which bear their letters already."""
+    """Return the question with its options, which already have letters."""
     how = lmms_eval_specific_kwargs or {}
     options = "\n".join(doc["options"])
     if how.get("format") == "qwen3_vl":
@@ -66,8 +66,8 @@ def videomme_text(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> str:
 
 
 def videomme_results(doc: Doc, results: list[Any]) -> dict[str, float]:
-    """Returns the scores of the option that an answer states."""
-    # Options bear their letters: "A. Apples."
+    """Return the scores of the option that an answer states."""
+    # Options have letters: "A. Apples."
     texts = [option.partition(". ")[2] for option in doc.get("options", ())]
     return _scores(results, {**dict.fromkeys("ABCD", ""), **lettered(texts)}, doc["answer"])
 
@@ -76,18 +76,18 @@ def videomme_results(doc: Doc, results: list[Any]) -> dict[str, float]:
 
 
 def mlvu_visual(doc: Doc) -> list[str]:
-    """Returns the path of the video."""
+    """Return the path of the video."""
     return [unpacked("mlvu", doc["video_name"])]
 
 
 def mlvu_text(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> str:
-    """Returns the question, which holds its options."""
+    """Return the question, which holds its options."""
     how = lmms_eval_specific_kwargs or {}
     return f"{how.get('pre_prompt', '')}{doc['question']}{how.get('post_prompt', '')}"
 
 
 def mlvu_results(doc: Doc, results: list[Any]) -> dict[str, Any]:
-    """Returns the scores of the option that an answer states, with the kind of question."""
+    """Return the scores of the option that an answer states, with the kind of question."""
     scores = _scores(results, "ABCD", doc["answer"])
     return scores | {"m_avg": {"kind": doc["task_type"], "score": scores["accuracy"]}}
 
@@ -101,28 +101,28 @@ def _options(doc: Doc) -> list[str]:
 
 
 def longvideobench_visual(doc: Doc) -> list[str]:
-    """Returns the path of the video."""
+    """Return the path of the video."""
     return [unpacked("datasets/longvideobench/videos", doc["video_path"])]
 
 
 def longvideobench_text(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> str:
-    """Returns the question with a letter before each of its options."""
+    """Return the question with a letter before each of its options."""
     how = lmms_eval_specific_kwargs or {}
     listed = zip(string.ascii_uppercase, _options(doc), strict=False)
-    options = "\n".join(f"{one}. {option}" for one, option in listed)
+    options = "\n".join(f"{name}. {option}" for name, option in listed)
     first, last = how.get("pre_prompt", ""), how.get("post_prompt", "")
     return f"{first}{doc['question']}\n{options}\n{last}"
 
 
 def longvideobench_target(doc: Doc) -> str:
-    """Returns the letter of the right option."""
+    """Return the letter of the right option."""
     return string.ascii_uppercase[doc["correct_choice"]]
 
 
 def longvideobench_results(doc: Doc, results: list[Any]) -> dict[str, float]:
-    """Returns the scores of the option that an answer states.
+    """Return the scores of the option that an answer states.
 
-    LongVideoBench's own evaluation, and lmms-eval's, take the first capital letter, or draw one.
+    LongVideoBench's own evaluation, and lmms-eval's, take the first capital letter, or a random one.
     """
     return _scores(results, lettered(_options(doc)), longvideobench_target(doc))
 
@@ -131,22 +131,22 @@ def longvideobench_results(doc: Doc, results: list[Any]) -> dict[str, float]:
 
 
 def mvbench_visual(doc: Doc) -> list[str]:
-    """Returns the path of the video; folders of frames, as the data set's main revision has some, are refused."""
+    """Return the path of the video; folders of frames, as the data set's main revision has some, are refused."""
     return [unpacked(f"mvbench_video/{doc['folder']}", doc["video"])]
 
 
 def mvbench_text(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> str:
-    """Returns the question with a letter before each of its options."""
+    """Return the question with a letter before each of its options."""
     how = lmms_eval_specific_kwargs or {}
     listed = zip(string.ascii_uppercase, doc["candidates"], strict=False)
-    options = "".join(f"({one}) {option}\n" for one, option in listed)
+    options = "".join(f"({name}) {option}\n" for name, option in listed)
     return f"Question:{doc['question']}\nOption:\n{options}{how.get('post_prompt', '')}"
 
 
 def mvbench_results(doc: Doc, results: list[Any]) -> dict[str, Any]:
-    """Returns the scores of the option that an answer states, with the subtask.
+    """Return the scores of the option that an answer states, with the subtask.
 
-    An empty answer is wrong: lmms-eval leaves it out of the average, and a silent model would win.
+    An empty answer is wrong: lmms-eval leaves it out of the average, which rewards silence.
     """
     right = string.ascii_uppercase[doc["candidates"].index(doc["answer"])]
     scores = _scores(results, lettered(doc["candidates"]), right)

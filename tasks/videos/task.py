@@ -1,4 +1,4 @@
-"""Which videos the video tasks ask about. lmms-eval runs this file once per task: no state here."""
+"""Select the videos of the video tasks. lmms-eval runs this file once per task: no state here."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from espalier.harness.media.timeline import read_timeline
 #: What may name a document's video; questions about one video share it.
 NAMES = ("video_name", "videoID", "video_path")
 
-#: Seconds between two lines of progress: a bar of the run may be on the screen already, and theirs stand above it.
+#: Seconds between two updates of this bar, which appears above a bar of the run.
 PATIENCE = 5.0
 
 
 def seconds(path: str) -> float:
-    """Returns how long a video lasts, as its header states, or as its packets show where the header says nothing.
+    """Return the length of a video in seconds, from its header, or from its packets if the header lacks it.
 
     Cost: milliseconds; without a stated length one pass over the file.
 
@@ -42,12 +42,12 @@ def seconds(path: str) -> float:
     if stated:
         return float(stated / av.time_base)
     timeline = read_timeline(path)
-    shown = decoded_moments(path) if timeline is None else timeline.moments
-    return shown.duration
+    displayed = decoded_moments(path) if timeline is None else timeline.moments
+    return displayed.duration
 
 
-class Videos(ConfigurableMessagesTask):
-    """Asks about each video of a data set once, in an order drawn once, so that a limit is a random sample.
+class VideoTask(ConfigurableMessagesTask):
+    """A task with one question per video of a data set, in a fixed random order, so that a limit is a random sample.
 
     Videos shorter than `metadata.shortest_seconds` of the task file are left out before the draw. All headers are read
     for that each time the task is opened, because a limit is not known here; 0 reads none and leaves none out.
@@ -55,14 +55,14 @@ class Videos(ConfigurableMessagesTask):
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """Take the task file; `class` is what led here and no setting."""
+        """Take the settings of the task file, without `class`."""
         super().__init__(config={key: value for key, value in config.items() if key != "class"})
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None) -> None:
-        """Load the documents and keep those to ask about.
+        """Load the documents and keep one for each video that is long enough.
 
         Raises:
-            UserError: the threshold is no number of seconds, a video cannot be read, or none is long enough.
+            UserError: the threshold is not a number of seconds, a video cannot be read, or none is long enough.
         """
         shortest = self.config.metadata.get("shortest_seconds")
         if isinstance(shortest, bool) or not isinstance(shortest, int | float) or shortest < 0:
@@ -84,9 +84,9 @@ class Videos(ConfigurableMessagesTask):
         return self.dataset[self.config.test_split]
 
     def _long(self, docs: Dataset, places: list[int], shortest: float) -> list[int]:
-        """Return the places whose videos last long enough, and say on stderr how many they are."""
+        """Return the indices of videos that are long enough, and print their number on stderr."""
         title = f"{self.config.task}: lengths of videos"
-        # `disable=None` is silent where nobody looks on.
+        # `disable=None` hides the bar unless stderr is a terminal.
         bar = tqdm(places, title, disable=None, leave=False, mininterval=PATIENCE, unit="video")
         lasting = {place: self._seconds(docs[place]) for place in bar}
         kept = [place for place, length in lasting.items() if length >= shortest]
@@ -112,15 +112,17 @@ class Videos(ConfigurableMessagesTask):
         return UserError(f"benchmark.task={self.config.task!r}: {problem}")
 
 
-class MVBench(Videos):
+class MVBench(VideoTask):
     """The subtasks of MVBench as one task; lmms-eval has a configuration and a folder of videos for each."""
 
     def documents(self, dataset_kwargs: dict[str, Any] | None) -> Dataset:
-        """Return a document a question: its subtask, and its video below the unpacked data set."""
-        found = []
+        """Return one document per question: its subtask, and the path of its video in the unpacked data set."""
+        documents = []
         for subtask, folder in sorted(DATA_LIST.items()):
             self.DATASET_NAME = subtask
-            # The first call unpacks the videos, and takes what asks for that out of the arguments.
+            # The first call unpacks the videos, and removes its settings from the arguments.
             videos = super().documents(dataset_kwargs)["video"]
-            found += [{"subtask": subtask, "video_path": f"{folder}/{video}"} for video in videos]
-        return Dataset.from_list(found)
+            documents += [
+                {"subtask": subtask, "video_path": f"{folder}/{video}"} for video in videos
+            ]
+        return Dataset.from_list(documents)

@@ -1,4 +1,4 @@
-"""Functions the video task files name. lmms-eval runs this file once per name: no state here."""
+"""Functions that the video task files name. lmms-eval runs this file once per name: no state here."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ except ImportError:  # started outside the repository, without Espalier on the p
 
 Doc = dict[str, Any]
 
-#: What is asked where a data set has no such question of its own. ParallelVLM does not print its words; these are
-#: the ones that the released code of SpecVLM, by its first author, asks of MVBench, MLVU and LongVideoBench.
+#: The question for data sets without one. ParallelVLM does not print its question; this is the one in the released
+#: code of SpecVLM, by its first author, for MVBench, MLVU and LongVideoBench.
 DESCRIBE = (
     "Please provide a detailed description of the video, focusing on the main subjects, their actions, "
     "and the background scenes."
@@ -30,18 +30,18 @@ WORD = re.compile(r"\w+")
 
 
 def _messages(video: str, question: str) -> list[dict[str, Any]]:
-    """Returns a video and a question about it as chat messages."""
+    """Return a video and a question about it as chat messages."""
     parts = [{"type": "video", "url": video}, {"type": "text", "text": question}]
     return [{"role": "user", "content": parts}]
 
 
 def caption_visual(doc: Doc) -> list[str]:
-    """Returns the path of the video."""
+    """Return the path of the video."""
     return [unpacked("videochatgpt/Test_Videos", doc["video_name"])]
 
 
 def caption_text(doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = None) -> str:
-    """Returns the data set's own question."""
+    """Return the data set's question."""
     return str(doc["question"])
 
 
@@ -52,12 +52,12 @@ def caption_messages(
 
 
 def describe_text(doc: Doc, lmms_eval_specific_kwargs: dict[str, str] | None = None) -> str:
-    """Returns our question."""
+    """Return `DESCRIBE`."""
     return DESCRIBE
 
 
 def videomme_visual(doc: Doc) -> list[str]:
-    """Returns the path of the video."""
+    """Return the path of the video."""
     return [unpacked("videomme/data", doc["videoID"])]
 
 
@@ -68,7 +68,7 @@ def videomme_messages(
 
 
 def mlvu_visual(doc: Doc) -> list[str]:
-    """Returns the path of the video."""
+    """Return the path of the video."""
     return [unpacked("mlvu", doc["video_name"])]
 
 
@@ -79,7 +79,7 @@ def mlvu_messages(
 
 
 def longvideobench_visual(doc: Doc) -> list[str]:
-    """Returns the path of the video."""
+    """Return the path of the video."""
     return [unpacked("datasets/longvideobench/videos", doc["video_path"])]
 
 
@@ -90,7 +90,7 @@ def longvideobench_messages(
 
 
 def mvbench_visual(doc: Doc) -> list[str]:
-    """Returns the path of the video."""
+    """Return the path of the video."""
     return [unpacked("mvbench_video", doc["video_path"])]
 
 
@@ -101,12 +101,12 @@ def mvbench_messages(
 
 
 def words(text: str) -> list[str]:
-    """Returns the words of a text in small letters, without punctuation."""
+    """Return the words of a text in lower case, without punctuation."""
     return WORD.findall(text.lower())
 
 
 def rouge_l(answer: str, reference: str) -> float:
-    """Returns the F1 of the longest common subsequence of words (ROUGE-L, Lin 2004), from 0 to 1."""
+    """Return the F1 of the longest common subsequence of words (ROUGE-L, Lin 2004), from 0 to 1."""
     ours, theirs = words(answer), words(reference)
     # F1 of precision L / n and recall L / m is 2 L / (n + m).
     total = len(ours) + len(theirs)
@@ -118,28 +118,28 @@ def _answer(results: list[Any]) -> str:
 
 
 def process_caption(doc: Doc, results: list[Any]) -> dict[str, float]:
-    """Returns ROUGE-L against the reference, and the length of the answer in words."""
+    """Return ROUGE-L against the reference, and the length of the answer in words."""
     answer = _answer(results)
     return {"rouge_l": rouge_l(answer, doc["answer"]), "words": float(len(words(answer)))}
 
 
 def process_description(doc: Doc, results: list[Any]) -> dict[str, float]:
-    """Returns the length of the answer in words."""
+    """Return the length of the answer in words."""
     return {"words": float(len(words(_answer(results))))}
 
 
 def caption_parts(doc: Doc, answer: str) -> dict[str, str]:
-    """Returns what a judge reads about a description."""
+    """Return the parts of the judge's prompt about a description."""
     return {"question": doc["question"], "reference": doc["answer"], "answer": answer}
 
 
 def caption_rating(verdict: str) -> float | None:
-    """Returns a judge's rating from 0 to 5, None where there is none."""
+    """Return a judge's rating from 0 to 5, None without one."""
     return single(verdict, 0, 5)
 
 
 def process_judged_caption(doc: Doc, results: list[Any]) -> dict[str, float]:
-    """Returns the judge's rating, and what needs no judge."""
+    """Return the judge's rating, and the metrics without a judge."""
     answer, verdict = results
     rating = caption_rating(verdict)
     if rating is None:

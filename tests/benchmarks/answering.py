@@ -26,7 +26,18 @@ class Told:
     tasks: Sequence[Task]
     answer: Answer
     asked: dict[str, Any] = field(default_factory=dict)
+    rivals: None = None
     _said: list[str] = field(default_factory=list)
+
+    @property
+    def generator(self) -> Told:
+        """Itself."""
+        return self
+
+    @property
+    def codec(self) -> Told:
+        """Itself."""
+        return self
 
     def encode(self, chats: Sequence[Any]) -> Mapping[str, Any]:
         """Keep the chats."""

@@ -189,7 +189,7 @@ def test_a_sample_that_shows_nothing_is_an_error_unless_it_may_be_a_text(
     """ScienceQA's task answers a question without a picture as a text, without a word."""
     code, line = damaged("scienceqa_img", cell("image", 1, nothing))
     assert code == 1
-    assert "scienceqa_img/1: ValueError: the sample shows no picture and no video" in line
+    assert "scienceqa_img/1: ValueError: the sample has no picture and no video" in line
     assert PLACES["scienceqa_img"] in line
     argv = arguments("scienceqa_img", tmp_path / "data", tmp_path / "store")
     assert run.main([*argv, "benchmark.media=optional"]) == 0

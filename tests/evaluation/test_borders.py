@@ -19,8 +19,8 @@ import pytest
 from PIL import Image
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.data_sources import Borders, borders_of
-from espalier.harness.evaluation.lmms_tasks import Loaded, load_tasks
+from espalier.harness.evaluation.data_sources import AllowedSources, allowed_sources
+from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, load_tasks
 from espalier.harness.evaluation.local_data import local_data
 from espalier.harness.runs.run_key import task_files
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, DatasetSpec
@@ -111,7 +111,7 @@ def write(folder: Path, *images: dict[str, Any]) -> Path:
     return folder
 
 
-def opened(data: Path, task: Path, offline: bool = True) -> Loaded:
+def opened(data: Path, task: Path, offline: bool = True) -> LoadedBenchmark:
     task.mkdir(exist_ok=True)
     (task / "shown.yaml").write_text(TASK)
     (task / "utils.py").write_text(UTILS)
@@ -243,8 +243,8 @@ def test_a_changed_picture_changes_the_digests_that_the_key_is_made_of(tmp_path:
 
 @pytest.mark.parametrize("scheme", ["http", "https", "ftp", "s3", "gs", "gcs", "az", "ssh", "smb"])
 def test_offline_refuses_every_other_machine(scheme: str, tmp_path: Path) -> None:
-    borders = borders_of(None, tmp_path, offline=True)
-    with borders.held(pixels=False):
+    borders = allowed_sources(None, tmp_path, offline=True)
+    with borders.enforced(pixels=False):
         for name in (f"{scheme}://127.0.0.1:9/x", f"{scheme}://127.0.0.1:9/x.zip"):
             with pytest.raises((UserError, ImportError)):
                 fsspec.open(name).open()
@@ -276,8 +276,8 @@ def test_wide_and_transparent_pictures_of_a_column_come_whole(tmp_path: Path) ->
     docs, borders = loaded.tasks[0].test_docs(), loaded.borders
     assert borders is not None
     for how, shade in (("drop", 0), ("white", 255)):
-        laid = Borders(borders.digested, borders.others, True, how)
-        with laid.held(pixels=True):
+        laid = AllowedSources(borders.digested, borders.folders, True, how)
+        with laid.enforced(pixels=True):
             # What the functions of tasks do with a column.
             first, second = (doc["image"].convert("RGB") for doc in docs)
         assert np.abs(np.asarray(first)[..., 0] - ramp / 257.0).max() <= 0.5

@@ -16,9 +16,9 @@ from lmms_eval.tasks.mme.utils import mme_aggregate_results
 from lmms_eval.tasks.pope.utils import pope_aggregate_accuracy, pope_aggregate_f1_score
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.derived_metrics import check_derived, members_of, needed
+from espalier.harness.evaluation.derived_metrics import check_derived, members_of, needed_metrics
 from espalier.harness.evaluation.lmms_tasks import quiet
-from espalier.harness.evaluation.sample_contributions import Scored, score
+from espalier.harness.evaluation.sample_contributions import ScoredRun, score
 from espalier.harness.evaluation.samples import read_scorings, score_entries
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Cluster, Derived
 from espalier.harness.stats import by_unit
@@ -47,7 +47,7 @@ def logged(values: Sequence[dict[str, Any]], docs: Sequence[dict[str, Any]] | No
 
 def run(
     tables: dict[str, tuple[Aggregations, Any]], benchmark: BenchmarkSpec, ours: bool = False
-) -> Scored:
+) -> ScoredRun:
     """Aggregate as lmms-eval does, then score."""
     values = {}
     for name, (functions, samples) in tables.items():
@@ -65,7 +65,7 @@ def run(
         return score(results, tasks, benchmark, ours)
 
 
-def shares(scored: Scored, metric: str) -> np.ndarray[Any, Any]:
+def shares(scored: ScoredRun, metric: str) -> np.ndarray[Any, Any]:
     """One number a unit."""
     keys = [key for key, one in scored.scores.items() if metric in one]
     units = [(key[0], scored.units.get(key, {}).get(metric, key[1])) for key in keys]
@@ -126,7 +126,7 @@ def test_clusters_are_as_well_a_column_modulo_a_number() -> None:
 
 def test_a_column_for_clusters_must_be_there() -> None:
     with pytest.raises(
-        UserError, match=r"benchmark\.cluster='picture' is no column of mme; valid: quest"
+        UserError, match=r"benchmark\.cluster='picture' is not a column of mme; valid: quest"
     ):
         run({"mme": mme(20)}, replace(MME, cluster=Cluster("picture")))
     with pytest.raises(
@@ -169,8 +169,8 @@ def test_members_are_found_and_missing_ones_told() -> None:
     assert members_of(Derived("mean", ("*/f1", "b/accuracy")), ["a/f1", "b/f1", "b/accuracy"]) == [
         *("a/f1", "b/f1", "b/accuracy")
     ]
-    assert needed(POPE, tasks) == ("a/accuracy", "a/f1", "b/f1")
-    assert needed(bench(), tasks) == ()
+    assert needed_metrics(POPE, tasks) == ("a/accuracy", "a/f1", "b/f1")
+    assert needed_metrics(bench(), tasks) == ()
     check_derived(tasks, POPE)
     with pytest.raises(
         UserError, match=r"benchmark\.derived\.x: '\*/f2' is unknown; valid: a/accuracy"
@@ -263,7 +263,9 @@ def test_a_benchmark_may_forbid_it_and_a_changing_value_does() -> None:
 
 def test_blocks_are_the_units_that_a_reader_finds_in_the_journal() -> None:
     scored = run({"t": split(0, 400)}, bench("f1", "accuracy", blocks=50))
-    found = read_scorings(score_entries(scored.scores, scored.units, scored.values, scored.own))
+    found = read_scorings(
+        score_entries(scored.scores, scored.units, scored.values, scored.sample_scores)
+    )
     units = {one.units.get("f1", key[1]) for key, one in found.items()}
     assert len(units) == scored.how["f1"]["units"] == 50
     # A mean needs none: each sample is a unit of its own.

@@ -25,7 +25,7 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.errors import tell_once
 from espalier.harness.evaluation import prefetch as feeding
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate, evaluate_session
-from espalier.harness.evaluation.prefetch import AHEAD, Feeder, Reading, look_ahead
+from espalier.harness.evaluation.prefetch import AHEAD, ReadAhead, ReadingTimes, batches_ahead
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.models.adapter import load_adapter
@@ -48,7 +48,7 @@ def double(item: int, between: Callable[[], None]) -> int:
 
 
 def test_items_come_in_order_and_an_error_at_its_own_place() -> None:
-    with Feeder(double, range(6), 2) as feeder:
+    with ReadAhead(double, range(6), 2) as feeder:
         found: list[object] = []
         for _ in range(6):
             try:
@@ -66,7 +66,7 @@ def test_no_more_is_made_than_fits_ahead(ahead: int) -> None:
         begun.append(item)
         return item
 
-    with Feeder(make, range(12), ahead) as feeder:
+    with ReadAhead(make, range(12), ahead) as feeder:
         for taken in range(4):
             deadline = time.monotonic() + 120
             while len(begun) < taken + ahead and time.monotonic() < deadline:
@@ -86,7 +86,7 @@ def test_a_reader_that_hangs_does_not_keep_the_command(monkeypatch: pytest.Monke
         hang.wait(600)
 
     started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), Feeder(make, [1, 2], 1):
+    with pytest.raises(KeyboardInterrupt), ReadAhead(make, [1, 2], 1):
         raise KeyboardInterrupt
     assert time.monotonic() - started < 300
     hang.set()
@@ -118,7 +118,7 @@ def test_a_reader_that_dies_in_between_is_survived(
     """Whatever ends the thread, what it made is taken and the rest is made by whoever asks."""
     monkeypatch.setattr(feeding, "LOOK", 0.01)
     tell_once.cache_clear()
-    feeder = Feeder(double, range(3), 3)
+    feeder = ReadAhead(double, range(3), 3)
     whole = feeder._work
     feeder._items = range(1)
     feeder._thread = threading.Thread(target=whole, name="feeder", daemon=True)
@@ -215,9 +215,9 @@ def test_a_slow_reader_is_waited_for_and_the_times_say_so(tmp_path: Path) -> Non
 
 
 def test_times_add_up_over_processes() -> None:
-    both = sum([Reading(4, 2.0, 1.0), Reading(4, 4.0, 0.0)], Reading())
+    both = sum([ReadingTimes(4, 2.0, 1.0), ReadingTimes(4, 4.0, 0.0)], ReadingTimes())
     assert both.ms == {"took": 750.0, "waited": 125.0}
-    assert Reading().ms is None
+    assert ReadingTimes().ms is None
 
 
 def test_auto_reads_ahead_only_where_the_model_leaves_cores_free(
@@ -228,12 +228,12 @@ def test_auto_reads_ahead_only_where_the_model_leaves_cores_free(
     drafted = replace(gpu, method=replace(gpu.method, draft=gpu.model))
     timed = replace(gpu, benchmark=replace(gpu.benchmark, prompt_tokens=100))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    assert look_ahead(spec) == 0
-    assert look_ahead(gpu) == AHEAD
-    assert look_ahead(gpu, processes=2) == look_ahead(drafted) == look_ahead(timed) == 0
+    assert batches_ahead(spec) == 0
+    assert batches_ahead(gpu) == AHEAD
+    assert batches_ahead(gpu, processes=2) == batches_ahead(drafted) == batches_ahead(timed) == 0
     asked = replace(gpu.engine, prefetch=5)
-    assert look_ahead(replace(spec, engine=asked)) == 5
-    assert look_ahead(replace(timed, engine=asked)) == 0
+    assert batches_ahead(replace(spec, engine=asked)) == 5
+    assert batches_ahead(replace(timed, engine=asked)) == 0
 
 
 @pytest.mark.parametrize(

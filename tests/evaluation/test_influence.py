@@ -15,11 +15,11 @@ from espalier.harness.evaluation.influence import (
     ALONE,
     BLOCKS,
     VISITS,
-    Unfit,
-    alone,
-    blocked,
+    NoContributions,
+    assign_blocks,
     influence,
     is_mean,
+    unit_aggregates,
 )
 from espalier.harness.evaluation.lmms_tasks import quiet
 from espalier.harness.stats import by_unit, difference_interval, mean_interval
@@ -167,29 +167,33 @@ def test_questions_of_one_image_are_no_independent_samples() -> None:
 )
 def test_what_is_not_smooth_has_no_contributions(aggregate: Any, n: int) -> None:
     raw = np.random.default_rng(n).normal(size=n).tolist()
-    with pytest.raises(Unfit, match="does not vary as single samples tell"):
+    with pytest.raises(NoContributions, match="does not vary as single samples predict"):
         influence(aggregate, raw, range(n))
 
 
 def test_nothing_is_concluded_from_a_handful() -> None:
-    with pytest.raises(Unfit, match="9 independent samples are too few; valid: at least 10"):
+    with pytest.raises(
+        NoContributions, match="9 independent samples are too few; valid: at least 10"
+    ):
         influence(pope_aggregate_f1_score, yes_no(np.random.default_rng(0), 9), range(9))
 
 
 def test_an_aggregate_that_fails_on_a_part_has_no_contributions() -> None:
     """MME's function wants both questions of an image: units of single questions break it."""
     raw = pairs(np.random.default_rng(0), 20)
-    with pytest.raises(Unfit, match="fails on a part of the samples: AssertionError: MME only"):
+    with pytest.raises(
+        NoContributions, match="fails on a part of the samples: AssertionError: MME only"
+    ):
         influence(mme_aggregate_results, raw, range(40))
-    with pytest.raises(Unfit, match="of a part of the samples it is None"):
+    with pytest.raises(NoContributions, match="of a part of the samples it is None"):
         influence(lambda values: 1.0 if len(values) == 20 else None, [0.0] * 20, range(20))
 
 
 def test_blocks_stand_for_many_units() -> None:
     raw = yes_no(np.random.default_rng(0), 3000)
-    blocks = blocked(range(3000), 3000, blocks=200)
+    blocks = assign_blocks(range(3000), 3000, blocks=200)
     assert sorted(set(blocks)) == list(range(200))
-    assert blocks == blocked(range(3000), 3000, blocks=200)
+    assert blocks == assign_blocks(range(3000), 3000, blocks=200)
     coarse, fine = (
         influence(pope_aggregate_f1_score, raw, u).stderr for u in (blocks, range(3000))
     )
@@ -197,9 +201,9 @@ def test_blocks_stand_for_many_units() -> None:
 
 
 def test_how_many_blocks_depends_on_the_number_of_samples_alone() -> None:
-    assert blocked(range(ALONE), ALONE, None) == list(range(ALONE))
-    assert len(set(blocked(range(9000), 9000, None))) == VISITS // 9000
-    assert len(set(blocked(range(200_000), 200_000, None))) == BLOCKS
+    assert assign_blocks(range(ALONE), ALONE, None) == list(range(ALONE))
+    assert len(set(assign_blocks(range(9000), 9000, None))) == VISITS // 9000
+    assert len(set(assign_blocks(range(200_000), 200_000, None))) == BLOCKS
 
 
 def test_an_aggregate_may_be_a_mean_of_units_in_the_end() -> None:
@@ -213,14 +217,17 @@ def test_an_aggregate_may_be_a_mean_of_units_in_the_end() -> None:
 
     raw = [(q, bool((q + p) % 3)) for q in range(7) for p in range(2 if q % 2 else 4)]
     units = [q for q, _ in raw]
-    single = alone(circular, raw, units, circular(raw))
+    single = unit_aggregates(circular, raw, units, circular(raw))
     assert single is not None
     assert dict(zip(units, single, strict=True)) == {
         q: circular([one for one in raw if one[0] == q]) for q in range(7)
     }
     answers = yes_no(np.random.default_rng(0), 50)
     assert (
-        alone(pope_aggregate_f1_score, answers, range(50), pope_aggregate_f1_score(answers)) is None
+        unit_aggregates(
+            pope_aggregate_f1_score, answers, range(50), pope_aggregate_f1_score(answers)
+        )
+        is None
     )
 
 

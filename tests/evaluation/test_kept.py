@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from espalier.harness.evaluation.evaluate import evaluate_session
-from espalier.harness.evaluation.journal_media import ENTRIES, TEXT, media, plain, question
-from espalier.harness.evaluation.samples import finished, read_scorings, score_entries
+from espalier.harness.evaluation.journal_media import ENTRIES, TEXT, json_value, media, question
+from espalier.harness.evaluation.samples import finished_samples, read_scorings, score_entries
 from espalier.harness.seedling.video.clip_media import in_memory
 from espalier.harness.seedling.video.clips import clip
 from espalier.harness.store import Journal
@@ -34,8 +34,8 @@ from tests.arithmetic import Calculator, make_spec, sums, write_task
     ],
 )
 def test_any_value_becomes_plain_and_bounded(value: Any, kept: Any) -> None:
-    assert plain(value) == kept
-    json.dumps(plain(value), allow_nan=False)
+    assert json_value(value) == kept
+    json.dumps(json_value(value), allow_nan=False)
 
 
 def test_the_question_is_the_chat_with_a_mark_for_each_picture(tmp_path: Path) -> None:
@@ -88,10 +88,10 @@ def test_a_run_keeps_question_target_and_media(
         {k: v for k, v in one.items() if k not in ("asked", "values", "units", "own")}
         for one in journal.entries()
     ]
-    assert {key: one.asked for key, one in finished(old).items()} == {
+    assert {key: one.context for key, one in finished_samples(old).items()} == {
         ("sums", i): None for i in range(3)
     }
-    assert json.loads(json.dumps(finished(old)["sums", 0].entry())) == old[0]
+    assert json.loads(json.dumps(finished_samples(old)["sums", 0].entry())) == old[0]
     assert read_scorings(old)["sums", 1].scores == {"right": 0.0}
 
 

@@ -19,18 +19,18 @@ from espalier.harness.engine.record import Generated, Record
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.evaluation import latency
 from espalier.harness.evaluation.latency import (
-    Clocked,
-    Reads,
-    Turn,
+    LatencyRound,
+    LatencyRun,
+    StepReads,
+    alternate,
     gains,
-    in_turns,
     prompt_block,
-    told,
+    side_summary,
 )
 from espalier.harness.evaluation.synthetic_prompts import (
     QUESTION,
-    Composition,
-    composed,
+    PromptComposition,
+    compose_prompt,
     parts,
     words,
 )
@@ -51,11 +51,11 @@ def spec_of(*argv: str) -> RunSpec:
 
 def model(
     picture: Callable[[int], int], a_word: int = 1, limit: float = math.inf
-) -> Callable[[Composition], int]:
+) -> Callable[[PromptComposition], int]:
     """Return how a made-up model counts: a frame of 20 tokens, words, and pictures by their number."""
 
-    def count(one: Composition) -> int:
-        total = 20 + a_word * (one.before + one.behind) + picture(one.pictures)
+    def count(one: PromptComposition) -> int:
+        total = 20 + a_word * (one.before + one.after) + picture(one.pictures)
         if total > limit:
             raise UserError("too long")
         return total
@@ -83,29 +83,29 @@ MODELS = {
 def test_no_picture_and_no_word_more_would_fit(name: str, tokens: int) -> None:
     count = MODELS[name]
 
-    def size(one: Composition) -> float:
+    def size(one: PromptComposition) -> float:
         try:
             return count(one)
         except UserError:
             return math.inf
 
-    found = composed(count, tokens)
+    found = compose_prompt(count, tokens)
     assert size(found) <= tokens
     assert size(replace(found, before=0, pictures=found.pictures + 1)) > tokens
     if found.pictures > 1 or name == "one is all":
         assert size(replace(found, before=found.before + 1)) > tokens
-    one = Composition(0, 1, 1)
-    asked = [n for n in range(1, 200) if size(replace(one, behind=n)) - size(one) < QUESTION]
-    assert found.behind <= asked[-1]
+    one = PromptComposition(0, 1, 1)
+    asked = [n for n in range(1, 200) if size(replace(one, after=n)) - size(one) < QUESTION]
+    assert found.after <= asked[-1]
 
 
 def test_a_prompt_that_holds_no_picture_is_told_with_the_least() -> None:
     with pytest.raises(UserError, match=r"prompt_tokens=100: .* takes 165; valid: at least 165"):
-        composed(MODELS["each the same"], 100)
+        compose_prompt(MODELS["each the same"], 100)
 
 
 def test_pixels_follow_seed_and_number_and_words_stand_around_them() -> None:
-    made = Composition(2, 2, 3)
+    made = PromptComposition(2, 2, 3)
     first, one, two, last = parts(made, 0, 0)
     assert (first, last) == (words(2), "describe what is")
     assert not isinstance(one, str)
@@ -141,7 +141,7 @@ class Side:
 def test_sides_take_turns_and_the_first_round_does_not_count() -> None:
     called: list[str] = []
     sides = {"own": Side("own", called, 2.0), "plain": Side("plain", called, 6.0)}
-    found = in_turns(sides, {}, ["0", "1"], 8, [], rounds=3)
+    found = alternate(sides, {}, ["0", "1"], 8, [], rounds=3)
     assert called[:2] != called[2:4] == called[6:8]
     assert sorted(called) == ["own"] * 4 + ["plain"] * 4
     assert {name: len(turns) for name, turns in found.items()} == {"own": 3, "plain": 3}
@@ -151,14 +151,14 @@ def test_sides_take_turns_and_the_first_round_does_not_count() -> None:
     assert found["own"][0].peak_bytes > 0
 
 
-def turn(step: float, kv_bytes: int) -> Turn:
-    return Turn(100.0, 1.0, step, kv_bytes, 7, (record(), record()))
+def turn(step: float, kv_bytes: int) -> LatencyRound:
+    return LatencyRound(100.0, 1.0, step, kv_bytes, 7, (record(), record()))
 
 
 def test_a_step_is_bound_by_weights_and_the_cache_in_the_middle_of_the_answer() -> None:
-    reads = Reads(weights=1000, entry=10, rate=1e6)
+    reads = StepReads(weights=1000, entry=10, rate=1e6)
     assert reads.bound(turn(5.0, 4000), tokens=20) == pytest.approx(1e3 * (1000 + 4000 + 200) / 1e6)
-    side = told([turn(8.0, 4000), turn(13.0, 4000), turn(10.4, 4000)], reads, 20)
+    side = side_summary([turn(8.0, 4000), turn(13.0, 4000), turn(10.4, 4000)], reads, 20)
     assert (side["step_ms"], side["bound_reached"]) == (10.4, pytest.approx(0.5))
     assert side["throughput"] == pytest.approx(2 / 10.4e-3)
     block = gains({"own": [turn(5.0, 0)] * 2, "plain": [turn(10.0, 4800)] * 2}, reads, 20)
@@ -179,21 +179,22 @@ class Full:
 def test_where_the_whole_cache_does_not_fit_the_method_stands_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Reads, "of", lambda adapter: Reads(1000, 10, 1e6))
+    monkeypatch.setattr(StepReads, "of", lambda adapter: StepReads(1000, 10, 1e6))
     group = SimpleNamespace(generate={"max_new_tokens": 8})
     answered: Any = SimpleNamespace(
         answered=lambda: (group, [0, 1, 2]), batch_size=2, encode=lambda block: {}
     )
     own: Any = Side("own", [], 2.0)
     rivals: Any = SimpleNamespace(own=own, plain=Full())
-    clocked = Clocked(spec_of().benchmark, 0)
-    block = clocked.measure(answered, own, rivals, SimpleNamespace(devices=[]))  # type: ignore[arg-type]
+    clocked = LatencyRun(spec_of().benchmark, 0)
+    opened: Any = SimpleNamespace(generator=own, rivals=rivals)
+    block = clocked.measure(answered, opened, SimpleNamespace(devices=[]))  # type: ignore[arg-type]
     assert block["plain"] is None
     assert "allocate memory" in block["note"]
     assert (block["batch_size"], block["own"]["step_ms"]) == (2, 4.0)
     rivals.plain.generate = lambda *_, **__: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        clocked.measure(answered, own, rivals, SimpleNamespace(devices=[]))  # type: ignore[arg-type]
+        clocked.measure(answered, opened, SimpleNamespace(devices=[]))  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------ command lines

@@ -212,7 +212,7 @@ def test_a_second_data_set_that_the_key_does_not_know_is_refused(tmp_path: Path)
     folder = write_task(tmp_path / "task")
     (folder / "utils.py").write_text(utils)
     with pytest.raises(
-        UserError, match="the task reads 'somebody/others' beside 'somebody/questions'"
+        UserError, match="the task reads 'somebody/others' besides 'somebody/questions'"
     ):
         opened(folder, tmp_path / "data")
     task, _ = opened(folder, tmp_path / "data", None)

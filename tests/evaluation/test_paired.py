@@ -20,7 +20,14 @@ from espalier.harness.cost.speedup_bound import Gain, first_token_bound, prefill
 from espalier.harness.engine.record import Generated, Record
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.evaluate import Evaluation, evaluate
-from espalier.harness.evaluation.paired_times import MOST, NEW_TOKENS, PAIRS, Turns, measure, turns
+from espalier.harness.evaluation.paired_times import (
+    MOST,
+    NEW_TOKENS,
+    PAIRS,
+    PairPlan,
+    measure,
+    plan_pairs,
+)
 from espalier.harness.kinds.kind import Rivals
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.specs.catalogue import build_method
@@ -37,7 +44,9 @@ from tests.tiny import LLAVA
 def test_auto_costs_a_tenth_at_most_and_has_pairs_enough_for_an_interval(
     gain: float, processes: int
 ) -> None:
-    found = [(n, b, turns(AUTO_PAIRS, n, b, gain, processes)) for n in range(21000) for b in (1, 8)]
+    found = [
+        (n, b, plan_pairs(AUTO_PAIRS, n, b, gain, processes)) for n in range(21000) for b in (1, 8)
+    ]
     planned = [(n, one) for n, _, one in found if one is not None]
     for n, one in planned:
         # The untimed pair before the first costs as much as any other.
@@ -47,24 +56,24 @@ def test_auto_costs_a_tenth_at_most_and_has_pairs_enough_for_an_interval(
     # It is left out only where four pairs of single samples and the untimed one cost more.
     left_out = max(n for n, _, one in found if one is None)
     assert left_out == math.ceil((PAIRS + 1) * (1 + gain) * processes / 0.08) - 1
-    assert planned[-1][1] == Turns(4, 8)
+    assert planned[-1][1] == PairPlan(4, 8)
 
 
 @pytest.mark.parametrize(
     ("asked", "samples", "batch", "expected"),
     [
-        (32, 500, 8, Turns(4, 8)),
-        (32, 500, 1, Turns(32, 1)),
-        (32, 500, 50, Turns(4, 8)),  # batches of the run would give no pair
-        (10, 500, 8, Turns(5, 2)),
-        (32, 12, 8, Turns(4, 3)),
-        (1, 500, 8, Turns(1, 1)),
+        (32, 500, 8, PairPlan(4, 8)),
+        (32, 500, 1, PairPlan(32, 1)),
+        (32, 500, 50, PairPlan(4, 8)),  # batches of the run would give no pair
+        (10, 500, 8, PairPlan(5, 2)),
+        (32, 12, 8, PairPlan(4, 3)),
+        (1, 500, 8, PairPlan(1, 1)),
     ],
 )
 def test_a_number_is_taken_as_samples(
-    asked: int, samples: int, batch: int, expected: Turns
+    asked: int, samples: int, batch: int, expected: PairPlan
 ) -> None:
-    assert turns(asked, samples, batch, 3.0) == expected
+    assert plan_pairs(asked, samples, batch, 3.0) == expected
 
 
 # ------------------------------------------------------------------ what is compared
@@ -101,7 +110,7 @@ GROUP = Settings({"do_sample": False, "max_new_tokens": 40, "min_new_tokens": 20
 def paired(plain: Sequence[float], own: Sequence[float], **more: Any) -> tuple[Any, Side, Side]:
     log: list[tuple[str, list[str]]] = []
     sides = Side("own", log, 4, own, **more), Side("plain", log, 16, plain, **more)
-    planned = Turns(len(plain) - 1, 2)
+    planned = PairPlan(len(plain) - 1, 2)
     done = measure(Rivals(*sides), REQUESTS, GROUP, lambda block: block, planned, LLAVA.facts)
     return done, *sides
 
@@ -171,11 +180,11 @@ def test_an_unreduced_model_that_does_not_fit_costs_the_run_nothing() -> None:
 
     own, plain = Side("own", [], 4, [1.0] * 5), TooLarge("plain", [], 16, [])
     done = measure(
-        Rivals(own, plain), REQUESTS, GROUP, lambda block: block, Turns(4, 2), LLAVA.facts
+        Rivals(own, plain), REQUESTS, GROUP, lambda block: block, PairPlan(4, 2), LLAVA.facts
     )
     assert done.speedup is None
     assert done.note == (
-        "the unreduced model failed beside it: OutOfMemoryError: CUDA out of memory."
+        "the unreduced model failed after the run: OutOfMemoryError: CUDA out of memory."
     )
 
 

@@ -11,7 +11,7 @@ from lmms_eval.tasks import TaskManager
 
 from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
 from espalier.harness.evaluation.lmms_tasks import load_tasks
-from espalier.harness.evaluation.task_cache import Shelf
+from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.store.files.journal import Journal
 from tests.arithmetic import Calculator, make_spec, sums, write_task
 
@@ -60,7 +60,7 @@ def spoiling(folder: Path) -> Path:
     return folder
 
 
-def answered(folder: Path, journal: Path, shelf: Shelf | None) -> Evaluation:
+def answered(folder: Path, journal: Path, shelf: TaskCache | None) -> Evaluation:
     spec = make_spec(folder)
     loaded = open_benchmark(spec, None, shelf)
     return evaluate_session(spec, Calculator(), Journal(journal), loaded=loaded)
@@ -70,7 +70,7 @@ def test_a_task_that_writes_into_its_documents_spoils_no_other_cell(
     tmp_path: Path, read: list[str]
 ) -> None:
     """The third cell sees what the first saw, in documents and in the state of the task's own functions."""
-    folder, shelf = spoiling(tmp_path / "t"), Shelf()
+    folder, shelf = spoiling(tmp_path / "t"), TaskCache()
     alone = answered(folder, tmp_path / "alone.jsonl", None)
     assert alone.metrics["right"]["value"] == 1.0
     del read[:]
@@ -82,7 +82,7 @@ def test_a_task_that_writes_into_its_documents_spoils_no_other_cell(
 
 
 def test_what_is_taken_off_the_shelf_is_a_copy(tmp_path: Path) -> None:
-    folder, shelf = write_task(tmp_path / "t", sums(3)), Shelf()
+    folder, shelf = write_task(tmp_path / "t", sums(3)), TaskCache()
     (first,) = load_tasks("sums", folder, shelf=shelf).tasks
     first.dataset["test"] = first.dataset["test"].select([2])
     first.dataset_no_image["test"].set_format("numpy")
@@ -100,7 +100,7 @@ def test_data_are_kept_of_one_benchmark_as_it_was_asked_for(
     tmp_path: Path, read: list[str]
 ) -> None:
     """Another template may have other data; who comes back after another benchmark reads again."""
-    shelf = Shelf()
+    shelf = TaskCache()
     one, other = (write_task(tmp_path / name, sums(n)) for name, n in (("a", 2), ("b", 3)))
     for folder, template, count in (
         (one, None, 2),

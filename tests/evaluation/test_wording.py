@@ -10,7 +10,7 @@ import pytest
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
-from espalier.harness.evaluation.prompt_text import asked
+from espalier.harness.evaluation.prompt_text import with_question
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Journal
 from tests.arithmetic import Calculator, make_spec, sums, write_task
@@ -112,7 +112,7 @@ def test_pictures_stay_before_the_text_and_other_turns_as_they_are() -> None:
         {"role": "system", "content": [said]},
         {"role": "user", "content": [said, image, said, video]},
     ]
-    assert asked(chat, "new") == [
+    assert with_question(chat, "new") == [
         {"role": "system", "content": [said]},
         {"role": "user", "content": [image, video, {"type": "text", "text": "new"}]},
     ]

@@ -43,7 +43,7 @@ def load(flag: str, store: str) -> None:
 
 def judge(name: str) -> None:
     """Ask a judge that gives a bad answer."""
-    from espalier.harness.evaluation.judging.client import Client, Trouble
+    from espalier.harness.evaluation.judging.client import JudgeClient, RequestError
     from espalier.harness.specs.run_spec import JudgeSpec
     from tests.benchmarks.judge_server import Answer, JudgeServer
 
@@ -57,12 +57,12 @@ def judge(name: str) -> None:
         )
 
         async def ask() -> None:
-            async with Client(spec) as client:
+            async with JudgeClient(spec) as client:
                 await client.ask({"model": "referee", "messages": []})
 
         try:
             asyncio.run(ask())
-        except Trouble as trouble:
+        except RequestError as trouble:
             wait = "" if trouble.wait is None else f"{trouble.wait:.0f}"
             raise UserError(f"{trouble} {wait}") from trouble
 

@@ -6,16 +6,16 @@ import json
 import sys
 from pathlib import Path
 
-from espalier.harness.evaluation.judging.judge import Question, judged
-from espalier.harness.evaluation.judging.judge_prompt import Words
+from espalier.harness.evaluation.judging.judge import JudgeQuestion, collect_verdicts
+from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt
 from espalier.harness.specs.run_spec import JudgeSpec
 
 
-def questions(count: int) -> list[Question]:
+def questions(count: int) -> list[JudgeQuestion]:
     """Return questions that every process asks in the same words."""
-    words = Words("mine", "Q: {number} A: {answer}")
+    words = JudgePrompt("mine", "Q: {number} A: {answer}")
     return [
-        Question(("t", number), words, {"number": str(number), "answer": "yes"}, str.isdecimal)
+        JudgeQuestion(("t", number), words, {"number": str(number), "answer": "yes"}, str.isdecimal)
         for number in range(count)
     ]
 
@@ -23,7 +23,7 @@ def questions(count: int) -> list[Question]:
 def main(address: str, store: str, count: str) -> None:
     """Ask, two at once."""
     spec = JudgeSpec(address, "referee", concurrency=2)
-    found = judged(spec, Path(store), questions(int(count)))
+    found = collect_verdicts(spec, Path(store), questions(int(count)))
     print(json.dumps({number: text for (_, number), text in sorted(found.verdicts.items())}))
 
 

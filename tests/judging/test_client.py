@@ -14,8 +14,8 @@ import pytest
 from espalier.harness.evaluation.judging.client import (
     MOST_BYTES,
     MOST_SECONDS,
-    Client,
-    Trouble,
+    JudgeClient,
+    RequestError,
     _wait,
 )
 from espalier.harness.specs.run_spec import JudgeSpec
@@ -29,7 +29,7 @@ def ask(answer: Answer) -> str:
         spec = JudgeSpec(base_url=server.base_url, model="referee", timeout=30)
 
         async def once() -> str:
-            async with Client(spec) as client:
+            async with JudgeClient(spec) as client:
                 return (await client.ask({"model": "referee", "messages": []})).text
 
         return asyncio.run(once())
@@ -68,7 +68,7 @@ def test_an_answer_is_unpacked(answer: Answer) -> None:
 def test_an_answer_is_bounded(answer: Answer, words: str) -> None:
     tracemalloc.start()
     start = time.process_time()
-    with pytest.raises(Trouble, match=words):
+    with pytest.raises(RequestError, match=words):
         ask(answer)
     spent, (_, most) = time.process_time() - start, tracemalloc.get_traced_memory()
     tracemalloc.stop()

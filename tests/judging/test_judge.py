@@ -16,20 +16,25 @@ import pytest
 from espalier.harness.errors import JudgeLost, StoreLost, UserError
 from espalier.harness.evaluation.judging import client
 from espalier.harness.evaluation.judging.client import read_key
-from espalier.harness.evaluation.judging.judge import HOPELESS, Judged, Question, judged
-from espalier.harness.evaluation.judging.judge_prompt import Words
+from espalier.harness.evaluation.judging.judge import (
+    HOPELESS,
+    JudgeQuestion,
+    JudgeResults,
+    collect_verdicts,
+)
+from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt
 from espalier.harness.evaluation.judging.judge_scores import single
-from espalier.harness.evaluation.judging.verdicts import Verdicts
+from espalier.harness.evaluation.judging.verdicts import VerdictStore
 from espalier.harness.specs.run_spec import JudgeSpec
 from tests.benchmarks.judge_server import Answer, JudgeServer, completion, error
 
-WORDS = Words("mine", "Q: {question} A: {answer}", "Be fair.")
+WORDS = JudgePrompt("mine", "Q: {question} A: {answer}", "Be fair.")
 KEY = "sk-very-secret-0123456789"
 
 
-def question(number: int, answer: str = "yes") -> Question:
+def question(number: int, answer: str = "yes") -> JudgeQuestion:
     parts = {"question": f"number {number}?", "answer": answer}
-    return Question(("t", number), WORDS, parts, lambda text: single(text, 0, 3) is not None)
+    return JudgeQuestion(("t", number), WORDS, parts, lambda text: single(text, 0, 3) is not None)
 
 
 @pytest.fixture
@@ -39,7 +44,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
         yield one
 
 
-def ask(server: JudgeServer, store: Path, *questions: Question, **changes: Any) -> Judged:
+def ask(
+    server: JudgeServer, store: Path, *questions: JudgeQuestion, **changes: Any
+) -> JudgeResults:
     told: dict[str, Any] = {
         "base_url": server.base_url,
         "model": "referee",
@@ -47,7 +54,9 @@ def ask(server: JudgeServer, store: Path, *questions: Question, **changes: Any) 
         "timeout": 60.0,
         "retries": 2,
     }
-    return judged(JudgeSpec(**told | changes), store, questions or [question(0)], pause=0.01)
+    return collect_verdicts(
+        JudgeSpec(**told | changes), store, questions or [question(0)], pause=0.01
+    )
 
 
 def assert_without_key(store: Path, *texts: str) -> None:
@@ -99,8 +108,8 @@ def test_what_is_known_is_not_asked_again_wherever_the_judge_is(
         # Another model, setting, word or name of the words is another question.
         ask(other, tmp_path, question(0), seed=1)
         ask(other, tmp_path, question(0), options={"top_p": 0.5})
-        renamed = Question(
-            ("t", 0), Words("other", WORDS.user, WORDS.system), question(0).parts, bool
+        renamed = JudgeQuestion(
+            ("t", 0), JudgePrompt("other", WORDS.user, WORDS.system), question(0).parts, bool
         )
         ask(other, tmp_path, renamed)
         ask(other, tmp_path, question(0, "no"))
@@ -108,7 +117,7 @@ def test_what_is_known_is_not_asked_again_wherever_the_judge_is(
 
 
 def test_equal_questions_are_one_request(server: JudgeServer, tmp_path: Path) -> None:
-    same = [Question(("t", n), WORDS, question(0).parts, question(0).holds) for n in range(5)]
+    same = [JudgeQuestion(("t", n), WORDS, question(0).parts, question(0).holds) for n in range(5)]
     found = ask(server, tmp_path, *same)
     assert len(server.requests) == 1
     assert found.verdicts == {("t", n): "2" for n in range(5)}
@@ -215,7 +224,7 @@ def test_nobody_there(tmp_path: Path) -> None:
         address = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
     spec = JudgeSpec(address, "referee", retries=1)
     with pytest.raises(JudgeLost, match=r"ConnectError.*1 of 1 answers"):
-        judged(spec, tmp_path, [question(0)], pause=0.01)
+        collect_verdicts(spec, tmp_path, [question(0)], pause=0.01)
 
 
 def test_a_name_that_the_server_lacks_is_not_asked_again(
@@ -322,13 +331,13 @@ def test_a_damaged_verdict_is_asked_for_again(
 
 
 def test_the_first_verdict_counts(tmp_path: Path) -> None:
-    from espalier.harness.evaluation.judging.verdicts import Verdict
+    from espalier.harness.evaluation.judging.verdicts import StoredVerdict
 
-    store = Verdicts(tmp_path)
-    assert store.put("ab", {}, Verdict("2")) == Verdict("2")
-    assert store.put("ab", {}, Verdict("3")) == Verdict("2")
-    assert store.put("ab", {}, Verdict("3"), lambda text: text == "3") == Verdict("3")
-    assert store.get("ab") == Verdict("3")
+    store = VerdictStore(tmp_path)
+    assert store.put("ab", {}, StoredVerdict("2")) == StoredVerdict("2")
+    assert store.put("ab", {}, StoredVerdict("3")) == StoredVerdict("2")
+    assert store.put("ab", {}, StoredVerdict("3"), lambda text: text == "3") == StoredVerdict("3")
+    assert store.get("ab") == StoredVerdict("3")
     assert store.get("cd") is None
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.harness.evaluation.judging.judge import judged
+from espalier.harness.evaluation.judging.judge import collect_verdicts
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.run_spec import JudgeSpec
 from tests.benchmarks.judge_server import JudgeServer
@@ -49,7 +49,7 @@ def fickle() -> JudgeServer:
 def test_a_second_process_asks_nothing(fickle: JudgeServer, tmp_path: Path) -> None:
     with fickle as server:
         spec = JudgeSpec(server.base_url, "referee")
-        found = judged(spec, tmp_path, questions(10))
+        found = collect_verdicts(spec, tmp_path, questions(10))
         assert len(server.requests) == 10
         said = verdicts(begin(server, tmp_path, 10))
         assert said == {str(number): text for (_, number), text in found.verdicts.items()}

@@ -10,7 +10,7 @@ import pytest
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.judge_section import judge_spec
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.judging.judge_prompt import Words, read_words
+from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt, read_prompt
 from espalier.harness.evaluation.judging.judge_scores import pair, single
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.run_spec import JudgeSpec
@@ -89,7 +89,7 @@ def test_a_bad_setting_is_one_line_without_secrets(name: str, value: Any, proble
 
 
 def test_words_keep_braces_that_are_no_places() -> None:
-    words = read_words(ROOT / "tests/judging/words.yaml")
+    words = read_prompt(ROOT / "tests/judging/words.yaml")
     assert words.name == "mine"
     assert words.messages({"answer": "{reference}", "reference": "R"}) == [
         {"role": "system", "content": "Be strict."},
@@ -98,15 +98,19 @@ def test_words_keep_braces_that_are_no_places() -> None:
 
 
 def test_a_digest_of_words_changes_with_what_is_said_alone() -> None:
-    words = Words("a", "{answer}", "s")
-    assert words.digest == Words("b", "{answer}", "s").digest
-    others = (Words("a", "{answer}."), Words("a", "{answer}"), Words("a", "{answer}", "t"))
+    words = JudgePrompt("a", "{answer}", "s")
+    assert words.digest == JudgePrompt("b", "{answer}", "s").digest
+    others = (
+        JudgePrompt("a", "{answer}."),
+        JudgePrompt("a", "{answer}"),
+        JudgePrompt("a", "{answer}", "t"),
+    )
     assert len({words.digest, *(one.digest for one in others)}) == 4
 
 
 def test_words_without_a_name_have_the_files(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("user: 'Rate {answer}.'\n")
-    assert read_words(tmp_path / "mine.yaml") == Words("mine", "Rate {answer}.")
+    assert read_prompt(tmp_path / "mine.yaml") == JudgePrompt("mine", "Rate {answer}.")
 
 
 FILES = {
@@ -123,7 +127,7 @@ FILES = {
 def test_a_file_of_no_words_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "words.yaml").write_text(text)
     with pytest.raises(UserError) as error:
-        read_words(tmp_path / "words.yaml")
+        read_prompt(tmp_path / "words.yaml")
     assert FILES[text] in str(error.value)
     assert str(error.value).startswith("judge.prompt=")
     assert "\n" not in str(error.value)
@@ -131,7 +135,7 @@ def test_a_file_of_no_words_is_one_line(text: str, tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere.yaml' cannot be read"):
-        read_words(tmp_path / "nowhere.yaml")
+        read_prompt(tmp_path / "nowhere.yaml")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +161,7 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_a_mark_is_the_only_number(text: str, mark: float | None) -> None:
-    assert single(text, 0, 3, whole=True) == mark
+    assert single(text, 0, 3, integral=True) == mark
 
 
 def test_a_rating_may_be_a_fraction() -> None:

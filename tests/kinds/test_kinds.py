@@ -93,9 +93,9 @@ def walked(method: Method, store: Path) -> Walked:
     samples: list[Sample] = []
     with kind.open(job.spec, adapter(), job.method) as opened:
         for index in SCENES:
-            inputs = opened.responder.encode([chat_of(index)])
-            done = opened.responder.generate(inputs, [f"t/{index}"], **GREEDY)
-            (text,) = opened.responder.decode(done.ids)
+            inputs = opened.codec.encode([chat_of(index)])
+            done = opened.generator.generate(inputs, [f"t/{index}"], **GREEDY)
+            (text,) = opened.codec.decode(done.ids)
             ids.append(tuple(done.ids[0].tolist()))
             samples.append(Sample("t", index, text, 0, 0, done.records[0]))
     evaluation = Evaluation({}, len(samples), tuple(samples), {}, (), 0, 1.0, {})
@@ -297,9 +297,9 @@ def test_answers_need_no_benchmark() -> None:
     settled = kind.settle(asked, method)
     assert settled == asked
     with kind.open(settled, adapter(), method) as opened:
-        inputs = opened.responder.encode([chat_of(0), chat_of(1)])
-        done = opened.responder.generate(inputs, ["0", "1"], **GREEDY)
-        assert len(opened.responder.decode(done.ids)) == 2
+        inputs = opened.codec.encode([chat_of(0), chat_of(1)])
+        done = opened.generator.generate(inputs, ["0", "1"], **GREEDY)
+        assert len(opened.codec.decode(done.ids)) == 2
         assert opened.rivals is not None
         assert opened.rivals.own is not opened.rivals.plain
     assert [record.kept for record in done.records] == [(36,), (36,)]

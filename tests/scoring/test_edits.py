@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier.harness.evaluation.scoring.edit_distance import (
-    Near,
+    NearMatch,
     near_matches,
     normalised_distance,
     window_distance,
@@ -78,8 +78,11 @@ def test_near_matches_are_found_where_the_plain_search_finds_one(
 
 
 def test_of_places_that_overlap_the_best_counts() -> None:
-    assert near_matches("brown fox", "a brown fox and a brwn fox", 2) == [Near(2, 0), Near(18, 1)]
-    assert near_matches("aa", "aaa", 0) == [Near(0, 0), Near(1, 0)]
+    assert near_matches("brown fox", "a brown fox and a brwn fox", 2) == [
+        NearMatch(2, 0),
+        NearMatch(18, 1),
+    ]
+    assert near_matches("aa", "aaa", 0) == [NearMatch(0, 0), NearMatch(1, 0)]
     assert near_matches("", "abc", 1) == []
     assert near_matches("abcabc", "", 2) == []
 

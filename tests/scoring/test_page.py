@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espalier.harness.evaluation.scoring.documents.block_matches import (
-    Pair,
+    BlockMatch,
     one_to_one,
     quick_match,
 )
-from espalier.harness.evaluation.scoring.documents.omnidoc_overall import of_pages
 from espalier.harness.evaluation.scoring.documents.omnidoc_page import (
-    Formula,
+    PageFormula,
     PageScores,
+    overall_score,
     score_page,
 )
 from tests.benchmarks.fixtures.ocr import (
@@ -43,14 +43,16 @@ def texts(*contents: str) -> dict[str, Any]:
 
 def test_a_page_as_it_is_is_perfect() -> None:
     found = score_page(PAGE, PERFECT)
-    assert found == PageScores(0, 0, 0, 1, 1, (Formula(f"$$\n{FORMULA}\n$$", f"\\[{FORMULA}\\]"),))
+    assert found == PageScores(
+        0, 0, 0, 1, 1, (PageFormula(f"$$\n{FORMULA}\n$$", f"\\[{FORMULA}\\]"),)
+    )
 
 
 def test_an_empty_answer_misses_everything() -> None:
     found = score_page(PAGE, "")
     assert (found.text_edit, found.formula_edit, found.order_edit) == (1, 1, 1)
     assert (found.table_teds, found.table_teds_s) == (0, 0)
-    assert found.formulas == (Formula(f"$$\n{FORMULA}\n$$", ""),)
+    assert found.formulas == (PageFormula(f"$$\n{FORMULA}\n$$", ""),)
 
 
 def test_a_formula_within_a_text_stands_for_one_that_stands_alone() -> None:
@@ -125,11 +127,11 @@ def test_matching_by_hand() -> None:
     right = ["alpha beta gamma", "one two three", "four five six", "nothing"]
     said = ["one two three four five six", "alpha beta gamme", "zzz"]
     assert sorted(quick_match(right, said), key=lambda pair: pair.page) == [
-        Pair((0,), (1,)),
-        Pair((1, 2), (0,)),
-        Pair((3,), (2,)),
+        BlockMatch((0,), (1,)),
+        BlockMatch((1, 2), (0,)),
+        BlockMatch((3,), (2,)),
     ]
-    assert one_to_one(["aa", "bb"], ["bb"]) == [Pair((0,), ()), Pair((1,), (0,))]
+    assert one_to_one(["aa", "bb"], ["bb"]) == [BlockMatch((0,), ()), BlockMatch((1,), (0,))]
 
 
 @given(
@@ -144,10 +146,12 @@ def test_every_text_of_a_page_is_in_one_pair(right: list[str], said: list[str]) 
 
 
 def test_overall_is_the_mean_of_what_pages_have() -> None:
-    assert of_pages([[1.0, None, 0.5], [0.5, 0.25, None]]) == pytest.approx((0.75 + 0.25 + 0.5) / 3)
-    assert of_pages([[1.0, None, None]]) == 1
+    assert overall_score([[1.0, None, 0.5], [0.5, 0.25, None]]) == pytest.approx(
+        (0.75 + 0.25 + 0.5) / 3
+    )
+    assert overall_score([[1.0, None, None]]) == 1
     with pytest.raises(ZeroDivisionError):
-        of_pages([[None, None, None]])
+        overall_score([[None, None, None]])
 
 
 BAD = [

@@ -16,7 +16,7 @@ from espalier.harness.evaluation.scoring.unittests.equations import (
     has_formula,
     tokens,
 )
-from espalier.harness.evaluation.scoring.unittests.table_grid import Cell, grids, laid_out
+from espalier.harness.evaluation.scoring.unittests.table_grid import GridCell, grids, laid_out
 from espalier.harness.evaluation.scoring.unittests.text_tests import plain
 from espalier.harness.evaluation.scoring.unittests.unit_test import CHECKS, passes
 
@@ -93,7 +93,9 @@ def test_half_of_a_cell_must_be_right_whatever_a_test_allows() -> None:
 
 
 def test_cells_span_rows_and_columns() -> None:
-    grid = laid_out([[Cell("a", rows=2), Cell("b", columns=2)], [Cell("c"), Cell("d")]])
+    grid = laid_out(
+        [[GridCell("a", rows=2), GridCell("b", columns=2)], [GridCell("c"), GridCell("d")]]
+    )
     assert {place: cell.text for place, cell in grid.cells.items()} == {
         (0, 0): "a",
         (0, 1): "b",

@@ -135,7 +135,7 @@ def test_a_task_tokenizes_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
         return {one: one for one in asked[-1]}
 
     monkeypatch.setattr(task, "tokenized", note)
-    captions = object.__new__(task.Captions)
+    captions = object.__new__(task.CaptionTask)
     captions._words = {}
     samples = made(2)
     whole = captions.cider(samples)

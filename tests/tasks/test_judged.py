@@ -18,7 +18,7 @@ import yaml
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.lmms_tasks import Loaded, check_metrics, load_tasks, quiet
+from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, check_metrics, load_tasks, quiet
 from espalier.harness.evaluation.local_data import LocalData
 from espalier.harness.paths import ROOT
 from espalier.harness.store.files.dataset_copies import Copies
@@ -99,7 +99,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     def loaded(name: str, root: Path) -> Task:
         data = LocalData(Copies(root), tmp_path / "home/local")
         with quiet():
-            found: Loaded = load_tasks(name, ROOT / "tasks", data=data)
+            found: LoadedBenchmark = load_tasks(name, ROOT / "tasks", data=data)
         (task,) = found.tasks
         return task
 

@@ -19,7 +19,7 @@ from espalier.harness.config.group_lists import read_choice
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.lmms_tasks import load_tasks, quiet
 from espalier.harness.evaluation.scoring.documents import cdm
-from espalier.harness.evaluation.scoring.documents.omnidoc_page import Formula
+from espalier.harness.evaluation.scoring.documents.omnidoc_page import PageFormula
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.benchmark_spec import DatasetSpec
 from tests.benchmarks.fixtures.ocr import ANSWERS, ENGLISH, FIXTURES, OCEAN, PAGES, TESTS
@@ -163,7 +163,7 @@ def test_the_papers_overall_is_refused_where_formulas_cannot_be_drawn(
 def test_the_papers_overall_takes_formulas_as_they_are_drawn(
     utils: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Formula] = []
+    asked: list[PageFormula] = []
 
     def scores(formulas: Any) -> list[float]:
         asked.extend(formulas)

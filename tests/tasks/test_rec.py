@@ -15,7 +15,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.box_format import resizing, tell
+from espalier.harness.evaluation.box_format import fill_box_settings, resizing
 from espalier.harness.specs.run_spec import BOXES, RunSpec
 from espalier.tasks.rec import task as referring
 from espalier.tasks.rec.boxes import QUESTIONS, Resized, iou, parse, question, score, to_picture
@@ -202,7 +202,7 @@ def test_a_task_is_told_how_the_model_writes_boxes(
     model: str, boxes: str, resized: tuple[int, ...] | None
 ) -> None:
     spec, task = spec_of(f"model={model}", "benchmark=refcoco_val", "method=none"), FakeTask()
-    tell([task], spec.model, spec.benchmark)  # type: ignore[list-item]
+    fill_box_settings([task], spec.model, spec.benchmark)  # type: ignore[list-item]
     told = task.lmms_eval_specific_kwargs
     assert (told["boxes"], told["resized"]) == (boxes, resized)
     asked = referring.doc_to_text({"expression": "the dog"}, told)
@@ -219,7 +219,7 @@ def test_what_the_user_sets_of_the_prompt_stays() -> None:
         ),
         FakeTask(),
     )
-    tell([task], spec.model, spec.benchmark)  # type: ignore[list-item]
+    fill_box_settings([task], spec.model, spec.benchmark)  # type: ignore[list-item]
     assert task.lmms_eval_specific_kwargs["boxes"] == "unit"
 
 

@@ -1,1 +1,1 @@
-"""A language model as the judge of answers: what it is asked, and every verdict kept once it is there."""
+"""A language model as the judge of answers: its prompt, its requests, and the stored verdicts."""

@@ -1,4 +1,4 @@
-"""One question to a server that speaks OpenAI's chat completions: the call, what can go wrong, and how long to wait."""
+"""A client of servers with OpenAI's chat completions: one request, its errors, and the pause before the next try."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import JudgeSpec
 from espalier.harness.specs.secrets import masked
 
-#: Letters of a server's own message that an error line quotes.
+#: Characters of a server's message that an error line quotes.
 QUOTED = 200
 
-#: Bytes of an answer, unpacked, that are read at most, and seconds of patience that a line names at most.
+#: Largest unpacked answer in bytes, and largest wait in seconds that an error line names.
 MOST_BYTES, MOST_SECONDS = 16 * 2**20, 1e6
 
-#: Statuses that pass by themselves; of the others from 400 on the same request fails again.
+#: Statuses of temporary failures; with any other status from 400 on the same request fails again.
 PASSING = frozenset((408, 409, 425, 429))
 
-#: Statuses that concern one question, as one that is too long or trips a filter.
+#: Statuses that concern one question, such as one that is too long or trips a filter.
 OF_THE_QUESTION = frozenset((400, 413, 422))
 
 
-#: Headers of an answer that are read.
+#: Headers of an answer that are used.
 _KEPT = ("Content-Type", "Retry-After")
 
 
-class Trouble(Exception):
-    """A request that came to nothing.
+class RequestError(Exception):
+    """A request failed.
 
     Attributes:
-        passing: whether it may succeed when it is repeated.
-        wait: seconds after which the server asks to be asked again; None: it does not say.
-        single: whether it concerns this question alone.
+        passing: whether a repetition may succeed.
+        wait: seconds that the server asks to wait before a repetition; None: not given.
+        single: whether the failure concerns only this question.
     """
 
     def __init__(
         self, line: str, passing: bool = True, wait: float | None = None, single: bool = False
     ) -> None:
-        # A server's own words may hold what moves a terminal.
+        # A server's message may contain terminal escapes.
         super().__init__("".join(sign if sign.isprintable() else "\ufffd" for sign in line))
         self.passing, self.wait, self.single = passing, wait, single
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What a server said: the text of its answer, the model as it names it, and why the answer ends."""
+class JudgeReply:
+    """A server's answer: its text, the server's name of the model, and the finish reason."""
 
     text: str
     served: str | None
@@ -63,21 +63,21 @@ class Reply:
 
 
 def request_of(spec: JudgeSpec, messages: list[dict[str, str]]) -> dict[str, Any]:
-    """Return the request about a chat, without what is left out of it."""
+    """Return the request for a chat, without fields that are None."""
     sampling = {
         "temperature": spec.temperature,
         "seed": spec.seed,
         "max_tokens": spec.max_tokens,
     }
-    told = {"model": spec.model, "messages": messages, **sampling, **spec.options}
-    return {name: value for name, value in told.items() if value is not None}
+    fields = {"model": spec.model, "messages": messages, **sampling, **spec.options}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def read_key(variable: str) -> str | None:
-    """Return the key that an environment variable holds, None without one.
+    """Return the key in an environment variable, None if there is none.
 
     Raises:
-        UserError: it cannot stand in a header.
+        UserError: the value cannot be sent in a header.
     """
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()) or " " in key:
@@ -87,8 +87,8 @@ def read_key(variable: str) -> str | None:
     return key or None
 
 
-class Client:
-    """Asks one server. An asynchronous context manager; the key goes into the header of requests and nowhere else.
+class JudgeClient:
+    """Sends requests to one server; an asynchronous context manager. The key is only in the header of requests.
 
     Args:
         spec: address, model, time limit and the name of the variable with the key.
@@ -105,12 +105,12 @@ class Client:
                 **headers,
             },
             timeout=None,  # one limit for the whole request, below
-            # A proxy of the environment cannot reach what runs on this machine.
+            # A proxy of the environment cannot reach a server on this machine.
             trust_env=not _on_this_machine(spec.base_url or ""),
             limits=httpx.Limits(max_connections=spec.concurrency),
         )
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> JudgeClient:
         """Open nothing yet: connections are made when they are needed."""
         return self
 
@@ -118,11 +118,11 @@ class Client:
         """Close all connections."""
         await self._http.aclose()
 
-    async def ask(self, request: Mapping[str, Any]) -> Reply:
+    async def ask(self, request: Mapping[str, Any]) -> JudgeReply:
         """Return the server's answer.
 
         Raises:
-            Trouble: there is none, in one line without the key.
+            RequestError: the request failed; one line without the key.
         """
         # Plain ASCII: a lone surrogate of an answer could not be sent otherwise.
         body = json.dumps(dict(request)).encode()
@@ -131,24 +131,24 @@ class Client:
                 response = await self._post(body)
         except TimeoutError:
             seconds = f"{self._spec.timeout:g} s (judge.timeout)"
-            raise Trouble(f"no whole answer within {seconds}") from None
+            raise RequestError(f"no whole answer within {seconds}") from None
         except (httpx.TransportError, httpx.InvalidURL, httpx.DecodingError) as error:
-            raise Trouble(self._line(f"{type(error).__name__}: {error}")) from None
+            raise RequestError(self._line(f"{type(error).__name__}: {error}")) from None
         if response.status_code != 200:
             raise self._refusal(response)
         try:
             return self._reply(response.json())
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             start = self._line(response.text)
-            raise Trouble(f"the answer is no chat completion: {start!r}") from None
+            raise RequestError(f"the answer is no chat completion: {start!r}") from None
 
     async def _post(self, body: bytes) -> httpx.Response:
-        """Return a whole answer of the server, unpacked; no more of it is held than `MOST_BYTES`."""
+        """Return the server's whole answer, unpacked, up to `MOST_BYTES`."""
         address = f"{self._spec.base_url}/chat/completions"
         async with self._http.stream("POST", address, content=body) as response:
             packed = response.headers.get("Content-Encoding", "identity").strip().lower()
             if packed not in ("identity", "", "gzip", "deflate"):
-                raise Trouble(f"the answer is packed as {self._line(packed)!r}", passing=False)
+                raise RequestError(f"the answer is packed as {self._line(packed)!r}", passing=False)
             # Either header, of gzip or of zlib.
             unpack = zlib.decompressobj(47) if packed in ("gzip", "deflate") else None
             content = bytearray()
@@ -160,38 +160,40 @@ class Client:
                         else unpack.decompress(piece, MOST_BYTES + 1 - len(content))
                     )
                 except zlib.error as error:
-                    raise Trouble(f"the answer does not unpack: {error}") from None
+                    raise RequestError(f"the answer does not unpack: {error}") from None
                 if len(content) > MOST_BYTES:
-                    raise Trouble(f"the answer has more than {MOST_BYTES} bytes", passing=False)
-        kept = {name: response.headers[name] for name in _KEPT if name in response.headers}
-        return httpx.Response(response.status_code, headers=kept, content=bytes(content))
+                    raise RequestError(
+                        f"the answer has more than {MOST_BYTES} bytes", passing=False
+                    )
+        headers = {name: response.headers[name] for name in _KEPT if name in response.headers}
+        return httpx.Response(response.status_code, headers=headers, content=bytes(content))
 
-    def _reply(self, content: Any) -> Reply:
+    def _reply(self, content: Any) -> JudgeReply:
         choice = content["choices"][0]
         text = choice["message"].get("content") or ""
         if not isinstance(text, str):
             raise TypeError
         served = content.get("model")
         ended = choice.get("finish_reason")
-        return Reply(
+        return JudgeReply(
             self._without_key(text),
             self._without_key(served) if isinstance(served, str) else None,
             ended if isinstance(ended, str) else None,
         )
 
-    def _refusal(self, response: httpx.Response) -> Trouble:
+    def _refusal(self, response: httpx.Response) -> RequestError:
         status = response.status_code
         try:
-            told = response.json()["error"]
-            told = told["message"] if isinstance(told, Mapping) else told
+            message = response.json()["error"]
+            message = message["message"] if isinstance(message, Mapping) else message
         except (ValueError, LookupError, TypeError, RecursionError):
-            told = response.text
-        line = f"HTTP {status}: {self._line(str(told))}".rstrip(": ")
+            message = response.text
+        line = f"HTTP {status}: {self._line(str(message))}".rstrip(": ")
         if status in (401, 403):
             line += f"; the key is read from the variable {self._spec.key_env} (judge.key_env)"
         elif status == 404:
             line += "; valid: a judge.base_url up to /v1, and a judge.model that the server has"
-        return Trouble(
+        return RequestError(
             line,
             passing=status in PASSING or status >= 500,
             wait=_wait(response.headers.get("Retry-After")),
@@ -199,7 +201,7 @@ class Client:
         )
 
     def _line(self, text: str) -> str:
-        # The key is taken out first: cut in the middle it would not be found.
+        # The key is masked before the text is cut, which could leave a part of it.
         return " ".join(self._without_key(text).split())[:QUOTED]
 
     def _without_key(self, text: str) -> str:
@@ -207,7 +209,7 @@ class Client:
 
 
 def _wait(header: str | None) -> float | None:
-    """Return the seconds of a header `Retry-After`, which gives these or a date; None for what is neither."""
+    """Return the seconds of a header `Retry-After`, which has seconds or a date; None for anything else."""
     if header is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Many questions to one judge: what is known is not asked, what fails is asked again, what is said is kept at once."""
+"""Get verdicts from one judge: stored verdicts are reused, failed requests repeated, new verdicts stored at once."""
 
 from __future__ import annotations
 
@@ -9,48 +9,53 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.errors import JudgeLost
-from espalier.harness.evaluation.judging.client import Client, Reply, Trouble, request_of
-from espalier.harness.evaluation.judging.judge_prompt import Words
-from espalier.harness.evaluation.judging.verdicts import Verdict, Verdicts, key_of
+from espalier.harness.evaluation.judging.client import (
+    JudgeClient,
+    JudgeReply,
+    RequestError,
+    request_of,
+)
+from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt
+from espalier.harness.evaluation.judging.verdicts import StoredVerdict, VerdictStore, key_of
 from espalier.harness.specs.run_spec import JudgeSpec
 
-#: What names a sample: its task and its document.
+#: Identity of a sample: its task and its document.
 Sample = tuple[str, int]
 
-#: Seconds before a request is repeated for the first time; each time twice that, up to the longest pause.
+#: Seconds before the first repetition of a request, doubled each time, and the longest pause.
 PAUSE, LONGEST = 1.0, 30.0
 
-#: After so many questions without a verdict, and not one with, the rest is not asked.
+#: If this many questions get no verdict before any gets one, the judge is given up.
 HOPELESS = 16
 
 
 @dataclass(frozen=True)
-class Question:
-    """What a judge is asked about one sample.
+class JudgeQuestion:
+    """A question to the judge about one sample.
 
     Attributes:
-        sample: what names the sample.
-        words: the prompt.
-        parts: what stands in its places.
-        holds: says whether a text is a verdict that can be scored.
+        sample: identity of the sample.
+        prompt: the prompt.
+        parts: texts for its placeholders.
+        holds: returns whether a text is a verdict that can be scored.
     """
 
     sample: Sample
-    words: Words
+    prompt: JudgePrompt
     parts: Mapping[str, str]
     holds: Callable[[str], bool]
 
 
 @dataclass
-class Judged:
-    """What came of the questions.
+class JudgeResults:
+    """Results of a round of questions.
 
     Attributes:
         verdicts: texts by sample.
         unjudged: samples without a verdict, each with the reason in one line.
-        cached: how many verdicts were there before.
-        failed: requests that came to nothing, repeated or not.
-        served: the names that the server gave its model.
+        cached: number of verdicts from the store.
+        failed: number of failed requests, repeated or not.
+        served: the server's names of its model.
     """
 
     verdicts: dict[Sample, str] = field(default_factory=dict)
@@ -60,85 +65,85 @@ class Judged:
     served: set[str] = field(default_factory=set)
 
 
-def judged(
-    spec: JudgeSpec, store: Path, questions: Sequence[Question], pause: float = PAUSE
-) -> Judged:
-    """Ask what the store does not know, keep each verdict at once, and return all.
+def collect_verdicts(
+    spec: JudgeSpec, store: Path, questions: Sequence[JudgeQuestion], pause: float = PAUSE
+) -> JudgeResults:
+    """Get the verdicts that the store lacks, store each at once, and return all.
 
     Args:
-        spec: which judge, and how patient to be with it.
-        store: the run store; verdicts are below its folder `judge`.
-        questions: about samples; equal ones are asked once.
+        spec: the judge, with timeout and retries.
+        store: the run store; verdicts are in its folder `judge`.
+        questions: about samples; equal questions are asked once.
         pause: seconds before the first repetition.
 
     Raises:
-        JudgeLost: the server does not answer, or refuses whatever it is asked; verdicts so far are kept.
-        StoreLost: a verdict cannot be kept.
+        JudgeLost: the server does not answer, or refuses every question; verdicts so far are kept.
+        StoreLost: a verdict cannot be stored.
     """
-    asking = _Asking(spec, Verdicts(store / "judge"), pause)
+    judge_round = _JudgeRound(spec, VerdictStore(store / "judge"), pause)
     try:
-        asyncio.run(asking.all(questions))
+        asyncio.run(judge_round.all(questions))
     except BaseExceptionGroup as group:
         problem = _first(group)
-        if not isinstance(problem, Trouble):
+        if not isinstance(problem, RequestError):
             raise problem from None
-        left = len(questions) - len(asking.found.verdicts)
+        open_count = len(questions) - len(judge_round.results.verdicts)
         raise JudgeLost(
-            f"judge {spec.model!r} at {spec.base_url}: {problem}; {left} of {len(questions)} answers are not judged. "
-            "Answers and verdicts are kept, the same command goes on from them"
+            f"judge {spec.model!r} at {spec.base_url}: {problem}; {open_count} of {len(questions)} answers are not "
+            "judged. Answers and verdicts are kept, the same command goes on from them"
         ) from None
-    return asking.found
+    return judge_round.results
 
 
-class _Asking:
+class _JudgeRound:
     """One round of questions."""
 
-    def __init__(self, spec: JudgeSpec, store: Verdicts, pause: float) -> None:
+    def __init__(self, spec: JudgeSpec, store: VerdictStore, pause: float) -> None:
         self._spec, self._store, self._pause = spec, store, pause
         self._turns = asyncio.Semaphore(spec.concurrency)
         self._resume = 0.0
-        self.found = Judged()
+        self.results = JudgeResults()
 
-    async def all(self, questions: Sequence[Question]) -> None:
-        """Settle all questions; the first trouble with the server ends the rest."""
-        waiting: dict[str, tuple[dict[str, Any], list[Question]]] = {}
-        for one in questions:
-            request = request_of(self._spec, one.words.messages(one.parts))
-            key = key_of(request, one.words.name)
-            known = self._store.get(key)
-            if known is not None and one.holds(known.text):
-                self.found.cached += 1
-                self._settle([one], known)
+    async def all(self, questions: Sequence[JudgeQuestion]) -> None:
+        """Get verdicts for all questions; the first failure of the server itself ends the round."""
+        waiting: dict[str, tuple[dict[str, Any], list[JudgeQuestion]]] = {}
+        for question in questions:
+            request = request_of(self._spec, question.prompt.messages(question.parts))
+            key = key_of(request, question.prompt.name)
+            verdict = self._store.get(key)
+            if verdict is not None and question.holds(verdict.text):
+                self.results.cached += 1
+                self._settle([question], verdict)
             else:
-                waiting.setdefault(key, (request, []))[1].append(one)
-        async with Client(self._spec) as client, asyncio.TaskGroup() as group:
+                waiting.setdefault(key, (request, []))[1].append(question)
+        async with JudgeClient(self._spec) as client, asyncio.TaskGroup() as group:
             for key, (request, same) in waiting.items():
-                group.create_task(self._one(client, key, request, same))
+                group.create_task(self._ask_one(client, key, request, same))
 
-    async def _one(
-        self, client: Client, key: str, request: dict[str, Any], same: list[Question]
+    async def _ask_one(
+        self, client: JudgeClient, key: str, request: dict[str, Any], questions: list[JudgeQuestion]
     ) -> None:
         async with self._turns:
             try:
-                reply, tries = await self._verdict(client, request, same[0].holds)
-            except Trouble as trouble:
+                reply, tries = await self._verdict(client, request, questions[0].holds)
+            except RequestError as trouble:
                 if not trouble.single:
                     raise
-                self.found.unjudged |= {one.sample: str(trouble) for one in same}
-                if not self.found.verdicts and len(self.found.unjudged) >= HOPELESS:
+                self.results.unjudged |= {question.sample: str(trouble) for question in questions}
+                if not self.results.verdicts and len(self.results.unjudged) >= HOPELESS:
                     raise
                 return
-        said = Verdict(reply.text, reply.served, tries)
-        verdict = self._store.put(key, request, said, same[0].holds)
-        self._settle(same, verdict)
+        answer = StoredVerdict(reply.text, reply.served, tries)
+        verdict = self._store.put(key, request, answer, questions[0].holds)
+        self._settle(questions, verdict)
 
     async def _verdict(
-        self, client: Client, request: Mapping[str, Any], holds: Callable[[str], bool]
-    ) -> tuple[Reply, int]:
-        """Return a verdict that can be scored, and how often it was asked for.
+        self, client: JudgeClient, request: Mapping[str, Any], holds: Callable[[str], bool]
+    ) -> tuple[JudgeReply, int]:
+        """Return a verdict that can be scored, and the number of requests it took.
 
         Raises:
-            Trouble: the last of them, when patience is at its end or repetition useless.
+            RequestError: the last failure, when retries are used up or useless.
         """
         tries = self._spec.retries + 1
         for number in range(1, tries + 1):
@@ -148,23 +153,23 @@ class _Asking:
                 if holds(reply.text):
                     return reply, number
                 raise _unreadable(reply, number)
-            except Trouble as trouble:
-                self.found.failed += 1
+            except RequestError as trouble:
+                self.results.failed += 1
                 if not trouble.passing or number == tries:
                     raise
                 self._delay(trouble, number)
         raise AssertionError("unreachable: the last try returns or raises")
 
-    def _delay(self, trouble: Trouble, number: int) -> None:
-        """Note when the next request may go out, those of other questions included: they meet the same server.
+    def _delay(self, trouble: RequestError, number: int) -> None:
+        """Set the time of the next request, for all questions: they go to the same server.
 
         Raises:
-            Trouble: the server asks for more patience than a request gets.
+            RequestError: the server asks for a longer wait than `judge.timeout`.
         """
         wait = min(self._pause * 2 ** (number - 1), LONGEST)
         if trouble.wait is not None:
             if trouble.wait > self._spec.timeout:
-                raise Trouble(
+                raise RequestError(
                     f"{trouble}; it asks for {trouble.wait:.0f} s of patience, more than judge.timeout="
                     f"{self._spec.timeout:g}"
                 )
@@ -175,26 +180,27 @@ class _Asking:
 
     async def _calm(self) -> None:
         loop = asyncio.get_running_loop()
-        while (left := self._resume - loop.time()) > 0:
-            await asyncio.sleep(left)
+        while (remaining := self._resume - loop.time()) > 0:
+            await asyncio.sleep(remaining)
 
-    def _settle(self, same: Sequence[Question], verdict: Verdict) -> None:
-        self.found.verdicts |= {one.sample: verdict.text for one in same}
+    def _settle(self, questions: Sequence[JudgeQuestion], verdict: StoredVerdict) -> None:
+        self.results.verdicts |= {question.sample: verdict.text for question in questions}
         if verdict.served is not None:
-            self.found.served.add(verdict.served)
+            self.results.served.add(verdict.served)
 
 
-def _unreadable(reply: Reply, number: int) -> Trouble:
-    why = " (cut at judge.max_tokens)" if reply.ended == "length" else ""
-    said = " ".join(reply.text.split())[:80]
-    return Trouble(
-        f"no score in {number} answers of the judge{why}, the last: {said!r}", single=True
+def _unreadable(reply: JudgeReply, number: int) -> RequestError:
+    cut = " (cut at judge.max_tokens)" if reply.ended == "length" else ""
+    excerpt = " ".join(reply.text.split())[:80]
+    return RequestError(
+        f"no score in {number} answers of the judge{cut}, the last: {excerpt!r}", single=True
     )
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:
-    """Return the first exception of a group that is none itself; a full disk goes before a silent server."""
+    """Return the first exception in nested groups that is not a group, RequestErrors last: a full disk counts first."""
     single = [
-        _first(one) if isinstance(one, BaseExceptionGroup) else one for one in group.exceptions
+        _first(error) if isinstance(error, BaseExceptionGroup) else error
+        for error in group.exceptions
     ]
-    return next((one for one in single if not isinstance(one, Trouble)), single[0])
+    return next((error for error in single if not isinstance(error, RequestError)), single[0])

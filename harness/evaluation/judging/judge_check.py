@@ -1,18 +1,18 @@
-"""What a judged benchmark needs of the command line, told before a model is loaded."""
+"""Check the judge of a judged benchmark before a model is loaded."""
 
 from __future__ import annotations
 
 from espalier.harness.errors import Refused
 from espalier.harness.evaluation.judging.client import read_key
-from espalier.harness.evaluation.judging.judge_prompt import read_words
+from espalier.harness.evaluation.judging.judge_prompt import read_prompt
 from espalier.harness.specs.run_spec import RunSpec
 
 
 def check_judge(spec: RunSpec) -> None:
-    """Refuse a benchmark that a language model scores where none is named; the server is not asked anything yet.
+    """Refuse a judged benchmark without a judge; the server is not contacted yet.
 
     Raises:
-        Refused: there is no judge; other benchmarks can run.
+        Refused: no judge is set; other benchmarks can run.
         UserError: the file of `judge.prompt` or the key cannot be used.
     """
     if "judge" not in spec.benchmark.needs:
@@ -27,4 +27,4 @@ def check_judge(spec: RunSpec) -> None:
         )
     read_key(judge.key_env)
     if judge.prompt is not None:
-        read_words(judge.prompt)
+        read_prompt(judge.prompt)

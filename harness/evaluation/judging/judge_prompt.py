@@ -1,4 +1,4 @@
-"""What a judge is told: a system message and a question with places for the parts of a sample."""
+"""A judge's prompt: a system message and a question with placeholders for parts of a sample."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from espalier.harness.errors import UserError
 from espalier.harness.specs import value_checks as fields
 from espalier.harness.store.files.digests import digest
 
-#: A place for a part of a sample. Braces around anything else, as around JSON, stay as they are.
+#: A placeholder for a part of a sample. Other braces, such as those of JSON, stay.
 _PLACE = re.compile(r"\{(\w+)\}")
 
-#: The part that no question can do without.
+#: The part that every question needs.
 ANSWER = "answer"
 
 
 @dataclass(frozen=True)
-class Words:
-    """The words of a judge's prompt.
+class JudgePrompt:
+    """A judge's prompt.
 
     Attributes:
-        name: what rows call them.
+        name: its name in results.
         user: the question, with `{answer}` and other parts of a sample in braces.
         system: the message before it; None: none.
     """
@@ -37,34 +37,36 @@ class Words:
 
     @property
     def digest(self) -> str:
-        """16 hex digits that change with any letter of the words, and with nothing else."""
+        """16 hex digits that depend on the texts only."""
         return digest([self.system, self.user])[:16]
 
     def messages(self, parts: Mapping[str, str]) -> list[dict[str, str]]:
-        """Return the chat that asks about one sample. Braces in a part are no places."""
-        said = _PLACE.sub(lambda found: parts.get(found[1], found[0]), self.user)
+        """Return the chat about one sample. Braces inside a part are not placeholders."""
+        user = _PLACE.sub(lambda place: parts.get(place[1], place[0]), self.user)
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": said}]
+        return [*system, {"role": "user", "content": user}]
 
 
-def words_of(key: str, table: Mapping[str, Any], name: str | None = None) -> Words:
-    """Return the words that a table `{name, system, user}` holds; `name` is what they are called without one.
+def prompt_of(key: str, table: Mapping[str, Any], name: str | None = None) -> JudgePrompt:
+    """Return the prompt in a table `{name, system, user}`; `name` is the default name.
 
     Raises:
-        UserError: it holds something else, or no place for the answer.
+        UserError: it holds something else, or has no placeholder for the answer.
     """
     fields.only_some(key, table, ("name", "system", "user"))
-    called = fields.text(f"{key}.name", table.get("name", name))
+    prompt_name = fields.text(f"{key}.name", table.get("name", name))
     user = fields.text(f"{key}.user", table.get("user"))
     if ANSWER not in _PLACE.findall(user):
         raise UserError(f"{key}.user has no place for the answer; valid: a text with {{{ANSWER}}}")
     system = fields.optional_text(f"{key}.system", table.get("system"))
-    # A block of YAML ends in a newline that nobody means.
-    return Words(called, user.rstrip("\n"), None if system is None else system.rstrip("\n"))
+    # A block of YAML ends in a newline.
+    return JudgePrompt(
+        prompt_name, user.rstrip("\n"), None if system is None else system.rstrip("\n")
+    )
 
 
-def read_words(path: Path) -> Words:
-    """Return the words of the file that `judge.prompt` names; without a name of their own they have the file's.
+def read_prompt(path: Path) -> JudgePrompt:
+    """Return the prompt in the file that `judge.prompt` names; its default name is that of the file.
 
     Raises:
         UserError: the file cannot be read, or holds something else.
@@ -79,4 +81,4 @@ def read_words(path: Path) -> Words:
         ) from error
     if not isinstance(table, Mapping):
         raise UserError(f"{key} must be a YAML table with user and, if wanted, system and name")
-    return words_of(key, {str(name): value for name, value in table.items()}, path.stem)
+    return prompt_of(key, {str(name): value for name, value in table.items()}, path.stem)

@@ -1,7 +1,7 @@
-"""Every verdict that was ever given: `<store>/judge/<2 digits>/<key>.json`, whole or not there, the first one counts.
+"""Stored verdicts: `<store>/judge/<2 digits>/<key>.json`, written atomically; the first verdict of a key counts.
 
-The key is a hash of what was asked and of which model with which settings, not of where it runs: a run that died, or
-another process, asks nothing twice.
+The key is a hash of the question, the model and its settings, not of the server's address: a resumed run, or another
+process, does not repeat a question.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from espalier.harness.store import WITHOUT_LOCKS
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.digests import digest
 
-#: Raised when the meaning of the key changes.
+#: Increased when the meaning of the key changes.
 VERSION = 1
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a judge said.
+class StoredVerdict:
+    """A judge's verdict.
 
     Attributes:
-        text: its words.
-        served: the model as the server named it; None: it did not.
-        tries: how often it was asked.
+        text: the judge's text.
+        served: the server's name of the model; None: not given.
+        tries: number of requests.
     """
 
     text: str
@@ -40,22 +40,22 @@ class Verdict:
 
 
 def key_of(request: Mapping[str, Any], prompt: str) -> str:
-    """Return the key of a verdict: of the whole request, model and settings included, and of the prompt's name."""
+    """Return the key of a verdict: a hash of the request, with model and settings, and of the prompt's name."""
     return digest({"version": VERSION, "prompt": prompt, "request": request})
 
 
 @dataclass(frozen=True)
-class Verdicts:
-    """All verdicts of one store, shared by whoever uses it at the same time."""
+class VerdictStore:
+    """The verdicts of one store, which several processes may use at once."""
 
     root: Path
 
-    def get(self, key: str) -> Verdict | None:
-        """Return a verdict, None if there is none; a damaged one is named and does not count."""
+    def get(self, key: str) -> StoredVerdict | None:
+        """Return a verdict; None if there is none or it is damaged, which is reported."""
         path = self._path(key)
         try:
             entry = json.loads(path.read_bytes())
-            verdict = Verdict(**entry["verdict"])
+            verdict = StoredVerdict(**entry["verdict"])
             if entry["key"] != key or not isinstance(verdict.text, str):
                 raise ValueError("of another question")
         except FileNotFoundError:
@@ -69,12 +69,12 @@ class Verdicts:
         self,
         key: str,
         request: Mapping[str, Any],
-        verdict: Verdict,
+        verdict: StoredVerdict,
         holds: Callable[[str], bool] = bool,
-    ) -> Verdict:
-        """Keep a verdict and return the one that counts: another process may have been first.
+    ) -> StoredVerdict:
+        """Store a verdict and return the one that counts: another process may have been first.
 
-        `holds` says whether what is there can be scored; if not, the new one takes its place.
+        `holds` returns whether a stored verdict can be scored; if not, the new one replaces it.
 
         Raises:
             StoreLost: the disk is full or cannot be written.
@@ -82,10 +82,10 @@ class Verdicts:
         Cost: two flushes.
         """
         path = self._path(key)
-        with self._held(path.parent):
-            known = self.get(key)
-            if known is not None and holds(known.text):
-                return known
+        with self._locked(path.parent):
+            stored = self.get(key)
+            if stored is not None and holds(stored.text):
+                return stored
             entry = {"key": key, "verdict": asdict(verdict), "request": dict(request)}
             durable.replace(path, json.dumps(entry, indent=1).encode())
         return verdict
@@ -94,8 +94,8 @@ class Verdicts:
         return self.root / key[:2] / f"{key}.json"
 
     @contextmanager
-    def _held(self, folder: Path) -> Iterator[None]:
-        """Keep other processes from writing a verdict; where the file system has no locks, the last one stays."""
+    def _locked(self, folder: Path) -> Iterator[None]:
+        """Lock verdicts for writing; on a file system without locks the last write wins."""
         lock = FileLock(self.root / "lock")
         try:
             folder.mkdir(parents=True, exist_ok=True)

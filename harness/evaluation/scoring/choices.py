@@ -1,6 +1,6 @@
-"""Strict readers of short answers: which option an answer states, and whether it states yes or no.
+"""Strict readers of short answers: the option that an answer states, or yes or no.
 
-An answer that states nothing clearly gives "": a hedge, two options, a letter inside a word.
+An answer that states nothing clearly gives "", such as a hedge, two options, or a letter inside a word.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-#: What a table has in the column of an option that a question lacks, beside NaN.
+#: Values of a missing option in a table, besides NaN.
 ABSENT = (None, "", "nan")
 
 #: Brackets as round ones, quotation marks as plain ones.
 PLAIN = str.maketrans("{}[]<>【】「」『』\u2018\u2019\u201c\u201d", "()()()()()()''\"\"")
-#: Marks of Markdown and LaTeX that say nothing, and the tags of an answer.
+#: Marks of Markdown and LaTeX without meaning here, and the tags of an answer.
 MARKUP = re.compile(r"</?answer>|\\(?:boxed|text(?:bf|it)?|math(?:rm|bf|it)?)\b|[*_`$\"«»#]")
 QUOTES = re.compile(r"(?<![A-Za-z])'|'(?![A-Za-z])")
 ENDS = string.punctuation + string.whitespace + "。、·"
 
-#: What no letter of an option touches: letters of words, digits.
+#: Characters that may not be next to an option's letter: letters of words, digits.
 WORD = "A-Za-z0-9À-ɏ"
 BEFORE, AFTER = rf"(?<![{WORD}'])", rf"(?!-?[{WORD}'])"
-#: "A stem is drawn" begins with an article, "A is right" with an option.
+#: "A stem is drawn" starts with an article, "A is right" with an option.
 NOUN = (
     r"(?!\s+(?!(?:is|it|was|because|since|as|and|or|but|would|seems|appears|matches|which|with|for)\b)"
     rf"[{WORD}])"
@@ -49,7 +49,7 @@ HEDGED = re.compile(
     re.I,
 )
 
-#: What says of an answer that it knows of none.
+#: Phrases of an answer that knows no option.
 IGNORANT = re.compile(
     r"\b(?:can ?not|can't|unable to|(?:not |im)possible to|(?:hard|difficult) to)\s+(?:be\s+)?(?:\w+ly\s+)?"
     r"(?:tell|told|say|said|answer|determine|know|judge|decide|confirm|verify|assess)"
@@ -65,8 +65,8 @@ LEAD = re.compile(
 )
 
 
-class Forms(NamedTuple):
-    """The patterns of some letters."""
+class LetterPatterns(NamedTuple):
+    """The patterns for a set of letters."""
 
     stated: re.Pattern[str]
     first: re.Pattern[str]
@@ -77,28 +77,32 @@ class Forms(NamedTuple):
 
 
 def lettered(texts: Iterable[Any]) -> dict[str, str]:
-    """Return options by their letters, from A on; None, NaN, "" and "nan" stand for an option that is not there."""
+    """Return options by letter, from A on; None, NaN, "" and "nan" are missing options."""
     pairs = zip(string.ascii_uppercase, texts, strict=False)
-    # NaN is unlike itself.
-    return {one: str(text) for one, text in pairs if text not in ABSENT and text == text}
+    # NaN is unequal to itself.
+    return {name: str(text) for name, text in pairs if text not in ABSENT and text == text}
 
 
 def letter(answer: str, options: Mapping[str, str] | Sequence[str]) -> str:
-    """Return the letter of the one option that an answer states, "" if it states none or several.
+    """Return the letter of the single option that an answer states, "" if it states none or several.
 
     Args:
-        answer: what was said.
-        options: the letters, capital ones, with the options' texts where these are known.
+        answer: the answer.
+        options: capital letters, with the options' texts if they are known.
     """
     texts = options if isinstance(options, Mapping) else dict.fromkeys(options, "")
     text = _plain(answer)
     core = text.strip(ENDS)
     if len(core) == 1 and core.upper() in texts:
         return core.upper()
-    alike = [one for one, said in texts.items() if said and _core(said) == core.casefold()]
-    if alike or not core:
-        return alike[0] if len(alike) == 1 else ""
-    forms = _forms("".join(texts))
+    same_text = [
+        name
+        for name, option_text in texts.items()
+        if option_text and _core(option_text) == core.casefold()
+    ]
+    if same_text or not core:
+        return same_text[0] if len(same_text) == 1 else ""
+    forms = _letter_patterns("".join(texts))
     stated = _stated(forms.stated, text, forms.another)
     if stated is not None:
         return stated
@@ -108,9 +112,9 @@ def letter(answer: str, options: Mapping[str, str] | Sequence[str]) -> str:
         denied = first["marked"] is None and DENIED.match(text, first.end())
         several = listed == "" or _several(first, text, forms.another)
         return "" if denied or several else _of(first)
-    end = text.rstrip().rpartition("\n")[2].strip(ENDS)
-    if len(end) == 1 and end.upper() in texts:
-        return end.upper()
+    last_word = text.rstrip().rpartition("\n")[2].strip(ENDS)
+    if len(last_word) == 1 and last_word.upper() in texts:
+        return last_word.upper()
     for pattern in (forms.bracketed, forms.last):
         stated = _stated(pattern, text, forms.another)
         if stated is not None:
@@ -119,21 +123,21 @@ def letter(answer: str, options: Mapping[str, str] | Sequence[str]) -> str:
 
 
 def yes_or_no(answer: str) -> str:
-    """Return "yes" or "no" where an answer states the one and not the other, else ""."""
+    """Return "yes" or "no" if an answer states exactly one of them, else ""."""
     text = " ".join(_plain(answer).replace("(", " ").replace(")", " ").lower().split())
     if IGNORANT.search(text):
         return ""
-    rest = text[LEAD.match(text).end() :].lstrip(ENDS)  # type: ignore[union-attr]  # it matches nothing too
-    first = re.match(r"(?:(yes|yeah|yep|no|nope)\b|([yn])[.!]?$)", rest)
+    opening = text[LEAD.match(text).end() :].lstrip(ENDS)  # type: ignore[union-attr]  # it matches the empty text as well
+    first = re.match(r"(?:(yes|yeah|yep|no|nope)\b|([yn])[.!]?$)", opening)
     if first:
-        said = "yes" if first[0].startswith("y") else "no"
+        stated = "yes" if first[0].startswith("y") else "no"
         return (
             ""
-            if re.match(r"[\s,.;:!?|/&-]*(?:(?:and|or)\b|yes\b|no\b)", rest[first.end() :])
-            else said
+            if re.match(r"[\s,.;:!?|/&-]*(?:(?:and|or)\b|yes\b|no\b)", opening[first.end() :])
+            else stated
         )
     clear = set(re.findall(r"\b(?:yes|no)\b(?=\s*(?:$|[.,;!]))", text))
-    if re.match(r"there(?:\s+(?:is|are)\s+(?:no|not)\b|\s+(?:isn't|aren't)\b)", rest):
+    if re.match(r"there(?:\s+(?:is|are)\s+(?:no|not)\b|\s+(?:isn't|aren't)\b)", opening):
         clear.add("no")
     either = clear | set(re.findall(r"\b(?:yes|no)\b", text))
     return clear.pop() if clear and len(either) == 1 else ""
@@ -149,27 +153,29 @@ def _core(text: str) -> str:
 
 
 @cache
-def _forms(letters: str) -> Forms:
+def _letter_patterns(letters: str) -> LetterPatterns:
     capital, small = f"[{letters}]", f"[{letters.lower()}]"
-    noun = "".join(rf"(?!{one}{NOUN.replace('(?!', '(?=', 1)})" for one in "AI" if one in letters)
-    whole = rf"{BEFORE}{noun}(?P<capital>{capital}){AFTER}"
+    noun = "".join(
+        rf"(?!{article}{NOUN.replace('(?!', '(?=', 1)})" for article in "AI" if article in letters
+    )
+    letter_alone = rf"{BEFORE}{noun}(?P<capital>{capital}){AFTER}"
     end = r"(?=\s*\)?\s*(?:$|[.,;:!?\n]))"
     ended = rf"{BEFORE}(?P<small>{small}){AFTER}{end}"
-    either = rf"\(?\s*(?:{whole}|{ended})"
+    either = rf"\(?\s*(?:{letter_alone}|{ended})"
     linked = rf"[\s:=→>-]*(?:(?i:{LINK})[\s:=,]*)*"
     must = rf"\s*(?:(?i:is|are|be)\b|[:=是为は은])[\s:=]*(?:(?i:{LINK})[\s:=,]*)*"
     capitals = rf"\(?{capital}{AFTER}"
-    return Forms(
+    return LetterPatterns(
         stated=re.compile(
             rf"(?:(?i:{ANSWER}){linked}|(?i:{OPTION}){must}|(?:{CHOOSE})[\s:]*){either}"
         ),
         first=re.compile(
             rf"\(?\s*(?:(?i:option|choice|letter)\s+)?\(?(?:(?P<marked>{capital}|{small})\s*[).:;、](?=\W|[^\W\d_]{{2}}|$)"
-            rf"|(?P<alone>{capital})\s*\n|{whole})|(?i:option|choice|letter)\s+\(?{ended}"
+            rf"|(?P<alone>{capital})\s*\n|{letter_alone})|(?i:option|choice|letter)\s+\(?{ended}"
         ),
         bracketed=re.compile(rf"\(\s*(?P<capital>{capital})\s*\)"),
         last=re.compile(
-            rf"(?:\b(?i:{VERB})\b|[:=→是项])[\s,:]*(?:(?i:option|choice|letter|answer)\s+)?{whole}"
+            rf"(?:\b(?i:{VERB})\b|[:=→是项])[\s,:]*(?:(?i:option|choice|letter|answer)\s+)?{letter_alone}"
             r"(?=\s*(?:$|[.,;!?\n]|because\b|since\b|as\b|is\s+(?:the\s+)?(?:correct|right|best|true)\b))"
         ),
         another=re.compile(
@@ -178,41 +184,41 @@ def _forms(letters: str) -> Forms:
             rf"|,\s*{capitals}\)?\s*(?:,|\band\b|\bor\b|$|\.))"
         ),
         listed=re.compile(
-            rf"(?:^|\s)(?:(?i:option|choice)\s+\(?{whole}|\(?(?P<marked>{capital})[).:]\s)"
+            rf"(?:^|\s)(?:(?i:option|choice)\s+\(?{letter_alone}|\(?(?P<marked>{capital})[).:]\s)"
         ),
     )
 
 
-def _of(found: re.Match[str]) -> str:
-    return next(value for value in found.groupdict().values() if value).upper()
+def _of(match: re.Match[str]) -> str:
+    return next(value for value in match.groupdict().values() if value).upper()
 
 
-def _several(found: re.Match[str], text: str, another: re.Pattern[str]) -> bool:
-    return another.match(text, found.end()) is not None
+def _several(match: re.Match[str], text: str, another: re.Pattern[str]) -> bool:
+    return another.match(text, match.end()) is not None
 
 
 def _stated(pattern: re.Pattern[str], text: str, another: re.Pattern[str]) -> str | None:
-    """Return the letter that all matches agree on, "" where they do not; None where nothing matches."""
+    """Return the letter of all matches, "" if they disagree; None without a match."""
     stated = set()
-    for found in pattern.finditer(text):
-        clause = re.split(r"[.!?;,\n。，]", text[: found.end()])[-1]
-        if NEGATED.search(clause) or DENIED.match(text, found.end()):
+    for match in pattern.finditer(text):
+        clause = re.split(r"[.!?;,\n。，]", text[: match.end()])[-1]
+        if NEGATED.search(clause) or DENIED.match(text, match.end()):
             continue
-        stated.add("" if _several(found, text, another) else _of(found))
+        stated.add("" if _several(match, text, another) else _of(match))
     return None if not stated else stated.pop() if len(stated) == 1 else ""
 
 
 def _named(text: str, texts: Mapping[str, str]) -> str:
-    """Return the letter of the one option whose text an answer holds, where nothing in it denies or doubts."""
+    """Return the letter of the only option with its text in an answer, if the answer has no negation or doubt."""
     if HEDGED.search(text) or IGNORANT.search(text):
         return ""
-    cores = {one: _core(said) for one, said in texts.items() if said}
-    said = text.casefold()
-    held = {one: core for one, core in cores.items() if _holds(said, core)}
+    cores = {name: _core(option_text) for name, option_text in texts.items() if option_text}
+    option_text = text.casefold()
+    contained = {name: core for name, core in cores.items() if _holds(option_text, core)}
     longest = [
-        one
-        for one, core in held.items()
-        if not any(core != other and core in other for other in held.values())
+        name
+        for name, core in contained.items()
+        if not any(core != longer and core in longer for longer in contained.values())
     ]
     return longest[0] if len(longest) == 1 else ""
 

@@ -1,4 +1,4 @@
-"""Distances between texts, and near matches of a text in a longer one."""
+"""Edit distances of texts, and near matches of a text in a longer one."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from dataclasses import dataclass
 from rapidfuzz.distance import Levenshtein
 
 
-def normalised_distance(one: str, other: str) -> float:
-    """Return the edit distance as a share of the longer text: 0 for equal texts, 1 where nothing fits.
+def normalised_distance(first: str, second: str) -> float:
+    """Return the edit distance divided by the longer length: 0 for equal texts, 1 if nothing matches.
 
     Two empty texts are equal. Cost: O(m n / 64).
     """
-    return float(Levenshtein.normalized_distance(one, other))
+    return float(Levenshtein.normalized_distance(first, second))
 
 
-def window_distance(part: str, whole: str, below: float) -> float:
-    """Return the least edit distance of `part` to a window of its length in `whole`, as a share of that length.
+def window_distance(part: str, text: str, below: float) -> float:
+    """Return the smallest edit distance of `part` to a window of its length in `text`, divided by that length.
 
-    A value of at least `below` is given as 1. Cost: O(len(whole) len(part)^2 / 64).
+    A value of at least `below` becomes 1. Cost: O(len(text) len(part)^2 / 64).
     """
     length, limit = len(part), below * len(part)
-    if not length or length > len(whole):
+    if not length or length > len(text):
         return 1.0
     best = length
-    for start in range(len(whole) - length + 1):
-        found = Levenshtein.distance(part, whole[start : start + length], score_cutoff=best)
-        if found < best:
-            best = found
+    for start in range(len(text) - length + 1):
+        distance = Levenshtein.distance(part, text[start : start + length], score_cutoff=best)
+        if distance < best:
+            best = distance
             if not best:
                 break
     return best / length if best < limit else 1.0
 
 
 @dataclass(frozen=True)
-class Near:
-    """A place in a text that is a few edits from what was looked for."""
+class NearMatch:
+    """A near match: its start in the text, and its number of edits."""
 
     start: int
     edits: int
 
 
-def near_matches(pattern: str, text: str, edits: int) -> list[Near]:
-    """Return where `pattern` stands in `text` with at most `edits` insertions, deletions and substitutions.
+def near_matches(pattern: str, text: str, edits: int) -> list[NearMatch]:
+    """Return the matches of `pattern` in `text` with at most `edits` insertions, deletions and substitutions.
 
-    Of places that overlap, the best counts; of equally good ones the first. Cost: O(n) steps on integers of m bits.
+    Of overlapping matches the best counts; of equally good ones the first. Cost: O(n) steps on integers of m bits.
     """
     if not pattern:
         return []
@@ -53,15 +53,17 @@ def near_matches(pattern: str, text: str, edits: int) -> list[Near]:
         places = []
         at = text.find(pattern)
         while at >= 0:
-            places.append(Near(at, 0))
+            places.append(NearMatch(at, 0))
             at = text.find(pattern, at + 1)
         return places
     # Read backwards, the end of a match is its start.
     backwards = _ends(pattern[::-1], text[::-1])
     starts = [
-        Near(len(text) - end, cost) for end, cost in enumerate(backwards) if end and cost <= edits
+        NearMatch(len(text) - end, cost)
+        for end, cost in enumerate(backwards)
+        if end and cost <= edits
     ]
-    best: list[Near] = []
+    best: list[NearMatch] = []
     last = -len(pattern)
     for place in reversed(starts):
         if place.start - last >= len(pattern) - edits:
@@ -73,10 +75,10 @@ def near_matches(pattern: str, text: str, edits: int) -> list[Near]:
 
 
 def _ends(pattern: str, text: str) -> Sequence[int]:
-    """Return for each length of prefix of `text` the least distance of `pattern` to a text that ends there.
+    """Return for each prefix of `text` the smallest distance of `pattern` to a substring that ends there.
 
-    The bits of two integers are the steps of one column of the usual table (G. Myers, A fast bit-vector algorithm for
-    approximate string matching, 1999).
+    The bits of two integers hold the differences within one column of the dynamic-programming table (G. Myers, A fast
+    bit-vector algorithm for approximate string matching, 1999).
     """
     every = (1 << len(pattern)) - 1
     top = 1 << (len(pattern) - 1)

@@ -1,4 +1,4 @@
-"""What an answer of DeepSeek-OCR has beside the text of its page."""
+"""Remove grounding marks from answers of DeepSeek-OCR."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
 def plain_markdown(answer: str) -> str:
     r"""Return an answer without the boxes that the model writes before each block.
 
-    A picture becomes a markdown picture on a line of its own; other marks go, with the line that they stand on.
-    `\coloneqq` and `\eqqcolon`, which few renderers know, become what they stand for. Other answers stay as they are.
+    A picture becomes a markdown picture on its own line; other marks are removed with their line. `\coloneqq` and
+    `\eqqcolon`, which few renderers know, are replaced by `:=` and `=:`. Other answers are unchanged.
     """
     answer = MARK.sub(_picture, answer.replace(END, ""))
     return answer.replace("\\coloneqq", ":=").replace("\\eqqcolon", "=:").strip()

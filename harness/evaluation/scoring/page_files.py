@@ -1,4 +1,4 @@
-"""The files of benchmarks of reading, listed as samples: the picture of a page, and what an answer is scored by."""
+"""Read the files of OCR benchmarks as samples: the picture of a page, and the data that score an answer."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ UNIT_TESTS = (
     "long_tiny_text",
 )
 BASELINE = "baseline"
-#: The base set of 1,355 pages, in releases that have others beside it.
+#: The base set of 1,355 pages, in releases with further sets.
 SUBSET = "v1.5"
 
 
 def annotated_pages(folder: Path, part: str) -> list[Row]:
-    """Return the pages of OmniDocBench v1.5; `annotation` has everything that is known of one, as JSON.
+    """Return the pages of OmniDocBench v1.5; `annotation` has the page's annotation as JSON.
 
     Raises:
-        UserError: a file is missing or is not what it should be.
+        UserError: a file is missing or has another form.
     """
     file = folder / "OmniDocBench.json"
     rows = []
@@ -49,32 +49,39 @@ def annotated_pages(folder: Path, part: str) -> list[Row]:
                 "annotation": json.dumps(page, ensure_ascii=False),
             }
         )
-    return _some(file, rows)
+    return _nonempty(file, rows)
 
 
 def tested_pages(folder: Path, part: str) -> list[Row]:
-    """Return the pages of olmOCR-Bench that have unit tests; `tests` has them as JSON, each with its `category`.
+    """Return the pages of olmOCR-Bench with unit tests; `tests` has them as JSON, each with its `category`.
 
-    A PDF file without a test of its first page as a whole gets one, as in the released evaluation. A page is drawn from
-    its PDF file; where there is `bench_data/images/<file>_pg<page>.png` that picture is taken.
+    A PDF file without a baseline test of its first page gets one, as in the released evaluation. A page is rendered
+    from its PDF file, unless the picture `bench_data/images/<file>_pg<page>.png` exists.
 
     Raises:
-        UserError: a file is missing or is not what it should be, or nothing here can render a PDF file.
+        UserError: a file is missing or has another form, or this machine cannot render a PDF file.
     """
     data = folder / "bench_data"
-    found: dict[tuple[str, int], list[Row]] = {}
+    tests_of: dict[tuple[str, int], list[Row]] = {}
     for category in UNIT_TESTS:
         file = data / f"{category}.jsonl"
         for number, test in enumerate(_json_lines(file)):
             _need(file, number, test, ("pdf", "page", "id", "type"))
-            found.setdefault((test["pdf"], test["page"]), []).append(test | {"category": category})
-    for name in dict.fromkeys(name for name, _ in found):
-        tests = [test for (other, _), ones in found.items() if other == name for test in ones]
+            tests_of.setdefault((test["pdf"], test["page"]), []).append(
+                test | {"category": category}
+            )
+    for name in dict.fromkeys(name for name, _ in tests_of):
+        tests = [
+            test
+            for (file_name, _), page_tests in tests_of.items()
+            if file_name == name
+            for test in page_tests
+        ]
         if not any(test["type"] == BASELINE for test in tests):
-            whole = {"id": f"{name}_{BASELINE}", "type": BASELINE, "pdf": name, "page": 1}
-            found.setdefault((name, 1), []).append(whole | {"category": BASELINE})
+            baseline = {"id": f"{name}_{BASELINE}", "type": BASELINE, "pdf": name, "page": 1}
+            tests_of.setdefault((name, 1), []).append(baseline | {"category": BASELINE})
     rows = []
-    for (name, page), tests in found.items():
+    for (name, page), tests in tests_of.items():
         image = data / "images" / f"{name.removesuffix('.pdf')}_pg{page}.png"
         source = image if image.is_file() else data / "pdfs" / name
         if not source.is_file():
@@ -91,14 +98,14 @@ def tested_pages(folder: Path, part: str) -> list[Row]:
                 "tests": json.dumps(tests, ensure_ascii=False),
             }
         )
-    return _some(data, rows)
+    return _nonempty(data, rows)
 
 
 def labelled_pictures(folder: Path, part: str) -> list[Row]:
-    """Return the pictures of one part of Ocean-OCR's benchmark; `label` is the text on it.
+    """Return the pictures of one part of Ocean-OCR's benchmark; `label` is the text in a picture.
 
     Raises:
-        UserError: a file is missing or is not what it should be.
+        UserError: a file is missing or has another form.
     """
     data = folder / "OCR_eval_data"
     file = data / f"{part}.json"
@@ -108,13 +115,13 @@ def labelled_pictures(folder: Path, part: str) -> list[Row]:
         try:
             label = entry["conversations"][1]["value"]
         except (IndexError, KeyError, TypeError) as error:
-            raise UserError(f"{str(file)!r}, row {number}: no text beside the question") from error
+            raise UserError(f"{str(file)!r}, row {number}: no text after the question") from error
         image = _existing(file, number, data / part / entry["image"])
         rows.append({"image": str(image), "label": label})
-    return _some(file, rows)
+    return _nonempty(file, rows)
 
 
-#: How a data set's files are laid out.
+#: Readers of data sets by the layout of their files.
 LAYOUTS: dict[str, Callable[[Path, str], list[Row]]] = {
     "annotated_pages": annotated_pages,
     "tested_pages": tested_pages,
@@ -124,14 +131,14 @@ LAYOUTS: dict[str, Callable[[Path, str], list[Row]]] = {
 
 def _json(file: Path) -> Iterable[Any]:
     try:
-        found = json.loads(_text(file))
+        pages = json.loads(_text(file))
     except ValueError as error:
         raise UserError(
             f"{str(file)!r} is damaged: {error}; valid: the file as released"
         ) from error
-    if not isinstance(found, list):
-        raise UserError(f"{str(file)!r} holds no list of pages; valid: the file as released")
-    return found
+    if not isinstance(pages, list):
+        raise UserError(f"{str(file)!r} does not hold a list of pages; valid: the file as released")
+    return pages
 
 
 def _json_lines(file: Path) -> Iterable[Any]:
@@ -167,7 +174,7 @@ def _existing(file: Path, number: int, image: Path) -> Path:
     return image
 
 
-def _some(file: Path, rows: list[Row]) -> list[Row]:
+def _nonempty(file: Path, rows: list[Row]) -> list[Row]:
     if not rows:
         raise UserError(f"{str(file)!r} has no page of the benchmark; valid: the file as released")
     return rows

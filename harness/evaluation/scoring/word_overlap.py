@@ -1,4 +1,4 @@
-"""Texts compared as words: shares of words, BLEU, and METEOR without synonyms."""
+"""Word overlap of texts: precision, recall, BLEU, and METEOR without synonyms."""
 
 from __future__ import annotations
 
@@ -18,73 +18,77 @@ from espalier.harness.evaluation.scoring.edit_distance import normalised_distanc
 if TYPE_CHECKING:
     from jieba import Tokenizer
 
-#: One character of it makes a text Chinese.
+#: Chinese characters: a text with one of them is Chinese.
 CHINESE = re.compile("[\u4e00-\u9fa5]")
-#: Blanks, brackets and commas, Chinese ones too.
+#: Blanks, brackets and commas, including Chinese ones.
 SCENE_GAPS = re.compile(r"[\uff08\uff09()\uff0c,\s]+")
 
 
-def words(said: str, right: str) -> tuple[list[str], list[str]]:
-    """Return the words of two texts: what stands between blanks, or as jieba cuts both where either is Chinese.
+def words(answer: str, reference: str) -> tuple[list[str], list[str]]:
+    """Return the words of two texts, split at blanks, or by jieba if either text is Chinese.
 
-    jieba's blanks and marks are words, too. Cost: O(n), but O(n^2) in a run of characters that are in no word it knows.
+    jieba returns blanks and punctuation as words. Cost: O(n), but O(n^2) in a run of characters outside its dictionary.
     """
-    if CHINESE.search(said) or CHINESE.search(right):
+    if CHINESE.search(answer) or CHINESE.search(reference):
         cut = _jieba().lcut
-        return cut(said), cut(right)
-    return said.split(), right.split()
+        return cut(answer), cut(reference)
+    return answer.split(), reference.split()
 
 
-def shares(said: Sequence[str], right: Sequence[str]) -> tuple[float, float, float]:
+def shares(answer: Sequence[str], reference: Sequence[str]) -> tuple[float, float, float]:
     """Return precision, recall and F1 of the sets of words."""
-    one, other = set(said), set(right)
-    common = len(one & other)
-    precision = common / len(one) if one else 0.0
-    recall = common / len(other) if other else 0.0
-    both = precision + recall
-    return precision, recall, 2 * precision * recall / both if both else 0.0
+    answer_words, reference_words = set(answer), set(reference)
+    common = len(answer_words & reference_words)
+    precision = common / len(answer_words) if answer_words else 0.0
+    recall = common / len(reference_words) if reference_words else 0.0
+    total = precision + recall
+    return precision, recall, 2 * precision * recall / total if total else 0.0
 
 
-def bleu(said: Sequence[str], right: Sequence[str]) -> float:
-    """Return BLEU of one answer, up to four words, not smoothed: next to nothing where no four words agree."""
-    if not said:
+def bleu(answer: Sequence[str], reference: Sequence[str]) -> float:
+    """Return BLEU-4 of one answer, not smoothed: almost zero without a common 4-gram."""
+    if not answer:
         return 0.0
     with warnings.catch_warnings():
-        # It says so each time no four words agree.
+        # nltk warns each time there is no common 4-gram.
         warnings.simplefilter("ignore")
-        return float(sentence_bleu([list(right)], list(said)))
+        return float(sentence_bleu([list(reference)], list(answer)))
 
 
-def meteor(said: Sequence[str], right: Sequence[str]) -> float:
-    """Return METEOR of words that agree, or whose stems do; synonyms would need WordNet's data.
+def meteor(answer: Sequence[str], reference: Sequence[str]) -> float:
+    """Return METEOR with matches of words and stems; synonyms would need WordNet's data.
 
-    Agrees with nltk's where WordNet knows no synonym. Cost: O(n log n).
+    It equals nltk's METEOR if WordNet knows no synonym. Cost: O(n log n).
     """
-    matches, left = _matched([word.lower() for word in said], [word.lower() for word in right])
+    matches, unmatched = _matched(
+        [word.lower() for word in answer], [word.lower() for word in reference]
+    )
     stem = PorterStemmer().stem
-    rest, other = ({place: stem(word) for place, word in part.items()} for part in left)
-    matches |= _paired(rest, other)[0]
+    answer_stems, reference_stems = (
+        {place: stem(word) for place, word in part.items()} for part in unmatched
+    )
+    matches |= _paired(answer_stems, reference_stems)[0]
     count = len(matches)
     if not count:
         return 0.0
-    precision, recall = count / len(said), count / len(right)
+    precision, recall = count / len(answer), count / len(reference)
     mean = precision * recall / (0.9 * precision + 0.1 * recall)
     order = sorted(matches.items())
     breaks = sum(later != (earlier[0] + 1, earlier[1] + 1) for earlier, later in pairwise(order))
     return float(mean * (1 - 0.5 * ((breaks + 1) / count) ** 3.0))
 
 
-def read_scores(said: str, right: str) -> dict[str, float]:
-    """Return all scores of a text that was read, as Ocean-OCR defines them. Edit distance: 0 is equal."""
-    one, other = words(said, right)
-    precision, recall, f1 = shares(one, other)
+def read_scores(answer: str, reference: str) -> dict[str, float]:
+    """Return all scores of a read text, as Ocean-OCR defines them. Edit distance: 0 is equal."""
+    answer_words, reference_words = words(answer, reference)
+    precision, recall, f1 = shares(answer_words, reference_words)
     return {
-        "edit_distance": normalised_distance(said, right),
+        "edit_distance": normalised_distance(answer, reference),
         "f1": f1,
         "precision": precision,
         "recall": recall,
-        "bleu": bleu(one, other),
-        "meteor": meteor(one, other),
+        "bleu": bleu(answer_words, reference_words),
+        "meteor": meteor(answer_words, reference_words),
     }
 
 
@@ -92,8 +96,8 @@ def read_scores(said: str, right: str) -> dict[str, float]:
 def _jieba() -> Tokenizer:
     """Return jieba with its own dictionary. Cost: a second, once in a process.
 
-    By itself it would keep a copy among the temporary files, where whoever uses this machine may have put another one,
-    and print that it does so.
+    By default jieba caches its dictionary among the temporary files, where another user may have put a different one,
+    and prints that it does so.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes in its patterns, and of how it finds its files
@@ -107,34 +111,34 @@ def _jieba() -> Tokenizer:
 
 
 def _matched(
-    said: Sequence[str], right: Sequence[str]
+    answer: Sequence[str], reference: Sequence[str]
 ) -> tuple[dict[int, int], tuple[dict[int, str], dict[int, str]]]:
-    return _paired(dict(enumerate(said)), dict(enumerate(right)))
+    return _paired(dict(enumerate(answer)), dict(enumerate(reference)))
 
 
 def _paired(
-    said: dict[int, str], right: dict[int, str]
+    answer: dict[int, str], reference: dict[int, str]
 ) -> tuple[dict[int, int], tuple[dict[int, str], dict[int, str]]]:
-    """Pair equal words from the end on, each with the last that is free; return the pairs and what is left."""
+    """Pair equal words from the end, each with the last free one; return the pairs and the unpaired words."""
     free: defaultdict[Hashable, list[int]] = defaultdict(list)
-    for place in sorted(right):
-        free[right[place]].append(place)
+    for place in sorted(reference):
+        free[reference[place]].append(place)
     pairs = {
-        place: free[said[place]].pop()
-        for place in sorted(said, reverse=True)
-        if free.get(said[place])
+        place: free[answer[place]].pop()
+        for place in sorted(answer, reverse=True)
+        if free.get(answer[place])
     }
     taken = set(pairs.values())
     return pairs, (
-        {place: word for place, word in said.items() if place not in pairs},
-        {place: word for place, word in right.items() if place not in taken},
+        {place: word for place, word in answer.items() if place not in pairs},
+        {place: word for place, word in reference.items() if place not in taken},
     )
 
 
 def read_label(text: str, scene: bool, one_line: bool) -> str:
     """Return a text as Ocean-OCR compares it.
 
-    Of `scene` texts, which have no order, the words are sorted; of handwriting (`one_line`) line ends are blanks.
+    The words of `scene` texts, which have no order, are sorted; in handwriting (`one_line`) line ends become blanks.
     """
     if scene:
         for mark, instead in (("\\text{", ""), ("}", ""), ("\n", " "), ("-", " "), ("*", " ")):

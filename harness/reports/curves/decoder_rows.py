@@ -10,7 +10,7 @@ from typing import Any
 
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.decoding.speculative.speculative_summary import steady_rounds
-from espalier.harness.evaluation.samples import finished
+from espalier.harness.evaluation.samples import finished_samples
 from espalier.harness.reports.curves.stored_rows import (
     StoredResult,
     filter_results,
@@ -176,7 +176,7 @@ def acceptance(cell: DecoderResult) -> Interval | None:
     value = cell.block.get("acceptance")
     if value is None:
         return None
-    samples = finished(RunDir(cell.path).journal.entries()).values()
+    samples = finished_samples(RunDir(cell.path).journal.entries()).values()
     records = [sample.record.decoding for sample in samples]
     answers = [DecodingRecord.from_entry(record) for record in records if record is not None]
     rounds = [steady_rounds([record]).rounds for record in answers if record.degraded is None]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.evaluation.samples import Key, Scoring, read_scorings
+from espalier.harness.evaluation.samples import Key, SampleScores, read_scorings
 from espalier.harness.specs.comparable import (
     Row,
     brief,
@@ -36,7 +36,7 @@ class StoredResult:
     row: Row
     entries: Sequence[Mapping[str, Any]] | None = None
 
-    def scorings(self) -> dict[Key, Scoring]:
+    def scorings(self) -> dict[Key, SampleScores]:
         """Return the scores of each sample."""
         return read_scorings(
             RunDir(self.path).journal.entries() if self.entries is None else self.entries

@@ -13,7 +13,7 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate, open_benchmark
-from espalier.harness.evaluation.lmms_tasks import Loaded, quiet
+from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, quiet
 from espalier.harness.ranks import alone
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import RunSpec
@@ -41,7 +41,7 @@ class Examination:
 
     spec: RunSpec
     asked: RunSpec | None = None
-    loaded: Loaded | None = None
+    loaded: LoadedBenchmark | None = None
     seen: list[Seen] = field(default_factory=list)
     prompt: str | None = None
 

@@ -6,8 +6,8 @@ import torch
 from lmms_eval.protocol import ChatMessages
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.lmms_tasks import Loaded, quiet
-from espalier.harness.evaluation.prompt_text import Wording
+from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, quiet
+from espalier.harness.evaluation.prompt_text import PromptTexts
 from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
 from espalier.harness.models.adapter import ADAPTERS, Adapter
 from espalier.harness.models.build_adapter import build_skeleton
@@ -56,7 +56,7 @@ def unloaded(spec: RunSpec) -> Adapter:
     return adapter
 
 
-def same_tokens(spec: RunSpec, loaded: Loaded) -> tuple[str, str]:
+def same_tokens(spec: RunSpec, loaded: LoadedBenchmark) -> tuple[str, str]:
     """Compare prompts' token ids with those of the originals' procedure, and the template with the model file's.
 
     Returns:
@@ -71,7 +71,7 @@ def same_tokens(spec: RunSpec, loaded: Loaded) -> tuple[str, str]:
     adapter = unloaded(spec)
     task = loaded.tasks[0]
     name = task.config.task
-    wording = Wording(spec.benchmark.text, {name: task})
+    wording = PromptTexts(spec.benchmark.text, {name: task})
     found: list[PromptTokens] = []
     with alone(), quiet(), loaded.serving():
         for row in range(min(PROMPTS, len(task.eval_docs))):

@@ -11,7 +11,7 @@ from lmms_eval.api.task import Task
 from lmms_eval.protocol import ChatMessages
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.data_sources import Borders
+from espalier.harness.evaluation.data_sources import AllowedSources
 from espalier.harness.models.chat_media import media_of
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.run_spec import VideoSpec
@@ -44,7 +44,7 @@ class Seen:
 
 
 def read_rows(
-    benchmark: BenchmarkSpec, task: Task, score: bool, borders: Borders | None = None
+    benchmark: BenchmarkSpec, task: Task, score: bool, borders: AllowedSources | None = None
 ) -> Seen:
     """Read the first rows of a task and everything that they show.
 
@@ -76,7 +76,12 @@ def read_rows(
 
 
 def _row(
-    place: str, task: Task, number: int, there: list[str], score: bool, borders: Borders | None
+    place: str,
+    task: Task,
+    number: int,
+    there: list[str],
+    score: bool,
+    borders: AllowedSources | None,
 ) -> Seen:
     # Pictures of a data set are decoded here.
     doc = _told(place, there, lambda: task.eval_docs[number])

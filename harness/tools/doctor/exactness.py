@@ -71,9 +71,9 @@ def reduced(adapter: Adapter, method: str, ratio: float, backend: Backend = "dro
     built, engine = build_method(method, {}), EngineSpec(backend=backend)
     asked = AnswerSpec(adapter.spec, MethodSpec(method), Budget("kept", ratio), engine)
     with kind_of(built).open(asked, adapter, built) as opened:
-        inputs = opened.responder.encode(chats())
+        inputs = opened.codec.encode(chats())
         names = [str(number) for number in range(len(inputs["input_ids"]))]
-        return opened.responder.generate(inputs, names, **SETTINGS)
+        return opened.generator.generate(inputs, names, **SETTINGS)
 
 
 def ratio_zero(device: str) -> str:
@@ -122,10 +122,10 @@ def speculative(device: str, transport: str, *more: str) -> str:
     job = job_of("method=pearl", *overrides, f"engine.transport={transport}")
     adapter = model_on(f"model.device={device}")
     with kind_of(job.method).open(job.spec, adapter, job.method) as opened:
-        both = opened.responder
         for index, chat in enumerate(chats()):
-            done = both.generate(
-                both.encode([chat]), [str(index)], do_sample=False, max_new_tokens=24
+            inputs = opened.codec.encode([chat])
+            done = opened.generator.generate(
+                inputs, [str(index)], do_sample=False, max_new_tokens=24
             )
             decoding = done.records[0].decoding
             assert decoding is not None

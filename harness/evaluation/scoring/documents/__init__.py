@@ -1,1 +1,1 @@
-"""Pages of OmniDocBench: blocks of an answer, matched to the blocks of a page and compared with them."""
+"""Pages of OmniDocBench: match the blocks of an answer to the blocks of a page, and compare them."""

@@ -1,4 +1,4 @@
-"""Formulas compared as they look (CDM): lmms-eval's copy of the released code, where its tools are installed."""
+"""Compare formulas as rendered (CDM), with lmms-eval's copy of the released code, if its tools are installed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.scoring.documents.omnidoc_page import Formula
+from espalier.harness.evaluation.scoring.documents.omnidoc_page import PageFormula
 
-#: TeX with Chinese fonts, ImageMagick and Node.js draw the formulas.
+#: Programs that draw the formulas: TeX with Chinese fonts, ImageMagick and Node.js.
 PROGRAMS = ("xelatex", "magick", "node")
 PACKAGES = ("skimage",)
 MODULE = "lmms_eval.tasks.mdpbench.cdm_metric"
 
-#: Formulas that any working installation finds equal to themselves.
-KNOWN = Formula("\\[a^{2}+b^{2}=c^{2}\\]", "\\[a^{2}+b^{2}=c^{2}\\]")
+#: A formula that a working installation finds equal to itself.
+KNOWN = PageFormula("\\[a^{2}+b^{2}=c^{2}\\]", "\\[a^{2}+b^{2}=c^{2}\\]")
 
 
 def missing() -> list[str]:
-    """Return what of the programs and packages is not here."""
+    """Return the programs and packages that are missing."""
     return [name for name in PROGRAMS if shutil.which(name) is None] + [
         name for name in PACKAGES if importlib.util.find_spec(name) is None
     ]
@@ -32,12 +32,12 @@ def missing() -> list[str]:
 def check(key: str) -> None:
     """Raise UserError unless formulas can be compared here.
 
-    The code gives 0 to what it cannot draw, also where nothing can be drawn: it must find a formula equal to itself.
+    The code gives 0 to a formula that it cannot draw, so it must find a formula equal to itself.
     """
-    gone = missing()
-    if gone:
+    absent = missing()
+    if absent:
         raise UserError(
-            f"{key}: formula_cdm needs {', '.join(gone)}, which this machine does not have; "
+            f"{key}: formula_cdm needs {', '.join(absent)}, which this machine does not have; "
             "valid: a machine with TeX (xelatex, xeCJK and its fonts), ImageMagick, Node.js and scikit-image, or "
             "benchmark=omnidocbench, which compares formulas by edit distance"
         )
@@ -47,20 +47,20 @@ def check(key: str) -> None:
         )
 
 
-def scores(formulas: Sequence[Formula]) -> list[float]:
-    """Return the CDM of each formula, 1 being equal; one that is missing in the answer has 0.
+def scores(formulas: Sequence[PageFormula]) -> list[float]:
+    """Return the CDM of each formula: 1 is equal, a formula missing in the answer has 0.
 
     Cost: a TeX run or two each, about a second.
     """
-    # It needs packages that not every installation has.
+    # Imported here: it needs optional packages.
     module: Any = importlib.import_module(MODULE)
     with TemporaryDirectory(prefix="cdm-") as place:
         judge = module.CDM(output_root=str(Path(place)))
         return [
-            float(judge.evaluate(right, said, str(number))["F1_score"])
-            if (right := _bare(one.reference)) and (said := _bare(one.answer))
+            float(judge.evaluate(reference, answer, str(number))["F1_score"])
+            if (reference := _bare(formula.reference)) and (answer := _bare(formula.answer))
             else 0.0
-            for number, one in enumerate(formulas)
+            for number, formula in enumerate(formulas)
         ]
 
 

@@ -1,11 +1,11 @@
-"""LaTeX as the letters and digits that a reader sees, or as a formula without its typography."""
+"""Normalise LaTeX: to the letters and digits that a reader sees, or to a formula without typography."""
 
 from __future__ import annotations
 
 import re
 
 INLINE = re.compile(r"\$(.*?)\$|\\\((.*?)\\\)")
-#: Between these a formula stands on its own.
+#: Delimiters of a displayed formula.
 BRACKETS = re.compile(r"\\\[(.+?)(?<!\\)\\\]")
 NOT_A_LETTER = re.compile(r"[^\w\u4e00-\u9fff]")
 
@@ -43,7 +43,7 @@ GREEK = {
         strict=True,
     )
 }
-#: Macros that stand for a letter or a word; of all others only the arguments are read.
+#: Macros that mean a letter or a word; of other macros only the arguments are kept.
 LETTERS = {
     **GREEK,
     **{name.capitalize(): letter.upper() for name, letter in GREEK.items() if name != "varsigma"},
@@ -83,7 +83,7 @@ LETTERS = {
 MACRO = re.compile(r"\\([a-zA-Z]+)\*?\s*|\\(.)", re.DOTALL)
 SIZED = re.compile(r"\\(?:begin|end)\{[^}]*\}(?:\{[lcr|\s]*\})?|\\[hv]space\*?\{[^}]*\}")
 
-#: Typography without meaning for the comparison of two formulas, in the order in which it is taken out.
+#: Typography that does not matter when formulas are compared, in the order of removal.
 DRESS = [
     "\\mathbf",
     "\\mathrm",
@@ -128,7 +128,7 @@ COLUMN = re.compile(r"\\begin\{array\}\{(?P<columns>[^}]*)\}(?P<body>.*?)\\end\{
 
 
 def letters(text: str) -> str:
-    """Return what is compared of a text: its letters, digits and underscores, formulas in it read as Unicode."""
+    """Return the compared part of a text: letters, digits and underscores, with formulas as Unicode."""
     text = INLINE.sub(_readable, text)
     for gap in ("\\t", "\\n", "\t", "\n", "/t", "/n"):
         text = text.replace(gap, "")
@@ -136,12 +136,12 @@ def letters(text: str) -> str:
 
 
 def unicode_text(latex: str) -> str:
-    """Return a formula as text: letters for macros that stand for one, arguments without what dresses them."""
+    """Return a formula as text: macros become letters or are removed, arguments stay."""
     return MACRO.sub(_letter, SIZED.sub("", latex)).translate({ord(mark): None for mark in "{}$"})
 
 
 def formula(latex: str) -> str:
-    """Return what is compared of a formula: lower case, without spaces, delimiters, environments and typography."""
+    """Return the compared part of a formula: lower case, without spaces, delimiters, environments and typography."""
     latex = latex.strip().strip("$").strip("\n")
     inside = BRACKETS.search(latex)
     if inside:
@@ -165,7 +165,7 @@ def lines_of_column(latex: str) -> list[str] | None:
 
 def _readable(inline: re.Match[str]) -> str:
     content = inline.group(1) if inline.group(1) is not None else inline.group(2)
-    # An escaped mark alone is no formula, as in the price of something.
+    # An escaped character alone, as in a price, is not a formula.
     if not re.search(r"[\\^_]", re.sub(r"\\([\\_&%^])", "", content)):
         return inline.group(0)
     return unicode_text(content).strip()

@@ -1,4 +1,4 @@
-"""A page of markdown, cut into the blocks that are compared: texts, formulas, tables."""
+"""Split a page of markdown into the blocks that are compared: texts, formulas, tables."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ STYLE = re.compile(r"\\(?:title|text|section)\*?\s*\{\s*(.*?)\s*\}", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Block:
+class MarkdownBlock:
     """A block of an answer.
 
     Attributes:
-        kind: `text`, `formula`, `inline` (a formula within a text, perhaps meant to stand alone), `table` or
+        kind: `text`, `formula`, `inline` (a formula within a text, perhaps meant as displayed), `table` or
             `latex_table`.
-        content: as it was written; a table as HTML.
-        position: place of its first character.
+        content: the block as written; a table as HTML.
+        position: index of its first character.
     """
 
     kind: str
@@ -37,41 +37,43 @@ class Block:
     position: int
 
 
-def blocks(markdown: str) -> list[Block]:
-    """Cut an answer into blocks, in the order of their places. Never raises.
+def blocks(markdown: str) -> list[MarkdownBlock]:
+    """Split an answer into blocks, in the order of their positions. Never raises.
 
-    A formula within a text is a block of its own and stays in the text as well: a page that sets it apart is matched by
-    the block, one that does not by the text.
+    A formula within a text becomes a block and stays in the text: a page that displays it matches the block, another
+    page matches the text.
     """
     page = PAGE.sub("", FENCE.sub("", PICTURE.sub("", markdown)))
     page = re.sub(r" {4,}", "    ", re.sub(r"_{4,}", "____", page))
-    found: list[Block] = []
+    result: list[MarkdownBlock] = []
     for kind, start, end, content in _latex_tables(page):
-        found.append(Block(kind, content, start))
+        result.append(MarkdownBlock(kind, content, start))
         page = _blank(page, start, end)
     for start, end in _html_tables(page):
-        found.append(Block("table", page[start:end], start))
+        result.append(MarkdownBlock("table", page[start:end], start))
         page = _blank(page, start, end)
     for math in MATH.finditer(page):
-        apart = math.group(1) or math.group(2)
-        content = " ".join((apart or math.group(3) or math.group(4) or "").split("\n"))
+        displayed = math.group(1) or math.group(2)
+        content = " ".join((displayed or math.group(3) or math.group(4) or "").split("\n"))
         if not content.strip():
             continue
-        found.append(Block("formula" if apart else "inline", f"\\[{content}\\]", math.start()))
-        if apart:
+        result.append(
+            MarkdownBlock("formula" if displayed else "inline", f"\\[{content}\\]", math.start())
+        )
+        if displayed:
             page = _blank(page, math.start(), math.end())
     for pipes in PIPES.finditer(page):
-        found.append(Block("table", table_of_pipes(pipes.group(0)), pipes.start()))
+        result.append(MarkdownBlock("table", table_of_pipes(pipes.group(0)), pipes.start()))
         page = _blank(page, pipes.start(), pipes.end())
     for code in CODE.finditer(page):
-        found.append(Block("text", code.group(1).strip(), code.start()))
+        result.append(MarkdownBlock("text", code.group(1).strip(), code.start()))
         page = _blank(page, code.start(), code.end())
-    found += _paragraphs(STYLE.sub(_padded, page))
-    return sorted(found, key=lambda block: block.position)
+    result += _paragraphs(STYLE.sub(_padded, page))
+    return sorted(result, key=lambda block: block.position)
 
 
 def table_of_pipes(text: str) -> str:
-    """Return a table that is written with pipes as HTML."""
+    """Return a table written with pipes as HTML."""
     rows = [line.strip().strip("|").split("|") for line in text.strip().splitlines()]
     lines = [
         "".join(f"<td>{html.escape(cell.strip(), quote=False)}</td>" for cell in row)
@@ -87,7 +89,7 @@ def _latex_tables(page: str) -> Iterator[tuple[str, int, int, str]]:
 
 
 def _html_tables(page: str) -> Iterator[tuple[int, int]]:
-    """Find whole tables; of tables within tables the outermost, of one that never ends those within it."""
+    """Yield complete tables: of nested tables the outermost, of an unclosed table the tables within it."""
     opened: list[int] = []
     inner: list[tuple[int, int]] = []
     for tag in TABLE_TAG.finditer(page):
@@ -95,7 +97,7 @@ def _html_tables(page: str) -> Iterator[tuple[int, int]]:
             opened.append(tag.start())
         elif opened:
             start = opened.pop()
-            inner = [one for one in inner if one[0] < start]
+            inner = [span for span in inner if span[0] < start]
             inner.append((start, tag.end()))
             if not opened:
                 yield from inner
@@ -103,17 +105,17 @@ def _html_tables(page: str) -> Iterator[tuple[int, int]]:
     yield from inner
 
 
-def _paragraphs(page: str) -> Iterator[Block]:
+def _paragraphs(page: str) -> Iterator[MarkdownBlock]:
     gap = "\n\n" if "\n\n" in page else "\n"
     position = 0
     for part in page.split(gap):
         text = "\n".join(line.strip() for line in part.split("\n") if line.strip())
         if text.startswith("$") and text.endswith("$"):
-            # Alone on its line it stands apart, whatever it is marked with.
+            # A formula alone on its line is displayed, whatever its delimiters.
             if text.strip("$"):
-                yield Block("formula", text, position)
+                yield MarkdownBlock("formula", text, position)
         elif text:
-            yield Block("text", text, position)
+            yield MarkdownBlock("text", text, position)
         position += len(part) + len(gap)
 
 
@@ -122,5 +124,5 @@ def _blank(page: str, start: int, end: int) -> str:
 
 
 def _padded(style: re.Match[str]) -> str:
-    """Keep the argument, and the length, so that places stay what they are."""
+    """Return the argument, padded to the same length, so that positions stay."""
     return style.group(1).ljust(len(style.group(0)))

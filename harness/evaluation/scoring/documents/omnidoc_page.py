@@ -1,4 +1,4 @@
-"""The scores of one page of OmniDocBench v1.5, end to end: a page's annotation against the markdown of an answer."""
+"""Score one page of OmniDocBench v1.5, end to end: a page's annotation and the markdown of an answer."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from espalier.harness.evaluation.scoring.documents import latex
 from espalier.harness.evaluation.scoring.documents import teds as tables
 from espalier.harness.evaluation.scoring.documents.block_matches import (
     FOUND,
-    Pair,
+    BlockMatch,
     distances,
     one_to_one,
     quick_match,
 )
-from espalier.harness.evaluation.scoring.documents.markdown_blocks import Block, blocks
+from espalier.harness.evaluation.scoring.documents.markdown_blocks import MarkdownBlock, blocks
 
-#: Text that counts; a formula that stands alone and a table have scores of their own.
+#: Categories of scored text; displayed formulas and tables have separate scores.
 TEXTS = ("text_block", "title", "code_txt", "code_txt_caption", "reference")
-#: Looked for, so that no other block is taken for them, and not scored.
+#: Categories that are matched, so that they do not match other blocks, and not scored.
 BESIDE = [
     "figure_caption",
     "figure_footnote",
@@ -42,8 +42,8 @@ FORMULA = "equation_isolated"
 
 
 @dataclass(frozen=True)
-class Element:
-    """A block of the page: its category, what stands there, the same as it is compared, its place in reading order."""
+class PageElement:
+    """A block of the page: category, content, content as compared, position in reading order."""
 
     category: str
     content: str
@@ -52,8 +52,8 @@ class Element:
 
 
 @dataclass(frozen=True)
-class Formula:
-    """A formula of the page with what stands for it, as written; an empty answer is a formula that is missing."""
+class PageFormula:
+    """A formula of the page and its match, as written; an empty answer means a missing formula."""
 
     reference: str
     answer: str
@@ -61,15 +61,15 @@ class Formula:
 
 @dataclass(frozen=True)
 class PageScores:
-    """What one page adds to each metric; None where the page has nothing of a kind.
+    """The metrics of one page; None for a kind that the page lacks.
 
     Attributes:
         text_edit: edits of all texts over their length, 0 is equal.
-        formula_edit: the same of formulas that stand alone.
+        formula_edit: the same for displayed formulas.
         order_edit: edit distance of the reading order.
         table_teds: mean similarity of the tables, 1 is equal.
-        table_teds_s: the same of their structure alone.
-        formulas: what the formulas were compared with.
+        table_teds_s: the same for their structure only.
+        formulas: displayed formulas with their matches.
     """
 
     text_edit: float | None
@@ -77,78 +77,80 @@ class PageScores:
     order_edit: float | None
     table_teds: float | None
     table_teds_s: float | None
-    formulas: tuple[Formula, ...]
+    formulas: tuple[PageFormula, ...]
 
 
 def score_page(page: Mapping[str, Any], answer: str) -> PageScores:
-    """Compare an answer in markdown with an entry of OmniDocBench.json. Never raises on an answer.
+    """Compare an answer in markdown with an entry of OmniDocBench.json. No answer makes it raise.
 
     Cost: see `quick_match` and `tables.similarity`.
     """
     elements = _elements(page)
-    said = blocks(answer)
+    answer_blocks = blocks(answer)
     tables_right = [element for element in elements if element.category == "table"]
-    teds, spare = _tables(tables_right, said)
-    mixed = [block for block in said if not block.kind.endswith("table")] + spare
-    # Formulas within texts come last: a text is nearer to what stands at its place.
+    teds, spare = _tables(tables_right, answer_blocks)
+    mixed = [block for block in answer_blocks if not block.kind.endswith("table")] + spare
+    # Inline formulas come last: a text matches blocks at its own position better.
     mixed.sort(key=lambda block: (block.kind == "inline", block.position))
-    right = [
+    page_lines = [
         line for element in elements if element.category != "table" for line in _lines(element)
     ]
-    right.sort(key=lambda element: element.order)
-    right = [element for element in right if element.text]
-    said_lines = [(block, text) for block in _split(mixed) if (text := _comparable(block))]
-    right, said_lines = _without_beside(right, said_lines)
-    pairs = quick_match([one.text for one in right], [text for _, text in said_lines])
-    return _scores(right, said_lines, pairs, teds)
+    page_lines.sort(key=lambda element: element.order)
+    page_lines = [element for element in page_lines if element.text]
+    answer_lines = [(block, text) for block in _split(mixed) if (text := _comparable(block))]
+    page_lines, answer_lines = _without_beside(page_lines, answer_lines)
+    pairs = quick_match(
+        [line_element.text for line_element in page_lines], [text for _, text in answer_lines]
+    )
+    return _scores(page_lines, answer_lines, pairs, teds)
 
 
 def _scores(
-    right: Sequence[Element],
-    said: Sequence[tuple[Block, str]],
-    pairs: Sequence[Pair],
+    page_lines: Sequence[PageElement],
+    answer_lines: Sequence[tuple[MarkdownBlock, str]],
+    pairs: Sequence[BlockMatch],
     teds: Sequence[tuple[float, float]],
 ) -> PageScores:
     texts: list[tuple[str, str]] = []
     formulas: list[tuple[str, str]] = []
-    written: list[Formula] = []
-    ordered: list[Pair] = []
+    written: list[PageFormula] = []
+    ordered: list[BlockMatch] = []
     for pair in pairs:
-        ones = [right[place] for place in pair.page]
-        found = [said[place][0] for place in pair.answer]
+        elements = [page_lines[place] for place in pair.page]
+        matched = [answer_lines[place][0] for place in pair.answer]
         compared = (
-            "".join(one.text for one in ones),
-            "".join(said[place][1] for place in pair.answer),
+            "".join(element.text for element in elements),
+            "".join(answer_lines[place][1] for place in pair.answer),
         )
-        if Counter(one.category for one in ones).most_common(1)[0][0] != FORMULA:
+        if Counter(element.category for element in elements).most_common(1)[0][0] != FORMULA:
             texts.append(compared)
             ordered.append(pair)
-        elif found and found[0].kind not in ("inline", "formula"):
-            # The answer has it as text: it is compared as text.
-            plain = latex.unicode_text("".join(one.content for one in ones))
+        elif matched and matched[0].kind not in ("inline", "formula"):
+            # The answer has the formula as text.
+            plain = latex.unicode_text("".join(element.content for element in elements))
             texts.append((latex.letters(plain), compared[1]))
         else:
             formulas.append(compared)
             written.append(
-                Formula(
-                    _column([one.content for one in ones]),
-                    _column([one.content for one in found]),
+                PageFormula(
+                    _column([element.content for element in elements]),
+                    _column([element.content for element in matched]),
                 )
             )
     return PageScores(
         text_edit=_share(texts),
         formula_edit=_share(formulas),
-        order_edit=_order(right, said, ordered),
+        order_edit=_order(page_lines, answer_lines, ordered),
         table_teds=_mean([full for full, _ in teds]),
         table_teds_s=_mean([bare for _, bare in teds]),
         formulas=tuple(written),
     )
 
 
-def _elements(page: Mapping[str, Any]) -> list[Element]:
-    """Return the blocks of a page, those that the layout cuts in two as one.
+def _elements(page: Mapping[str, Any]) -> list[PageElement]:
+    """Return the blocks of a page; blocks that the layout splits are joined.
 
-    A block that is cut twice has its middle piece twice, as in the released evaluation that published scores come from.
+    A block that is split twice has its middle piece twice, as in the released evaluation of published scores.
     """
     rings: list[list[Any]] = []
     for relation in page["extra"]["relation"]:
@@ -159,99 +161,109 @@ def _elements(page: Mapping[str, Any]) -> list[Element]:
                 ring += ends
             if not touched:
                 rings.append(ends)
-    parts = {one["anno_id"]: one for one in page["layout_dets"]}
+    parts = {annotation["anno_id"]: annotation for annotation in page["layout_dets"]}
     cut = {name for ring in rings for name in ring}
-    found = [
-        _element(one, _content(one)) for one in page["layout_dets"] if one["anno_id"] not in cut
+    elements = [
+        _element(annotation, _content(annotation))
+        for annotation in page["layout_dets"]
+        if annotation["anno_id"] not in cut
     ]
     for ring in rings:
         pieces = sorted((parts[name] for name in ring if name in parts), key=_place)
         if pieces:
-            found.append(_element(pieces[0], "".join(_content(one) for one in pieces)))
-    return [one for one in found if one.category in (*TEXTS, *BESIDE, FORMULA, "table")]
+            elements.append(
+                _element(pieces[0], "".join(_content(annotation) for annotation in pieces))
+            )
+    return [
+        annotation
+        for annotation in elements
+        if annotation.category in (*TEXTS, *BESIDE, FORMULA, "table")
+    ]
 
 
-def _element(one: Mapping[str, Any], content: str) -> Element:
-    category = one["category_type"]
+def _element(annotation: Mapping[str, Any], content: str) -> PageElement:
+    category = annotation["category_type"]
     if category == "table":
-        return Element(category, content, content, _place(one))
+        return PageElement(category, content, content, _place(annotation))
     compared = latex.formula if category == FORMULA else latex.letters
-    return Element(category, content, compared(content), _place(one))
+    return PageElement(category, content, compared(content), _place(annotation))
 
 
-def _content(one: Mapping[str, Any]) -> str:
-    key = {"table": "html", FORMULA: "latex"}.get(one["category_type"], "text")
-    return str(one.get(key) or "")
+def _content(annotation: Mapping[str, Any]) -> str:
+    key = {"table": "html", FORMULA: "latex"}.get(annotation["category_type"], "text")
+    return str(annotation.get(key) or "")
 
 
-def _place(one: Mapping[str, Any]) -> float:
-    return float(one.get("order") or 0)
+def _place(annotation: Mapping[str, Any]) -> float:
+    return float(annotation.get("order") or 0)
 
 
-def _lines(element: Element) -> list[Element]:
-    """Return a formula of several lines as its lines, so that each can be matched."""
+def _lines(element: PageElement) -> list[PageElement]:
+    """Return a formula of several lines as separate lines, so that each can be matched."""
     lines = latex.lines_of_column(element.content) if element.category == FORMULA else None
     if lines is None:
         return [element]
     return [
-        Element(
+        PageElement(
             FORMULA, f"\\[{line}\\]", latex.formula(f"\\[{line}\\]"), element.order + number / 10
         )
         for number, line in enumerate(lines, start=1)
     ]
 
 
-def _split(said: Sequence[Block]) -> list[Block]:
-    found = []
-    for block in said:
+def _split(answer_blocks: Sequence[MarkdownBlock]) -> list[MarkdownBlock]:
+    lines_of_blocks = []
+    for block in answer_blocks:
         lines = None if block.kind == "text" else latex.lines_of_column(block.content)
         if lines is None:
-            found.append(block)
+            lines_of_blocks.append(block)
             continue
-        found += [
-            Block(block.kind, f"\\[{line}\\]", block.position + number)
+        lines_of_blocks += [
+            MarkdownBlock(block.kind, f"\\[{line}\\]", block.position + number)
             for number, line in enumerate(lines)
         ]
-    return found
+    return lines_of_blocks
 
 
-def _comparable(block: Block) -> str:
+def _comparable(block: MarkdownBlock) -> str:
     return latex.letters(block.content) if block.kind == "text" else latex.formula(block.content)
 
 
 def _without_beside(
-    right: Sequence[Element], said: Sequence[tuple[Block, str]]
-) -> tuple[list[Element], list[tuple[Block, str]]]:
-    """Return what is scored: without captions, headers and the like, on the page and in the answer."""
-    beside = [one.text for one in right if one.category in BESIDE]
-    near = np.any(distances(beside, [text for _, text in said]) < FOUND, axis=0).tolist()
+    page_lines: Sequence[PageElement], answer_lines: Sequence[tuple[MarkdownBlock, str]]
+) -> tuple[list[PageElement], list[tuple[MarkdownBlock, str]]]:
+    """Return the scored lines of page and answer, without captions, headers and the like."""
+    unscored = [line.text for line in page_lines if line.category in BESIDE]
+    near = np.any(distances(unscored, [text for _, text in answer_lines]) < FOUND, axis=0).tolist()
     return (
-        [one for one in right if one.category not in BESIDE],
-        [one for one, taken in zip(said, near, strict=True) if not taken],
+        [line for line in page_lines if line.category not in BESIDE],
+        [line for line, taken in zip(answer_lines, near, strict=True) if not taken],
     )
 
 
 def _tables(
-    right: Sequence[Element], said: Sequence[Block]
-) -> tuple[list[tuple[float, float]], list[Block]]:
-    """Return the similarity of each table of the page, and the cells of tables that stand for none, as texts."""
-    if not right:
+    page_tables: Sequence[PageElement], answer_blocks: Sequence[MarkdownBlock]
+) -> tuple[list[tuple[float, float]], list[MarkdownBlock]]:
+    """Return the similarity of each table of the page, and the cells of unmatched tables as texts."""
+    if not page_tables:
         return [], []
-    found = [block for block in said if block.kind == "table"]
-    if sum(block.kind == "latex_table" for block in said) > len(found):
-        return [(0.0, 0.0)] * len(right), []
-    ordered = sorted(right, key=lambda one: one.order)
-    pairs = one_to_one([one.content for one in ordered], [block.content for block in found])
+    tables_of_answer = [block for block in answer_blocks if block.kind == "table"]
+    if sum(block.kind == "latex_table" for block in answer_blocks) > len(tables_of_answer):
+        return [(0.0, 0.0)] * len(page_tables), []
+    ordered = sorted(page_tables, key=lambda element: element.order)
+    pairs = one_to_one(
+        [element.content for element in ordered], [block.content for block in tables_of_answer]
+    )
     scores = [
-        tables.similarity(found[pair.answer[0]].content, ordered[pair.page[0]].content)
+        tables.similarity(tables_of_answer[pair.answer[0]].content, ordered[pair.page[0]].content)
         if pair.answer
         else (0.0, 0.0)
         for pair in pairs
     ]
     taken = {place for pair in pairs for place in pair.answer}
     spare = [
-        Block("text", cell, block.position)
-        for place, block in enumerate(found)
+        MarkdownBlock("text", cell, block.position)
+        for place, block in enumerate(tables_of_answer)
         if place not in taken
         for cell in tables.cells(block.content)
     ]
@@ -259,20 +271,24 @@ def _tables(
 
 
 def _share(compared: Sequence[tuple[str, str]]) -> float | None:
-    """Return all edits over all lengths, the longer of each two."""
-    whole = sum(max(len(one), len(other)) for one, other in compared)
-    edits = sum(Levenshtein.distance(one, other) for one, other in compared)
-    return edits / whole if whole else None
+    """Return all edits divided by all lengths, the longer of each pair."""
+    length = sum(max(len(first), len(second)) for first, second in compared)
+    edits = sum(Levenshtein.distance(first, second) for first, second in compared)
+    return edits / length if length else None
 
 
 def _order(
-    right: Sequence[Element], said: Sequence[tuple[Block, str]], pairs: Sequence[Pair]
+    page_lines: Sequence[PageElement],
+    answer_lines: Sequence[tuple[MarkdownBlock, str]],
+    pairs: Sequence[BlockMatch],
 ) -> float | None:
-    def first(pair: Pair) -> int:
-        return said[pair.answer[0]][0].position
+    def first(pair: BlockMatch) -> int:
+        return answer_lines[pair.answer[0]][0].position
 
-    def orders(chosen: Sequence[Pair]) -> list[float]:
-        return [order for pair in chosen for place in pair.page if (order := right[place].order)]
+    def orders(chosen: Sequence[BlockMatch]) -> list[float]:
+        return [
+            order for pair in chosen for place in pair.page if (order := page_lines[place].order)
+        ]
 
     wanted = sorted(orders(pairs))
     read = orders(sorted((pair for pair in pairs if pair.answer), key=first))
@@ -286,8 +302,24 @@ def _mean(numbers: Sequence[float]) -> float | None:
 
 
 def _column(lines: Sequence[str]) -> str:
-    """Return formulas as written, several as one array."""
+    """Return formulas as written; several become one array."""
     if len(lines) < 2:
         return "".join(lines)
     rows = " \\\\ ".join("{" + re.sub(r"^\$+|\$+$", "", line.strip()) + "}" for line in lines)
     return f"\\begin{{array}}{{l}} {rows} \\end{{array}}"
+
+
+def overall_score(parts: Sequence[Sequence[float | None]]) -> float:
+    """Return the mean of the parts' means, each over the pages that have the part; a part without pages is left out.
+
+    Args:
+        parts: scores of text, formulas and tables of each page, 1 is perfect, None for a missing part.
+
+    Raises:
+        ZeroDivisionError: no page has any part.
+    """
+    columns = [
+        [value for value in column if value is not None] for column in zip(*parts, strict=True)
+    ]
+    means = [sum(column) / len(column) for column in columns if column]
+    return float(sum(means) / len(means))

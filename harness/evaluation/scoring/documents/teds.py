@@ -1,4 +1,4 @@
-"""Tables in HTML, compared as trees (TEDS)."""
+"""Compare HTML tables as trees (TEDS)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lxml import etree
 from table_recognition_metric import TEDS
 from table_recognition_metric.utils import CustomConfig
 
-#: A table of an answer with more elements than this, and more than this many times those of the reference, is wrong:
-#: its score could not reach 1 / TIMES, and the distance of large trees takes minutes.
+#: A table of an answer with more than MANY elements, and more than TIMES those of the reference, is wrong: its score
+#: could not reach 1 / TIMES, and the distance of large trees takes minutes.
 MANY, TIMES = 400, 4
-#: No reference is as large; beyond it two trees are not compared.
+#: Largest tree that is compared; references are smaller.
 MOST = 4000
 
 CONTENT = re.compile(r"<table\b[^>]*>(.*)</table>", re.DOTALL | re.IGNORECASE)
@@ -29,27 +29,29 @@ ALTERNATIVE = re.compile(r'alttext="(.*?)"', re.DOTALL)
 
 
 def similarity(answer: str, reference: str) -> tuple[float, float]:
-    """Return how alike two tables are: with the contents of their cells, and by structure alone. 1 is equal.
+    """Return the similarity of two tables with cell contents, and by structure only. 1 is equal.
 
-    The distance of the trees is divided by the larger number of elements below the table, cells' own elements included,
-    as in OmniDocBench's evaluation. What is no table, or has impossible spans, has 0. Cost: O(n^2) to O(n^3) of the
-    number of elements; a thousand cells take seconds.
+    The distance of the trees is divided by the larger number of elements below the table, including elements in cells,
+    as in OmniDocBench's evaluation. Anything that is not a table, or has impossible spans, has 0. Cost: O(n^2) to
+    O(n^3) in the number of elements; a thousand cells take seconds.
     """
-    tree, other = _table(normalised(answer)), _table(normalised(reference))
-    if tree is None or other is None:
+    tree, reference_tree = _table(normalised(answer)), _table(normalised(reference))
+    if tree is None or reference_tree is None:
         return 0.0, 0.0
-    said, right = (max(len(one.xpath(".//*")), 1) for one in (tree, other))
-    if max(said, right) > MOST or said > max(MANY, TIMES * right):
+    answer_size, reference_size = (
+        max(len(element.xpath(".//*")), 1) for element in (tree, reference_tree)
+    )
+    if max(answer_size, reference_size) > MOST or answer_size > max(MANY, TIMES * reference_size):
         return 0.0, 0.0
     full, bare = (
-        _distance(tree, other, structure_only) / max(said, right)
+        _distance(tree, reference_tree, structure_only) / max(answer_size, reference_size)
         for structure_only in (False, True)
     )
     return max(0.0, 1.0 - full), max(0.0, 1.0 - bare)
 
 
 def normalised(table: str) -> str:
-    """Return a table without what the comparison does not look at: headings as cells, no looks, no wrapping, NFKC."""
+    """Return the compared part of a table: headings as cells, no styles, no wrapping elements, NFKC."""
     table = HEAD.sub(r"<\1td", MATHML.sub(_alternative, table))
     table = unicodedata.normalize("NFKC", WRAPPING.sub("", table).replace("\n", "")).strip()
     inside = "".join(CONTENT.findall(table))
@@ -58,7 +60,7 @@ def normalised(table: str) -> str:
 
 
 def cells(table: str) -> list[str]:
-    """Return the texts of a table's cells, empty ones left out."""
+    """Return the nonempty texts of a table's cells."""
     tree = _table(normalised(table))
     texts = [] if tree is None else [cell.text_content().strip() for cell in tree.iter("td")]
     return [text for text in texts if text]
@@ -67,20 +69,20 @@ def cells(table: str) -> list[str]:
 def _table(page: str) -> lxml.html.HtmlElement | None:
     parser = lxml.html.HTMLParser(remove_comments=True, encoding="utf-8")
     try:
-        found = lxml.html.fromstring(page.encode(errors="replace"), parser=parser)
+        document = lxml.html.fromstring(page.encode(errors="replace"), parser=parser)
     except (etree.ParserError, ValueError):
         return None
-    tables = found.xpath("body/table")
+    tables = document.xpath("body/table")
     return tables[0] if tables else None
 
 
 def _distance(
-    said: lxml.html.HtmlElement, right: lxml.html.HtmlElement, structure_only: bool
+    answer: lxml.html.HtmlElement, reference: lxml.html.HtmlElement, structure_only: bool
 ) -> float:
     reader = TEDS(structure_only=structure_only)
     try:
-        trees = [reader.load_html_tree(one) for one in (said, right)]
-    except ValueError:  # a span that is no number
+        trees = [reader.load_html_tree(tree) for tree in (answer, reference)]
+    except ValueError:  # a span that is not a number
         return float("inf")
     return float(APTED(*trees, CustomConfig()).compute_edit_distance())
 

@@ -1,1 +1,1 @@
-"""The unit tests of olmOCR-Bench: facts about a page that an answer in markdown states or does not."""
+"""The unit tests of olmOCR-Bench: facts about a page that an answer in markdown must state."""

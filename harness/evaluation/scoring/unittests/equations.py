@@ -1,17 +1,17 @@
-"""Formulas compared as the LaTeX that they are written in, without what does not change how they look."""
+"""Compare formulas as LaTeX, without markup that does not change their look."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 
-#: In this order, each taken out before the next is looked for.
+#: Searched in this order; matches are removed before the next search.
 DELIMITED = tuple(
     re.compile(pattern, re.DOTALL)
     for pattern in (r"\\\((.+?)\\\)", r"\\\[(.+?)\\\]", r"\$\$(.+?)\$\$", r"\$(.+?)\$")
 )
 TOKEN = re.compile(r"\\[a-zA-Z]+\*?|\\.|\s+|.", re.DOTALL)
-#: Written differently, and looking the same.
+#: Commands that look the same.
 SAME = {
     "\\le": "\\leq",
     "\\ge": "\\geq",
@@ -56,7 +56,7 @@ SAME = {
     "\\prime": "'",
     "\\And": "&",
 }
-#: Spaces, sizes and hints to the typesetter.
+#: Spaces, sizes and hints to the typesetter, which are ignored.
 NOTHING = frozenset(
     [
         "\\left",
@@ -101,62 +101,64 @@ NOTHING = frozenset(
 
 
 def equations(answer: str) -> list[str]:
-    """Return what an answer marks as formulas."""
-    found: list[str] = []
+    """Return the formulas that an answer marks."""
+    formulas: list[str] = []
     for pattern in DELIMITED:
-        found += [formula.strip() for formula in pattern.findall(answer)]
+        formulas += [formula.strip() for formula in pattern.findall(answer)]
         answer = pattern.sub("", answer)
-    return found
+    return formulas
 
 
 def tokens(latex: str) -> tuple[str, ...]:
-    """Return a formula as tokens, without spaces, sizes and braces around one token; synonyms are one.
+    """Return the tokens of a formula, without spaces, sizes and braces around one token; synonyms become equal.
 
-    Unbalanced braces stay as they are. Cost: O(n).
+    Unbalanced braces stay. Cost: O(n).
     """
-    found = [
+    sequence = [
         SAME.get(token, token)
         for token in TOKEN.findall(latex)
         if token not in NOTHING and not token.isspace()
     ]
-    return tuple(_without_braces(found))
+    return tuple(_without_braces(sequence))
 
 
 def contains(answer: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return whether tokens stand within others, one after the other."""
+    """Return whether `wanted` is a contiguous part of the tokens of `answer`."""
     if not wanted:
         return False
-    # No token has a control character, so that a text search finds whole tokens.
+    # Tokens have no control characters, so that a text search finds whole tokens.
     return "\x1f".join(("", *wanted, "")) in "\x1f".join(("", *answer, ""))
 
 
 def has_formula(wanted: str, answer: str) -> bool:
-    """Return whether an answer has a formula, alone or within a longer one."""
-    right = tokens(wanted)
-    found = equations(answer)
-    return wanted in found or any(contains(tokens(one), right) for one in found)
+    """Return whether an answer has a formula, also as part of a longer one."""
+    wanted_tokens = tokens(wanted)
+    formulas = equations(answer)
+    return wanted in formulas or any(
+        contains(tokens(formula), wanted_tokens) for formula in formulas
+    )
 
 
-def _without_braces(found: Sequence[str]) -> Iterator[str]:
-    """Leave out braces that hold one token, and those that group without a command before them."""
-    partner = _partners(found)
+def _without_braces(sequence: Sequence[str]) -> Iterator[str]:
+    """Yield tokens without braces around one token, and without groups that no command precedes."""
+    partner = _partners(sequence)
     dropped: set[int] = set()
     for start, end in partner.items():
         inside = end - start - 1
-        before = found[start - 1] if start else ""
-        # A group is an argument behind a command, another argument, a script or an option.
-        alone = not before.startswith("\\") and before not in ("}", "^", "_", "]")
-        if inside == 1 or alone:
+        before = sequence[start - 1] if start else ""
+        # After a command, another argument, a script or an option, a group is an argument.
+        free = not before.startswith("\\") and before not in ("}", "^", "_", "]")
+        if inside == 1 or free:
             dropped |= {start, end}
-    for place, token in enumerate(found):
+    for place, token in enumerate(sequence):
         if place not in dropped:
             yield token
 
 
-def _partners(found: Sequence[str]) -> dict[int, int]:
+def _partners(sequence: Sequence[str]) -> dict[int, int]:
     opened: list[int] = []
     partner = {}
-    for place, token in enumerate(found):
+    for place, token in enumerate(sequence):
         if token == "{":
             opened.append(place)
         elif token == "}" and opened:

@@ -1,4 +1,4 @@
-"""Tables of an answer as grids: which cells are neighbours, and which head a row or a column."""
+"""Tables of an answer as grids, with neighbours and headings of cells."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 import lxml.html
 from lxml import etree
 
-#: A span reaches no further; answers may have any number in it.
+#: Largest span of a cell; answers may give any number.
 WIDEST = 100
 
 Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A cell as it was written."""
+class GridCell:
+    """A cell of a table, as written."""
 
     text: str
     heading: bool = False
@@ -26,17 +26,17 @@ class Cell:
 
 @dataclass
 class Grid:
-    """Cells by the place of their upper left corner; `squares` has the corner of the cell over each place."""
+    """Cells by the position of their upper left corner; `squares` maps each position to the corner of its cell."""
 
-    cells: dict[Place, Cell] = field(default_factory=dict)
+    cells: dict[Place, GridCell] = field(default_factory=dict)
     squares: dict[Place, Place] = field(default_factory=dict)
     height: int = 0
     width: int = 0
 
     def neighbours(self, corner: Place, down: int, right: int) -> set[Place]:
-        """Return the next cells in a direction, over gaps; a cell that spans several rows may have several."""
+        """Return the next cells in a direction, across gaps; a cell that spans several rows may have several."""
         cell = self.cells[corner]
-        found = set()
+        corners = set()
         for row in range(corner[0], corner[0] + (1 if down else cell.rows)):
             for column in range(corner[1], corner[1] + (1 if right else cell.columns)):
                 at = (row, column)
@@ -44,36 +44,36 @@ class Grid:
                     at = (at[0] + down, at[1] + right)
                     if not (0 <= at[0] < self.height and 0 <= at[1] < self.width):
                         break
-                    other = self.squares.get(at)
-                    if other is not None and other != corner:
-                        found.add(other)
+                    neighbour = self.squares.get(at)
+                    if neighbour is not None and neighbour != corner:
+                        corners.add(neighbour)
                         break
-        return found
+        return corners
 
     def headings(self, corner: Place, down: int, right: int) -> set[Place]:
-        """Return the headings in a direction; where no cell is one, the last cells of that direction."""
-        seen, waiting = set(), {corner}
+        """Return the headings in a direction; without headings, the last cells in that direction."""
+        visited, waiting = set(), {corner}
         heads, ends = set(), set()
         while waiting:
             at = waiting.pop()
-            seen.add(at)
+            visited.add(at)
             if self.cells[at].heading:
                 heads.add(at)
             following = self.neighbours(at, down, right)
             if not following:
                 ends.add(at)
-            waiting |= following - seen
+            waiting |= following - visited
         return (heads - {corner}) or (ends - {corner})
 
 
 def grids(answer: str) -> Iterator[Grid]:
-    """Return the tables of an answer, written with pipes or in HTML. Never raises."""
+    """Yield the tables of an answer, written with pipes or in HTML. Never raises."""
     yield from _of_pipes(answer)
     yield from _of_html(answer)
 
 
-def laid_out(rows: Sequence[Sequence[Cell]]) -> Grid:
-    """Return rows of cells as a grid: each cell takes the first places of its row that no span covers."""
+def laid_out(rows: Sequence[Sequence[GridCell]]) -> Grid:
+    """Return rows of cells as a grid: each cell takes the first free position of its row."""
     grid = Grid()
     for row, cells in enumerate(rows):
         column = 0
@@ -102,7 +102,10 @@ def _of_pipes(answer: str) -> Iterator[Grid]:
         if len(table) >= 2 and any(rows):
             yield laid_out(
                 [
-                    [Cell(text, heading=not (number and place)) for place, text in enumerate(row)]
+                    [
+                        GridCell(text, heading=not (number and place))
+                        for place, text in enumerate(row)
+                    ]
                     for number, row in enumerate(row for row in rows if row)
                 ]
             )
@@ -133,12 +136,14 @@ def _of_html(answer: str) -> Iterator[Grid]:
             yield laid_out(rows)
 
 
-def _cell(cell: lxml.html.HtmlElement, rows_left: int) -> Cell:
+def _cell(cell: lxml.html.HtmlElement, rows_left: int) -> GridCell:
     for end in cell.iter("br"):
         end.tail = "\n" + (end.tail or "")
     heading = cell.tag == "th" or any(above.tag == "thead" for above in cell.iterancestors())
     rows = rows_left if (cell.get("rowspan") or "").strip() == "0" else _span(cell.get("rowspan"))
-    return Cell(cell.text_content().strip(), heading, min(rows, WIDEST), _span(cell.get("colspan")))
+    return GridCell(
+        cell.text_content().strip(), heading, min(rows, WIDEST), _span(cell.get("colspan"))
+    )
 
 
 def _span(value: str | None) -> int:
@@ -146,7 +151,7 @@ def _span(value: str | None) -> int:
     return min(max(int(digits), 1), WIDEST) if digits.isascii() and digits.isdigit() else 1
 
 
-#: What a test may say of a cell's surroundings: the field of the test, and where it looks.
+#: Fields of a test about a cell's surroundings, and the cells that they refer to.
 Look = Callable[[Grid, Place], set[Place]]
 AROUND: dict[str, Look] = {
     "up": lambda grid, at: grid.neighbours(at, -1, 0),

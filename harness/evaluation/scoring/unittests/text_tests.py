@@ -1,4 +1,4 @@
-"""Tests of words: what must stand on a page, what must not, and in which order."""
+"""Tests of texts that a page must have, must not have, or must have in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rapidfuzz import fuzz
 
 from espalier.harness.evaluation.scoring.edit_distance import near_matches
 
-#: Typography that says nothing: quotes, dashes, two signs for micro.
+#: Typography without meaning: quotes, dashes, two signs for micro.
 PLAIN = str.maketrans(
     {
         **dict.fromkeys("\u2018\u2019\u201a", "'"),
@@ -25,13 +25,13 @@ BOLD = re.compile(r"\*\*(.*?)\*\*")
 UNDERLINED = re.compile(r"__(.*?)__")
 PAIRED = re.compile(r"(\*\*|__)(.*?)\1")
 SLANTED = re.compile(r"(\*|_)(.*?)\1")
-#: Scripts and signs that no page of the benchmark has.
+#: Scripts and signs that do not occur in the benchmark.
 FOREIGN = re.compile(
     "[\u4e00-\u9fff\u3040-\u309f\u30a0-\u30ff\U0001f600-\U0001f64f\U0001f300-\U0001f5ff\U0001f680-\U0001f6ff"
     "\U0001f1e0-\U0001f1ff]"
 )
 PICTURE = re.compile(r"!\[.*?\]\(.*?\)")
-#: Longest n-gram of characters, and how often the last may repeat at the end of an answer.
+#: Longest n-gram of characters that is checked for repetition, and largest number of repetitions at an answer's end.
 NGRAM, REPEATS = 5, 30
 
 
@@ -43,11 +43,11 @@ def plain(text: str) -> str:
     return unicodedata.normalize("NFC", re.sub(r"\s+", " ", text)).translate(PLAIN)
 
 
-def stands(test: Mapping[str, Any], answer: str) -> bool:
-    """Return whether a text stands in the answer, at its beginning or end where the test says so, nearly as written.
+def has_text(test: Mapping[str, Any], answer: str) -> bool:
+    """Return whether an answer has a text, nearly as written, at its start or end if the test says so.
 
-    An answer that is shorter than the text is compared as a whole: the library looks for the shorter of two texts in
-    the longer one, so that the released evaluation finds any text in an answer of one blank.
+    An answer shorter than the text is compared as a whole: the library searches the shorter of two texts in the longer
+    one, so that the released evaluation finds any text in an answer of one blank.
     """
     wanted, page = plain(test["text"]), plain(answer)
     if not test.get("case_sensitive", True):
@@ -64,7 +64,7 @@ def stands(test: Mapping[str, Any], answer: str) -> bool:
 
 
 def in_order(test: Mapping[str, Any], answer: str) -> bool:
-    """Return whether a place of one text comes before a place of the other, each within the test's edits."""
+    """Return whether one text precedes the other somewhere, each within the test's edits."""
     page, edits = plain(answer), test.get("max_diffs", 0)
     before = near_matches(plain(test["before"]), page, edits)
     after = near_matches(plain(test["after"]), page, edits)
@@ -73,10 +73,10 @@ def in_order(test: Mapping[str, Any], answer: str) -> bool:
     return min(place.start for place in before) < max(place.start for place in after)
 
 
-def sound(test: Mapping[str, Any], answer: str) -> bool:
-    """Return whether an answer has words, no script of another language, and no end that repeats forever.
+def is_well_formed(test: Mapping[str, Any], answer: str) -> bool:
+    """Return whether an answer has words, no foreign script, and no long repetition at its end.
 
-    Of a page that is blank it must have no more than `max_length` letters and digits.
+    For a blank page it may have at most `max_length` letters and digits.
     """
     limit = test.get("max_length")
     if limit is not None:
@@ -85,14 +85,14 @@ def sound(test: Mapping[str, Any], answer: str) -> bool:
         return sum(letter.isalnum() for letter in answer) <= int(limit)
     if not any(letter.isalnum() for letter in answer):
         return False
-    most = test.get("max_repeats", REPEATS)
-    if any(_repeats(answer, size) > most for size in range(1, NGRAM + 1)):
+    limit_of_repeats = test.get("max_repeats", REPEATS)
+    if any(_repeats(answer, size) > limit_of_repeats for size in range(1, NGRAM + 1)):
         return False
     return not (test.get("check_disallowed_characters", True) and FOREIGN.search(answer))
 
 
 def _repeats(answer: str, size: int) -> int:
-    """Return how often the last `size` characters stand at the end, one after the other."""
+    """Return how often the last `size` characters repeat at the end."""
     text = re.sub(r"\s+", " ", answer)
     count, place = 0, len(text) - size
     while place >= 0 and text[place : place + size] == text[-size:]:

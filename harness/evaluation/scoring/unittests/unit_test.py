@@ -1,4 +1,4 @@
-"""Whether an answer passes a unit test of olmOCR-Bench."""
+"""Run the unit tests of olmOCR-Bench on an answer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from espalier.harness.evaluation.scoring.unittests.table_grid import AROUND, Gri
 
 Test = Mapping[str, Any]
 
-#: Half of a cell's characters must be right, however many edits a test allows.
+#: Share of a cell's characters that must be right, however many edits a test allows.
 HALF = 0.5
 
 
 def passes(test: Test, answer: str) -> bool:
-    """Return whether an answer passes. Never raises on an answer.
+    """Return whether an answer passes a test. No answer makes it raise.
 
     Formulas are compared as LaTeX (`equations.tokens`); the released evaluation renders them in a browser.
 
@@ -40,7 +40,7 @@ def passes(test: Test, answer: str) -> bool:
 
 
 def has_cell(test: Test, answer: str) -> bool:
-    """Return whether a table has a cell, nearly as written, with the neighbours and headings that the test names."""
+    """Return whether a table has a cell, nearly as written, with the neighbours and headings of the test."""
     wanted = {name: text.plain(test[name]) for name in AROUND if test.get(name)}
     cell, edits = text.plain(test["cell"]), test.get("max_diffs", 0)
     return any(
@@ -52,7 +52,10 @@ def has_cell(test: Test, answer: str) -> bool:
 
 def _surrounded(grid: Grid, place: Place, wanted: Mapping[str, str], edits: int) -> bool:
     return all(
-        any(_alike(words, grid.cells[other].text, edits) for other in AROUND[name](grid, place))
+        any(
+            _alike(words, grid.cells[neighbour].text, edits)
+            for neighbour in AROUND[name](grid, place)
+        )
         for name, words in wanted.items()
     )
 
@@ -63,10 +66,10 @@ def _alike(wanted: str, cell: str, edits: int) -> bool:
 
 
 CHECKS: dict[str, Callable[[Test, str], bool]] = {
-    "present": text.stands,
-    "absent": lambda test, answer: not text.stands(test, answer),
+    "present": text.has_text,
+    "absent": lambda test, answer: not text.has_text(test, answer),
     "order": text.in_order,
     "table": has_cell,
     "math": lambda test, answer: has_formula(test["math"].strip(), answer),
-    "baseline": text.sound,
+    "baseline": text.is_well_formed,
 }

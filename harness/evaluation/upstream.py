@@ -1,0 +1,247 @@
+"""All patches of libraries: one context manager each, with the package, its version and the reason.
+
+A replacement that calls the original gets it as its first argument.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial, wraps
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import datasets
+import datasets.load
+import fsspec.spec
+import huggingface_hub
+import lmms_eval.api.task
+import lmms_eval.evaluator
+import PIL.Image
+from lmms_eval.api.task import ConfigurableTask, TaskConfig
+from lmms_eval.tasks._task_utils import mmmu_mcq_utils
+from PIL import ImageFile
+from tenacity import stop_after_attempt
+from tqdm import tqdm
+
+Patch = AbstractContextManager[Any]
+
+#: The letter of an option that cannot be read: no option has it.
+UNREAD = ""
+
+# ---------------------------------------------------------------------- Python
+
+
+@contextmanager
+def sleep_checked(check: Callable[[], None]) -> Iterator[None]:
+    """Python 3.11, `time.sleep`: it raises no audit event, so that the sandbox's hook does not see it.
+
+    `check` is called before each sleep; it raises to refuse the sleep.
+    """
+    sleep = time.sleep
+
+    def checked(seconds: float) -> None:
+        check()
+        sleep(seconds)
+
+    with mock.patch.object(time, "sleep", checked):
+        yield
+
+
+# ---------------------------------------------------------------------- lmms-eval: loading
+
+
+def one_download_attempt() -> Patch:
+    """lmms-eval 0.7.3, `ConfigurableTask.download`: it retries four times with pauses, which is useless offline."""
+    return mock.patch.object(ConfigurableTask.download.retry, "stop", stop_after_attempt(1))
+
+
+@contextmanager
+def task_download(
+    load: Callable[[Callable[..., None], ConfigurableTask, dict[str, Any] | None], None],
+) -> Iterator[None]:
+    """lmms-eval 0.7.3, `ConfigurableTask.download`: it loads a task's data anew each time."""
+    download = ConfigurableTask.download
+
+    def call(task: ConfigurableTask, kwargs: dict[str, Any] | None = None) -> None:
+        load(download, task, kwargs)
+
+    with mock.patch.object(ConfigurableTask, "download", call):
+        yield
+
+
+def task_configuration(make: Callable[..., TaskConfig]) -> Patch:
+    """lmms-eval 0.7.3, `lmms_eval.api.task.TaskConfig`: the class of a task's configuration is fixed."""
+    return mock.patch.object(lmms_eval.api.task, "TaskConfig", make)
+
+
+def damaged_images_refused() -> Patch:
+    """lmms-eval 0.7.3 makes Pillow fill the missing part of a truncated image with grey."""
+    return mock.patch.object(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
+
+
+@contextmanager
+def rows_mapped_here() -> Iterator[None]:
+    """Datasets 5.2.0, `Dataset.map`: tasks use child processes, which may hang when forked from torch's threads."""
+    original = datasets.Dataset.map
+
+    def serial(self: datasets.Dataset, *args: Any, **options: Any) -> datasets.Dataset:
+        return original(self, *args, **options | {"num_proc": None})
+
+    with mock.patch.object(datasets.Dataset, "map", serial):
+        yield
+
+
+# ---------------------------------------------------------------------- the hub
+
+
+@contextmanager
+def hub_home(home: Path, cache: Path) -> Iterator[None]:
+    """huggingface_hub 2.4.0, `constants.HF_HOME`: read once at import; tasks unpack archives below it."""
+    environment = {"HF_HOME": str(home), "HF_DATASETS_CACHE": str(cache)}
+    with (
+        mock.patch.dict(os.environ, environment),
+        mock.patch.object(huggingface_hub.constants, "HF_HOME", str(home)),
+    ):
+        yield
+
+
+def dataset_builder(build: Callable[..., Any]) -> Patch:
+    """Datasets 5.2.0, `load_dataset_builder`: it looks a data set's name up on the hub only."""
+    function = partial(build, datasets.load.load_dataset_builder)
+    return mock.patch.object(datasets.load, "load_dataset_builder", function)
+
+
+@contextmanager
+def hub_download(
+    name: str, serve: Callable[..., Any], active: Callable[[], bool]
+) -> Iterator[None]:
+    """huggingface_hub 2.4.0, `snapshot_download` and `hf_hub_download`: tasks call them for data sets.
+
+    Args:
+        name: name of the function.
+        serve: called instead for data sets.
+        active: returns whether data sets are served; a task may keep the function after the block.
+    """
+    original = getattr(huggingface_hub, name)
+
+    @wraps(original)
+    def call(repo_id: str, *args: Any, **options: Any) -> Any:
+        if not active() or options.get("repo_type") != "dataset":
+            return original(repo_id, *args, **options)
+        return serve(repo_id, *args, **options)
+
+    with ExitStack() as stack:
+        for module in _importers(name, original):
+            stack.enter_context(mock.patch.object(module, name, call))
+        yield
+
+
+def _importers(name: str, function: object) -> list[Any]:
+    """Return the hub's package, and the modules that imported a function from it."""
+    modules = [
+        module
+        for module in list(sys.modules.values())
+        if getattr(module, "__dict__", {}).get(name) is function
+    ]
+    return [huggingface_hub, *(module for module in modules if module is not huggingface_hub)]
+
+
+# ---------------------------------------------------------------------- media of the data
+
+
+def column_decoded(column: type, decode: Callable[..., Any]) -> Patch:
+    """Datasets 5.2.0, `decode_example` of columns with files: it opens any path or address in the data."""
+    original = column.decode_example  # type: ignore[attr-defined]
+    return mock.patch.object(column, "decode_example", _method(decode, original))
+
+
+def _method(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function`, with the original as its first argument, in a form that binds to instances."""
+
+    @wraps(original)
+    def call(*args: Any, **options: Any) -> Any:
+        return function(original, *args, **options)
+
+    return call
+
+
+def image_opened(opened: Callable[..., Any]) -> Patch:
+    """Pillow 13.0.0, `Image.open`: tasks open paths from their data."""
+    original = PIL.Image.open
+    return mock.patch.object(PIL.Image, "open", _method(opened, original))
+
+
+def file_system_made(make: Callable[..., Any]) -> Patch:
+    """Fsspec 2026.9.0, `_Cached.__call__`: it makes a file system for any protocol in the data, also the web."""
+    original = fsspec.spec._Cached.__call__
+    return mock.patch.object(fsspec.spec._Cached, "__call__", _method(make, original))
+
+
+# ---------------------------------------------------------------------- lmms-eval: scoring
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """lmms-eval 0.7.3 and datasets 5.2.0: their progress bars disturb the run's bar."""
+
+    def silent(*args: Any, **options: Any) -> Any:
+        return tqdm(*args, **options | {"disable": True})
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(lmms_eval.evaluator, "tqdm", silent))
+        stack.enter_context(mock.patch.object(lmms_eval.api.task, "tqdm", silent))
+        if datasets.is_progress_bar_enabled():
+            datasets.disable_progress_bars()
+            stack.callback(datasets.enable_progress_bars)
+        yield
+
+
+def without_guesses() -> Patch:
+    """lmms-eval 0.7.3, MMMU's reader of letters: it draws a random option if it can read none.
+
+    Here such an answer is wrong. The released scorer draws as well, so that its scores of unreadable answers are those
+    of chance and depend on the state of the generator.
+    """
+
+    def unread(options: Sequence[str]) -> str:
+        return UNREAD
+
+    return mock.patch.object(mmmu_mcq_utils, "random", SimpleNamespace(choice=unread))
+
+
+@contextmanager
+def tokens_remembered() -> Iterator[None]:
+    """Pycocoevalcap 1.2, `PTBTokenizer.tokenize`: each aggregation starts a Java process for all captions.
+
+    Within the block each caption is tokenised once: its tokens depend on the caption only. Nothing is patched if no
+    task has imported it.
+    """
+    module = sys.modules.get("pycocoevalcap.tokenizer.ptbtokenizer")
+    if module is None:
+        yield
+        return
+    original, tokens = module.PTBTokenizer.tokenize, dict[str, str]()
+
+    def tokenize(self: Any, captions: dict[Any, list[dict[str, Any]]]) -> dict[Any, list[str]]:
+        texts = dict.fromkeys(
+            caption["caption"] for group in captions.values() for caption in group
+        )
+        new = [text for text in texts if text not in tokens]
+        if new:
+            results = original(
+                self, {number: [{"caption": text}] for number, text in enumerate(new)}
+            )
+            tokens.update({text: results[number][0] for number, text in enumerate(new)})
+        return {
+            name: [tokens[caption["caption"]] for caption in group]
+            for name, group in captions.items()
+        }
+
+    with mock.patch.object(module.PTBTokenizer, "tokenize", tokenize):
+        yield
