@@ -15,11 +15,11 @@ from espalier.harness.engine.record import Record
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks import speculative_check as speculative
 from espalier.harness.kinds.kind import Responder
-from espalier.harness.kinds.lookup import as_decoder, kind_of
+from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 from espalier.harness.store.files.digests import Digests
-from espalier.methods.base import Method
+from espalier.methods.base import Decoder, Method
 from espalier.methods.fitprune import FitPrune
 
 
@@ -50,7 +50,7 @@ class Settled:
             speculative.check_one_beam(self.spec.method.name, generation)
             return
         asked = replace(self.spec, model=replace(model, generation=generation))
-        kind_of(self.method).admit(asked, self.method, Digests())
+        kind_of(self.method, asked).admit(asked, self.method, Digests())
 
     def removed(self, record: Record) -> float:
         """Return the share of visual tokens that an answer did without, as the budget's rule counts it.
@@ -58,14 +58,14 @@ class Settled:
         Raises:
             BudgetMismatch: what was kept is not what the budget asked for.
         """
-        account = kind_of(self.method).account(self.spec, self.method, (record,))
+        account = kind_of(self.method, self.spec).account(self.spec, self.method, (record,))
         left = float(account.extra["achieved"][self.spec.budget.rule])
         if record.decoding is not None:
             left = float(record.decoding["draft_visual"])
         return 1 - left / record.visual if record.visual else 0.0
 
 
-def settle(spec: RunSpec, method: Method, borrowed: bool, known: ModelSpec | None) -> Settled:
+def normalise(spec: RunSpec, method: Method, borrowed: bool, known: ModelSpec | None) -> Settled:
     """Check what can be checked before anything runs.
 
     Args:
@@ -79,8 +79,8 @@ def settle(spec: RunSpec, method: Method, borrowed: bool, known: ModelSpec | Non
         UserError: something that it needs is missing.
         MethodError: a hyper-parameter does not fit the model.
     """
-    kind, model = kind_of(method), spec.model
-    spec = kind.settle(spec, method)
+    kind, model = kind_of(method, spec), spec.model
+    spec = kind.normalise(spec, method)
     if known is not None:
         return Settled(spec, method, admitted=False)
     if borrowed:
@@ -113,13 +113,12 @@ def opened(settled: Settled, adapter: Adapter, draft: Adapter | None) -> Iterato
     """
     spec, method = settled.spec, settled.method
     if draft is None:
-        with kind_of(method).open(spec, adapter, method, settled.prior) as found:
+        with kind_of(method, spec).open(spec, adapter, method, settled.prior) as found:
             yield found.responder
         return
-    decoder = as_decoder(method)
-    assert decoder is not None  # nothing else takes a draft
+    assert isinstance(method, Decoder)  # nothing else takes a draft
     _check_vocabularies(adapter, draft)
-    with Speculation(spec, adapter, decoder, draft) as both:
+    with Speculation(spec, adapter, method, draft) as both:
         yield both
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from espalier.harness.engine.artifacts.priors import Prior
     from espalier.harness.evaluation.lmms_tasks import Loaded
     from espalier.harness.evaluation.task_cache import Shelf
-    from espalier.harness.kinds.kind import Responder, Rivals
+    from espalier.harness.kinds.kind import PairedSessions, Responder
     from espalier.harness.models.adapter import Adapter
 
 __all__ = ["Evaluation", "Failure", "Sample", "SampleErrors", "evaluate", "evaluate_session"]
@@ -112,8 +112,8 @@ def evaluate(
     the work, `answered` is called when the run has ended and only its speed-up is left to measure, `loaded` is what
     `open_benchmark` returned.
     """
-    kind = kind_of(method)
-    reason = kind.unpaired(spec, method)
+    kind = kind_of(method, spec)
+    reason = kind.why_no_paired_timing(spec, method)
     with kind.open(spec, adapter, method, prior) as opened:
         rivals = opened.rivals if reason is None else None
         done = evaluate_session(
@@ -181,7 +181,7 @@ def evaluate_session(
     journal: Journal,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
-    rivals: Rivals | None = None,
+    rivals: PairedSessions | None = None,
     answered: Callable[[], None] | None = None,
     loaded: Loaded | None = None,
     adapter: Adapter | None = None,

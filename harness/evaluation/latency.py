@@ -27,7 +27,7 @@ from espalier.harness.evaluation.auto_batch import ran_out
 from espalier.harness.evaluation.chat_model import ChatModel
 from espalier.harness.evaluation.samples import Key, Sample
 from espalier.harness.evaluation.synthetic_prompts import Composition, composed, parts
-from espalier.harness.kinds.kind import Generator, Responder, Rivals
+from espalier.harness.kinds.kind import Generator, PairedSessions, Responder
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.generation import Settings
 
@@ -170,7 +170,7 @@ class Clocked:
         return [json.dumps({"throughput": per_second})]
 
     def measure(
-        self, model: ChatModel, own: Responder, rivals: Rivals | None, adapter: Parts
+        self, model: ChatModel, own: Responder, rivals: PairedSessions | None, adapter: Parts
     ) -> dict[str, Any]:
         """Return the block `extra.latency` of a row; without rivals the model stands alone.
 

@@ -18,7 +18,7 @@ from espalier.harness.cost.speedup_bound import Gain, first_token_bound, prefill
 from espalier.harness.engine.record import Generated, Record
 from espalier.harness.evaluation.batch_answers import key_of
 from espalier.harness.evaluation.chat_model import ChatModel
-from espalier.harness.kinds.kind import Generator, Rivals
+from espalier.harness.kinds.kind import Generator, PairedSessions
 from espalier.harness.kinds.sample_counts import flops_of
 from espalier.harness.specs.generation import Settings
 from espalier.harness.specs.run_spec import AUTO_PAIRS, RunSpec
@@ -87,7 +87,7 @@ def turns(
     return Turns(min(affordable // rows - 1, MOST // rows), rows) if rows else None
 
 
-def measured(spec: RunSpec, rivals: Rivals, model: ChatModel, processes: int = 1) -> Paired:
+def measured(spec: RunSpec, rivals: PairedSessions, model: ChatModel, processes: int = 1) -> Paired:
     """Return the speed-up that `engine.paired` asks for, of what the model has answered, or why there is none."""
     asked = spec.engine.paired
     if asked == 0:
@@ -106,7 +106,7 @@ def measured(spec: RunSpec, rivals: Rivals, model: ChatModel, processes: int = 1
 
 
 def measure(
-    rivals: Rivals,
+    rivals: PairedSessions,
     requests: Sequence[Instance],
     group: Settings,
     encode: Callable[[Sequence[Instance]], Any],

@@ -25,7 +25,7 @@ from espalier.harness.evaluation.chat_model import HOPELESS, Answered, ChatModel
 from espalier.harness.evaluation.lmms_requests import ask, served
 from espalier.harness.evaluation.samples import Journal, Key, Sample, finished
 from espalier.harness.kinds.chat_answerer import Joined
-from espalier.harness.kinds.lookup import in_front, kind_of
+from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.specs.generation import Settings
 from espalier.harness.specs.run_spec import RunSpec
@@ -68,7 +68,7 @@ class Sharer:
     @property
     def reducer(self) -> TokenReducer:
         """What shortens its prompts."""
-        found = in_front(self.method)
+        found = kind_of(self.method, self.spec).prompt_reducer(self.method)
         assert found is not None  # others do not take part (harness/kinds/one_pass.py)
         return found
 
@@ -192,7 +192,7 @@ class Together(ChatModel):
         self, read: Prepared, block: Sequence[Instance], group: Settings, sharer: Sharer
     ) -> list[Sample]:
         """Let a run answer a batch as it would by itself."""
-        kind = kind_of(sharer.method)
+        kind = kind_of(sharer.method, sharer.spec)
         with kind.open(sharer.spec, self._adapter, sharer.method, sharer.prior) as opened:
             return self._answerer.say(read, block, group, opened.responder)
 

@@ -15,10 +15,17 @@ from espalier.harness.errors import Refused
 from espalier.harness.kinds.chat_answerer import Joined
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
 from espalier.harness.kinds.identity import answering_settings, identity_of
-from espalier.harness.kinds.kind import Account, Admitted, Identity, Opened, Rivals
+from espalier.harness.kinds.kind import (
+    Account,
+    Identity,
+    OpenMethod,
+    PairedSessions,
+    ResolvedMethod,
+)
 from espalier.harness.kinds.reducer import REDUCER, WHOLE
 from espalier.harness.kinds.sample_counts import account_of, first_token
 from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
+from espalier.methods.base import TokenReducer
 from espalier.methods.compressor import CacheCompressor
 from espalier.methods.none import NoReduction
 
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
 class Compressor:
     """Implements Kind for espalier.methods.compressor.CacheCompressor: the prompt stays whole, the cache does not."""
 
-    def settle(self, spec: Settled, method: CacheCompressor) -> Settled:
+    def normalise(self, spec: Settled, method: CacheCompressor) -> Settled:
         """Refuse settings of prompts that get shorter; what acts nowhere has the ratio 0."""
         if not method.sites(spec.model.facts.text.layers):
             return without_separators(replace(spec, budget=WHOLE))
@@ -53,15 +60,15 @@ class Compressor:
 
     def admit(
         self, spec: RunSpec, method: CacheCompressor, digests: Digests
-    ) -> Admitted[CacheCompressor]:
+    ) -> ResolvedMethod[CacheCompressor]:
         """Check the run as one of the whole model."""
         REDUCER.admit(_whole(spec), NoReduction(), digests)
-        return Admitted(method)
+        return ResolvedMethod(method)
 
     @contextmanager
     def open(
         self, asked: Asked, adapter: Adapter, method: CacheCompressor, prior: Prior | None = None
-    ) -> Iterator[Opened]:
+    ) -> Iterator[OpenMethod]:
         """Open a session that evicts and one that does not."""
         # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
         from espalier.harness.engine.session import Session
@@ -71,9 +78,16 @@ class Compressor:
         engine = asked.engine
         run = partial(Session, adapter, NoReduction(), WHOLE, seed=asked.seed, decode=engine.decode)
         with run(evicting=evicting, separators=engine.separators) as session, run() as plain:
-            yield Opened(Joined.of(adapter, session, engine.rescore), Rivals(session, plain))
+            yield OpenMethod(
+                Joined.of(adapter, session, engine.rescore), PairedSessions(session, plain)
+            )
 
-    def unpaired(self, asked: Asked, method: CacheCompressor) -> str | None:
+    def prompt_reducer(self, method: CacheCompressor) -> TokenReducer | None:
+        """Return a reducer that drops nothing."""
+        del method
+        return NoReduction()
+
+    def why_no_paired_timing(self, asked: Asked, method: CacheCompressor) -> str | None:
         """Time nothing where nothing is evicted."""
         if asked.budget.ratio == 0 or not method.sites(asked.model.facts.text.layers):
             return f"method={asked.method.name} evicts nothing"

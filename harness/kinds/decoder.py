@@ -12,10 +12,10 @@ from espalier.harness.decoding.speculative.speculative_summary import speculativ
 from espalier.harness.kinds.checks import speculative_check as speculative
 from espalier.harness.kinds.checks.signal_check import check_signals
 from espalier.harness.kinds.identity import identity_of, separators_of
-from espalier.harness.kinds.kind import Account, Admitted, Identity, Opened
+from espalier.harness.kinds.kind import Account, Identity, OpenMethod, ResolvedMethod
 from espalier.harness.kinds.sample_counts import account_of
 from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
-from espalier.methods.base import Decoder
+from espalier.methods.base import Decoder, TokenReducer
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 class SpeculativeDecoder:
     """Implements Kind for espalier.methods.base.Decoder. Nothing is taken from the target's own prompt."""
 
-    def settle(self, spec: Settled, method: Decoder) -> Settled:
+    def normalise(self, spec: Settled, method: Decoder) -> Settled:
         """Take one sample in a batch, and the ratio of what the draft is known to see."""
         check_signals(spec.model, method, spec.method.name, Decoder)
         spec = speculative.settled(spec, method)
         speculative.check_graphs(spec, method)
         return spec
 
-    def admit(self, spec: RunSpec, method: Decoder, digests: Digests) -> Admitted[Decoder]:
+    def admit(self, spec: RunSpec, method: Decoder, digests: Digests) -> ResolvedMethod[Decoder]:
         """Check the draft as the target is checked, and that the two go together."""
         speculative.check_one_beam(spec.method.name, spec.generation)
-        return Admitted(method, speculative.check_draft(spec, method, digests))
+        return ResolvedMethod(method, speculative.check_draft(spec, method, digests))
 
     @contextmanager
     def open(
         self, asked: Asked, adapter: Adapter, method: Decoder, prior: Prior | None = None
-    ) -> Iterator[Opened]:
+    ) -> Iterator[OpenMethod]:
         """Start whoever drafts; with `engine.compare` each answer is decoded plainly beside it, so there are no rivals.
 
         No decoder reads a prior in the target, and the draft's is found where the draft is.
@@ -53,9 +53,14 @@ class SpeculativeDecoder:
         from espalier.harness.decoding.speculative.speculation import Speculation
 
         with Speculation(asked, adapter, method) as both:
-            yield Opened(both)
+            yield OpenMethod(both)
 
-    def unpaired(self, asked: Asked, method: Decoder) -> str | None:
+    def prompt_reducer(self, method: Decoder) -> TokenReducer | None:
+        """Return None: two models answer."""
+        del method
+        return None
+
+    def why_no_paired_timing(self, asked: Asked, method: Decoder) -> str | None:
         """Say where the speed-up is instead."""
         del asked, method
         return "decoders are timed by engine.compare: extra.speculative"

@@ -27,7 +27,7 @@ from espalier.harness.kinds.checks.length_check import check_places
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
 from espalier.harness.kinds.checks.signal_check import check_signals
 from espalier.harness.kinds.identity import answering_settings, identity_of
-from espalier.harness.kinds.kind import Account, Admitted, Identity, Opened
+from espalier.harness.kinds.kind import Account, Identity, OpenMethod, ResolvedMethod
 from espalier.harness.kinds.reducer import REDUCER, WHOLE
 from espalier.harness.kinds.sample_counts import position_means
 from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class Denoiser:
     """Implements Kind for every method that drops tokens, on a model that denoises."""
 
-    def settle(self, spec: Settled, method: TokenReducer) -> Settled:
+    def normalise(self, spec: Settled, method: TokenReducer) -> Settled:
         """Refuse what belongs to a prefill or to the engine's other ways; what acts nowhere has the ratio 0."""
         model, name, facts = spec.model, spec.method.name, spec.model.facts
         if facts.rotary_axes > 1 or facts.deepstack:
@@ -78,7 +78,7 @@ class Denoiser:
 
     def admit(
         self, spec: RunSpec, method: TokenReducer, digests: Digests
-    ) -> Admitted[TokenReducer]:
+    ) -> ResolvedMethod[TokenReducer]:
         """Check settings of the answer and the budget of each step.
 
         A length that a task may still say is checked when it is opened (harness/evaluation/denoising_lengths.py).
@@ -94,20 +94,24 @@ class Denoiser:
         facts = spec.model.facts
         for budget in set(step_budgets(method, spec.budget, facts, how.steps, how.prefix_cache)):
             budget.check(method, facts)
-        return Admitted(method)
+        return ResolvedMethod(method)
 
     @contextmanager
     def open(
         self, asked: Asked, adapter: Adapter, method: TokenReducer, prior: Prior | None = None
-    ) -> Iterator[Opened]:
+    ) -> Iterator[OpenMethod]:
         """Open a session for steps."""
         # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
         from espalier.harness.decoding.diffusion.denoising_loop import denoising
 
         with denoising(asked, adapter, method, asked.budget, prior) as denoiser:
-            yield Opened(Joined(adapter, denoiser))
+            yield OpenMethod(Joined(adapter, denoiser))
 
-    def unpaired(self, asked: Asked, method: TokenReducer) -> str | None:
+    def prompt_reducer(self, method: TokenReducer) -> TokenReducer | None:
+        """Return the method if it drops tokens once."""
+        return method if method.in_one_prefill else None
+
+    def why_no_paired_timing(self, asked: Asked, method: TokenReducer) -> str | None:
         """Time whole runs: a step is no prefill."""
         del asked, method
         return "a denoised answer has no prefill and no decoding of single tokens; its steps are timed as a whole"
@@ -158,7 +162,7 @@ class DenoisingOnly:
     Such a method may act nowhere there; then the whole model answers.
     """
 
-    def settle(self, spec: Settled, method: DenoisingReducer) -> Settled:
+    def normalise(self, spec: Settled, method: DenoisingReducer) -> Settled:
         """Refuse to act where there are no denoising steps; what acts nowhere has the ratio 0."""
         facts = spec.model.facts
         if method.read_sites(facts.tower.layers, facts.text.layers):
@@ -166,14 +170,14 @@ class DenoisingOnly:
                 f"method={spec.method.name!r} drops tokens at denoising steps, and model={spec.model.name!r} decodes "
                 "one token after another; valid: a method that drops them in the prefill, such as fastv"
             )
-        return REDUCER.settle(spec, NoReduction())
+        return REDUCER.normalise(spec, NoReduction())
 
     def admit(
         self, spec: RunSpec, method: DenoisingReducer, digests: Digests
-    ) -> Admitted[DenoisingReducer]:
+    ) -> ResolvedMethod[DenoisingReducer]:
         """Check the run as one of the whole model."""
         REDUCER.admit(spec, NoReduction(), digests)
-        return Admitted(method)
+        return ResolvedMethod(method)
 
     def open(
         self, asked: Asked, adapter: Adapter, method: DenoisingReducer, prior: Prior | None = None
@@ -182,10 +186,15 @@ class DenoisingOnly:
         del method
         return REDUCER.open(asked, adapter, NoReduction(), prior)
 
-    def unpaired(self, asked: Asked, method: DenoisingReducer) -> str | None:
+    def prompt_reducer(self, method: DenoisingReducer) -> TokenReducer | None:
+        """Return None: it drops tokens at denoising steps."""
+        del method
+        return None
+
+    def why_no_paired_timing(self, asked: Asked, method: DenoisingReducer) -> str | None:
         """Time nothing where nothing is dropped."""
         del method
-        return REDUCER.unpaired(asked, NoReduction())
+        return REDUCER.why_no_paired_timing(asked, NoReduction())
 
     def account(self, asked: Asked, method: DenoisingReducer, records: Sequence[Record]) -> Account:
         """Count whole prompts."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from espalier.harness.specs.run_spec import Asked, ModelSpec, RunSpec, Settled
-from espalier.methods.base import Method
+from espalier.methods.base import Method, TokenReducer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +55,7 @@ class Responder(Generator, Protocol):
 
 
 @dataclass(frozen=True)
-class Rivals:
+class PairedSessions:
     """Two open sessions over one model: the method's own, and one without a method."""
 
     own: Generator
@@ -63,7 +63,7 @@ class Rivals:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenMethod:
     """A method at work on a loaded model.
 
     Attributes:
@@ -72,11 +72,11 @@ class Opened:
     """
 
     responder: Responder
-    rivals: Rivals | None = None
+    rivals: PairedSessions | None = None
 
 
 @dataclass(frozen=True)
-class Admitted(Generic[M]):
+class ResolvedMethod(Generic[M]):
     """A method with all that was calibrated for it filled in, and the other files that its kind reads."""
 
     method: M
@@ -122,7 +122,7 @@ class Identity:
 class Kind(Protocol[M]):
     """What a run does with one kind of method, from the command line to the row."""
 
-    def settle(self, spec: Settled, method: M) -> Settled:
+    def normalise(self, spec: Settled, method: M) -> Settled:
         """Return the spec with what the kind leaves no choice about, as the ratio of a method that acts nowhere.
 
         Reads no file.
@@ -132,7 +132,7 @@ class Kind(Protocol[M]):
             Refused: the model lacks what the method reads, or the method asks for what is not carried out.
         """
 
-    def admit(self, spec: RunSpec, method: M, digests: Digests) -> Admitted[M]:
+    def admit(self, spec: RunSpec, method: M, digests: Digests) -> ResolvedMethod[M]:
         """Check all else that can be known before the model is loaded, whose own files have been checked.
 
         Raises:
@@ -141,17 +141,20 @@ class Kind(Protocol[M]):
 
     def open(
         self, asked: Asked, adapter: Adapter, method: M, prior: Prior | None = None
-    ) -> AbstractContextManager[Opened]:
+    ) -> AbstractContextManager[OpenMethod]:
         """Install the method on a loaded model for the length of a `with` block; the model is restored behind it.
 
         Args:
-            asked: settled by `settle`.
+            asked: settled by `normalise`.
             adapter: the model.
             method: the method, as `admit` returned it.
             prior: the calibrated prior, for methods that need one.
         """
 
-    def unpaired(self, asked: Asked, method: M) -> str | None:
+    def prompt_reducer(self, method: M) -> TokenReducer | None:
+        """Return what shortens the prompt of one engine session; None where answers come otherwise."""
+
+    def why_no_paired_timing(self, asked: Asked, method: M) -> str | None:
         """Return why a run has no speed-up on the unreduced model; None if it can be measured."""
 
     def account(self, asked: Asked, method: M, records: Sequence[Record]) -> Account:

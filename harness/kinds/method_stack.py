@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from espalier.harness.errors import Refused, UserError
-from espalier.harness.kinds.lookup import as_compressor, as_decoder, as_reducer
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.labels import label
 from espalier.harness.specs.run_spec import MethodSpec, RunSpec
-from espalier.methods.base import Method
+from espalier.methods.base import Decoder, Method, TokenReducer
 from espalier.methods.composed import Composed
 from espalier.methods.compressor import CacheCompressor
 
@@ -41,16 +40,15 @@ def stacked(method: Method, behind: Method, ratio: float, names: tuple[str, str]
     Raises:
         Refused: the first is no method that drops tokens, or the second evicts no cache entries.
     """
-    reducer, compressor = as_reducer(method), as_compressor(behind)
-    if compressor is None:
+    if not isinstance(behind, CacheCompressor):
         valid = ", ".join(names_of(CacheCompressor))
         raise Refused(f"compressor={names[1]!r} evicts no cache entries; valid: none, {valid}")
-    if reducer is not None:
-        return Composed(reducer, compressor, ratio)
+    if isinstance(method, TokenReducer) and method.in_one_prefill:
+        return Composed(method, behind, ratio)
     said = f"method={names[0]} compressor={names[1]}"
-    if as_compressor(method) is not None:
+    if isinstance(method, CacheCompressor):
         raise Refused(f"{said}: both evict cache entries; valid: one of them, with compressor=none")
-    if as_decoder(method) is not None:
+    if isinstance(method, Decoder):
         raise Refused(
             f"{said}: a method that decodes speculatively keeps its caches whole; valid: compressor=none"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from espalier.harness.kinds.lookup import in_front
+from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.reducer import WHOLE
 from espalier.harness.specs.run_spec import AUTO_BATCH, MethodSpec, RunSpec
 from espalier.methods.base import Method
@@ -25,7 +25,7 @@ def apart(spec: RunSpec, method: Method) -> str | None:
         return "the benchmark measures times alone"
     if facts.diffusion is not None:
         return "the model denoises its answers"
-    reducer = in_front(method)
+    reducer = kind_of(method, spec).prompt_reducer(method)
     if reducer is None:
         return "the method drafts"
     sites = reducer.all_sites(facts.tower.layers, facts.text.layers)

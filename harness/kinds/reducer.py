@@ -16,7 +16,13 @@ from espalier.harness.kinds.chat_answerer import Joined
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
 from espalier.harness.kinds.checks.signal_check import check_frames, check_signals
 from espalier.harness.kinds.identity import answering_settings, identity_of
-from espalier.harness.kinds.kind import Account, Admitted, Identity, Opened, Rivals
+from espalier.harness.kinds.kind import (
+    Account,
+    Identity,
+    OpenMethod,
+    PairedSessions,
+    ResolvedMethod,
+)
 from espalier.harness.kinds.sample_counts import account_of
 from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
 from espalier.methods.base import TokenReducer
@@ -35,7 +41,7 @@ WHOLE = Budget(rule="kept", ratio=0.0)
 class Reducer:
     """Implements Kind for espalier.methods.base.TokenReducer."""
 
-    def settle(self, spec: Settled, method: TokenReducer) -> Settled:
+    def normalise(self, spec: Settled, method: TokenReducer) -> Settled:
         """Take the ratio of a method that acts nowhere as 0: all its cells in a sweep are one run."""
         facts = spec.model.facts
         check_signals(spec.model, method, spec.method.name, TokenReducer)
@@ -50,7 +56,7 @@ class Reducer:
 
     def admit(
         self, spec: RunSpec, method: TokenReducer, digests: Digests
-    ) -> Admitted[TokenReducer]:
+    ) -> ResolvedMethod[TokenReducer]:
         """Fill in a fitted schedule; check that beams, the ratio and the model's media go with the method."""
         model, name = spec.model, spec.method.name
         if method.decode_site(model.facts.text.layers) is not None:
@@ -58,12 +64,12 @@ class Reducer:
         method = with_scheme(model, method, name, digests, spec.store)
         spec.budget.check(method, model.facts)
         check_frames(model, method, name)
-        return Admitted(method)
+        return ResolvedMethod(method)
 
     @contextmanager
     def open(
         self, asked: Asked, adapter: Adapter, method: TokenReducer, prior: Prior | None = None
-    ) -> Iterator[Opened]:
+    ) -> Iterator[OpenMethod]:
         """Open a session with the method and one without; with `engine.rescore` the whole model judges answers."""
         # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
         from espalier.harness.engine.session import Session
@@ -82,9 +88,15 @@ class Reducer:
         )
         plainly = Session(adapter, NoReduction(), WHOLE, seed=asked.seed, decode=engine.decode)
         with session, plainly as plain:
-            yield Opened(Joined.of(adapter, session, engine.rescore), Rivals(session, plain))
+            yield OpenMethod(
+                Joined.of(adapter, session, engine.rescore), PairedSessions(session, plain)
+            )
 
-    def unpaired(self, asked: Asked, method: TokenReducer) -> str | None:
+    def prompt_reducer(self, method: TokenReducer) -> TokenReducer | None:
+        """Return the method."""
+        return method
+
+    def why_no_paired_timing(self, asked: Asked, method: TokenReducer) -> str | None:
         """Time what saves something."""
         facts = asked.model.facts
         if not method.read_sites(facts.tower.layers, facts.text.layers):

@@ -11,9 +11,16 @@ from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.kinds.chat_answerer import Joined
 from espalier.harness.kinds.compressor import COMPRESSOR, cache_blocks, check_held
 from espalier.harness.kinds.identity import identity_of
-from espalier.harness.kinds.kind import Account, Admitted, Identity, Opened, Rivals
+from espalier.harness.kinds.kind import (
+    Account,
+    Identity,
+    OpenMethod,
+    PairedSessions,
+    ResolvedMethod,
+)
 from espalier.harness.kinds.reducer import REDUCER, WHOLE
 from espalier.harness.specs.run_spec import Asked, MethodSpec, RunSpec, Settled
+from espalier.methods.base import TokenReducer
 from espalier.methods.composed import Composed
 from espalier.methods.none import NoReduction
 
@@ -27,22 +34,22 @@ if TYPE_CHECKING:
 class Composition:
     """Implements Kind for espalier.methods.composed.Composed. The run's budget is the reducer's."""
 
-    def settle(self, spec: Settled, method: Composed) -> Settled:
+    def normalise(self, spec: Settled, method: Composed) -> Settled:
         """Let both refuse; the ratio is the reducer's."""
-        behind = COMPRESSOR.settle(_behind(spec), method.compressor)
-        found = REDUCER.settle(spec, method.reducer)
+        behind = COMPRESSOR.normalise(_behind(spec), method.compressor)
+        found = REDUCER.normalise(spec, method.reducer)
         # A reducer that drops nothing has no candidates; the compressor may have some.
         return found if behind.engine.separators == "keep" else replace(found, engine=spec.engine)
 
-    def admit(self, spec: RunSpec, method: Composed, digests: Digests) -> Admitted[Composed]:
+    def admit(self, spec: RunSpec, method: Composed, digests: Digests) -> ResolvedMethod[Composed]:
         """Let the reducer be checked and filled in; a compressor reads no file."""
         reducer = REDUCER.admit(spec, method.reducer, digests)
-        return Admitted(replace(method, reducer=reducer.method), reducer.artifacts)
+        return ResolvedMethod(replace(method, reducer=reducer.method), reducer.artifacts)
 
     @contextmanager
     def open(
         self, asked: Asked, adapter: Adapter, method: Composed, prior: Prior | None = None
-    ) -> Iterator[Opened]:
+    ) -> Iterator[OpenMethod]:
         """Open a session that reduces and then evicts, and one that does neither."""
         # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
         from espalier.harness.engine.session import Session
@@ -62,12 +69,18 @@ class Composition:
             adapter, NoReduction(), WHOLE, seed=asked.seed, decode=asked.engine.decode
         )
         with session, plainly as plain:
-            yield Opened(Joined.of(adapter, session, asked.engine.rescore), Rivals(session, plain))
+            yield OpenMethod(
+                Joined.of(adapter, session, asked.engine.rescore), PairedSessions(session, plain)
+            )
 
-    def unpaired(self, asked: Asked, method: Composed) -> str | None:
+    def prompt_reducer(self, method: Composed) -> TokenReducer | None:
+        """Return its reducer."""
+        return method.reducer
+
+    def why_no_paired_timing(self, asked: Asked, method: Composed) -> str | None:
         """Time what either of them saves."""
-        reducer = REDUCER.unpaired(asked, method.reducer)
-        return reducer and COMPRESSOR.unpaired(asked, method.compressor)
+        reducer = REDUCER.why_no_paired_timing(asked, method.reducer)
+        return reducer and COMPRESSOR.why_no_paired_timing(asked, method.compressor)
 
     def account(self, asked: Asked, method: Composed, records: Sequence[Record]) -> Account:
         """Count what the reducer left of each prompt, and what the compressor left of its cache."""

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.media.images import TRANSPARENCY
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.run_spec import ORIGINAL, JudgeSpec, ModelSpec, PromptSpec, RunSpec
 from espalier.methods.base import Method
 
@@ -60,7 +60,7 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
         method: the built method; its fields are the hyper-parameters with defaults filled in.
         contents: what identifies the files that the run reads.
     """
-    identity = kind_of(method).identity(spec, method)
+    identity = kind_of(method, spec).identity(spec, method)
     draft = identity.draft
     found = {
         "model": _model(spec.model, contents.model),

@@ -24,6 +24,7 @@ from espalier.harness.kinds.method_stack import label_of
 from espalier.harness.seedling.scene_benchmarks import sample_objects, sample_scene, samples
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.tools.calibration.calibration_images import question
+from espalier.methods.base import TokenReducer
 from espalier.methods.none import NoReduction
 from lab.bench.bench_page import bench_command
 
@@ -52,12 +53,12 @@ def kept_shares(job: Job, adapter: Adapter) -> dict[str, float]:
     """Return the mean share kept of each kind of patch, and of scenes without a patch of the object asked about."""
     # These bring in transformers: seconds, and main first tells it to stay offline.
     from espalier.harness.engine.session import Session
-    from espalier.harness.kinds.lookup import as_reducer
 
     spec, found = job.spec, {kind: list[float]() for kind in KINDS}
     asked = [one for one in samples("seedling_rec", "test", 0, 0, SCENES) if one["box"]]
     prior = prior_for(spec.model, job.method, spec.store)
-    method = as_reducer(job.method) or NoReduction()  # a decoder leaves the model's tokens alone
+    # A decoder does not drop tokens of the model.
+    method = job.method if isinstance(job.method, TokenReducer) else NoReduction()
     with Session(adapter, method, spec.budget, seed=spec.seed, prior=prior) as session:
         for first in range(0, len(asked), BATCH):
             part = asked[first : first + BATCH]

@@ -252,13 +252,13 @@ def test_methods_of_patches_are_refused_in_one_line(label, why):
     compressor = build_method("aircache", {})
     for one in (method, Composed(method, compressor, 0.5)):
         with pytest.raises(Refused) as refused:
-            kind_of(one).settle(asked, one)
+            kind_of(one).normalise(asked, one)
         line = str(refused.value)
         assert f"engine.separators='candidates': method='{label}' {why}" in line
         assert "valid: keep" in line
         assert "\n" not in line
     # Where separators stay nothing is refused.
-    kind_of(method).settle(replace(asked, engine=EngineSpec()), method)
+    kind_of(method).normalise(replace(asked, engine=EngineSpec()), method)
 
 
 def test_a_method_that_drops_nothing_has_no_candidates():
@@ -267,9 +267,9 @@ def test_a_method_that_drops_nothing_has_no_candidates():
         asked = asked_of("llava_video", label)
         if method.takes_draft:
             asked = replace(asked, method=MethodSpec(label, draft=asked.model))
-        assert kind_of(method).settle(asked, method).engine.separators == "keep", label
+        assert kind_of(method).normalise(asked, method).engine.separators == "keep", label
     both = Composed(NoReduction(), build_method("aircache", {}), 0.5)
-    assert kind_of(both).settle(asked_of("llava_video", "none"), both).engine.separators == (
+    assert kind_of(both).normalise(asked_of("llava_video", "none"), both).engine.separators == (
         "candidates"
     )
 
@@ -311,7 +311,7 @@ def test_what_a_draft_sees_is_a_share_of_all_positions(method, separators):
     assert seen.mismatch is None
     positions = plain.visual + plain.special
     kind = kind_of(method)
-    block = kind.account(kind.settle(asked, method), method, [record])
+    block = kind.account(kind.normalise(asked, method), method, [record])
     told = block.extra["speculative"]
     if separators == "keep":
         assert seen.draft_visual == math.floor(plain.visual / 2 + 0.5)

@@ -21,7 +21,7 @@ from espalier.harness.engine.record import Generated, Record
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.evaluate import Evaluation, evaluate
 from espalier.harness.evaluation.paired_times import MOST, NEW_TOKENS, PAIRS, Turns, measure, turns
-from espalier.harness.kinds.kind import Rivals
+from espalier.harness.kinds.kind import PairedSessions
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.generation import Settings
@@ -102,7 +102,7 @@ def paired(plain: Sequence[float], own: Sequence[float], **more: Any) -> tuple[A
     log: list[tuple[str, list[str]]] = []
     sides = Side("own", log, 4, own, **more), Side("plain", log, 16, plain, **more)
     planned = Turns(len(plain) - 1, 2)
-    done = measure(Rivals(*sides), REQUESTS, GROUP, lambda block: block, planned, LLAVA.facts)
+    done = measure(PairedSessions(*sides), REQUESTS, GROUP, lambda block: block, planned, LLAVA.facts)
     return done, *sides
 
 
@@ -171,7 +171,7 @@ def test_an_unreduced_model_that_does_not_fit_costs_the_run_nothing() -> None:
 
     own, plain = Side("own", [], 4, [1.0] * 5), TooLarge("plain", [], 16, [])
     done = measure(
-        Rivals(own, plain), REQUESTS, GROUP, lambda block: block, Turns(4, 2), LLAVA.facts
+        PairedSessions(own, plain), REQUESTS, GROUP, lambda block: block, Turns(4, 2), LLAVA.facts
     )
     assert done.speedup is None
     assert done.note == (

@@ -23,7 +23,7 @@ from espalier.harness.engine.session import Session
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.evaluation.evaluate import Evaluation
 from espalier.harness.evaluation.samples import Sample
-from espalier.harness.kinds.lookup import KINDS, as_decoder, as_reducer, kind_of
+from espalier.harness.kinds.lookup import KINDS, kind_of
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.preflight import Job, check_method
@@ -294,7 +294,7 @@ def test_an_evicting_method_has_the_runs_budget(store: Path) -> None:
 def test_answers_need_no_benchmark() -> None:
     asked = AnswerSpec(adapter().spec, MethodSpec("uniform"), Budget("kept", 0.75), EngineSpec())
     kind, method = kind_of(Uniform()), Uniform()
-    settled = kind.settle(asked, method)
+    settled = kind.normalise(asked, method)
     assert settled == asked
     with kind.open(settled, adapter(), method) as opened:
         inputs = opened.responder.encode([chat_of(0), chat_of(1)])
@@ -303,11 +303,11 @@ def test_answers_need_no_benchmark() -> None:
         assert opened.rivals is not None
         assert opened.rivals.own is not opened.rivals.plain
     assert [record.kept for record in done.records] == [(36,), (36,)]
-    idle = kind_of(NoReduction()).settle(asked, NoReduction())
+    idle = kind_of(NoReduction()).normalise(asked, NoReduction())
     assert idle == replace(asked, budget=Budget("kept", 0.0))
     emulated = replace(asked, engine=EngineSpec(backend="emulate"))
     with pytest.raises(Refused, match=r"engine\.backend='emulate'"):
-        kind_of(VanillaSD()).settle(emulated, VanillaSD())
+        kind_of(VanillaSD()).normalise(emulated, VanillaSD())
 
 
 # ------------------------------------------------------------------ one lookup

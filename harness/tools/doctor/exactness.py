@@ -70,7 +70,7 @@ def reduced(adapter: Adapter, method: str, ratio: float, backend: Backend = "dro
     """Answer the same chats with a method."""
     built, engine = build_method(method, {}), EngineSpec(backend=backend)
     asked = AnswerSpec(adapter.spec, MethodSpec(method), Budget("kept", ratio), engine)
-    with kind_of(built).open(asked, adapter, built) as opened:
+    with kind_of(built, asked).open(asked, adapter, built) as opened:
         inputs = opened.responder.encode(chats())
         names = [str(number) for number in range(len(inputs["input_ids"]))]
         return opened.responder.generate(inputs, names, **SETTINGS)
@@ -121,7 +121,7 @@ def speculative(device: str, transport: str, *more: str) -> str:
     overrides = [f"model.device={device}", f"method.draft_options={{device: {device}}}", *more]
     job = job_of("method=pearl", *overrides, f"engine.transport={transport}")
     adapter = model_on(f"model.device={device}")
-    with kind_of(job.method).open(job.spec, adapter, job.method) as opened:
+    with kind_of(job.method, job.spec).open(job.spec, adapter, job.method) as opened:
         both = opened.responder
         for index, chat in enumerate(chats()):
             done = both.generate(
