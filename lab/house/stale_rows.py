@@ -3,8 +3,8 @@
     python -m lab.house.stale_rows REPOSITORY LAST_COMMIT [--count 200]
 
 `walk` follows definitions (run key version 3, read from LAST_COMMIT), `packages` takes whole packages, `files` takes
-the closure of imported files. A commit counts where the digest differs from that of its first parent. Approximations: the
-signals of a method are the names of signals that its file quotes, and rows are thought to be computed at every commit.
+the closure of imported files. A commit counts where the digest differs from that of its first parent. Approximations:
+the signals of a method are the names of signals that its file quotes, and rows are thought to be computed at every commit.
 LAST_COMMIT must lie before the packages moved below `espalier`: names of modules are those of that layout.
 """
 

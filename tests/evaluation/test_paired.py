@@ -102,7 +102,9 @@ def paired(plain: Sequence[float], own: Sequence[float], **more: Any) -> tuple[A
     log: list[tuple[str, list[str]]] = []
     sides = Side("own", log, 4, own, **more), Side("plain", log, 16, plain, **more)
     planned = Turns(len(plain) - 1, 2)
-    done = measure(PairedSessions(*sides), REQUESTS, GROUP, lambda block: block, planned, LLAVA.facts)
+    done = measure(
+        PairedSessions(*sides), REQUESTS, GROUP, lambda block: block, planned, LLAVA.facts
+    )
     return done, *sides
 
 

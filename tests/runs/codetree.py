@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from espalier.harness.specs.catalogue import build_method
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.store.files.digests import Digests
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.run_key import key_parts, run_key
+from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Method
 
 #: Runs by what is special about them.

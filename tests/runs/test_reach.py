@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from espalier.harness.runs.codebase import Codebase
 from espalier.harness.runs.reach import Reaches, Roots, reach
 

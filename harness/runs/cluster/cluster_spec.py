@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from espalier.harness.specs import value_checks as fields
 from espalier.harness.config.cell_config import Cell
 from espalier.harness.errors import UserError
+from espalier.harness.specs import value_checks as fields
 
 #: What carries out the cells: this process, workers on this machine, a queue.
 LAUNCHERS = ("local", "joblib", "slurm")
