@@ -65,7 +65,7 @@ class Settled:
         return 1 - left / record.visual if record.visual else 0.0
 
 
-def normalise(spec: RunSpec, method: Method, borrowed: bool, known: ModelSpec | None) -> Settled:
+def settle(spec: RunSpec, method: Method, borrowed: bool, known: ModelSpec | None) -> Settled:
     """Check what can be checked before anything runs.
 
     Args:

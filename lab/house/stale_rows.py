@@ -4,8 +4,12 @@
 
 `walk` follows definitions (run key version 3, read from LAST_COMMIT), `packages` takes whole packages, `files` takes
 the closure of imported files. A commit counts where the digest differs from that of its first parent. Approximations:
-the signals of a method are the names of signals that its file quotes, and rows are thought to be computed at every commit.
+the signals of a method are the names of signals that its file quotes, and every commit is thought to have rows.
 LAST_COMMIT must lie before the packages moved below `espalier`: names of modules are those of that layout.
+
+On the last 200 commits before that move, over ten runs: walk 679, packages 620, files 697. `packages` misses 66 changes
+that the walk follows into other packages; the 22 that `files` misses are in classes that only annotations name, and in
+the choice of a kind.
 """
 
 from __future__ import annotations
@@ -117,8 +121,8 @@ class Walk:
     def __init__(self, code: Path, tree: Path) -> None:
         """Import it; `tree` is the checkout to walk through."""
         sys.path.insert(0, str(code))
-        from harness.running.codebase import Codebase  # type: ignore[import-not-found]
-        from harness.running.reach import Reaches, Roots  # type: ignore[import-not-found]
+        from harness.running.codebase import Codebase
+        from harness.running.reach import Reaches, Roots
 
         self._roots, self._reaches = Roots, Reaches(Codebase(tree))
 

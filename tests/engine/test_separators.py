@@ -252,13 +252,13 @@ def test_methods_of_patches_are_refused_in_one_line(label, why):
     compressor = build_method("aircache", {})
     for one in (method, Composed(method, compressor, 0.5)):
         with pytest.raises(Refused) as refused:
-            kind_of(one).normalise(asked, one)
+            kind_of(one, asked).normalise(asked, one)
         line = str(refused.value)
         assert f"engine.separators='candidates': method='{label}' {why}" in line
         assert "valid: keep" in line
         assert "\n" not in line
     # Where separators stay nothing is refused.
-    kind_of(method).normalise(replace(asked, engine=EngineSpec()), method)
+    kind_of(method, asked).normalise(replace(asked, engine=EngineSpec()), method)
 
 
 def test_a_method_that_drops_nothing_has_no_candidates():
@@ -267,18 +267,19 @@ def test_a_method_that_drops_nothing_has_no_candidates():
         asked = asked_of("llava_video", label)
         if method.takes_draft:
             asked = replace(asked, method=MethodSpec(label, draft=asked.model))
-        assert kind_of(method).normalise(asked, method).engine.separators == "keep", label
-    both = Composed(NoReduction(), build_method("aircache", {}), 0.5)
-    assert kind_of(both).normalise(asked_of("llava_video", "none"), both).engine.separators == (
-        "candidates"
+        assert kind_of(method, asked).normalise(asked, method).engine.separators == "keep", label
+    both, asked = (
+        Composed(NoReduction(), build_method("aircache", {}), 0.5),
+        asked_of("llava_video", "none"),
     )
+    assert kind_of(both, asked).normalise(asked, both).engine.separators == ("candidates")
 
 
 def test_the_key_tells_the_two_apart_and_a_row_without_the_setting_stands_beside_keep():
     method = build_method("aircache", {})
     asked = asked_of("llava_video", "aircache")
     stays = replace(asked, engine=EngineSpec())
-    identity = kind_of(method).identity
+    identity = kind_of(method, asked).identity
     assert identity(asked, method).engine["separators"] == "candidates"
     assert identity(stays, method).engine["separators"] is None
     command = read_command(["method=aircache", "engine.separators=candidates"])
@@ -310,7 +311,7 @@ def test_what_a_draft_sees_is_a_share_of_all_positions(method, separators):
     seen = DecodingRecord.from_entry(record.decoding)
     assert seen.mismatch is None
     positions = plain.visual + plain.special
-    kind = kind_of(method)
+    kind = kind_of(method, asked)
     block = kind.account(kind.normalise(asked, method), method, [record])
     told = block.extra["speculative"]
     if separators == "keep":
@@ -331,7 +332,7 @@ def test_a_row_counts_the_positions_that_reducers_leave():
     for separators in ("keep", "candidates"):
         asked = asked_of("llava_next", "fastv", EngineSpec(separators=separators))
         records = ran("llava_next", method, budget=budget, separators=separators).records
-        tokens = kind_of(method).account(asked, method, records).tokens
+        tokens = kind_of(method, asked).account(asked, method, records).tokens
         special = sum(record.special for record in records) / len(records)
         assert tokens["positions_kept"] == pytest.approx(tokens["kept_final"] + special)
         assert tokens["positions"] == pytest.approx(tokens["visual"] + special)
