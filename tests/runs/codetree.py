@@ -50,9 +50,9 @@ class Tree:
     @classmethod
     def copied(cls, root: Path) -> Tree:
         """Copy what runs go through."""
-        for folder in ("harness", "methods", "tasks"):
+        for folder in ("espalier", "harness", "methods", "tasks"):
             leave = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / folder, root / folder, ignore=leave)
+            shutil.copytree(ROOT / folder, root / folder, symlinks=True, ignore=leave)
         return cls(root)
 
     def keys(self) -> dict[str, str]:
