@@ -50,7 +50,7 @@ class Settled:
             speculative.check_one_beam(self.spec.method.name, generation)
             return
         asked = replace(self.spec, model=replace(model, generation=generation))
-        kind_of(self.method, asked).admit(asked, self.method, Digests())
+        kind_of(self.method, asked).resolve(asked, self.method, Digests())
 
     def removed(self, record: Record) -> float:
         """Return the share of visual tokens that an answer did without, as the budget's rule counts it.
@@ -85,7 +85,7 @@ def settle(spec: RunSpec, method: Method, borrowed: bool, known: ModelSpec | Non
         return Settled(spec, method, admitted=False)
     if borrowed:
         _refuse_calibrated(model, method, spec.method.name)
-    found = kind.admit(spec, method, Digests()).method
+    found = kind.resolve(spec, method, Digests()).method
     return Settled(spec, found, prior_for(model, found, spec.store))
 
 

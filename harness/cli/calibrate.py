@@ -153,7 +153,7 @@ def run(request: Request) -> list[str]:
     """Calibrate, store what was found and return the lines to print: paths, and what a bisection found."""
     # transformers takes seconds to import, and a request that cannot work is refused without it.
     from espalier.harness.models.adapter import load_adapter
-    from espalier.harness.runs.process_checks import OFFLINE
+    from espalier.harness.runs.admission import OFFLINE
 
     check_folder("store", request.spec.store)
 

@@ -58,11 +58,11 @@ class Compressor:
             check_repeating(spec)
         return spec
 
-    def admit(
+    def resolve(
         self, spec: RunSpec, method: CacheCompressor, digests: Digests
     ) -> ResolvedMethod[CacheCompressor]:
         """Check the run as one of the whole model."""
-        REDUCER.admit(_whole(spec), NoReduction(), digests)
+        REDUCER.resolve(_whole(spec), NoReduction(), digests)
         return ResolvedMethod(method)
 
     @contextmanager

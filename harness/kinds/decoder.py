@@ -35,7 +35,7 @@ class SpeculativeDecoder:
         speculative.check_graphs(spec, method)
         return spec
 
-    def admit(self, spec: RunSpec, method: Decoder, digests: Digests) -> ResolvedMethod[Decoder]:
+    def resolve(self, spec: RunSpec, method: Decoder, digests: Digests) -> ResolvedMethod[Decoder]:
         """Check the draft as the target is checked, and that the two go together."""
         speculative.check_one_beam(spec.method.name, spec.generation)
         return ResolvedMethod(method, speculative.check_draft(spec, method, digests))

@@ -76,7 +76,7 @@ class Denoiser:
         check_separators(spec, method)
         return spec
 
-    def admit(
+    def resolve(
         self, spec: RunSpec, method: TokenReducer, digests: Digests
     ) -> ResolvedMethod[TokenReducer]:
         """Check settings of the answer and the budget of each step.
@@ -172,11 +172,11 @@ class DenoisingOnly:
             )
         return REDUCER.normalise(spec, NoReduction())
 
-    def admit(
+    def resolve(
         self, spec: RunSpec, method: DenoisingReducer, digests: Digests
     ) -> ResolvedMethod[DenoisingReducer]:
         """Check the run as one of the whole model."""
-        REDUCER.admit(spec, NoReduction(), digests)
+        REDUCER.resolve(spec, NoReduction(), digests)
         return ResolvedMethod(method)
 
     def open(

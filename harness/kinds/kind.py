@@ -132,7 +132,7 @@ class Kind(Protocol[M]):
             Refused: the model lacks what the method reads, or the method asks for what is not carried out.
         """
 
-    def admit(self, spec: RunSpec, method: M, digests: Digests) -> ResolvedMethod[M]:
+    def resolve(self, spec: RunSpec, method: M, digests: Digests) -> ResolvedMethod[M]:
         """Check all else that can be known before the model is loaded, whose own files have been checked.
 
         Raises:
@@ -147,7 +147,7 @@ class Kind(Protocol[M]):
         Args:
             asked: settled by `normalise`.
             adapter: the model.
-            method: the method, as `admit` returned it.
+            method: the method, as `resolve` returned it.
             prior: the calibrated prior, for methods that need one.
         """
 

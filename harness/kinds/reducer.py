@@ -54,7 +54,7 @@ class Reducer:
         check_separators(spec, method)
         return spec if sites else replace(spec, budget=WHOLE)
 
-    def admit(
+    def resolve(
         self, spec: RunSpec, method: TokenReducer, digests: Digests
     ) -> ResolvedMethod[TokenReducer]:
         """Fill in a fitted schedule; check that beams, the ratio and the model's media go with the method."""

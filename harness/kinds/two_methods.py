@@ -41,9 +41,11 @@ class Composition:
         # A reducer that drops nothing has no candidates; the compressor may have some.
         return found if behind.engine.separators == "keep" else replace(found, engine=spec.engine)
 
-    def admit(self, spec: RunSpec, method: Composed, digests: Digests) -> ResolvedMethod[Composed]:
+    def resolve(
+        self, spec: RunSpec, method: Composed, digests: Digests
+    ) -> ResolvedMethod[Composed]:
         """Let the reducer be checked and filled in; a compressor reads no file."""
-        reducer = REDUCER.admit(spec, method.reducer, digests)
+        reducer = REDUCER.resolve(spec, method.reducer, digests)
         return ResolvedMethod(replace(method, reducer=reducer.method), reducer.artifacts)
 
     @contextmanager

@@ -17,8 +17,8 @@ from espalier.harness.evaluation.task_cache import Shelf
 from espalier.harness.kinds.one_pass import apart, frame
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import progress_bar as progress
+from espalier.harness.runs.admission import Job
 from espalier.harness.runs.model_pool import Pool, threads
-from espalier.harness.runs.preflight import Job
 from espalier.harness.runs.sweep_board import Board
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir, Store

@@ -12,7 +12,6 @@ from espalier.harness.cost.peak_memory import Peak
 from espalier.harness.evaluation.cost_summary import answered_together
 from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.runs.preflight import Job
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import SCHEMA
 from espalier.harness.store.unparsed_mark import too_many
@@ -20,6 +19,7 @@ from espalier.harness.store.unparsed_mark import too_many
 if TYPE_CHECKING:
     from espalier.harness.engine.record import Record
     from espalier.harness.evaluation.evaluate import Evaluation
+    from espalier.harness.runs.admission import Job
 
 
 def build_row(

@@ -10,10 +10,9 @@ from typing import Any, TextIO
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import wandb_log
+from espalier.harness.runs.admission import Job, admit_here, check_drawn
 from espalier.harness.runs.model_pool import Pool
 from espalier.harness.runs.outcome import Outcome
-from espalier.harness.runs.preflight import Job
-from espalier.harness.runs.process_checks import check_cell, check_drawn
 from espalier.harness.runs.result_row import outline
 from espalier.harness.runs.single_run import CellRunner
 from espalier.harness.runs.status_line import Waiting
@@ -86,7 +85,7 @@ class Runner:
         for number, spec in enumerate(specs, 1):
             self.waiting.say(f"checking cell {number} of {len(specs)}")
             try:
-                self.jobs.append((spec, check_cell(spec, self.ranks, self.digests)))
+                self.jobs.append((spec, admit_here(spec, self.ranks, self.digests)))
             except Refused as error:
                 if spec.refused == "error":
                     raise
@@ -181,7 +180,7 @@ class Runner:
         """Return the job that a cell was admitted as; one that nobody asked to admit is checked now."""
         found = self._admitted.get(id(spec))
         if found is None:
-            return check_cell(spec, self.ranks, self.digests)
+            return admit_here(spec, self.ranks, self.digests)
         self.ranks.use_device(spec.model.device)
         return found
 

@@ -16,9 +16,9 @@ from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import environment, wandb_log
 from espalier.harness.runs import progress_bar as progress
+from espalier.harness.runs.admission import Job
 from espalier.harness.runs.model_pool import Pool, threads
 from espalier.harness.runs.onepass import OnePass, begin, journal_of
-from espalier.harness.runs.preflight import Job
 from espalier.harness.runs.result_row import build_row
 from espalier.harness.runs.sweep_board import Board
 from espalier.harness.store import RunDir, Store, Unreadable, failures

@@ -30,7 +30,7 @@ from lab.bench.bench_page import bench_command
 
 if TYPE_CHECKING:
     from espalier.harness.models.adapter import Adapter
-    from espalier.harness.runs.preflight import Job
+    from espalier.harness.runs.admission import Job
     from espalier.harness.specs.run_spec import RunSpec
 
 SCENES, BATCH = 100, 50
@@ -106,10 +106,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _line(spec: RunSpec, adapter: Adapter, digests: Digests) -> str:
     """Return the shares of one cell, or why it cannot run."""
     # The checks know the adapters, and so bring in transformers.
-    from espalier.harness.runs.preflight import check
+    from espalier.harness.runs.admission import admit
 
     try:
-        shares = kept_shares(check(spec, digests), adapter)
+        shares = kept_shares(admit(spec, digests), adapter)
     except Refused as error:
         return str(error)
     return "  ".join(f"{shares[kind]:{len(kind)}.2f}" for kind in KINDS)

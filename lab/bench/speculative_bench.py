@@ -36,7 +36,7 @@ from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import Sequential
 from espalier.harness.errors import UserError
 from espalier.harness.reports.curves.speculative_table import figures, headings
-from espalier.harness.runs import preflight
+from espalier.harness.runs import admission
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scenes
 from espalier.harness.seedling.video.clip_benchmarks import sample_clip, samples
@@ -227,7 +227,7 @@ def row_of(setup: Setup, kind: Kind, setting: Sequence[str]) -> dict[str, Any]:
     # Two seconds for the models of transformers, which --help can do without.
     from espalier.harness.decoding.speculative.speculation import Speculation
 
-    job = preflight.check(setup.spec(*setting, "engine.threads=1"), Digests())
+    job = admission.admit(setup.spec(*setting, "engine.threads=1"), Digests())
     decoder = job.method
     assert isinstance(decoder, Decoder)  # by SETTINGS
     decodings: list[Mapping[str, Any]] = []

@@ -21,7 +21,7 @@ from espalier.harness.decoding.speculative.shared_vocabulary import (
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.paths import ROOT
-from espalier.harness.runs.preflight import Job, check
+from espalier.harness.runs.admission import Job, admit
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.draft_errors import in_words_of_the_draft
 from espalier.harness.specs.run_spec import RunSpec
@@ -45,7 +45,7 @@ def spec_of(*argv: str) -> RunSpec:
 
 
 def job_of(store: Path, *argv: str) -> Job:
-    return check(spec_of(f"store={store}", *argv), Digests())
+    return admit(spec_of(f"store={store}", *argv), Digests())
 
 
 # ------------------------------------------------------------------ which draft

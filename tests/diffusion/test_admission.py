@@ -9,7 +9,7 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.decoding.diffusion.cached_prompt import check_prefix_cache
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.evaluation.evaluate import open_benchmark
-from espalier.harness.runs.preflight import Job, check
+from espalier.harness.runs.admission import Job, admit
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.d3tom import D3ToM
 
@@ -20,7 +20,7 @@ DENOISING = ("model=seedling_diffusion", "model.weights=random")
 def job_of(argv: tuple[str, ...]) -> Job:
     command = read_command([*HERE, *argv])
     assert command is not None
-    return check(build_spec(command.cells[0]), Digests())
+    return admit(build_spec(command.cells[0]), Digests())
 
 
 @pytest.mark.sampled(4)

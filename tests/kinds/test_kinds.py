@@ -24,7 +24,7 @@ from espalier.harness.evaluation.evaluate import Evaluation
 from espalier.harness.evaluation.samples import Sample
 from espalier.harness.kinds.lookup import KINDS, kind_of
 from espalier.harness.models.adapter import Adapter, load_adapter
-from espalier.harness.runs.preflight import Job, check_method
+from espalier.harness.runs.admission import Job, admit
 from espalier.harness.runs.result_row import build_row
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scenes
@@ -84,7 +84,7 @@ def walked(method: Method, store: Path) -> Walked:
     """Take a method all the way from the command line to the row; a decoder answers one chat at a time, so all do."""
     name = "vanilla_sd" if method.drafts else "uniform"
     spec = spec_of(f"method={name}", "ratio=0.875", f"store={store}", "engine.transport=sequential")
-    job = check_method(spec, method, Digests())
+    job = admit(spec, Digests(), method=method)
     kind = kind_of(job.method, job.spec)
     ids: list[tuple[int, ...]] = []
     samples: list[Sample] = []
@@ -187,7 +187,7 @@ def test_a_composition_answers_as_its_reducer_and_names_both(store: Path) -> Non
     assert both.row["extra"]["label"] == "KeepCache(tau=0.25)"
     # Each part's hyper-parameters, class and code make another run of it.
     others = [Composed(FASTV, KeepCache(tau=0.5)), Composed(Uniform(), KeepCache(tau=0.25)), FASTV]
-    keys = {check_method(alone.job.spec, one, Digests()).key for one in others}
+    keys = {admit(alone.job.spec, Digests(), method=one).key for one in others}
     assert len(keys | {both.row["run_key"]}) == 4
 
 
@@ -211,7 +211,7 @@ def test_what_is_not_carried_out_is_refused_in_one_line(
 ) -> None:
     spec = spec_of("method=fastv", "ratio=0.5", f"store={store}")
     with pytest.raises((UserError, MethodError), match=line) as error:
-        check_method(spec, method, Digests())
+        admit(spec, Digests(), method=method)
     assert "\n" not in str(error.value)
 
 
@@ -265,7 +265,7 @@ def test_settings_of_shorter_prompts_are_refused(line: str, said: str, store: Pa
     spec = spec_of("method=fastv", "ratio=0.5", f"store={store}", line)
     for method in (Evict(), Composed(FASTV, Evict(), 0.5)):
         with pytest.raises(Refused, match=f"^{re.escape(said)}"):
-            check_method(spec, method, Digests())
+            admit(spec, Digests(), method=method)
 
 
 def test_a_composition_evicts_what_its_reducer_leaves(store: Path) -> None:

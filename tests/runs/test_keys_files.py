@@ -21,7 +21,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import ADAPTERS
 from espalier.harness.paths import ROOT
 from espalier.harness.runs import run_key as keys
-from espalier.harness.runs.preflight import Job, check
+from espalier.harness.runs.admission import Job, admit
 from espalier.harness.runs.run_key import key_parts, run_key, task_files
 from espalier.harness.specs.catalogue import METHODS, build_method
 from espalier.harness.specs.revisions import model_revision
@@ -62,7 +62,7 @@ def spec_of(store: Path, *argv: str) -> RunSpec:
 
 
 def job_of(store: Path, *argv: str) -> Job:
-    return check(spec_of(store, *argv), Digests())
+    return admit(spec_of(store, *argv), Digests())
 
 
 def key_of(spec: RunSpec, job: Job) -> str:

@@ -12,12 +12,12 @@ from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import streams
+from espalier.harness.runs.admission import admit_here
 from espalier.harness.runs.cluster import dry_run_text as wording
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
 from espalier.harness.runs.cluster.cluster_sweep import Cell, cells_of
 from espalier.harness.runs.cluster.cost_estimate import Cost, Unknown, cost_of
 from espalier.harness.runs.cluster.job_groups import Pack, pack
-from espalier.harness.runs.process_checks import check_cell
 from espalier.harness.runs.runner import Runner
 from espalier.harness.runs.status_line import Waiting
 from espalier.harness.specs.run_spec import RunSpec
@@ -69,7 +69,7 @@ def list_cells(command: Command, cluster: ClusterSpec, waiting: Waiting) -> int:
 def plan(cell: Cell, digests: Digests, runner: Runner) -> Planned:
     """Return what can be told of a cell. Cost: that of its checks; weights that have a checksum are read once."""
     try:
-        job = check_cell(cell.spec, Ranks(), digests, places=False)
+        job = admit_here(cell.spec, Ranks(), digests, places=False)
     except Refused as error:
         return Planned(cell, repr(cell.spec), "refused", str(error))
     except UserError as error:

@@ -17,7 +17,7 @@ from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.engine.record import Generated
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.models.adapter import Adapter, load_adapter
-from espalier.harness.runs import preflight
+from espalier.harness.runs import admission
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scenes
 from espalier.harness.specs.catalogue import build_method
@@ -34,11 +34,11 @@ METHODS = ("visionzip", "divprune", "fastv")
 TOLERANCE = 1e-4
 
 
-def job_of(*overrides: str) -> preflight.Job:
+def job_of(*overrides: str) -> admission.Job:
     """Return the checked job of a command line on the embedded model."""
     command = read_command(["model=seedling", "benchmark=seedling_caption", *overrides])
     assert command is not None  # only requests for help compose nothing
-    return preflight.check(build_spec(command.cells[0]), Digests())
+    return admission.admit(build_spec(command.cells[0]), Digests())
 
 
 @cache
