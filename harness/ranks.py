@@ -199,10 +199,10 @@ def alone() -> Iterator[None]:
         os.environ.update(hidden)
 
 
-def speaks() -> bool:
-    """Say whether this process prints: of several that a launcher started, only the first.
+def is_rank_zero() -> bool:
+    """Return whether this process prints: of several that a launcher started, only the first.
 
-    One whose number makes no sense speaks too: somebody must say so.
+    A process whose rank makes no sense prints too, since the mistake must be reported.
     """
     launched = all(name in os.environ for name in RENDEZVOUS)
     world, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")

@@ -28,7 +28,6 @@ from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import wandb_log
-from espalier.harness.runs.result_row import outline
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.specs.comparable import check_comparable
 from espalier.harness.specs.run_spec import RunSpec
@@ -54,6 +53,15 @@ class Job:
     key: str
     parts: dict[str, Any]
     label: str
+
+    def outline(self) -> dict[str, Any]:
+        """Return the part of the row that is known before the run: cell, requested samples, settings and label."""
+        return {
+            **self.parts["cell"],
+            "n_samples": self.spec.benchmark.limit,
+            "settings": self.parts["settings"],
+            "extra": {"label": self.label},
+        }
 
 
 @dataclass
@@ -120,7 +128,7 @@ def check_drawn(jobs: Sequence[Job]) -> None:
     """Raise UserError if `curves` or `report` would mix rows of different settings."""
     drawn = [job for job in jobs if job.spec.curves or job.spec.report]
     try:
-        check_comparable(map(outline, drawn))
+        check_comparable(job.outline() for job in drawn)
     except UserError as error:
         key = "curves" if drawn[0].spec.curves else "report"
         raise UserError(

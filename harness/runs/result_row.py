@@ -79,16 +79,6 @@ def build_row(
     }
 
 
-def outline(job: Job) -> dict[str, Any]:
-    """Return what is known of a row before its run: the cell, with the samples asked for, and the settings."""
-    return {
-        **job.parts["cell"],
-        "n_samples": job.spec.benchmark.limit,
-        "settings": job.parts["settings"],
-        "extra": {"label": job.label},
-    }
-
-
 def _one_pass(together: int) -> dict[str, Any]:
     """Return what a row says of answers that it shares a pass with other rows for; nothing if there are none."""
     if not together:

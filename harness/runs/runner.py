@@ -13,7 +13,6 @@ from espalier.harness.runs import wandb_log
 from espalier.harness.runs.admission import Job, admit_here, check_drawn
 from espalier.harness.runs.model_pool import Pool
 from espalier.harness.runs.outcome import Outcome
-from espalier.harness.runs.result_row import outline
 from espalier.harness.runs.single_run import CellRunner
 from espalier.harness.runs.status_line import Waiting
 from espalier.harness.runs.sweep_board import Board, Place
@@ -112,7 +111,7 @@ class Runner:
             lines = self.lines or [whole] * len(specs)
             admitted = {id(spec): job for spec, job in self.jobs}
             cells = [
-                Cell.of(job.key, outline(job), line)
+                Cell.of(job.key, job.outline(), line)
                 for job, line in zip(map(admitted.get, map(id, specs)), lines, strict=True)
                 if job is not None
             ]

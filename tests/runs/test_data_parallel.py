@@ -18,7 +18,7 @@ import pytest
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import Failure, SampleErrors
 from espalier.harness.paths import ROOT
-from espalier.harness.ranks import Ranks, _portable, alone, join, speaks
+from espalier.harness.ranks import Ranks, _portable, alone, is_rank_zero, join
 from espalier.harness.store import Journal, RunDir, Store
 from run import main
 from tests.runs.helpers import make_bench
@@ -380,12 +380,12 @@ def test_libraries_do_not_see_the_launcher(monkeypatch: pytest.MonkeyPatch) -> N
     }
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
-    assert not speaks()
+    assert not is_rank_zero()
     with alone():
         assert launched.keys().isdisjoint(os.environ)
     assert launched.items() <= os.environ.items()
     monkeypatch.setenv("RANK", "0")
-    assert speaks()
+    assert is_rank_zero()
 
 
 def test_each_process_needs_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
