@@ -34,7 +34,7 @@ KINDS: Mapping[tuple[type[Any], bool], Kind[Any]] = {
 BASES = frozenset(base for base, _ in KINDS)
 
 
-def kind_of(method: M, asked: Asked) -> Kind[M]:
+def kind_of(method: M, spec: Asked) -> Kind[M]:
     """Return the kind of a method on the model of a run.
 
     Raises:
@@ -47,16 +47,16 @@ def kind_of(method: M, asked: Asked) -> Kind[M]:
         raise UserError(
             f"method {type(method).__name__} is of no kind that runs; valid bases: {valid}"
         )
-    kind = KINDS.get((base, asked.model.facts.diffusion is not None))
+    kind = KINDS.get((base, spec.model.facts.diffusion is not None))
     if kind is None:
-        compressor = asked.method.compressor
+        compressor = spec.method.compressor
         if compressor is None:
-            name = f"method={asked.method.name!r}"
+            name = f"method={spec.method.name!r}"
             valid = "a method that drops tokens, such as d3tom"
         else:
             name, valid = f"compressor={compressor.name!r}", "none"
         raise Refused(
-            f"{name} needs a model that generates one token after another, and model={asked.model.name!r} denoises "
+            f"{name} needs a model that generates one token after another, and model={spec.model.name!r} denoises "
             f"its answers; valid: {valid}"
         )
     return kind

@@ -183,13 +183,13 @@ def _signals(spec: RunSpec, identity: Identity) -> set[str]:
 
 
 def _words(spec: RunSpec) -> str | None:
-    """Return the digest of the words that the user gives a judge, None where the benchmark's own or none are asked."""
+    """Return the digest of the user's prompt for a judge; None without one."""
     path = spec.judge.prompt if "judge" in spec.benchmark.needs else None
     return None if path is None else read_words(path).digest
 
 
 def task_files(benchmark: BenchmarkSpec) -> dict[Path, list[Path]]:
-    """Return the files of each of a benchmark's sources; without any, of the folder that its task is read from."""
+    """Return the files of each source of a benchmark; without sources, of the folder of its task."""
     folder = () if benchmark.include_path is None else (benchmark.include_path,)
     return {source: _inside(source) for source in benchmark.sources or folder}
 
@@ -219,7 +219,7 @@ def _versions(packages: Iterable[str]) -> dict[str, str | None]:
     return {name: _version(name) for name in packages}
 
 
-@cache  # reading a package's metadata takes milliseconds, and a sweep asks for every cell
+@cache  # reading the metadata of a package takes milliseconds, and a sweep needs it for every cell
 def _version(package: str) -> str | None:
     try:
         return version(package)

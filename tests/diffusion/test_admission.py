@@ -62,7 +62,7 @@ def job_of(argv: tuple[str, ...]) -> Job:
         ),
         ("+benchmark.generation.max_new_tokens=1000000", "valid: fewer than 368"),
         ("+model.generation.steps=1000000", "steps=1000000: model='seedling_diffusion' has 512"),
-        ("engine.decode=generate", "engine.decode='generate' says one token after another"),
+        ("engine.decode=generate", "engine.decode='generate' generates one token after another"),
         ("method=fastv_denoising ratio=1", "ratio=1"),
         ("method=fastv_denoising ratio=0.5 method.params.K=6", "method.params.K=6"),
         ("method=pyramiddrop_denoising ratio=0.3", "valid with method.params.excess=1.5"),

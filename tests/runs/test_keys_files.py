@@ -201,7 +201,7 @@ def every_file() -> dict[Stamp, SourceFile]:
     for argv in (
         *((f"method={name}",) for name in METHODS.names()),
         *families,
-        ("method=d3tom", "model=llada_v", "benchmark=video_detail_caption"),
+        ("method=d3tom", "model=seedling_diffusion", "benchmark=video_detail_caption"),
     ):
         files |= files_of(*argv)
     return files
