@@ -94,11 +94,11 @@ def _draft_positions(record: Record) -> float:
     return positions + record.special if positions else 0.0
 
 
-def _transport(spec: str, method: Decoder) -> str | None:
+def _transport(transport: str, method: Decoder) -> str | None:
     if not method.takes_draft:
         return None
     # Sides that never work at once alternate in one process under `auto` too.
-    return "auto" if spec == "sequential" and not method.overlap else spec
+    return "auto" if transport == "sequential" and not method.overlap else transport
 
 
 DECODER = SpeculativeDecoder()

@@ -51,13 +51,10 @@ EXCLUDED = {
     "espalier.harness.kinds.checks": "refuses runs",
     "espalier.harness.kinds.lookup": "finds kinds; the chosen one is an entry",
     "espalier.harness.ranks": "distributes samples; the row is that of one process",
-    "espalier.harness.runs": "reads settings and stores rows",
-    "espalier.harness.specs.catalogue": "finds methods by name; the chosen one is an entry",
     "espalier.harness.specs.draft_errors": "error lines",
     "espalier.harness.specs.hub_cache": "finds files of a revision that is hashed",
     "espalier.harness.specs.labels": "names of rows and curves",
     "espalier.harness.specs.registry": "finds classes by name; the chosen ones are entries",
-    "espalier.harness.specs.revisions": "names input files",
     "espalier.harness.store": "stores rows",
 }
 
