@@ -210,7 +210,7 @@ def alone() -> Iterator[None]:
 def is_main_process() -> bool:
     """Return whether this process prints: of several that a launcher started, only the first.
 
-    Also True for an invalid rank: somebody must report it.
+    Also True for an invalid rank, since the mistake must be reported.
     """
     launched = all(name in os.environ for name in RENDEZVOUS)
     world, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")

@@ -127,11 +127,11 @@ class Calculator:
         """Encode in another thread as in this one."""
         return self.encode
 
-    def moved(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Leave inputs where they are."""
         return inputs
 
-    def told(self, chat: Any) -> dict[str, str | None]:
+    def prompt_summary(self, chat: Any) -> dict[str, str | None]:
         """Say what a row says of prompts."""
         return {"rendered": chat[0]["content"][1]["text"]}
 

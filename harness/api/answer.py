@@ -16,9 +16,7 @@ from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.decoding.speculative.speculative_summary import steady_rounds
 from espalier.harness.engine.record import Record
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.lookup import as_reducer
-from espalier.methods.base import Method
-from espalier.methods.denoiser import as_denoiser
+from espalier.methods.base import Method, TokenReducer
 
 if TYPE_CHECKING:
     from espalier.harness.api.overlay import Drawing
@@ -138,9 +136,10 @@ class Answer:
 def flops_of(record: Record, facts: ModelFacts, method: Method) -> Flops:
     """Return the FLOPs of one sample's prefill, or of all steps of a denoised answer."""
     if record.denoising is not None:
-        reducer = as_denoiser(method) or as_reducer(method)
-        assert reducer is not None  # only denoisers and reducers run on diffusion models
-        flops = run_flops(reducer, facts, record)
+        assert isinstance(
+            method, TokenReducer
+        )  # only denoisers and reducers run on diffusion models
+        flops = run_flops(method, facts, record)
     else:
         flops = sample_flops(facts, record.entering, record.visual, record.text, record.work)
     return Flops(flops.share_of_full, flops.exact.language, flops.exact_full.language)

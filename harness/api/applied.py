@@ -21,7 +21,7 @@ from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.engine.record import Record
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks.generation_check import check_settings
-from espalier.harness.kinds.kind import Opened
+from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.media.frames import Clip
 from espalier.harness.models.chat_media import Chat
 from espalier.harness.specs import value_checks as fields
@@ -63,7 +63,7 @@ class Applied:
         with ExitStack() as stack, user_errors():
             self._adapter = stack.enter_context(self._model.open_adapter())
             draft = None if self._draft is None else stack.enter_context(self._draft.open_adapter())
-            self._opened: Opened = stack.enter_context(
+            self._opened: OpenMethod = stack.enter_context(
                 open_responder(self._checked, self._adapter, draft)
             )
             self._stack = stack.pop_all()

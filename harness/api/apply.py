@@ -16,7 +16,6 @@ from espalier.harness.config.build_spec import build_draft
 from espalier.harness.config.compose import compose_section
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.lookup import as_decoder
 from espalier.harness.kinds.method_stack import stacked
 from espalier.harness.paths import ROOT
 from espalier.harness.specs import value_checks as fields
@@ -31,7 +30,7 @@ from espalier.harness.specs.run_spec import (
     ModelSpec,
     RunSpec,
 )
-from espalier.methods.base import Method
+from espalier.methods.base import Decoder, Method
 from espalier.methods.compressor import CacheCompressor
 
 __all__ = ["Applied", "apply"]
@@ -184,6 +183,5 @@ def _default_transport(method: Method, draft: Model | None, target: Model) -> st
     by_itself = draft is None or not draft.borrowed
     if by_itself and type(method).__module__ != "__main__":
         return "auto"
-    decoder = as_decoder(method)
-    overlap = decoder is not None and decoder.overlap and draft is not target
+    overlap = isinstance(method, Decoder) and method.overlap and draft is not target
     return "threads" if overlap else "sequential"

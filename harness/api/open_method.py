@@ -14,12 +14,12 @@ from espalier.harness.engine.artifacts.priors import Prior, prior_for, prior_lay
 from espalier.harness.engine.record import Record
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks import speculative_check as speculative
-from espalier.harness.kinds.kind import Opened
-from espalier.harness.kinds.lookup import as_decoder, kind_of
+from espalier.harness.kinds.kind import OpenMethod
+from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 from espalier.harness.store.files.digests import Digests
-from espalier.methods.base import Method
+from espalier.methods.base import Decoder, Method
 from espalier.methods.fitprune import FitPrune
 
 
@@ -50,7 +50,7 @@ class CheckedMethod:
             speculative.check_one_beam(self.spec.method.name, generation)
             return
         changed = replace(self.spec, model=replace(model, generation=generation))
-        kind_of(self.method).admit(changed, self.method, Digests())
+        kind_of(self.method, changed).resolve(changed, self.method, Digests())
 
     def removed(self, record: Record) -> float:
         """Return the share of visual tokens removed for an answer, counted by the budget's rule.
@@ -58,7 +58,7 @@ class CheckedMethod:
         Raises:
             BudgetMismatch: the kept tokens do not match the budget.
         """
-        account = kind_of(self.method).account(self.spec, self.method, (record,))
+        account = kind_of(self.method, self.spec).account(self.spec, self.method, (record,))
         kept = float(account.extra["achieved"][self.spec.budget.rule])
         if record.decoding is not None:
             kept = float(record.decoding["draft_visual"])
@@ -79,13 +79,13 @@ def settle(spec: RunSpec, method: Method, borrowed: bool, draft: ModelSpec | Non
         UserError: a required file or setting is missing.
         MethodError: a hyper-parameter does not suit the model.
     """
-    kind, model = kind_of(method), spec.model
-    spec = kind.settle(spec, method)
+    kind, model = kind_of(method, spec), spec.model
+    spec = kind.normalise(spec, method)
     if draft is not None:
         return CheckedMethod(spec, method, admitted=False)
     if borrowed:
         _refuse_calibrated(model, method, spec.method.name)
-    admitted = kind.admit(spec, method, Digests()).method
+    admitted = kind.resolve(spec, method, Digests()).method
     return CheckedMethod(spec, admitted, prior_for(model, admitted, spec.store))
 
 
@@ -102,7 +102,7 @@ def _refuse_calibrated(model: ModelSpec, method: Method, name: str) -> None:
 @contextmanager
 def open_responder(
     checked: CheckedMethod, adapter: Adapter, draft: Adapter | None
-) -> Iterator[Opened]:
+) -> Iterator[OpenMethod]:
     """Yield a responder that answers with the method applied, and restore the model afterwards.
 
     Args:
@@ -115,14 +115,13 @@ def open_responder(
     """
     spec, method = checked.spec, checked.method
     if draft is None:
-        with kind_of(method).open(spec, adapter, method, checked.prior) as open_kind:
+        with kind_of(method, spec).open(spec, adapter, method, checked.prior) as open_kind:
             yield open_kind
         return
-    decoder = as_decoder(method)
-    assert decoder is not None  # only decoders take a draft
+    assert isinstance(method, Decoder)  # only decoders take a draft
     _check_vocabularies(adapter, draft)
-    with Speculation(spec, adapter, decoder, draft) as speculation:
-        yield Opened(speculation, speculation)
+    with Speculation(spec, adapter, method, draft) as speculation:
+        yield OpenMethod(speculation, speculation)
 
 
 def _check_vocabularies(target: Adapter, draft: Adapter) -> None:

@@ -23,7 +23,7 @@ from espalier.harness.evaluation.data_sources import AllowedSources
 from espalier.harness.evaluation.prefetch import ReadingTimes
 from espalier.harness.evaluation.prompt_text import PromptTexts
 from espalier.harness.evaluation.samples import Failure, Key, Sample
-from espalier.harness.kinds.kind import Opened, Prepare
+from espalier.harness.kinds.kind import OpenMethod, Prepare
 from espalier.harness.media.images import complete_only
 from espalier.harness.specs.generation import Settings, cut
 from espalier.methods.base import MethodError
@@ -69,7 +69,7 @@ class Answerer:
 
     def __init__(
         self,
-        opened: Opened,
+        opened: OpenMethod,
         seed: int,
         document: Callable[[str, str, int], Any],
         source: Callable[[str, str, int, Any], tuple[str, Any]] | None = None,
@@ -105,7 +105,7 @@ class Answerer:
             started = perf_counter()
             batch = next_batch()
             if batch is not None:
-                batch = replace(batch, inputs=self._codec.moved(batch.inputs))
+                batch = replace(batch, inputs=self._codec.to_device(batch.inputs))
             batch = batch or self.read(block)
             waited = perf_counter() - started
             with self.seeded(block, group):
@@ -204,7 +204,7 @@ class Answerer:
     def prompt_row(self, request: Instance) -> dict[str, str | None]:
         """Return the row's entry about prompts, taken from one request."""
         with complete_only():
-            return self._codec.told(self._messages(request, self._read(request)))
+            return self._codec.prompt_summary(self._messages(request, self._read(request)))
 
     def _read(self, request: Instance) -> Any:
         _, _, _, doc_id, task, split = request.args

@@ -31,7 +31,7 @@ from espalier.harness.evaluation.samples import (
     SampleErrors,
     finished_samples,
 )
-from espalier.harness.kinds.kind import Opened
+from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.ranks import Ranks
 from espalier.harness.specs.generation import Settings, settings
 from espalier.harness.specs.run_spec import AUTO_BATCH, RunSpec
@@ -90,7 +90,7 @@ class ChatModel(lmms):
 
     def __init__(
         self,
-        opened: Opened,
+        opened: OpenMethod,
         journal: AnswerJournal,
         spec: RunSpec,
         tasks: Sequence[Task],

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from espalier.harness.engine.artifacts.priors import Prior
     from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark
     from espalier.harness.evaluation.task_cache import TaskCache
-    from espalier.harness.kinds.kind import Opened
+    from espalier.harness.kinds.kind import OpenMethod
     from espalier.harness.models.adapter import Adapter
 
 __all__ = ["Evaluation", "Failure", "Sample", "SampleErrors", "evaluate", "evaluate_session"]
@@ -111,8 +111,8 @@ def evaluate(
     `prior` is the calibrated prior for methods that need one, `ranks` the processes that share the work; `answered` is
     called when only the speed-up remains to be measured; `loaded` is the result of `open_benchmark`.
     """
-    kind = kind_of(method)
-    reason = kind.unpaired(spec, method)
+    kind = kind_of(method, spec)
+    reason = kind.why_no_paired_timing(spec, method)
     with kind.open(spec, adapter, method, prior) as opened:
         if reason is not None:
             opened = replace(opened, rivals=None)
@@ -179,7 +179,7 @@ def open_benchmark(
 
 def evaluate_session(
     spec: RunSpec,
-    opened: Opened,
+    opened: OpenMethod,
     journal: AnswerJournal,
     progress: Progress | None = None,
     ranks: Ranks | None = None,

@@ -27,7 +27,7 @@ from espalier.harness.evaluation.auto_batch import ran_out
 from espalier.harness.evaluation.chat_model import ChatModel
 from espalier.harness.evaluation.samples import Key, Sample
 from espalier.harness.evaluation.synthetic_prompts import PromptComposition, compose_prompt, parts
-from espalier.harness.kinds.kind import Generator, Opened
+from espalier.harness.kinds.kind import Generator, OpenMethod
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.generation import Settings
 
@@ -171,7 +171,7 @@ class LatencyRun:
         per_second = 1e3 / self.samples[key].record.times_ms["decode_per_token"]
         return [json.dumps({"throughput": per_second})]
 
-    def measure(self, model: ChatModel, opened: Opened, adapter: Parts) -> dict[str, Any]:
+    def measure(self, model: ChatModel, opened: OpenMethod, adapter: Parts) -> dict[str, Any]:
         """Return the block `extra.latency` of a row; without rivals only the model itself is timed.
 
         Cost: ROUNDS + 1 answers of TOKENS tokens of each side.

@@ -18,7 +18,7 @@ from espalier.harness.cost.speedup_bound import Gain, first_token_bound, prefill
 from espalier.harness.engine.record import Generated, Record
 from espalier.harness.evaluation.batch_answers import key_of
 from espalier.harness.evaluation.chat_model import ChatModel
-from espalier.harness.kinds.kind import Generator, Rivals
+from espalier.harness.kinds.kind import Generator, PairedSessions
 from espalier.harness.kinds.sample_counts import flops_of
 from espalier.harness.specs.generation import Settings
 from espalier.harness.specs.run_spec import AUTO_PAIRS, RunSpec
@@ -87,7 +87,9 @@ def plan_pairs(
     return PairPlan(min(affordable // size - 1, MOST // size), size) if size else None
 
 
-def measure_run(spec: RunSpec, rivals: Rivals, model: ChatModel, processes: int = 1) -> PairedTimes:
+def measure_run(
+    spec: RunSpec, rivals: PairedSessions, model: ChatModel, processes: int = 1
+) -> PairedTimes:
     """Return the speed-up on answered requests that `engine.paired` asks for, or why there is none."""
     paired = spec.engine.paired
     if paired == 0:
@@ -108,7 +110,7 @@ def measure_run(spec: RunSpec, rivals: Rivals, model: ChatModel, processes: int 
 
 
 def measure(
-    rivals: Rivals,
+    rivals: PairedSessions,
     requests: Sequence[Instance],
     group: Settings,
     encode: Callable[[Sequence[Instance]], Any],

@@ -25,8 +25,8 @@ from espalier.harness.evaluation.batch_answers import Prepared, key_of, sample_n
 from espalier.harness.evaluation.chat_model import HOPELESS, AllAnswered, ChatModel
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, scoring
 from espalier.harness.evaluation.samples import AnswerJournal, Key, Sample, finished_samples
-from espalier.harness.kinds.kind import Opened
-from espalier.harness.kinds.lookup import in_front, kind_of
+from espalier.harness.kinds.kind import OpenMethod
+from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.specs.generation import Settings
 from espalier.harness.specs.run_spec import RunSpec
@@ -68,7 +68,7 @@ class SharedRun:
     @property
     def reducer(self) -> TokenReducer:
         """The method that shortens its prompts."""
-        reducer = in_front(self.method)
+        reducer = kind_of(self.method, self.spec).prompt_reducer(self.method)
         assert reducer is not None  # others do not take part (harness/kinds/one_pass.py)
         return reducer
 
@@ -134,7 +134,7 @@ class SharedPassModel(ChatModel):
         first = sharers[0]
         # The adapter encodes chats and decodes ids for all runs; each run generates by itself.
         super().__init__(
-            Opened(_NoGenerator(), adapter),
+            OpenMethod(_NoGenerator(), adapter),
             first.journal,
             first.spec,
             loaded.tasks,
@@ -200,7 +200,7 @@ class SharedPassModel(ChatModel):
         self, batch: Prepared, block: Sequence[Instance], group: Settings, sharer: SharedRun
     ) -> list[Sample]:
         """Return one run's answers to a batch."""
-        kind = kind_of(sharer.method)
+        kind = kind_of(sharer.method, sharer.spec)
         with kind.open(sharer.spec, self._adapter, sharer.method, sharer.prior) as opened:
             with self._answerer.seeded(block, group):
                 generated = opened.generator.generate(

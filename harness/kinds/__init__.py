@@ -1,1 +1,1 @@
-"""What a run does with each kind of method, behind one protocol: one file a kind, found by the method's base class."""
+"""Kinds of method: how a run uses a method. One file a kind, one protocol, one table."""

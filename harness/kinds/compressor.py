@@ -1,4 +1,4 @@
-"""Methods that evict entries of the key-value cache after the prefill."""
+"""The kind of methods that evict entries of the KV cache after the prefill."""
 
 from __future__ import annotations
 
@@ -14,11 +14,18 @@ from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
 from espalier.harness.kinds.identity import answering_settings, identity_of
-from espalier.harness.kinds.kind import Account, Admitted, Identity, Opened, Rivals
+from espalier.harness.kinds.kind import (
+    Account,
+    Identity,
+    OpenMethod,
+    PairedSessions,
+    ResolvedMethod,
+)
 from espalier.harness.kinds.reducer import REDUCER, WHOLE
 from espalier.harness.kinds.rescore import Rescored
 from espalier.harness.kinds.sample_counts import account_of, first_token
 from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
+from espalier.methods.base import TokenReducer
 from espalier.methods.compressor import CacheCompressor
 from espalier.methods.none import NoReduction
 
@@ -30,17 +37,17 @@ if TYPE_CHECKING:
 
 
 class Compressor:
-    """Implements Kind for espalier.methods.compressor.CacheCompressor: the prompt stays whole, the cache does not."""
+    """Implements Kind for espalier.methods.compressor.CacheCompressor: the prompt stays whole, the cache shrinks."""
 
-    def settle(self, spec: Settled, method: CacheCompressor) -> Settled:
-        """Refuse settings of prompts that get shorter; what acts nowhere has the ratio 0."""
+    def normalise(self, spec: Settled, method: CacheCompressor) -> Settled:
+        """Refuse settings that need a shorter prompt; a method that acts nowhere gets the ratio 0."""
         if not method.sites(spec.model.facts.text.layers):
             return without_separators(replace(spec, budget=WHOLE))
         check_separators(spec, method)
         if spec.budget.rule != "kept":
             raise Refused(
-                f"budget={spec.budget.rule!r}: method={spec.method.name!r} evicts cache entries behind a whole "
-                "prefill, of which only a share can be kept; valid: kept"
+                f"budget={spec.budget.rule!r}: method={spec.method.name!r} evicts cache entries after a whole "
+                "prefill, and can only keep a share of them; valid: kept"
             )
         if spec.engine.backend != "drop":
             raise Refused(
@@ -51,113 +58,123 @@ class Compressor:
             check_repeating(spec)
         return spec
 
-    def admit(
+    def resolve(
         self, spec: RunSpec, method: CacheCompressor, digests: Digests
-    ) -> Admitted[CacheCompressor]:
-        """Check the run as one of the whole model."""
-        REDUCER.admit(_whole(spec), NoReduction(), digests)
-        return Admitted(method)
+    ) -> ResolvedMethod[CacheCompressor]:
+        """Check the run like one without a method."""
+        REDUCER.resolve(_without_reduction(spec), NoReduction(), digests)
+        return ResolvedMethod(method)
 
     @contextmanager
     def open(
-        self, asked: Asked, adapter: Adapter, method: CacheCompressor, prior: Prior | None = None
-    ) -> Iterator[Opened]:
+        self, spec: Asked, adapter: Adapter, method: CacheCompressor, prior: Prior | None = None
+    ) -> Iterator[OpenMethod]:
         """Open a session that evicts and one that does not."""
-        # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
+        # transformers takes seconds to import, and checks and readers of rows do not need it.
         from espalier.harness.engine.session import Session
 
         del prior
-        evicting = CacheBudget(method, asked.budget.ratio)
-        engine = asked.engine
-        run = partial(Session, adapter, NoReduction(), WHOLE, seed=asked.seed, decode=engine.decode)
+        evicting = CacheBudget(method, spec.budget.ratio)
+        engine = spec.engine
+        run = partial(Session, adapter, NoReduction(), WHOLE, seed=spec.seed, decode=engine.decode)
         with run(evicting=evicting, separators=engine.separators) as session, run() as plain:
             generator = Rescored(adapter, session) if engine.rescore else session
-            yield Opened(generator, adapter, Rivals(session, plain))
+            yield OpenMethod(generator, adapter, PairedSessions(session, plain))
 
-    def unpaired(self, asked: Asked, method: CacheCompressor) -> str | None:
-        """Time nothing where nothing is evicted."""
-        if asked.budget.ratio == 0 or not method.sites(asked.model.facts.text.layers):
-            return f"method={asked.method.name} evicts nothing"
+    def prompt_reducer(self, method: CacheCompressor) -> TokenReducer | None:
+        """Return a reducer that drops nothing."""
+        del method
+        return NoReduction()
+
+    def why_no_paired_timing(self, spec: Asked, method: CacheCompressor) -> str | None:
+        """Return a reason where nothing is evicted."""
+        if spec.budget.ratio == 0 or not method.sites(spec.model.facts.text.layers):
+            return f"method={spec.method.name} evicts nothing"
         return None
 
-    def account(self, asked: Asked, method: CacheCompressor, records: Sequence[Record]) -> Account:
-        """Count whole prompts, and what was left of each cache, verified against the budget."""
-        evicting = CacheBudget(method, asked.budget.ratio)
+    def account(self, spec: Asked, method: CacheCompressor, records: Sequence[Record]) -> Account:
+        """Count whole prompts and the entries that stay in each cache, verified against the budget."""
+        evicting = CacheBudget(method, spec.budget.ratio)
         for record in records:
             check_held(evicting, record)
-        found = account_of(_whole(asked), NoReduction(), records)
-        return replace(found, extra={**found.extra, **cache_blocks(evicting, records)})
+        account = account_of(_without_reduction(spec), NoReduction(), records)
+        return replace(account, extra={**account.extra, **cache_blocks(evicting, records)})
 
-    def identity(self, asked: Asked, method: CacheCompressor) -> Identity:
-        """Name the settings of answers of one model; positions stay, for no token leaves the prompt."""
-        return identity_of(asked, method, answering_settings(asked.engine, acts=False))
+    def identity(self, spec: Asked, method: CacheCompressor) -> Identity:
+        """Return the settings of one model without a policy for positions, since no token leaves the prompt."""
+        return identity_of(spec, method, answering_settings(spec.engine, acts=False))
 
 
 def check_repeating(spec: Settled) -> None:
-    """Refuse whatever reads caches in another way than the engine's loop, for caches of repeated heads.
+    """Refuse other readers of the cache than the engine's loop, for caches of repeated heads.
 
     Raises:
-        Refused: the loop is the library's, or attention does not fold heads.
+        Refused: the library's loop, or an attention that does not fold heads.
     """
-    said = f"method={spec.method.name!r} keeps a copy of keys and values for every query head"
+    reason = f"method={spec.method.name!r} keeps a copy of keys and values for every query head"
     if spec.engine.decode != "loop":
-        raise Refused(f"engine.decode={spec.engine.decode!r}: {said}; valid: loop")
+        raise Refused(f"engine.decode={spec.engine.decode!r}: {reason}; valid: loop")
     if spec.model.attention != "sdpa":
-        raise Refused(f"model.attention={spec.model.attention!r}: {said}; valid: sdpa")
+        raise Refused(f"model.attention={spec.model.attention!r}: {reason}; valid: sdpa")
 
 
 def check_held(evicting: CacheBudget, record: Record) -> None:
-    """Raise BudgetMismatch if a sample's cache holds another number of visual entries than its budget asks for.
+    """Raise BudgetMismatch if a sample's cache holds another number of visual entries than its budget requests.
 
-    Where words may go too, how many of the entries left are visual is the method's choice: then only that no layer
-    holds more than entered it is checked.
+    A method that may evict text entries too chooses how many visual entries stay: then the only check is that no layer
+    holds more entries than entered it.
     """
-    held = record.entering if record.held is None else record.held
+    entries = record.entering if record.held is None else record.held
     entered = sum(record.entering)
     if evicting.compressor.scope == "visual":
         acts = evicting.ratio > 0 and record.held is not None and entered > 0
-        asked = evicting.total(record.entering) if acts else entered
+        requested = evicting.total(record.entering) if acts else entered
         slack = evicting.compressor.slack(len(record.entering)) if acts else 0
-        right = asked <= sum(held) <= asked + slack
+        right = requested <= sum(entries) <= requested + slack
     else:
-        right = all(one <= other for one, other in zip(held, record.entering, strict=True))
-    if not right or record.kv_entries != sum(held):
+        right = all(
+            count <= entered_count
+            for count, entered_count in zip(entries, record.entering, strict=True)
+        )
+    if not right or record.kv_entries != sum(entries):
         raise BudgetMismatch(
             f"sample {record.sample}: ratio {evicting.ratio}: the cache holds {record.kv_entries} visual entries "
-            f"({', '.join(map(str, held))} by layer), {entered} entered its layers"
+            f"({', '.join(map(str, entries))} by layer), {entered} entered its layers"
         )
 
 
 def cache_blocks(evicting: CacheBudget, records: Sequence[Record]) -> dict[str, Any]:
-    """Return what a row says of its caches, and whether its answers can tell one way of evicting from another.
+    """Return the block `cache` of a row, and whether its answers can discriminate between ways to evict.
 
-    `entered` and `entries` are the visual entries of each layer before and after, `share` what is left of all of them,
-    `positions_share` what is left where entries of newlines and separators count as well.
-    An answer of one token was chosen behind the whole cache; what is left decides nothing but that it ends there.
+    `entered` and `entries` are the visual entries of each layer before and after eviction, `share` is their ratio,
+    `positions_share` the ratio where entries of newlines and separators count as well.
+    The first token is chosen with the whole cache, so an answer of one token depends on eviction only in its end.
     """
-    entered = [fmean(layer) for layer in zip(*(one.entering for one in records), strict=True)]
-    held = (one.entering if one.held is None else one.held for one in records)
-    entries = [fmean(layer) for layer in zip(*held, strict=True)]
-    depth = len(entered)
-    special = depth * fmean(one.special for one in records)
-    beside = fmean(
-        depth * one.special if one.held_special is None else sum(one.held_special)
-        for one in records
+    entered = [fmean(layer) for layer in zip(*(record.entering for record in records), strict=True)]
+    entries_by_record = (
+        record.entering if record.held is None else record.held for record in records
     )
-    whole = sum(entered) + special
+    entries = [fmean(layer) for layer in zip(*entries_by_record, strict=True)]
+    depth = len(entered)
+    special = depth * fmean(record.special for record in records)
+    special_left = fmean(
+        depth * record.special if record.held_special is None else sum(record.held_special)
+        for record in records
+    )
+    every = sum(entered) + special
     block = {
         "ratio": evicting.ratio,
         "entered": entered,
         "entries": entries,
         "share": sum(entries) / sum(entered) if sum(entered) else 1.0,
-        "positions_share": (sum(entries) + beside) / whole if whole else 1.0,
+        "positions_share": (sum(entries) + special_left) / every if every else 1.0,
     }
     return {"cache": block, "discriminates": first_token(records) < 1}
 
 
-def _whole(asked: Any) -> Any:
-    """Return a run in which every token of the prompt stays."""
-    return replace(asked, budget=WHOLE)
+def _without_reduction(spec: Any) -> Any:
+    """Return the run with every token of the prompt kept."""
+    return replace(spec, budget=WHOLE)
 
 
 COMPRESSOR = Compressor()

@@ -1,4 +1,4 @@
-"""Methods by which a draft guesses the answer ahead: two models answer together."""
+"""The kind of speculative decoders: a draft proposes tokens, the target verifies them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from espalier.harness.decoding.speculative.speculative_summary import speculativ
 from espalier.harness.kinds.checks import speculative_check as speculative
 from espalier.harness.kinds.checks.signal_check import check_signals
 from espalier.harness.kinds.identity import identity_of, separators_of
-from espalier.harness.kinds.kind import Account, Admitted, Identity, Opened
+from espalier.harness.kinds.kind import Account, Identity, OpenMethod, ResolvedMethod
 from espalier.harness.kinds.sample_counts import account_of
 from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
-from espalier.methods.base import Decoder
+from espalier.methods.base import Decoder, TokenReducer
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
@@ -26,53 +26,58 @@ if TYPE_CHECKING:
 
 
 class SpeculativeDecoder:
-    """Implements Kind for espalier.methods.base.Decoder. Nothing is taken from the target's own prompt."""
+    """Implements Kind for espalier.methods.base.Decoder. The prompt of the target stays whole."""
 
-    def settle(self, spec: Settled, method: Decoder) -> Settled:
-        """Take one sample in a batch, and the ratio of what the draft is known to see."""
+    def normalise(self, spec: Settled, method: Decoder) -> Settled:
+        """Take batches of one sample, and the ratio that follows from what the draft sees."""
         check_signals(spec.model, method, spec.method.name, Decoder)
-        spec = speculative.settled(spec, method)
+        spec = speculative.normalised(spec, method)
         speculative.check_graphs(spec, method)
         return spec
 
-    def admit(self, spec: RunSpec, method: Decoder, digests: Digests) -> Admitted[Decoder]:
-        """Check the draft as the target is checked, and that the two go together."""
+    def resolve(self, spec: RunSpec, method: Decoder, digests: Digests) -> ResolvedMethod[Decoder]:
+        """Check the draft like the target, and that the two are compatible."""
         speculative.check_one_beam(spec.method.name, spec.generation)
-        return Admitted(method, speculative.check_draft(spec, method, digests))
+        return ResolvedMethod(method, speculative.check_draft(spec, method, digests))
 
     @contextmanager
     def open(
-        self, asked: Asked, adapter: Adapter, method: Decoder, prior: Prior | None = None
-    ) -> Iterator[Opened]:
-        """Start whoever drafts; with `engine.compare` each answer is decoded plainly beside it, so there are no rivals.
+        self, spec: Asked, adapter: Adapter, method: Decoder, prior: Prior | None = None
+    ) -> Iterator[OpenMethod]:
+        """Start the draft. With `engine.compare` each answer is also decoded plainly, so there are no paired sessions.
 
-        No decoder reads a prior in the target, and the draft's is found where the draft is.
+        No decoder reads a prior in the target, and the prior of the draft is loaded with the draft.
         """
         del prior
-        # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
+        # transformers takes seconds to import, and checks and readers of rows do not need it.
         from espalier.harness.decoding.speculative.speculation import Speculation
 
-        with Speculation(asked, adapter, method) as both:
-            yield Opened(both, both)
+        with Speculation(spec, adapter, method) as speculation:
+            yield OpenMethod(speculation, speculation)
 
-    def unpaired(self, asked: Asked, method: Decoder) -> str | None:
-        """Say where the speed-up is instead."""
-        del asked, method
+    def prompt_reducer(self, method: Decoder) -> TokenReducer | None:
+        """Return None: two models answer."""
+        del method
+        return None
+
+    def why_no_paired_timing(self, spec: Asked, method: Decoder) -> str | None:
+        """Return where the speed-up is stored instead."""
+        del spec, method
         return "decoders are timed by engine.compare: extra.speculative"
 
-    def account(self, asked: Asked, method: Decoder, records: Sequence[Record]) -> Account:
-        """Count whole prompts, and how the two models did together."""
-        found = account_of(asked, NoReduction(), records)
+    def account(self, spec: Asked, method: Decoder, records: Sequence[Record]) -> Account:
+        """Count whole prompts, and summarise the decoding of both models."""
+        account = account_of(spec, NoReduction(), records)
         decodings = [record.decoding for record in records if record.decoding is not None]
         block = speculative_block(decodings, method.overlap)
-        seen, every = fmean(map(_draft_positions, records)), found.tokens["positions"]
-        block["draft_positions"] = seen
-        block["draft_positions_share"] = seen / every if every else 0.0
-        return replace(found, extra={**found.extra, "speculative": block})
+        positions, every = fmean(map(_draft_positions, records)), account.tokens["positions"]
+        block["draft_positions"] = positions
+        block["draft_positions_share"] = positions / every if every else 0.0
+        return replace(account, extra={**account.extra, "speculative": block})
 
-    def identity(self, asked: Asked, method: Decoder) -> Identity:
-        """Name the settings of two models that answer together."""
-        engine = asked.engine
+    def identity(self, spec: Asked, method: Decoder) -> Identity:
+        """Return the settings of target and draft."""
+        engine = spec.engine
         concerning = {
             "positions": engine.positions if speculative.leaves_gaps(method) else None,
             "separators": separators_of(engine),
@@ -80,20 +85,20 @@ class SpeculativeDecoder:
             "compare": engine.compare,
             "graphs": "auto" if engine.graphs is None else engine.graphs,
         }
-        return identity_of(asked, method, concerning, asked.method.draft)
+        return identity_of(spec, method, concerning, spec.method.draft)
 
 
 def _draft_positions(record: Record) -> float:
-    """Return the positions of images that a draft saw: newlines and separators stand wherever a visual token does."""
-    seen = 0.0 if record.decoding is None else float(record.decoding["draft_visual"])
-    return seen + record.special if seen else 0.0
+    """Return the positions of images in the draft's prompt; newlines and separators count if any visual token stays."""
+    positions = 0.0 if record.decoding is None else float(record.decoding["draft_visual"])
+    return positions + record.special if positions else 0.0
 
 
-def _transport(asked: str, method: Decoder) -> str | None:
+def _transport(transport: str, method: Decoder) -> str | None:
     if not method.takes_draft:
         return None
-    # Sides that never work at once take turns in one process under `auto` too.
-    return "auto" if asked == "sequential" and not method.overlap else asked
+    # Sides that never work at once alternate in one process under `auto` too.
+    return "auto" if transport == "sequential" and not method.overlap else transport
 
 
 DECODER = SpeculativeDecoder()

@@ -1,4 +1,4 @@
-"""Methods on a model that denoises its answers: visual tokens leave anew at each step."""
+"""The kinds of methods that drop tokens at each denoising step of a diffusion model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from espalier.harness.kinds.checks.length_check import check_places
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
 from espalier.harness.kinds.checks.signal_check import check_signals
 from espalier.harness.kinds.identity import answering_settings, identity_of
-from espalier.harness.kinds.kind import Account, Admitted, Identity, Opened
+from espalier.harness.kinds.kind import Account, Identity, OpenMethod, ResolvedMethod
 from espalier.harness.kinds.reducer import REDUCER, WHOLE
 from espalier.harness.kinds.sample_counts import position_means
 from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
@@ -42,22 +42,22 @@ if TYPE_CHECKING:
 
 
 class Denoiser:
-    """Implements Kind for every method that drops tokens, on a model that denoises."""
+    """Implements Kind for methods that drop tokens, on a model that denoises its answers."""
 
-    def settle(self, spec: Settled, method: TokenReducer) -> Settled:
-        """Refuse what belongs to a prefill or to the engine's other ways; what acts nowhere has the ratio 0."""
+    def normalise(self, spec: Settled, method: TokenReducer) -> Settled:
+        """Refuse settings of a prefill or of other loops; a method that acts nowhere gets the ratio 0."""
         model, name, facts = spec.model, spec.method.name, spec.model.facts
         if facts.rotary_axes > 1 or facts.deepstack:
             raise Refused(
                 f"model={model.name!r} denoises, and its positions have several axes or its tower feeds the decoder's "
-                "first layers, which denoising steps do not carry out; valid: model.facts.rotary_axes=1, no deepstack"
+                "first layers, which denoising steps do not support; valid: model.facts.rotary_axes=1, no deepstack"
             )
         check_signals(model, method, name, TokenReducer)
         depth = facts.text.layers
         if method.tower_sites(facts.tower.layers) or method.decode_site(depth) is not None:
             raise Refused(
                 f"method={name!r} acts inside the vision tower or in the steps of a cache, and model={model.name!r} "
-                "denoises its answers; valid: d3tom, or a method that drops tokens behind the projector, such as fastv"
+                "denoises its answers; valid: d3tom, or a method that drops tokens after the projector, such as fastv"
             )
         if spec.engine.rescore:
             raise Refused(
@@ -66,8 +66,8 @@ class Denoiser:
             )
         if spec.engine.decode != "loop":
             raise Refused(
-                f"engine.decode={spec.engine.decode!r} says one token after another, and model={model.name!r} denoises "
-                "its answers; valid: loop"
+                f"engine.decode={spec.engine.decode!r} generates one token after another, and model={model.name!r} "
+                "denoises its answers; valid: loop"
             )
         closes_gaps(spec.engine.positions, method, facts)  # raises what is refused
         if not method.all_sites(facts.tower.layers, depth):
@@ -75,55 +75,61 @@ class Denoiser:
         check_separators(spec, method)
         return spec
 
-    def admit(
+    def resolve(
         self, spec: RunSpec, method: TokenReducer, digests: Digests
-    ) -> Admitted[TokenReducer]:
+    ) -> ResolvedMethod[TokenReducer]:
         """Check settings of the answer and the budget of each step.
 
-        A length that a task may still say is checked when it is opened (harness/evaluation/denoising_lengths.py).
+        A length that the task sets is checked when the task is opened (harness/evaluation/denoising_lengths.py).
         """
-        said = _said(spec)
-        how = Denoising.of(said)
+        settings = _answer_settings(spec)
+        how = Denoising.of(settings)
         if spec.benchmark.generation.get("max_new_tokens") is not None:
             check_places(spec, how.length)
-        else:  # the task says the length, which has a place for each step
-            check_places(spec, int(said.get("steps") or 1), "steps")
+        else:  # the task sets the length, which has a place for each step
+            check_places(spec, int(settings.get("steps") or 1), "steps")
         if how.prefix_cache:
             check_prefix_cache(spec.model, method, spec.engine.backend == "emulate")
         facts = spec.model.facts
         for budget in set(step_budgets(method, spec.budget, facts, how.steps, how.prefix_cache)):
             budget.check(method, facts)
-        return Admitted(method)
+        return ResolvedMethod(method)
 
     @contextmanager
     def open(
-        self, asked: Asked, adapter: Adapter, method: TokenReducer, prior: Prior | None = None
-    ) -> Iterator[Opened]:
-        """Open a session for steps."""
-        # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
+        self, spec: Asked, adapter: Adapter, method: TokenReducer, prior: Prior | None = None
+    ) -> Iterator[OpenMethod]:
+        """Open a session for denoising steps."""
+        # transformers takes seconds to import, and checks and readers of rows do not need it.
         from espalier.harness.decoding.diffusion.denoising_loop import denoising
 
-        with denoising(asked, adapter, method, asked.budget, prior) as denoiser:
-            yield Opened(denoiser, adapter)
+        with denoising(spec, adapter, method, spec.budget, prior) as denoiser:
+            yield OpenMethod(denoiser, adapter)
 
-    def unpaired(self, asked: Asked, method: TokenReducer) -> str | None:
-        """Time whole runs: a step is no prefill."""
-        del asked, method
+    def prompt_reducer(self, method: TokenReducer) -> TokenReducer | None:
+        """Return the method if it drops tokens once."""
+        return method if method.in_one_prefill else None
+
+    def why_no_paired_timing(self, spec: Asked, method: TokenReducer) -> str | None:
+        """Return that whole runs are timed: a step is not a prefill."""
+        del spec, method
         return "a denoised answer has no prefill and no decoding of single tokens; its steps are timed as a whole"
 
-    def account(self, asked: Asked, method: TokenReducer, records: Sequence[Record]) -> Account:
-        """Count what the steps left, and the arithmetic of whole runs."""
-        facts, told = asked.model.facts, denoising_records(records)
-        found = [verify_steps(method, asked.budget, facts, record) for record in records]
-        pairs = list(zip(told, records, strict=True))
+    def account(self, spec: Asked, method: TokenReducer, records: Sequence[Record]) -> Account:
+        """Count the tokens that the steps keep, and the FLOPs of whole runs."""
+        facts, runs = spec.model.facts, denoising_records(records)
+        achieved = [verify_steps(method, spec.budget, facts, record) for record in records]
+        pairs = list(zip(runs, records, strict=True))
         sites = method.all_sites(facts.tower.layers, facts.text.layers)
-        kept = [_left(one.kept, r.visual) for one, r in pairs]
+        kept = [_mean_after_last_site(run.kept, r.visual) for run, r in pairs]
         return Account(
             tokens={
                 "visual": fmean(record.visual for record in records),
-                "requested_keep": fmean(_left(one.requested, r.visual) for one, r in pairs),
+                "requested_keep": fmean(
+                    _mean_after_last_site(run.requested, r.visual) for run, r in pairs
+                ),
                 "kept_final": fmean(kept),
-                "layer_average": fmean(fmean(one.entering) for one in told),
+                "layer_average": fmean(fmean(run.entering) for run in runs),
                 "kv_entries": fmean(record.kv_entries for record in records),
                 **position_means(records, kept),
             },
@@ -131,7 +137,7 @@ class Denoiser:
             kv_bytes=fmean(record.kv_bytes for record in records),
             extra={
                 "sites": [
-                    {"where": site.where, "layer": site.layer, **_means(told, number)}
+                    {"where": site.where, "layer": site.layer, **_means(runs, number)}
                     for number, site in enumerate(sites)
                 ],
                 "adaptive": method.adaptive,
@@ -140,86 +146,94 @@ class Denoiser:
                 "acceptance": None,
                 "speculative": None,
                 "diffusion": diffusion_block(records),
-                "achieved": {rule: fmean(one[rule] for one in found) for rule in found[0]},
+                "achieved": {rule: fmean(run[rule] for run in achieved) for rule in achieved[0]},
             },
         )
 
-    def identity(self, asked: Asked, method: TokenReducer) -> Identity:
-        """Name the settings of answers of one model."""
-        facts = asked.model.facts
+    def identity(self, spec: Asked, method: TokenReducer) -> Identity:
+        """Return the settings of one model."""
+        facts = spec.model.facts
         acts = bool(method.all_sites(facts.tower.layers, facts.text.layers))
-        return identity_of(asked, method, answering_settings(asked.engine, acts))
+        return identity_of(spec, method, answering_settings(spec.engine, acts))
 
 
 class DenoisingOnly:
-    """Implements Kind for espalier.methods.denoiser.DenoisingReducer on a model that says one token after another.
+    """Implements Kind for espalier.methods.denoiser.DenoisingReducer on a model that generates token by token.
 
-    Such a method may act nowhere there; then the whole model answers.
+    Such a method may act nowhere there; then the model answers with every token.
     """
 
-    def settle(self, spec: Settled, method: DenoisingReducer) -> Settled:
-        """Refuse to act where there are no denoising steps; what acts nowhere has the ratio 0."""
+    def normalise(self, spec: Settled, method: DenoisingReducer) -> Settled:
+        """Refuse a method that needs denoising steps; one that acts nowhere gets the ratio 0."""
         facts = spec.model.facts
         if method.read_sites(facts.tower.layers, facts.text.layers):
             raise Refused(
                 f"method={spec.method.name!r} drops tokens at denoising steps, and model={spec.model.name!r} decodes "
                 "one token after another; valid: a method that drops them in the prefill, such as fastv"
             )
-        return REDUCER.settle(spec, NoReduction())
+        return REDUCER.normalise(spec, NoReduction())
 
-    def admit(
+    def resolve(
         self, spec: RunSpec, method: DenoisingReducer, digests: Digests
-    ) -> Admitted[DenoisingReducer]:
-        """Check the run as one of the whole model."""
-        REDUCER.admit(spec, NoReduction(), digests)
-        return Admitted(method)
+    ) -> ResolvedMethod[DenoisingReducer]:
+        """Check the run like one without a method."""
+        REDUCER.resolve(spec, NoReduction(), digests)
+        return ResolvedMethod(method)
 
     def open(
-        self, asked: Asked, adapter: Adapter, method: DenoisingReducer, prior: Prior | None = None
+        self, spec: Asked, adapter: Adapter, method: DenoisingReducer, prior: Prior | None = None
     ) -> Any:
         """Answer with every token."""
         del method
-        return REDUCER.open(asked, adapter, NoReduction(), prior)
+        return REDUCER.open(spec, adapter, NoReduction(), prior)
 
-    def unpaired(self, asked: Asked, method: DenoisingReducer) -> str | None:
-        """Time nothing where nothing is dropped."""
+    def prompt_reducer(self, method: DenoisingReducer) -> TokenReducer | None:
+        """Return None: it drops tokens at denoising steps."""
         del method
-        return REDUCER.unpaired(asked, NoReduction())
+        return None
 
-    def account(self, asked: Asked, method: DenoisingReducer, records: Sequence[Record]) -> Account:
+    def why_no_paired_timing(self, spec: Asked, method: DenoisingReducer) -> str | None:
+        """Return a reason, since nothing is dropped."""
+        del method
+        return REDUCER.why_no_paired_timing(spec, NoReduction())
+
+    def account(self, spec: Asked, method: DenoisingReducer, records: Sequence[Record]) -> Account:
         """Count whole prompts."""
         del method
-        return REDUCER.account(asked, NoReduction(), records)
+        return REDUCER.account(spec, NoReduction(), records)
 
-    def identity(self, asked: Asked, method: DenoisingReducer) -> Identity:
-        """Name the settings of answers of one model; positions stay, for no token leaves the prompt."""
-        return identity_of(asked, method, answering_settings(asked.engine, acts=False))
+    def identity(self, spec: Asked, method: DenoisingReducer) -> Identity:
+        """Return the settings of one model without a policy for positions, since no token leaves the prompt."""
+        return identity_of(spec, method, answering_settings(spec.engine, acts=False))
 
 
 DENOISER = Denoiser()
 DENOISING_ONLY = DenoisingOnly()
 
 
-def _said(spec: RunSpec) -> dict[str, Any]:
-    """Return the settings, with a length that fits the others where the benchmark leaves it to its task."""
-    said = {name: value for name, value in spec.generation.items() if value is not None}
+def _answer_settings(spec: RunSpec) -> dict[str, Any]:
+    """Return the generation settings, with a length that fits the others if the benchmark sets none."""
+    settings = {name: value for name, value in spec.generation.items() if value is not None}
     if spec.benchmark.generation.get("max_new_tokens") is None:
-        said["max_new_tokens"] = fitting_length(said)
-    return said
+        settings["max_new_tokens"] = fitting_length(settings)
+    return settings
 
 
-def _left(counts: Sequence[Sequence[int]], visual: int) -> float:
-    """Return the mean over the steps behind the first of the tokens behind the last site."""
+def _mean_after_last_site(counts: Sequence[Sequence[int]], visual: int) -> float:
+    """Return the mean number of tokens after the last site, over the steps after the first."""
     return fmean(last_of(counts[1:] or counts, visual))
 
 
-def _means(told: Sequence[DenoisingRecord], number: int) -> dict[str, float]:
-    """Return the mean over samples and steps behind the first of what was asked and left at one site."""
+def _means(runs: Sequence[DenoisingRecord], number: int) -> dict[str, float]:
+    """Return the mean requested and kept tokens of one site, over samples and the steps after the first."""
 
     def mean(steps: Iterable[Sequence[Sequence[int]]]) -> float:
-        return fmean(fmean(step[number] for step in one[1:] or one) for one in steps)
+        return fmean(
+            fmean(step[number] for step in steps_of_run[1:] or steps_of_run)
+            for steps_of_run in steps
+        )
 
     return {
-        "requested": mean(one.requested for one in told),
-        "kept": mean(one.kept for one in told),
+        "requested": mean(run.requested for run in runs),
+        "kept": mean(run.kept for run in runs),
     }

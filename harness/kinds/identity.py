@@ -1,4 +1,4 @@
-"""What a method adds to a row's key and name, for every kind alike."""
+"""The part of a row's key and name that depends on the method, for every kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from espalier.harness.specs.labels import label
 from espalier.harness.specs.run_spec import Asked, EngineSpec, ModelSpec
 from espalier.methods.base import Method
 
-#: Settings of the engine that make a difference to some kind, in the order of a row.
+#: Engine settings that change the numbers of some kind, in the order of a row.
 CONCERNING = (
     *("backend", "batch_size", "positions", "separators", "decode", "rescore"),
     *("transport", "compare", "graphs"),
@@ -19,14 +19,14 @@ CONCERNING = (
 
 
 def identity_of(
-    asked: Asked, method: Method, concerning: Mapping[str, Any], draft: ModelSpec | None = None
+    spec: Asked, method: Method, concerning: Mapping[str, Any], draft: ModelSpec | None = None
 ) -> Identity:
     """Return the identity of a method.
 
     Args:
-        asked: what it runs under.
+        spec: the run.
         method: the method.
-        concerning: values of those settings of the engine that make a difference to it.
+        concerning: the engine settings that change its numbers.
         draft: the model that drafts.
     """
     return Identity(
@@ -34,34 +34,34 @@ def identity_of(
         params=params_of(method),
         engine={name: concerning.get(name) for name in CONCERNING},
         draft=draft,
-        label=label(method, asked.method.variant, asked.budget),
+        label=label(method, spec.method.variant, spec.budget),
     )
 
 
 def params_of(method: Method) -> dict[str, Any]:
-    """Return the hyper-parameters of a method; of a composition those of each part by its class, beside its own."""
+    """Return the hyper-parameters of a method; of a composition its own, and those of each part by class name."""
     if len(method.parts) == 1:
         return asdict(method)
     values = ((field.name, getattr(method, field.name)) for field in fields(method))
-    own = {name: value for name, value in values if value not in method.parts}
-    return {**{type(part).__qualname__: asdict(part) for part in method.parts}, **own}
+    values_of_both = {name: value for name, value in values if value not in method.parts}
+    return {**{type(part).__qualname__: asdict(part) for part in method.parts}, **values_of_both}
 
 
 def separators_of(engine: EngineSpec) -> str | None:
-    """Return what a row says of separators; null where they stay, as in rows that do not know the setting."""
+    """Return the setting of separators in a row; null where they stay, as in rows older than the setting."""
     return None if engine.separators == "keep" else engine.separators
 
 
 def answering_settings(engine: EngineSpec, acts: bool) -> dict[str, Any]:
-    """Return the settings that concern answers of one model.
+    """Return the settings that change answers of one model.
 
     Args:
-        engine: all settings.
-        acts: whether tokens leave the prompt; otherwise there are no gaps and no policy for them.
+        engine: all engine settings.
+        acts: whether tokens leave the prompt; otherwise no policy for gaps applies.
     """
     return {
         "backend": engine.backend,
-        # What `auto` finds depends on the machine; greedy answers do not depend on the batch.
+        # The size that `auto` finds depends on the machine; greedy answers do not depend on the batch.
         "batch_size": engine.batch_size or "auto",
         "positions": engine.positions if acts else None,
         "separators": separators_of(engine),

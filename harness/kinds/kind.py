@@ -1,4 +1,4 @@
-"""The protocol of all kinds of method, and the plain data that passes between a kind and the rooms above."""
+"""The protocol of kinds of method, and the plain data that kinds exchange with the packages above."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from espalier.harness.specs.run_spec import Asked, ModelSpec, RunSpec, Settled
-from espalier.methods.base import Method
+from espalier.methods.base import Method, TokenReducer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=Method)
 
-#: From one batch of chats to inputs in memory.
+#: Turns one batch of chats into inputs in memory.
 Prepare = Callable[[Sequence["Chat"]], Mapping[str, Any]]
 
 
 class Generator(Protocol):
-    """What generates: an open engine session, for one."""
+    """Generates answers, such as an open engine session."""
 
     def generate(
         self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
@@ -36,50 +36,50 @@ class Generator(Protocol):
 
 
 class ChatCodec(Protocol):
-    """Turns chats into inputs, and new ids into texts: an adapter, for one."""
+    """Encodes chats and decodes new tokens, as an adapter does."""
 
     def encode(self, chats: Sequence[Chat]) -> Mapping[str, Any]:
         """Return the inputs of one batch of chats."""
 
     def preparer(self) -> Prepare:
-        """Return what prepares chats in another thread, in memory; `moved` makes of it what `encode` returns."""
+        """Return a function for another thread that prepares chats in memory; `to_device` completes what it returns."""
 
-    def moved(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return prepared inputs where the model takes them."""
+    def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return prepared inputs on the device of the model."""
 
     def decode(self, ids: Tensor) -> list[str]:
-        """Turn (B, T) new tokens into answers."""
+        """Return the answers of (B, T) new tokens."""
 
-    def told(self, chat: Chat) -> dict[str, str | None]:
-        """Return what a row says of prompts, by the example of a chat."""
+    def prompt_summary(self, chat: Chat) -> dict[str, str | None]:
+        """Return the settings of prompts in a row, by the example of one chat."""
 
 
 @dataclass(frozen=True)
-class Rivals:
-    """Two open sessions over one model: the method's own, and one without a method."""
+class PairedSessions:
+    """Two open sessions on one model, one with the method and one without."""
 
     own: Generator
     plain: Generator
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A method at work on a loaded model.
+class OpenMethod:
+    """A method that is installed on a loaded model.
 
     Attributes:
         generator: answers encoded chats under the method.
         codec: encodes chats for it, and decodes its answers.
-        rivals: what may be timed beside each other; None where the kind compares with plain answers by itself.
+        rivals: sessions to time in pairs; None where the kind compares with plain answers by itself.
     """
 
     generator: Generator
     codec: ChatCodec
-    rivals: Rivals | None = None
+    rivals: PairedSessions | None = None
 
 
 @dataclass(frozen=True)
-class Admitted(Generic[M]):
-    """A method with all that was calibrated for it filled in, and the other files that its kind reads."""
+class ResolvedMethod(Generic[M]):
+    """A method with its calibrations filled in, and the other files that its kind reads."""
 
     method: M
     artifacts: tuple[Path, ...] = ()
@@ -87,13 +87,13 @@ class Admitted(Generic[M]):
 
 @dataclass(frozen=True)
 class Account:
-    """What a row says of its samples' telemetry.
+    """The telemetry of samples for a row.
 
     Attributes:
         tokens: means of counts.
         flops: the block of that name.
         kv_bytes: mean bytes of a sample's cache after the prefill.
-        extra: blocks below `extra`; null where one does not concern the kind.
+        extra: blocks below `extra`; null where one does not apply to the kind.
     """
 
     tokens: Mapping[str, float]
@@ -104,14 +104,14 @@ class Account:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a method adds to the key and the name of a row.
+    """The part of the key and the name of a row that depends on the method.
 
     Attributes:
-        methods: those whose code the run goes through, in the order in which they act.
+        methods: the methods that the run uses, in the order in which they act.
         params: hyper-parameters, defaults filled in.
-        engine: settings of the engine by name; null where one makes no difference to this method.
+        engine: engine settings by name; null where one does not change the numbers of this method.
         draft: the model that drafts.
-        label: what tells configurations of one method apart.
+        label: distinguishes configurations of one method.
     """
 
     methods: tuple[Method, ...]
@@ -122,46 +122,49 @@ class Identity:
 
 
 class Kind(Protocol[M]):
-    """What a run does with one kind of method, from the command line to the row."""
+    """How a run uses one kind of method, from the command line to the row."""
 
-    def settle(self, spec: Settled, method: M) -> Settled:
-        """Return the spec with what the kind leaves no choice about, as the ratio of a method that acts nowhere.
+    def normalise(self, spec: Settled, method: M) -> Settled:
+        """Return the spec with the settings that the kind determines, such as the ratio 0 of an idle method.
 
         Reads no file.
 
         Raises:
-            UserError: a setting that the kind cannot honour.
-            Refused: the model lacks what the method reads, or the method asks for what is not carried out.
+            UserError: a setting that the kind does not support.
+            Refused: the model lacks a signal, or the method needs a site that the engine does not have.
         """
 
-    def admit(self, spec: RunSpec, method: M, digests: Digests) -> Admitted[M]:
-        """Check all else that can be known before the model is loaded, whose own files have been checked.
+    def resolve(self, spec: RunSpec, method: M, digests: Digests) -> ResolvedMethod[M]:
+        """Return the method with its calibrations, after the checks that need files; the checkpoint is checked before.
 
         Raises:
             UserError: artifacts or a draft are missing or wrong, or the ratio cannot be reached.
         """
 
     def open(
-        self, asked: Asked, adapter: Adapter, method: M, prior: Prior | None = None
-    ) -> AbstractContextManager[Opened]:
-        """Install the method on a loaded model for the length of a `with` block; the model is restored behind it.
+        self, spec: Asked, adapter: Adapter, method: M, prior: Prior | None = None
+    ) -> AbstractContextManager[OpenMethod]:
+        """Install the method on a loaded model for the length of a `with` block; the model is restored afterwards.
 
         Args:
-            asked: settled by `settle`.
+            spec: normalised by `normalise`.
             adapter: the model.
-            method: the method, as `admit` returned it.
+            method: the method, as `resolve` returned it.
             prior: the calibrated prior, for methods that need one.
         """
 
-    def unpaired(self, asked: Asked, method: M) -> str | None:
-        """Return why a run has no speed-up on the unreduced model; None if it can be measured."""
+    def prompt_reducer(self, method: M) -> TokenReducer | None:
+        """Return the reducer of a single engine session; None where answers are generated in other ways."""
 
-    def account(self, asked: Asked, method: M, records: Sequence[Record]) -> Account:
-        """Return what the row says of these samples, each verified against what was asked.
+    def why_no_paired_timing(self, spec: Asked, method: M) -> str | None:
+        """Return why a run is not timed in pairs with the unreduced model; None if it can be."""
+
+    def account(self, spec: Asked, method: M, records: Sequence[Record]) -> Account:
+        """Return the counts of these samples for the row, each verified against the budget.
 
         Raises:
-            BudgetMismatch: a sample kept another number of tokens than asked.
+            BudgetMismatch: a sample kept another number of tokens than requested.
         """
 
-    def identity(self, asked: Asked, method: M) -> Identity:
-        """Return what the key, the settings block and the label of the row say of the method."""
+    def identity(self, spec: Asked, method: M) -> Identity:
+        """Return what identifies the method in the key, the settings and the label of the row."""

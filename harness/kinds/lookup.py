@@ -1,75 +1,62 @@
-"""Which kind a method is: the only place that asks for its base class."""
+"""The kind of a method on a model: the only table of kinds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from espalier.harness.errors import UserError
-from espalier.harness.kinds.by_model import ByModel
+from espalier.harness.errors import Refused, UserError
 from espalier.harness.kinds.compressor import COMPRESSOR
 from espalier.harness.kinds.decoder import DECODER
 from espalier.harness.kinds.denoiser import DENOISER, DENOISING_ONLY
 from espalier.harness.kinds.kind import Kind
 from espalier.harness.kinds.reducer import REDUCER
 from espalier.harness.kinds.two_methods import COMPOSITION
+from espalier.harness.specs.run_spec import Asked
 from espalier.methods.base import Decoder, Method, TokenReducer
 from espalier.methods.composed import Composed
 from espalier.methods.compressor import CacheCompressor
 from espalier.methods.denoiser import DenoisingReducer
-from espalier.methods.none import NoReduction
 
 M = TypeVar("M", bound=Method)
 
-KINDS: Mapping[type[Any], Kind[Any]] = {
-    TokenReducer: ByModel(REDUCER, DENOISER),
-    Decoder: ByModel(DECODER),
-    CacheCompressor: ByModel(COMPRESSOR),
-    DenoisingReducer: ByModel(DENOISING_ONLY, DENOISER),
-    Composed: ByModel(COMPOSITION),
+#: By the base class of the method, and by whether the model denoises its answers.
+KINDS: Mapping[tuple[type[Any], bool], Kind[Any]] = {
+    (TokenReducer, False): REDUCER,
+    (TokenReducer, True): DENOISER,
+    (DenoisingReducer, False): DENOISING_ONLY,
+    (DenoisingReducer, True): DENOISER,
+    (Decoder, False): DECODER,
+    (CacheCompressor, False): COMPRESSOR,
+    (Composed, False): COMPOSITION,
 }
 
+BASES = frozenset(base for base, _ in KINDS)
 
-def kind_of(method: M) -> Kind[M]:
-    """Return what runs a method: the kind of the nearest of its bases.
+
+def kind_of(method: M, spec: Asked) -> Kind[M]:
+    """Return the kind of a method on the model of a run.
 
     Raises:
-        UserError: its class is derived from no base of a kind.
+        UserError: the method is derived from no base of a kind.
+        Refused: methods of this base do not run on a model that denoises.
     """
-    return KINDS[_base_of(method)]
-
-
-def as_reducer(method: Method) -> TokenReducer | None:
-    """Return a method that drops tokens in one prefill, for commands about these; None if it is of another kind."""
-    own = _base_of(method) is TokenReducer  # and not one that is asked at every denoising step
-    return method if own and isinstance(method, TokenReducer) else None
-
-
-def as_token_reducer(method: Method) -> TokenReducer | None:
-    """Return a method that drops tokens, in one prefill or at every denoising step; None if it is of another kind."""
-    return method if isinstance(method, TokenReducer) else None
-
-
-def as_decoder(method: Method) -> Decoder | None:
-    """Return a method by which a draft guesses ahead, for commands about these; None if it is of another kind."""
-    return method if isinstance(method, Decoder) else None
-
-
-def as_compressor(method: Method) -> CacheCompressor | None:
-    """Return a method that evicts cache entries, for commands about these; None if it is of another kind."""
-    return method if isinstance(method, CacheCompressor) else None
-
-
-def in_front(method: Method) -> TokenReducer | None:
-    """Return what shortens the prompt where one engine session answers; None where answers come otherwise."""
-    if isinstance(method, Composed):
-        return method.reducer
-    return NoReduction() if isinstance(method, CacheCompressor) else as_reducer(method)
-
-
-def _base_of(method: Method) -> type[Any]:
-    for base in type(method).__mro__:
-        if base in KINDS:
-            return base
-    valid = ", ".join(base.__name__ for base in KINDS)
-    raise UserError(f"method {type(method).__name__} is of no kind that runs; valid bases: {valid}")
+    base = next((base for base in type(method).__mro__ if base in BASES), None)
+    if base is None:
+        valid = ", ".join(dict.fromkeys(base.__name__ for base, _ in KINDS))
+        raise UserError(
+            f"method {type(method).__name__} is of no kind that runs; valid bases: {valid}"
+        )
+    kind = KINDS.get((base, spec.model.facts.diffusion is not None))
+    if kind is None:
+        compressor = spec.method.compressor
+        if compressor is None:
+            name = f"method={spec.method.name!r}"
+            valid = "a method that drops tokens, such as d3tom"
+        else:
+            name, valid = f"compressor={compressor.name!r}", "none"
+        raise Refused(
+            f"{name} needs a model that generates one token after another, and model={spec.model.name!r} denoises "
+            f"its answers; valid: {valid}"
+        )
+    return kind

@@ -1,64 +1,62 @@
-"""From a method's description to the method: itself, or two of them on one prompt."""
+"""Build the method of a spec: one method, or a reducer and a compressor on one prompt."""
 
 from __future__ import annotations
 
 from espalier.harness.errors import Refused, UserError
-from espalier.harness.kinds.lookup import as_compressor, as_decoder, as_reducer
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.labels import label
 from espalier.harness.specs.run_spec import MethodSpec, RunSpec
-from espalier.methods.base import Method
+from espalier.methods.base import Decoder, Method, TokenReducer
 from espalier.methods.composed import Composed
 from espalier.methods.compressor import CacheCompressor
 
 
-def method_of(asked: MethodSpec) -> Method:
-    """Return the method that a spec describes; with `compressor`, both as one.
+def method_of(spec: MethodSpec) -> Method:
+    """Return the method of a spec; with `compressor`, a composition of both.
 
     Raises:
         UserError: an unknown name or hyper-parameter, or a value that is out of range.
-        Refused: the two do not go behind each other.
+        Refused: the two cannot be stacked.
     """
-    method, behind = build_method(asked.name, asked.params), asked.compressor
-    if behind is None:
+    method, compressor_spec = build_method(spec.name, spec.params), spec.compressor
+    if compressor_spec is None:
         return method
     try:
-        compressor = build_method(behind.name, behind.params)
+        compressor = build_method(compressor_spec.name, compressor_spec.params)
     except UserError as error:
         raise UserError(str(error).replace("method.params", "compressor.params")) from error
-    return stacked(method, compressor, behind.ratio, (asked.name, behind.name))
+    return stacked(method, compressor, compressor_spec.ratio, (spec.name, compressor_spec.name))
 
 
-def stacked(method: Method, behind: Method, ratio: float, names: tuple[str, str]) -> Composed:
-    """Return a method that drops tokens and, behind it, a compressor that evicts a share of what is left.
+def stacked(method: Method, second: Method, ratio: float, names: tuple[str, str]) -> Composed:
+    """Return a composition of a reducer and a compressor that evicts a share of the remaining entries.
 
     Args:
-        method: the first of the two.
-        behind: the second.
-        ratio: share of the cache entries that goes.
-        names: what error lines call them.
+        method: the reducer.
+        second: the compressor.
+        ratio: share of the cache entries to evict.
+        names: their names in error lines.
 
     Raises:
-        Refused: the first is no method that drops tokens, or the second evicts no cache entries.
+        Refused: the first is not a reducer, or the second is not a compressor.
     """
-    reducer, compressor = as_reducer(method), as_compressor(behind)
-    if compressor is None:
+    if not isinstance(second, CacheCompressor):
         valid = ", ".join(names_of(CacheCompressor))
         raise Refused(f"compressor={names[1]!r} evicts no cache entries; valid: none, {valid}")
-    if reducer is not None:
-        return Composed(reducer, compressor, ratio)
-    said = f"method={names[0]} compressor={names[1]}"
-    if as_compressor(method) is not None:
-        raise Refused(f"{said}: both evict cache entries; valid: one of them, with compressor=none")
-    if as_decoder(method) is not None:
+    if isinstance(method, TokenReducer) and method.in_one_prefill:
+        return Composed(method, second, ratio)
+    line = f"method={names[0]} compressor={names[1]}"
+    if isinstance(method, CacheCompressor):
+        raise Refused(f"{line}: both evict cache entries; valid: one of them, with compressor=none")
+    if isinstance(method, Decoder):
         raise Refused(
-            f"{said}: a method that decodes speculatively keeps its caches whole; valid: compressor=none"
+            f"{line}: a method that decodes speculatively keeps its caches whole; valid: compressor=none"
         )
     raise Refused(
-        f"{said}: only a method that drops tokens in one prefill goes before a compressor"
+        f"{line}: only a method that drops tokens in one prefill goes before a compressor"
     )
 
 
 def label_of(spec: RunSpec) -> str:
-    """Return the label of a run by its config: what is fitted to a model, such as a schedule, is no setting."""
+    """Return the label of a run by its config; a schedule that is fitted to a model is not part of it."""
     return label(method_of(spec.method), spec.method.variant, spec.budget)

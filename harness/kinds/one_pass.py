@@ -1,17 +1,17 @@
-"""Which runs may answer their samples in one pass over the benchmark, up to where they part."""
+"""Which runs may share one pass over the benchmark, up to the layer where they diverge."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from espalier.harness.kinds.lookup import in_front
+from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.reducer import WHOLE
 from espalier.harness.specs.run_spec import AUTO_BATCH, MethodSpec, RunSpec
 from espalier.methods.base import Method
 
 
-def apart(spec: RunSpec, method: Method) -> str | None:
-    """Return why a run answers by itself; None if it may share a pass with others."""
+def why_not_shared(spec: RunSpec, method: Method) -> str | None:
+    """Return why a run cannot share a pass with others; None if it can."""
     engine, facts = spec.engine, spec.model.facts
     if engine.batch_size == AUTO_BATCH:
         return "engine.batch_size=auto is found for each cell"
@@ -25,7 +25,7 @@ def apart(spec: RunSpec, method: Method) -> str | None:
         return "the benchmark measures times alone"
     if facts.diffusion is not None:
         return "the model denoises its answers"
-    reducer = in_front(method)
+    reducer = kind_of(method, spec).prompt_reducer(method)
     if reducer is None:
         return "the method drafts"
     sites = reducer.all_sites(facts.tower.layers, facts.text.layers)
@@ -35,5 +35,5 @@ def apart(spec: RunSpec, method: Method) -> str | None:
 
 
 def frame(spec: RunSpec) -> RunSpec:
-    """Return what runs of one pass have in common: everything but the method and its budget."""
+    """Return the part of a spec that runs of one pass have in common: all but the method and its budget."""
     return replace(spec, method=MethodSpec(""), budget=WHOLE, report=None, curves=None)

@@ -1,4 +1,4 @@
-"""Methods that drop or merge visual tokens in one prefill: an engine session answers."""
+"""The kind of reducers: methods that drop or merge visual tokens in one prefill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from espalier.harness.engine.positions import closes_gaps
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
 from espalier.harness.kinds.checks.signal_check import check_frames, check_signals
 from espalier.harness.kinds.identity import answering_settings, identity_of
-from espalier.harness.kinds.kind import Account, Admitted, Identity, Opened, Rivals
+from espalier.harness.kinds.kind import (
+    Account,
+    Identity,
+    OpenMethod,
+    PairedSessions,
+    ResolvedMethod,
+)
 from espalier.harness.kinds.rescore import Rescored
 from espalier.harness.kinds.sample_counts import account_of
 from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
@@ -28,79 +34,83 @@ if TYPE_CHECKING:
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests
 
-#: Of a method that acts nowhere: every token stays, whatever the ratio.
+#: The budget of a method that acts nowhere: every token stays.
 WHOLE = Budget(rule="kept", ratio=0.0)
 
 
 class Reducer:
     """Implements Kind for espalier.methods.base.TokenReducer."""
 
-    def settle(self, spec: Settled, method: TokenReducer) -> Settled:
-        """Take the ratio of a method that acts nowhere as 0: all its cells in a sweep are one run."""
+    def normalise(self, spec: Settled, method: TokenReducer) -> Settled:
+        """Give a method that acts nowhere the ratio 0: all its cells in a sweep are one run."""
         facts = spec.model.facts
         check_signals(spec.model, method, spec.method.name, TokenReducer)
         sites = method.all_sites(facts.tower.layers, facts.text.layers)
         for site in sites:
-            shortened_layer(site)  # raises what is refused
-        closes_gaps(spec.engine.positions, method, facts)  # raises what is refused
+            shortened_layer(site)  # raises Refused
+        closes_gaps(spec.engine.positions, method, facts)  # raises Refused
         if not method.read_sites(facts.tower.layers, facts.text.layers):
             spec = without_separators(spec)
         check_separators(spec, method)
         return spec if sites else replace(spec, budget=WHOLE)
 
-    def admit(
+    def resolve(
         self, spec: RunSpec, method: TokenReducer, digests: Digests
-    ) -> Admitted[TokenReducer]:
-        """Fill in a fitted schedule; check that beams, the ratio and the model's media go with the method."""
+    ) -> ResolvedMethod[TokenReducer]:
+        """Fill in a fitted schedule; check beams, the ratio and the media of the model."""
         model, name = spec.model, spec.method.name
         if method.decode_site(model.facts.text.layers) is not None:
             require_one_beam(spec.generation.get("num_beams") or 1)
         method = with_scheme(model, method, name, digests, spec.store)
         spec.budget.check(method, model.facts)
         check_frames(model, method, name)
-        return Admitted(method)
+        return ResolvedMethod(method)
 
     @contextmanager
     def open(
-        self, asked: Asked, adapter: Adapter, method: TokenReducer, prior: Prior | None = None
-    ) -> Iterator[Opened]:
-        """Open a session with the method and one without; with `engine.rescore` the whole model judges answers."""
-        # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
+        self, spec: Asked, adapter: Adapter, method: TokenReducer, prior: Prior | None = None
+    ) -> Iterator[OpenMethod]:
+        """Open a session with the method and one without; with `engine.rescore` the full model scores the answers."""
+        # transformers takes seconds to import, and checks and readers of rows do not need it.
         from espalier.harness.engine.session import Session
 
-        engine = asked.engine
+        engine = spec.engine
         session = Session(
             adapter,
             method,
-            asked.budget,
-            seed=asked.seed,
+            spec.budget,
+            seed=spec.seed,
             backend=engine.backend,
             positions=engine.positions,
             prior=prior,
             decode=engine.decode,
             separators=engine.separators,
         )
-        plainly = Session(adapter, NoReduction(), WHOLE, seed=asked.seed, decode=engine.decode)
+        plainly = Session(adapter, NoReduction(), WHOLE, seed=spec.seed, decode=engine.decode)
         with session, plainly as plain:
             generator = Rescored(adapter, session) if engine.rescore else session
-            yield Opened(generator, adapter, Rivals(session, plain))
+            yield OpenMethod(generator, adapter, PairedSessions(session, plain))
 
-    def unpaired(self, asked: Asked, method: TokenReducer) -> str | None:
-        """Time what saves something."""
-        facts = asked.model.facts
+    def prompt_reducer(self, method: TokenReducer) -> TokenReducer | None:
+        """Return the method."""
+        return method
+
+    def why_no_paired_timing(self, spec: Asked, method: TokenReducer) -> str | None:
+        """Return a reason where nothing is saved."""
+        facts = spec.model.facts
         if not method.read_sites(facts.tower.layers, facts.text.layers):
-            return f"method={asked.method.name} reduces nothing"
-        return "engine.backend=emulate saves nothing" if asked.engine.backend == "emulate" else None
+            return f"method={spec.method.name} reduces nothing"
+        return "engine.backend=emulate saves nothing" if spec.engine.backend == "emulate" else None
 
-    def account(self, asked: Asked, method: TokenReducer, records: Sequence[Record]) -> Account:
-        """Count what the method left of each prompt."""
-        return account_of(asked, method, records)
+    def account(self, spec: Asked, method: TokenReducer, records: Sequence[Record]) -> Account:
+        """Count the tokens that the method keeps of each prompt."""
+        return account_of(spec, method, records)
 
-    def identity(self, asked: Asked, method: TokenReducer) -> Identity:
-        """Name the settings of answers of one model."""
-        facts = asked.model.facts
+    def identity(self, spec: Asked, method: TokenReducer) -> Identity:
+        """Return the settings of one model."""
+        facts = spec.model.facts
         acts = bool(method.all_sites(facts.tower.layers, facts.text.layers))
-        return identity_of(asked, method, answering_settings(asked.engine, acts))
+        return identity_of(spec, method, answering_settings(spec.engine, acts))
 
 
 REDUCER = Reducer()

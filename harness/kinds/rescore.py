@@ -1,9 +1,9 @@
-"""How far a reducer's answers agree with the full model, which puts each of their tokens to its acceptance test.
+"""How far answers of a reduced model agree with the full model, by an acceptance test of each token.
 
-An answer is fed to the unreduced model by teacher forcing, so each token is judged behind the tokens that the reducer
-really said before it. Two figures: `greedy`, whether the token is the full model's likeliest, and `sampling`, the
-probability with which speculative sampling keeps it: min(1, p/q) with q = 1, for the token was chosen outright
-(Leviathan et al., arXiv 2211.17192).
+An answer is fed to the unreduced model by teacher forcing, so each token is judged after the tokens that the reduced
+model really generated before it. Two figures: `greedy`, whether the token is the full model's likeliest, and
+`sampling`, the probability with which speculative sampling keeps it: min(1, p/q) with q = 1, since the token was chosen
+outright (Leviathan et al., arXiv 2211.17192).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ PHASE = "rescore"
 
 @dataclass(frozen=True)
 class Judged:
-    """What the full model holds of each token of (B, T) answers; what stands behind an answer's end means nothing.
+    """The judgement of the full model on each token of (B, T) answers; values after an answer's end mean nothing.
 
     Attributes:
-        stands: (B, T) whether the token is the likeliest; of equals the lowest id is.
+        stands: (B, T) whether the token is the likeliest; ties go to the lowest id.
         chance: (B, T) its probability, fp32.
         gap: (B, T) by how much the likeliest token's score exceeds its own, in logits.
     """
@@ -42,7 +42,7 @@ class Judged:
     gap: Tensor
 
     def accepted(self, lengths: Sequence[int]) -> list[dict[str, float | None]]:
-        """Return what `Record.accepted` says of each row, of which the first `lengths` tokens count."""
+        """Return `Record.accepted` of each row, from its first `lengths` tokens."""
         rows = zip(
             self.stands.tolist(), self.chance.tolist(), self.gap.tolist(), lengths, strict=True
         )
@@ -50,13 +50,13 @@ class Judged:
 
 
 class Rescored:
-    """Answers as `inner` does, then has every answer judged by the full model.
+    """Generates with `inner`, then judges every answer by the full model.
 
-    The time of judging is a phase of its own in the records; nothing else of them changes.
+    The time of judging is a separate phase of the records; nothing else in them changes.
 
     Args:
         adapter: the model, unreduced whenever `inner` is not generating.
-        inner: what answers.
+        inner: generates the answers.
     """
 
     def __init__(self, adapter: Adapter, inner: Generator) -> None:
@@ -66,7 +66,7 @@ class Rescored:
     def generate(
         self, inputs: Mapping[str, Any], samples: Sequence[str] | None = None, **generation: Any
     ) -> Generated:
-        """Return `inner`'s answers with records that say how many of their tokens the full model accepts.
+        """Return the answers of `inner`; their records count the tokens that the full model accepts.
 
         Cost: one prefill of the full prompt and one pass over the longest answer, with the full cache.
         """
@@ -76,10 +76,10 @@ class Rescored:
         with clock.phase(PHASE):
             judged = judge(self._adapter, inputs, generated.ids, **generation)
         took = clock.totals_ms()[PHASE] / len(generated.records)
-        found = judged.accepted([record.new_tokens for record in generated.records])
+        accepted_counts = judged.accepted([record.new_tokens for record in generated.records])
         records = tuple(
             replace(record, accepted=accepted, times_ms={**record.times_ms, PHASE: took})
-            for record, accepted in zip(generated.records, found, strict=True)
+            for record, accepted in zip(generated.records, accepted_counts, strict=True)
         )
         return replace(generated, records=records)
 
@@ -88,8 +88,8 @@ class Rescored:
 def judge(adapter: Adapter, inputs: Mapping[str, Any], ids: Tensor, **generation: Any) -> Judged:
     """Judge answers `ids` (B, T), padded on the right, to the prompts `inputs` under the full model.
 
-    Scores go through the logits processors that `generation` asks for, as they do in `generate`. The prompt runs as
-    `generate` runs it, the answers behind it in one pass; logits are (B, V), one place of the answers after the other.
+    Scores go through the logits processors of `generation`, as in `generate`. The prompt runs as in `generate`, then
+    the answers in one pass; logits are (B, V), one position of the answers after the other.
     """
 
     def score(
@@ -108,21 +108,21 @@ def judge(adapter: Adapter, inputs: Mapping[str, Any], ids: Tensor, **generation
             adapter, inputs["attention_mask"], arguments["position_ids"], ids, prompt
         )
         head, length = model.get_output_embeddings(), input_ids.shape[1]
-        whole = torch.cat([input_ids, ids], 1)
+        tokens = torch.cat([input_ids, ids], 1)
         stands, chance, gap = [], [], []
         for place in range(ids.shape[1]):
             logits = prompt.logits[:, -1] if place == 0 else head(hidden[:, place - 1])
             # A copy in single precision, as `generate` makes one: processors may write into it.
             logits = logits.to(ids.device, torch.float32, copy=True)
-            scores = logits_processor(whole[:, : length + place], logits)
+            scores = logits_processor(tokens[:, : length + place], logits)
             token = ids[:, place : place + 1]
-            own = scores.gather(1, token).squeeze(1)
+            score_of_token = scores.gather(1, token).squeeze(1)
             stands.append(scores.argmax(1) == token.squeeze(1))
             chance.append(scores.softmax(1).gather(1, token).squeeze(1))
-            gap.append(scores.amax(1) - own)
+            gap.append(scores.amax(1) - score_of_token)
         return Judged(torch.stack(stands, 1), torch.stack(chance, 1), torch.stack(gap, 1))
 
-    # Beams are a way to search; the model that judges has one distribution.
+    # Beam search is a way to search; the judging model has one distribution.
     judged: Judged = adapter.model.generate(
         **inputs, **{**generation, "num_beams": 1}, custom_generate=score
     )
@@ -132,16 +132,16 @@ def judge(adapter: Adapter, inputs: Mapping[str, Any], ids: Tensor, **generation
 def _run_answers(
     adapter: Adapter, mask: Tensor, positions: Tensor, ids: Tensor, prompt: Any
 ) -> Tensor:
-    """Run all tokens of (B, T) answers but the last behind a prompt; return their hidden states (B, T - 1, D).
+    """Run all but the last tokens of (B, T) answers after a prompt; return their hidden states (B, T - 1, D).
 
-    The decoder is entered directly, as it is in a decoding step: an answer may hold the id of an image placeholder,
-    which stands for no image there.
+    The decoder is called directly, as in a decoding step: an answer may hold the id of an image placeholder, which
+    does not stand for an image there.
     """
     fed = ids[:, :-1]
     if fed.shape[1] == 0:
         nothing: Tensor = prompt.logits[:, :0]
         return nothing
-    # Text goes on by ones on all axes; what stands behind an answer's end is seen by nothing that counts.
+    # Positions of text increase by one on all axes; no counted token attends to positions after an answer's end.
     following = positions[..., -1:] + 1 + torch.arange(fed.shape[1], device=positions.device)
     hidden: Tensor = adapter.decoder(
         inputs_embeds=adapter.model.get_input_embeddings()(fed),
@@ -168,14 +168,14 @@ def _accepted(
 
 
 def acceptance(records: Sequence[Record]) -> dict[str, Any] | None:
-    """Return what a row says of answers under the full model; None if they were not judged.
+    """Return the block `acceptance` of a row; None if the answers were not judged.
 
-    `greedy` and `sampling` are shares of all tokens of the set, those with `_per_answer` the means of each answer's own
-    share. `untouched` is the share of answers without a refused token, `first_refusal` the mean place, from 0, in the
-    others, and `widest_gap` the largest distance in logits between a refused token and the likeliest: rounding alone
-    makes tiny ones.
+    `greedy` and `sampling` are shares of all tokens of the set, those with `_per_answer` are means of the shares of
+    each answer. `untouched` is the share of answers without a refused token, `first_refusal` the mean position, from 0,
+    in the others, and `widest_gap` the largest distance in logits between a refused token and the likeliest: rounding
+    alone causes tiny ones.
     """
-    judged = [(one.accepted, one) for one in records if one.accepted is not None]
+    judged = [(entry.accepted, entry) for entry in records if entry.accepted is not None]
     if not judged:
         return None
     tokens = sum(record.new_tokens for _, record in judged)
@@ -186,14 +186,16 @@ def acceptance(records: Sequence[Record]) -> dict[str, Any] | None:
             count / record.new_tokens for count, (_, record) in zip(counts, judged, strict=True)
         ]
         row |= {figure: sum(counts) / tokens, f"{figure}_per_answer": fmean(shares)}
-    first = _known(judged, "first_refusal")
+    first = _values_of(judged, "first_refusal")
     return row | {
         "untouched": 1 - len(first) / len(judged),
         "first_refusal": fmean(first) if first else None,
-        "widest_gap": max(_known(judged, "gap"), default=None),
+        "widest_gap": max(_values_of(judged, "gap"), default=None),
         "rescore_ms": median(record.times_ms[PHASE] for _, record in judged),
     }
 
 
-def _known(judged: Sequence[tuple[Mapping[str, float | None], Record]], name: str) -> list[float]:
+def _values_of(
+    judged: Sequence[tuple[Mapping[str, float | None], Record]], name: str
+) -> list[float]:
     return [value for accepted, _ in judged if (value := accepted[name]) is not None]

@@ -1,4 +1,4 @@
-"""Counts of samples as a row has them, for every kind whose model runs one prefill."""
+"""Counts of samples for a row, for kinds with one prefill."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from espalier.harness.engine.record import Record
 
 
-def account_of(asked: Asked, reducer: TokenReducer, records: Sequence[Record]) -> Account:
-    """Return the account of answers to prompts that a reducer shortened, each verified against the budget.
+def account_of(spec: Asked, reducer: TokenReducer, records: Sequence[Record]) -> Account:
+    """Return the account of prompts that a reducer shortened, each verified against the budget.
 
     Raises:
-        BudgetMismatch: a sample kept another number of tokens than its budget asked for.
+        BudgetMismatch: a sample kept another number of tokens than its budget requests.
     """
-    facts = asked.model.facts
+    facts = spec.model.facts
     return Account(
         tokens={**token_means(records), **position_means(records)},
         flops=flops_block(flops_of(facts, records)),
@@ -39,10 +39,10 @@ def account_of(asked: Asked, reducer: TokenReducer, records: Sequence[Record]) -
             "spare": _spare(records),
             "acceptance": acceptance(records),
             "first_token": first_token(records),
-            "discriminates": None,  # of methods that evict cache entries behind the first token
+            "discriminates": None,  # of compressors, which evict after the first token
             "speculative": None,
             "diffusion": None,
-            "achieved": _achieved(asked, reducer, records),
+            "achieved": _achieved(spec, reducer, records),
         },
     )
 
@@ -50,8 +50,7 @@ def account_of(asked: Asked, reducer: TokenReducer, records: Sequence[Record]) -
 def token_means(records: Sequence[Record]) -> dict[str, float]:
     """Return the means of visual tokens, kept tokens, layer average and KV entries.
 
-    Kept tokens, requested and real, are those after the last site; a method without sites keeps
-    all.
+    Kept tokens, requested and actual, are counted after the last site; a method without sites keeps all.
     """
     return {
         "visual": fmean(record.visual for record in records),
@@ -63,21 +62,24 @@ def token_means(records: Sequence[Record]) -> dict[str, float]:
 
 
 def first_token(records: Sequence[Record]) -> float:
-    """Return the share of answers that are one token, end aside: one that the prefill alone has chosen."""
+    """Return the share of answers of one token, the end not counted: the prefill alone has chosen it."""
     return fmean(record.new_tokens - bool(record.ended) <= 1 for record in records)
 
 
 def flops_of(facts: ModelFacts, records: Sequence[Record]) -> list[SampleFlops]:
-    """Return the exact FLOPs of each sample's prefill, as it ran and with every token; equal ones are counted once."""
+    """Return the exact FLOPs of each sample's prefill, reduced and full; equal prefills are computed once."""
     count = cache(partial(sample_flops, facts))
-    return [count(tuple(one.entering), one.visual, one.text, Work(*one.work)) for one in records]
+    return [
+        count(tuple(record.entering), record.visual, record.text, Work(*record.work))
+        for record in records
+    ]
 
 
-def _achieved(asked: Asked, reducer: TokenReducer, records: Sequence[Record]) -> dict[str, float]:
+def _achieved(spec: Asked, reducer: TokenReducer, records: Sequence[Record]) -> dict[str, float]:
     """Verify the budget of every sample; return the mean equivalent tokens under each rule."""
-    facts, budget = asked.model.facts, asked.budget
-    found = [asdict(budget.verify(reducer, facts, record)) for record in records]
-    return {rule: fmean(one[rule] for one in found) for rule in found[0]}
+    facts, budget = spec.model.facts, spec.budget
+    samples = [asdict(budget.verify(reducer, facts, record)) for record in records]
+    return {rule: fmean(sample[rule] for sample in samples) for rule in samples[0]}
 
 
 def _sites(
@@ -96,35 +98,37 @@ def _sites(
 
 
 def _spare(records: Sequence[Record]) -> float | None:
-    """Return the mean tokens that only filled up the count; None if the method never has to."""
-    found = [record.spare for record in records if record.spare is not None]
-    return fmean(found) if found else None
+    """Return the mean tokens that only filled up the count; None if the method never needs any."""
+    counts = [record.spare for record in records if record.spare is not None]
+    return fmean(counts) if counts else None
 
 
 def _loop(records: Sequence[Record]) -> str | None:
-    """Return whose loop said the answers, `loop` or `generate`; None if decoders did."""
-    found = {record.loop for record in records if record.loop is not None}
-    return ", ".join(sorted(found)) or None
+    """Return which loop generated the answers, `loop` or `generate`; None for decoders."""
+    loops = {record.loop for record in records if record.loop is not None}
+    return ", ".join(sorted(loops)) or None
 
 
 def _attended(records: Sequence[Record]) -> float | None:
-    """Return the mean visual entries that decoding steps attended to; None if no method chose among them."""
-    found = [record.attended for record in records if record.attended is not None]
-    return fmean(found) if found else None
+    """Return the mean visual entries that decoding steps attend to; None if the method does not select any."""
+    counts = [record.attended for record in records if record.attended is not None]
+    return fmean(counts) if counts else None
 
 
 def position_means(
     records: Sequence[Record], kept: Sequence[float] | None = None
 ) -> dict[str, float]:
-    """Return the mean positions of the prompt that images take, newlines and separators too, those left, their share.
+    """Return mean prompt positions of images, newlines and separators included: all, kept, and the share of kept ones.
 
     Args:
         records: of the samples.
-        kept: visual tokens left behind the last site, for each; None: as the records have them.
+        kept: visual tokens after the last site of each sample; None: those of the records.
     """
     if kept is None:
         kept = [(record.kept or (record.visual,))[-1] for record in records]
     every = fmean(record.visual + record.special for record in records)
-    left = fmean(own + record.special for own, record in zip(kept, records, strict=True))
-    share = left / every if every else 1.0
-    return {"positions": every, "positions_kept": left, "positions_share": share}
+    positions_left = fmean(
+        visual_left + record.special for visual_left, record in zip(kept, records, strict=True)
+    )
+    share = positions_left / every if every else 1.0
+    return {"positions": every, "positions_kept": positions_left, "positions_share": share}

@@ -1,4 +1,4 @@
-"""A reducer and a compressor on one prompt: a kind of two, which asks each of them."""
+"""The kind of a reducer and a compressor on one prompt, built from their two kinds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING
 from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.kinds.compressor import COMPRESSOR, cache_blocks, check_held
 from espalier.harness.kinds.identity import identity_of
-from espalier.harness.kinds.kind import Account, Admitted, Identity, Opened, Rivals
+from espalier.harness.kinds.kind import (
+    Account,
+    Identity,
+    OpenMethod,
+    PairedSessions,
+    ResolvedMethod,
+)
 from espalier.harness.kinds.reducer import REDUCER, WHOLE
 from espalier.harness.kinds.rescore import Rescored
 from espalier.harness.specs.run_spec import Asked, MethodSpec, RunSpec, Settled
+from espalier.methods.base import TokenReducer
 from espalier.methods.composed import Composed
 from espalier.methods.none import NoReduction
 
@@ -25,73 +32,81 @@ if TYPE_CHECKING:
 
 
 class Composition:
-    """Implements Kind for espalier.methods.composed.Composed. The run's budget is the reducer's."""
+    """Implements Kind for espalier.methods.composed.Composed. The budget of the run is that of the reducer."""
 
-    def settle(self, spec: Settled, method: Composed) -> Settled:
-        """Let both refuse; the ratio is the reducer's."""
-        behind = COMPRESSOR.settle(_behind(spec), method.compressor)
-        found = REDUCER.settle(spec, method.reducer)
-        # A reducer that drops nothing has no candidates; the compressor may have some.
-        return found if behind.engine.separators == "keep" else replace(found, engine=spec.engine)
+    def normalise(self, spec: Settled, method: Composed) -> Settled:
+        """Apply the checks of both; the ratio is that of the reducer."""
+        evicting = COMPRESSOR.normalise(_of_compressor(spec), method.compressor)
+        reducing = REDUCER.normalise(spec, method.reducer)
+        # A reducer that drops nothing has no candidates, but the compressor may have some.
+        return (
+            reducing
+            if evicting.engine.separators == "keep"
+            else replace(reducing, engine=spec.engine)
+        )
 
-    def admit(self, spec: RunSpec, method: Composed, digests: Digests) -> Admitted[Composed]:
-        """Let the reducer be checked and filled in; a compressor reads no file."""
-        reducer = REDUCER.admit(spec, method.reducer, digests)
-        return Admitted(replace(method, reducer=reducer.method), reducer.artifacts)
+    def resolve(
+        self, spec: RunSpec, method: Composed, digests: Digests
+    ) -> ResolvedMethod[Composed]:
+        """Check the reducer and fill in its calibrations; a compressor reads no file."""
+        reducer = REDUCER.resolve(spec, method.reducer, digests)
+        return ResolvedMethod(replace(method, reducer=reducer.method), reducer.artifacts)
 
     @contextmanager
     def open(
-        self, asked: Asked, adapter: Adapter, method: Composed, prior: Prior | None = None
-    ) -> Iterator[Opened]:
+        self, spec: Asked, adapter: Adapter, method: Composed, prior: Prior | None = None
+    ) -> Iterator[OpenMethod]:
         """Open a session that reduces and then evicts, and one that does neither."""
-        # transformers takes seconds to import, and whoever only checks or reads rows need not pay for it.
+        # transformers takes seconds to import, and checks and readers of rows do not need it.
         from espalier.harness.engine.session import Session
 
         session = Session(
             adapter,
             method.reducer,
-            asked.budget,
-            seed=asked.seed,
-            positions=asked.engine.positions,
+            spec.budget,
+            seed=spec.seed,
+            positions=spec.engine.positions,
             prior=prior,
-            evicting=_evicting(asked, method),
-            decode=asked.engine.decode,
-            separators=asked.engine.separators,
+            evicting=_evicting(spec, method),
+            decode=spec.engine.decode,
+            separators=spec.engine.separators,
         )
-        plainly = Session(
-            adapter, NoReduction(), WHOLE, seed=asked.seed, decode=asked.engine.decode
-        )
+        plainly = Session(adapter, NoReduction(), WHOLE, seed=spec.seed, decode=spec.engine.decode)
         with session, plainly as plain:
-            generator = Rescored(adapter, session) if asked.engine.rescore else session
-            yield Opened(generator, adapter, Rivals(session, plain))
+            generator = Rescored(adapter, session) if spec.engine.rescore else session
+            yield OpenMethod(generator, adapter, PairedSessions(session, plain))
 
-    def unpaired(self, asked: Asked, method: Composed) -> str | None:
-        """Time what either of them saves."""
-        reducer = REDUCER.unpaired(asked, method.reducer)
-        return reducer and COMPRESSOR.unpaired(asked, method.compressor)
+    def prompt_reducer(self, method: Composed) -> TokenReducer | None:
+        """Return its reducer."""
+        return method.reducer
 
-    def account(self, asked: Asked, method: Composed, records: Sequence[Record]) -> Account:
-        """Count what the reducer left of each prompt, and what the compressor left of its cache."""
-        evicting = _evicting(asked, method)
+    def why_no_paired_timing(self, spec: Asked, method: Composed) -> str | None:
+        """Return a reason if neither of them saves anything."""
+        reducer = REDUCER.why_no_paired_timing(spec, method.reducer)
+        return reducer and COMPRESSOR.why_no_paired_timing(spec, method.compressor)
+
+    def account(self, spec: Asked, method: Composed, records: Sequence[Record]) -> Account:
+        """Count the tokens that the reducer keeps, and the entries that the compressor keeps."""
+        evicting = _evicting(spec, method)
         for record in records:
             check_held(evicting, record)
-        found = REDUCER.account(asked, method.reducer, records)
-        return replace(found, extra={**found.extra, **cache_blocks(evicting, records)})
+        account = REDUCER.account(spec, method.reducer, records)
+        return replace(account, extra={**account.extra, **cache_blocks(evicting, records)})
 
-    def identity(self, asked: Asked, method: Composed) -> Identity:
-        """Name both; the settings are those that concern the reducer."""
-        return identity_of(asked, method, REDUCER.identity(asked, method.reducer).engine)
+    def identity(self, spec: Asked, method: Composed) -> Identity:
+        """Return the parameters of both, and the settings of the reducer."""
+        return identity_of(spec, method, REDUCER.identity(spec, method.reducer).engine)
 
 
-def _behind(spec: Settled) -> Settled:
-    """Return the spec with the compressor's name, for its error lines."""
+def _of_compressor(spec: Settled) -> Settled:
+    """Return the spec under the name of the compressor, for its error lines."""
     named = spec.method.compressor
     return spec if named is None else replace(spec, method=MethodSpec(named.name))
 
 
-def _evicting(asked: Asked, method: Composed) -> CacheBudget:
-    """Return what goes: a compressor that acts nowhere evicts nothing."""
-    acts = method.compressor.sites(asked.model.facts.text.layers)
+def _evicting(spec: Asked, method: Composed) -> CacheBudget:
+    """Return the budget of the cache; a compressor that acts nowhere evicts nothing."""
+    acts = method.compressor.sites(spec.model.facts.text.layers)
     return CacheBudget(method.compressor, method.cache_ratio if acts else 0.0)
 
 

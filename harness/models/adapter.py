@@ -204,7 +204,7 @@ class Adapter(Parts):
 
     def preparer(self) -> Callable[[Sequence[Chat]], Mapping[str, Any]]:
         """Return `prepare` for another thread."""
-        return self.apart.prepare
+        return self.thread_copy.prepare
 
     def prepare(self, chats: Sequence[Chat]) -> Mapping[str, Any]:
         """Return chats as one left-padded batch on the CPU.

@@ -1,4 +1,4 @@
-"""Where a run happened: versions, device, attention back end, commit."""
+"""The environment of a run: versions, device, attention back end, commit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def describe(spec: RunSpec) -> dict[str, Any]:
 
 
 def placement(model: nn.Module) -> dict[str, Any]:
-    """Return where a model's weights are: GiB by device, `offloaded` for those outside it, and the cards by name."""
+    """Return the placement of a model's weights: GiB by device (`offloaded` for meta tensors), and names of cards."""
     sizes: dict[str, int] = {}
     for tensor in model.parameters():
         place = "offloaded" if tensor.is_meta else str(tensor.device)
@@ -69,7 +69,7 @@ def _version(package: str) -> str:
     return version(package)
 
 
-# A process goes on with the code that it has loaded, whatever is checked out or changed meanwhile.
+# A process keeps the code that it has loaded, whatever is checked out meanwhile.
 @cache
 def commit() -> str | None:
     """Return the abbreviated commit, with `-dirty` for local changes; None outside a repository."""

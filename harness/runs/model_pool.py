@@ -1,4 +1,4 @@
-"""What a sweep keeps between its cells: the loaded model."""
+"""The model that stays loaded between the cells of a sweep."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Pool:
     _adapter: Adapter | None = None
 
     def adapter(self, spec: ModelSpec) -> Adapter:
-        """Return the loaded model of `spec`; a different one is dropped first, two may not fit."""
+        """Return the loaded model of `spec`; a different model is dropped first, since two may not fit."""
         if self._adapter is None or self._spec != spec:
             self._adapter = None
-            # transformers takes seconds to import, and a stored row needs no model.
+            # transformers takes seconds to import, and a stored row does not need a model.
             from transformers.utils import logging
 
             from espalier.harness.models.adapter import load_adapter

@@ -1,7 +1,7 @@
-"""One-pass sweeps (`engine.share=prefix`): before the first of several cells that may share runs, all are answered.
+"""One-pass sweeps (`engine.share=prefix`): before the first of several cells that may share a pass, all are answered.
 
-A pass fills journals and nothing else. Each cell is then carried out as ever, which scores what is there and commits
-its row, so that rows are those of cells that ran one after the other, but for times.
+A pass only fills journals. Each cell then runs as usual, scores the answers of its journal and commits its row, so that
+rows are equal to those of cells that ran one after the other, except for times.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from espalier.harness.engine.artifacts.priors import prior_for
 from espalier.harness.errors import tell_once
 from espalier.harness.evaluation.task_cache import TaskCache
-from espalier.harness.kinds.one_pass import apart, frame
+from espalier.harness.kinds.one_pass import frame, why_not_shared
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import progress_bar as progress
+from espalier.harness.runs.admission import Job
 from espalier.harness.runs.model_pool import Pool, threads
-from espalier.harness.runs.preflight import Job
 from espalier.harness.runs.sweep_board import Board
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir, Store
@@ -30,18 +30,18 @@ class OnePass:
     """The shared passes of one command.
 
     Attributes:
-        made: what the cells of each pass have in common.
-        fresh: by run key, how many answers a pass of this command gave.
+        passes: the common part of the specs of each pass.
+        fresh: answers of a pass of this command, by run key.
         resumed: run keys that had answers before.
     """
 
-    made: list[RunSpec] = field(default_factory=list)
+    passes: list[RunSpec] = field(default_factory=list)
     fresh: dict[str, int] = field(default_factory=dict)
     resumed: set[str] = field(default_factory=set)
 
     def due(self, job: Job) -> bool:
-        """Say whether a pass is asked for that this command has not made yet."""
-        return job.spec.engine.share == "prefix" and frame(job.spec) not in self.made
+        """Return whether a pass is requested that this command has not made yet."""
+        return job.spec.engine.share == "prefix" and frame(job.spec) not in self.passes
 
     def ahead(
         self,
@@ -52,92 +52,100 @@ class OnePass:
         ranks: Ranks,
         board: Board,
     ) -> None:
-        """Answer the samples of a cell whose pass is due and of all that may share it.
+        """Answer the samples of a cell that has a pass due, and of all cells that may share it.
 
         Args:
             job: the cell that is about to run.
-            jobs: all cells that are to be computed, this one among them.
+            jobs: all cells to compute, this one included.
             pool: the loaded model.
-            shelf: what opening the benchmark has read.
+            shelf: the data of the open benchmark.
             ranks: the processes of the command; all call this together.
-            board: how far the sweep is.
+            board: the progress of the sweep.
         """
         common = frame(job.spec)
-        self.made.append(common)
-        alike = {one.key: one for one in jobs if frame(one.spec) == common}
-        alone = {key: apart(one.spec, one.method) for key, one in alike.items()}
-        together = [one for key, one in alike.items() if alone[key] is None]
+        self.passes.append(common)
+        alike = {cell.key: cell for cell in jobs if frame(cell.spec) == common}
+        reasons = {key: why_not_shared(cell.spec, cell.method) for key, cell in alike.items()}
+        together = [cell for key, cell in alike.items() if reasons[key] is None]
         if ranks.rank == 0:
-            _tell(job, [one for one in alike.values() if alone[one.key]], alone, len(together))
-        with contextlib.ExitStack() as held:
-            free = [one for one in together if _claim(one, held, ranks)]
+            _tell(
+                job, [cell for cell in alike.values() if reasons[cell.key]], reasons, len(together)
+            )
+        with contextlib.ExitStack() as claims:
+            free = [cell for cell in together if _claim(cell, claims, ranks)]
             if len(free) > 1:
                 self._run(free, pool, shelf, ranks, board)
 
     def _run(
         self, jobs: Sequence[Job], pool: Pool, shelf: TaskCache, ranks: Ranks, board: Board
     ) -> None:
-        # Both bring in what takes seconds to import.
+        # Both take seconds to import.
         from espalier.harness.evaluation.evaluate import open_benchmark
         from espalier.harness.evaluation.shared_pass import SharedRun, answer_together
 
         spec = jobs[0].spec
-        directories = [Store(one.spec.store).run(one.key) for one in jobs]
+        directories = [Store(cell.spec.store).run(cell.key) for cell in jobs]
         begun = ranks.first(lambda: [begin(*pair) for pair in zip(jobs, directories, strict=True)])
-        self.resumed |= {one.key for one, there in zip(jobs, begun, strict=True) if there}
+        self.resumed |= {
+            cell.key for cell, has_answers in zip(jobs, begun, strict=True) if has_answers
+        }
         title = f"{len(jobs)} cells {spec.benchmark.name}"
         with (
             threads(spec.engine.threads),
             contextlib.redirect_stdout(sys.stderr),
-            progress.cell_progress(title, board, jobs[0].key, quiet=ranks.rank > 0) as shown,
+            progress.cell_progress(title, board, jobs[0].key, quiet=ranks.rank > 0) as bar,
         ):
-            shown.phase(f"opening {spec.benchmark.name}")
+            bar.phase(f"opening {spec.benchmark.name}")
             loaded = open_benchmark(spec, ranks, shelf)
-            shown.phase(f"loading {spec.model.name}")
+            bar.phase(f"loading {spec.model.name}")
             adapter = pool.adapter(spec.model)
             sharers = [
                 SharedRun(
-                    one.spec,
-                    one.method,
-                    journal_of(one, directory).of_rank(ranks.rank),
-                    prior_for(one.spec.model, one.method, one.spec.store),
+                    cell.spec,
+                    cell.method,
+                    journal_of(cell, directory).of_rank(ranks.rank),
+                    prior_for(cell.spec.model, cell.method, cell.spec.store),
                 )
-                for one, directory in zip(jobs, directories, strict=True)
+                for cell, directory in zip(jobs, directories, strict=True)
             ]
-            shown.phase(title)
-            answer_together(sharers, adapter, loaded, shown.samples, ranks)
-        given = ranks.gather([one.fresh for one in sharers])
-        for job, counts in zip(jobs, zip(*given, strict=True), strict=True):
+            bar.phase(title)
+            answer_together(sharers, adapter, loaded, bar.samples, ranks)
+        counts_by_rank = ranks.gather([cell.fresh for cell in sharers])
+        for job, counts in zip(jobs, zip(*counts_by_rank, strict=True), strict=True):
             self.fresh[job.key] = sum(counts)
 
 
 def begin(job: Job, directory: RunDir) -> bool:
-    """Prepare the directory of a run; return whether it has answers already."""
+    """Prepare the directory of a run; return whether it has answers."""
     directory.describe(job.parts)
     return bool(len(journal_of(job, directory)))
 
 
 def journal_of(job: Job, directory: RunDir) -> Journal:
-    """Return where the answers go: a forced run's beside those of the row that stands until the run is finished."""
+    """Return the journal of a run; a forced run has a separate one, since the old row is kept until it is finished."""
     return directory.forced if job.spec.force else directory.journal
 
 
-def _claim(job: Job, held: contextlib.ExitStack, ranks: Ranks) -> bool:
-    """Hold a run for the length of the pass; one that another command computes is left to it."""
+def _claim(job: Job, claims: contextlib.ExitStack, ranks: Ranks) -> bool:
+    """Claim a run for the length of the pass; return False if another command computes it."""
     directory = Store(job.spec.store).run(job.key)
-    return ranks.first(lambda: held.enter_context(directory.claim(0.0, job.spec.lease)))
+    return ranks.first(lambda: claims.enter_context(directory.claim(0.0, job.spec.lease)))
 
 
-def _tell(job: Job, left: Sequence[Job], alone: dict[str, str | None], count: int) -> None:
-    """Say in one line which cells share a pass and which do not."""
+def _tell(
+    job: Job, separate: Sequence[Job], reasons_by_key: dict[str, str | None], count: int
+) -> None:
+    """Print in one line which cells share a pass and which do not."""
     reasons: dict[str, list[str]] = {}
-    for one in left:
-        reasons.setdefault(alone[one.key] or "", []).append(
-            f"{one.spec.method.title} {one.spec.budget.ratio:g}"
+    for cell in separate:
+        reasons.setdefault(reasons_by_key[cell.key] or "", []).append(
+            f"{cell.spec.method.title} {cell.spec.budget.ratio:g}"
         )
-    apart = "".join(f"; by itself: {', '.join(cells)} ({why})" for why, cells in reasons.items())
+    separate_text = "".join(
+        f"; by itself: {', '.join(cells)} ({why})" for why, cells in reasons.items()
+    )
     where = f"{job.spec.model.name} on {job.spec.benchmark.name}"
     shared = (
         f"{count} cells of {where} in one pass" if count > 1 else f"nothing to share of {where}"
     )
-    tell_once(f"engine.share=prefix: {shared}{apart}")
+    tell_once(f"engine.share=prefix: {shared}{separate_text}")

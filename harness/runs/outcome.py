@@ -1,4 +1,4 @@
-"""What came of the cells of a command: rows as they come; in the end tables, failures, drawings and JSON lines."""
+"""The outcome of a command: rows as they come; at the end tables, failures, figures and JSON lines."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from espalier.harness.specs.run_spec import RunSpec
 
 @dataclass
 class Outcome:
-    """Takes rows and reasons, and tells of them; of several processes only the first prints.
+    """Collects and prints rows and failures; only the first process of a launch prints.
 
     Args:
         sweep: whether rows are printed as one table instead of one sheet.
         ranks: the processes of the command.
-        argv: the checked command line, for what is printed about it.
-        waiting: the line that says what goes on where nothing else does.
+        argv: the checked command line, to print it.
+        waiting: the status line.
         out: where tables and JSON lines go.
-        forecast: how many cells there are, and how long they take.
-        rows: what has finished.
-        left_out: what has no row, each with the reason in one line.
-        refused: how many of these were left out before the first cell ran.
+        forecast: number and duration of the cells.
+        rows: rows of finished cells.
+        left_out: cells without a row, each with the reason in one line.
+        refused: how many of these were refused before the first cell ran.
         lines: the overrides of a cell by the identity of its spec, where they are known.
         codes: the exit codes of the cells that failed.
-        note: told of each cell that is to have no row: which one, why, and with which exit code.
+        note: called for each cell without a row, with the reason and the exit code.
     """
 
     sweep: bool = False
@@ -55,19 +55,19 @@ class Outcome:
         return max(self.codes, default=0)
 
     def refuse(self, spec: RunSpec, reason: str) -> None:
-        """Note that a cell cannot run, before the first one does."""
+        """Note that a cell is refused, before the first one runs."""
         self.left_out.append((spec, reason))
         self.refused += 1
         self.note(spec, reason, 2)
 
     def fail(self, spec: RunSpec, cause: str, code: int) -> None:
-        """Note that a cell came to no row."""
+        """Note that a cell has no row."""
         self.left_out.append((spec, cause))
         self.codes.append(code)
         self.note(spec, cause, code)
 
     def take(self, row: dict[str, Any], spec: RunSpec, seconds: float) -> None:
-        """Take a finished row; its JSON line is printed when the next row comes, or last of all by `finish`."""
+        """Take a finished row; its JSON line is printed when the next row comes, or by `finish`."""
         if row["status"] != "cached":
             self.forecast.computed(row["run_key"], seconds)
         if self.ranks.rank == 0:
@@ -78,14 +78,14 @@ class Outcome:
         self.rows.append(row)
 
     def finish(self, spec: RunSpec) -> None:
-        """Print the table of all rows, draw what `spec` asks for, and end with the last row's JSON line.
+        """Print the table of all rows, draw the files of `spec`, and end with the last row's JSON line.
 
-        A person at a terminal is told instead where the rows lie, and what to run next.
+        At a terminal the folders of the rows and the next command are printed instead.
 
         Raises:
-            UserError: the rows do not give curves or a report.
+            UserError: the rows are not enough for curves or a report.
             StoreLost: these cannot be written.
-            OutputLost: standard output takes nothing.
+            OutputLost: standard output cannot be written.
         """
         if self.ranks.rank:
             return
@@ -110,14 +110,14 @@ class Outcome:
                 printing.print_advice(spec, self.rows, self._advice(), self.out)
 
     def _advice(self) -> tuple[str, str] | None:
-        """Return the next command and what it is for; None where the one that runs again what failed stands above."""
+        """Return the next command and its purpose; None after the command that repeats failed cells."""
         missing = self.forecast.cells - len(self.rows) - len(self.left_out)
         if self.codes and not missing:
             return None
         return hints.next_step(self.argv, self.rows, missing)
 
     def _print(self) -> None:
-        """Print what there is: a table of the rows, what has none and why, and how to run again what failed."""
+        """Print the table of rows, the cells without a row and why, and the command that repeats failed cells."""
         if self.rows:
             console.print_rows(self.rows, self.out, full=not self.sweep)
         failed = self.left_out[self.refused :]
@@ -126,5 +126,5 @@ class Outcome:
             printing.print_left("failed", failed, self.out)
         if failed and self.sweep:
             lines = [self.lines[id(spec)] for spec, _ in failed if id(spec) in self.lines]
-            again = hints.rerun(self.argv, lines)
-            print(f"run what failed again: {again}", file=self.out, flush=True)
+            command = hints.rerun(self.argv, lines)
+            print(f"run what failed again: {command}", file=self.out, flush=True)

@@ -1,4 +1,4 @@
-"""One run as one row: the contract of the last line of run.py, filled from what was measured."""
+"""The row of a run: the schema of the last line of run.py, filled from the measurements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from espalier.harness.cost.peak_memory import Peak
 from espalier.harness.evaluation.cost_summary import answered_together
 from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.runs.preflight import Job
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import SCHEMA
 from espalier.harness.store.unparsed_mark import too_many
@@ -20,6 +19,7 @@ from espalier.harness.store.unparsed_mark import too_many
 if TYPE_CHECKING:
     from espalier.harness.engine.record import Record
     from espalier.harness.evaluation.evaluate import Evaluation
+    from espalier.harness.runs.admission import Job
 
 
 def build_row(
@@ -28,11 +28,11 @@ def build_row(
     """Return the row of a finished run: means over samples for tokens, medians for times.
 
     Raises:
-        BudgetMismatch: a sample kept another number of tokens than its budget asked for.
+        BudgetMismatch: a sample kept another number of tokens than its budget requests.
     """
     spec = job.spec
     records = [sample.record for sample in evaluation.samples]
-    kind = kind_of(job.method)
+    kind = kind_of(job.method, spec)
     account = kind.account(spec, job.method, records)
     together = answered_together(records)
     return {
@@ -46,7 +46,7 @@ def build_row(
         "flops": dict(account.flops),
         "time": evaluation.time,
         "memory": {"kv_bytes": account.kv_bytes, "peak_bytes": None if together else peak.bytes},
-        # The very block that the key was computed from.
+        # The block that the key was computed from.
         "settings": job.parts["settings"],
         "extra": {
             "label": job.label,
@@ -64,7 +64,7 @@ def build_row(
             "failures": [str(failure) for failure in evaluation.failures],
             "unparsed": evaluation.unparsed,
             "unread": too_many(evaluation.unparsed, evaluation.n_samples),
-            "aggregation": {name: dict(one) for name, one in evaluation.aggregation.items()},
+            "aggregation": {name: dict(values) for name, values in evaluation.aggregation.items()},
             **({} if evaluation.judge is None else {"judge": dict(evaluation.judge)}),
             **({} if evaluation.latency is None else {"latency": dict(evaluation.latency)}),
             "speedup": evaluation.speedup,
@@ -79,18 +79,8 @@ def build_row(
     }
 
 
-def outline(job: Job) -> dict[str, Any]:
-    """Return what is known of a row before its run: the cell, with the samples asked for, and the settings."""
-    return {
-        **job.parts["cell"],
-        "n_samples": job.spec.benchmark.limit,
-        "settings": job.parts["settings"],
-        "extra": {"label": job.label},
-    }
-
-
 def _one_pass(together: int) -> dict[str, Any]:
-    """Return what a row says of answers that it shares a pass with other rows for; nothing if there are none."""
+    """Return the blocks about answers of a shared pass; nothing if there are none."""
     if not together:
         return {}
     note = (
@@ -113,13 +103,13 @@ def _spreads(records: Sequence[Record]) -> dict[str, list[float]]:
 
 
 def _reported(spec: RunSpec, values: Mapping[str, float | None]) -> dict[str, float | None]:
-    # Random weights answer at random: such a row tells of times and memory, never of accuracy.
+    # Random weights answer at random: such a row has times and memory, never accuracy.
     clocked = spec.benchmark.prompt_tokens is not None
     return _finite(values) if clocked or spec.model.weights != "random" else dict.fromkeys(values)
 
 
 def _substitutes(job: Job) -> dict[str, str]:
-    """Say what stands for the class token's attention if the method reads it and the tower has none."""
+    """Return the substitutes of the class token's attention if the method reads it and the tower has none."""
     facts = job.spec.model.facts
     if facts.class_attention == "token":
         return {}

@@ -1,7 +1,7 @@
-"""The run key: a hash of everything that can change the numbers of a run, and of nothing else.
+"""The run key: a hash of everything that can change the numbers of a run.
 
-Of the code that is what a run can reach: from its method, its adapters, the files of its task and `ENTRIES`, definition
-by definition (harness/runs/reach.py), comments and docstrings left out.
+Of the code these are the files that a run imports, directly or not, from `ENTRIES`, its method, its kind, its model
+families, its signals and its task (harness/runs/code_files.py).
 """
 
 from __future__ import annotations
@@ -10,25 +10,53 @@ import platform
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from inspect import getfile
 from pathlib import Path
 from typing import Any
 
+from espalier.harness.engine.signals.table import PRODUCERS
 from espalier.harness.evaluation.judging.judge_prompt import read_prompt
+from espalier.harness.kinds.checks.signal_check import signals_of
+from espalier.harness.kinds.kind import Identity
 from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.models.adapter import ADAPTERS
 from espalier.harness.paths import ROOT
-from espalier.harness.runs.codebase import Codebase
-from espalier.harness.runs.reach import reaches
-from espalier.harness.runs.roots import roots_of
+from espalier.harness.runs.code_files import CodeFiles, code_files, stamp_of
 from espalier.harness.runs.run_settings import Contents, cell_of, settings_of
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.revisions import model_revision
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.dataset_copies import Copies
 from espalier.harness.store.files.digests import Digests, digest
-from espalier.methods.base import Method
+from espalier.methods.base import Decoder, Method
 
 #: Raised when the meaning of the key itself changes.
-KEY_VERSION = 3
+KEY_VERSION = 4
+
+#: Modules that make the numbers of every row (harness/runs/single_run.py).
+ENTRIES = (
+    "espalier.harness.models.adapter",
+    "espalier.harness.engine.artifacts.priors",
+    "espalier.harness.evaluation.evaluate",
+    "espalier.harness.cost.peak_memory",
+    "espalier.harness.runs.result_row",
+)
+
+#: Modules and packages that a run imports and that change no number: name -> why.
+EXCLUDED = {
+    "espalier.harness.engine.artifacts.calibration_files": "reads files that are hashed by content",
+    "espalier.harness.errors": "error lines",
+    "espalier.harness.evaluation.judging.client": "fetches verdicts; the requests are hashed",
+    "espalier.harness.evaluation.judging.verdicts": "stores verdicts",
+    "espalier.harness.kinds.checks": "refuses runs",
+    "espalier.harness.kinds.lookup": "finds kinds; the chosen one is an entry",
+    "espalier.harness.ranks": "distributes samples; the row is that of one process",
+    "espalier.harness.specs.draft_errors": "error lines",
+    "espalier.harness.specs.hub_cache": "finds files of a revision that is hashed",
+    "espalier.harness.specs.labels": "names of rows and curves",
+    "espalier.harness.specs.registry": "finds classes by name; the chosen ones are entries",
+    "espalier.harness.store": "stores rows",
+}
 
 #: Packages whose version can change an answer, a measurement or a score.
 PACKAGES = (
@@ -77,50 +105,88 @@ def key_parts(
 ) -> dict[str, Any]:
     """Return everything that the key is computed from, ready for JSON.
 
-    `cell` and `settings` stand in the row, so that a row says what made its numbers; the rest is code. Left out on
-    purpose: names of log back ends, the store, `force`, threads, error limits, where files lie, and `engine.paired`,
-    which measures beside a run that has ended: a stored row that lacks the speed-up asked for gets it without
-    answering again.
+    `cell` and `settings` are stored in the row, so that a row says what made its numbers; the rest is code. Left out on
+    purpose: log back ends, the store, `force`, threads, error limits, the places of files, and `engine.paired`, which
+    measures after a run has ended: a stored row without the speed-up gets it without answering again.
 
     Args:
         spec: the run.
         method: the built method; its fields are the hyper-parameters with defaults filled in.
         digests: remembers file hashes over a sweep.
         artifacts: calibration files that the method reads.
-        root: where the packages of the harness and of the methods lie.
+        root: the folder that holds harness, methods and tasks.
 
-    Cost: the first run of a process parses what it reaches, about half a second; then a millisecond.
+    Cost: the first run of a process parses its files, 0.4 seconds; then milliseconds.
     """
-    code = reaches(root)
-    files = task_files(spec.benchmark)
-    draft = kind_of(method).identity(spec, method).draft
+    code = code_files(root)
+    sources = task_files(spec.benchmark)
+    identity = kind_of(method, spec).identity(spec, method)
+    draft = identity.draft
     contents = Contents(
         model=model_revision(spec.model, digests),
         draft=None if draft is None else model_revision(draft, digests),
-        tasks=tuple(_digest(source, found, digests, code.base) for source, found in files.items()),
+        tasks=tuple(_digest(source, files, digests, code) for source, files in sources.items()),
         artifacts=tuple(sorted(digests.file(path) for path in artifacts)),
         data=_data(spec.benchmark, digests),
         words=_words(spec),
     )
-    roots = roots_of(spec, method, code.base, [path for found in files.values() for path in found])
+    entries = entry_files(spec, method, code)
+    entries += [path for files in sources.values() for path in files if path.suffix == ".py"]
     return {
         "key_version": KEY_VERSION,
         "cell": cell_of(spec),
         "settings": settings_of(spec, method, contents),
         "method_class": type(method).__qualname__,
-        "code": code.digest(roots),
+        "code": code.digest(entries, EXCLUDED),
         "packages": {"python": platform.python_version(), **_versions(PACKAGES)},
     }
 
 
+def entry_files(spec: RunSpec, method: Method, code: CodeFiles) -> list[Path]:
+    """Return the files that a run's code starts from, those of its task left out.
+
+    Raises:
+        LookupError: one of ENTRIES is not there.
+    """
+    identity = kind_of(method, spec).identity(spec, method)
+    families = {model.adapter for model in (spec.model, identity.draft) if model is not None}
+    modules = {*ENTRIES, type(kind_of(method, spec)).__module__}
+    modules |= {PRODUCERS.module(name) for name in _signals(spec, identity) if name in PRODUCERS}
+    files = []
+    for module in sorted(modules):
+        path = code.path(module)
+        if path is None:
+            raise LookupError(f"no module {module} below {code.root}")
+        files.append(path)
+    # Families of the repository are found by name: importing them takes seconds.
+    places = [
+        code.path(ADAPTERS.module(name)) or Path(getfile(ADAPTERS.load(name)))
+        for name in sorted(families)
+    ]
+    methods = {type(part) for part in (method, *identity.methods)}
+    places += [code.path(part.__module__) or Path(getfile(part)) for part in methods]
+    return files + places
+
+
+def _signals(spec: RunSpec, identity: Identity) -> set[str]:
+    """Return the signals that are read in the model, and in the draft."""
+    signals: set[str] = set()
+    for method in identity.methods:
+        signals |= signals_of(method, spec.model.facts)
+        reducer = method.reducer if isinstance(method, Decoder) else None
+        if identity.draft is not None and reducer is not None:
+            signals |= signals_of(reducer, identity.draft.facts)
+    return signals
+
+
 def _words(spec: RunSpec) -> str | None:
-    """Return the digest of the words that the user gives a judge, None where the benchmark's own or none are asked."""
+    """Return the digest of the user's prompt for a judge; None without one."""
     path = spec.judge.prompt if "judge" in spec.benchmark.needs else None
     return None if path is None else read_prompt(path).digest
 
 
 def task_files(benchmark: BenchmarkSpec) -> dict[Path, list[Path]]:
-    """Return the files of each of a benchmark's sources; without any, of the folder that its task is read from."""
+    """Return the files of each source of a benchmark; without sources, of the folder of its task."""
     folder = () if benchmark.include_path is None else (benchmark.include_path,)
     return {source: _inside(source) for source in benchmark.sources or folder}
 
@@ -137,13 +203,12 @@ def _inside(source: Path) -> list[Path]:
     return [path for pattern in TASK_FILES for path in source.rglob(pattern)]
 
 
-def _digest(source: Path, files: Iterable[Path], digests: Digests, base: Codebase) -> str:
-    """Return one digest of the names and contents of a source's files; of what is Python, of the code."""
+def _digest(source: Path, files: Iterable[Path], digests: Digests, code: CodeFiles) -> str:
+    """Return one digest of the names and contents of a source's files; Python files count by their code."""
     listing = []
     for path in files:
-        code = base.text(path)
-        name = path.relative_to(source.parent).as_posix()
-        listing.append((name, digests.file(path) if code is None else code))
+        content = code.source(stamp_of(path)).digest if path.suffix == ".py" else digests.file(path)
+        listing.append((path.relative_to(source.parent).as_posix(), content))
     return digest(sorted(listing))
 
 
@@ -151,7 +216,7 @@ def _versions(packages: Iterable[str]) -> dict[str, str | None]:
     return {name: _version(name) for name in packages}
 
 
-@cache  # reading a package's metadata takes milliseconds, and a sweep asks for every cell
+@cache  # reading the metadata of a package takes milliseconds, and a sweep needs it for every cell
 def _version(package: str) -> str | None:
     try:
         return version(package)

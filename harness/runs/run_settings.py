@@ -1,4 +1,4 @@
-"""What changes a run's numbers and is not code: the block `settings` of its row, and that part of its key."""
+"""The settings that change a run's numbers: the block `settings` of its row, and that part of its key."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from espalier.methods.base import Method
 
 @dataclass(frozen=True)
 class Contents:
-    """What identifies the files that a run reads, whatever their names.
+    """The contents of the files that a run reads, whatever their names.
 
     Attributes:
         model: revision of the model's directory, or hub id and commit.
-        draft: the same of the draft model; None where nobody drafts.
+        draft: the same of the draft model; None without a draft.
         tasks: digests of the files that make a benchmark's samples and scores.
         artifacts: digests of the calibration files that the method reads.
-        data: digest of the benchmark's data set where it lies in a folder of the user's; None: the hub's.
-        words: digest of the words that a judge is told in place of the benchmark's own; None: these.
+        data: digest of the benchmark's data set in a folder of the user; None: the data set of the hub.
+        words: digest of a judge prompt that replaces the benchmark's; None: the benchmark's.
     """
 
     model: str
@@ -37,7 +37,7 @@ class Contents:
 
 
 def cell_of(spec: RunSpec) -> dict[str, Any]:
-    """Return what names the cell of a table that a run fills: these are keys of the row itself."""
+    """Return the cell that a run fills; these are keys of the row itself."""
     return {
         "model": spec.model.name,
         "method": spec.method.title,
@@ -50,19 +50,19 @@ def cell_of(spec: RunSpec) -> dict[str, Any]:
 
 
 def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, Any]:
-    """Return everything else that changes the run's numbers and is not code, as JSON has it.
+    """Return all other settings that change the run's numbers, as JSON values.
 
-    Keys are those of the config where it has them. A setting of the engine that does not concern the method is null, so
-    that it makes no difference there.
+    Keys are those of the config where it has them. An engine setting that does not change the numbers of the method is
+    null.
 
     Args:
         spec: the run.
         method: the built method; its fields are the hyper-parameters with defaults filled in.
-        contents: what identifies the files that the run reads.
+        contents: the contents of the files that the run reads.
     """
-    identity = kind_of(method).identity(spec, method)
+    identity = kind_of(method, spec).identity(spec, method)
     draft = identity.draft
-    found = {
+    blocks = {
         "model": _model(spec.model, contents.model),
         "method": {"params": identity.params},
         "draft": None if draft is None else {"name": draft.name, **_model(draft, contents.draft)},
@@ -71,9 +71,9 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
         "artifacts": contents.artifacts,
     }
     if "judge" in spec.benchmark.needs:
-        # Whatever else a run says of a judge makes no difference to it.
-        found["judge"] = _judge(spec.judge, contents.words)
-    return {key: _plain(value) for key, value in found.items()}
+        # Other settings of the judge do not change the numbers.
+        blocks["judge"] = _judge(spec.judge, contents.words)
+    return {key: _plain(value) for key, value in blocks.items()}
 
 
 def _model(model: ModelSpec, revision: str | None) -> dict[str, Any]:
@@ -97,43 +97,43 @@ def _model(model: ModelSpec, revision: str | None) -> dict[str, Any]:
         "architecture": model.architecture if model.weights == "random" else None,
         "facts": _facts(model.facts),
         **_prompt(model.prompt),
-        # Younger, too.
+        # Settings that older rows do not have.
         **({"offload": True} if model.offload else {}),
         **({} if model.transparency == TRANSPARENCY[0] else {"transparency": model.transparency}),
     }
 
 
 def _prompt(prompt: PromptSpec) -> dict[str, Any]:
-    # Younger than the other settings: a model under its original prompts has those that it always had. What the set
-    # says of pixels, videos and generation stands in the fields above, its text and its limits among the benchmark's.
-    younger = {"prompt": prompt.name if prompt.name != ORIGINAL else None, "join": prompt.join}
-    return {key: value for key, value in younger.items() if value is not None}
+    # Older rows do not have these, so original prompts add nothing. Pixels, videos and generation settings of the
+    # prompt set are in the fields above, its text and its limits in those of the benchmark.
+    newer = {"prompt": prompt.name if prompt.name != ORIGINAL else None, "join": prompt.join}
+    return {key: value for key, value in newer.items() if value is not None}
 
 
 def _facts(facts: ModelFacts) -> dict[str, Any]:
     stated = asdict(facts)
-    # What a model can give decides which methods run on it, and no number of theirs: a new signal changes no row.
+    # The signals of a model decide which methods run on it and do not change numbers: a new signal changes no row.
     del stated["signals"]
     if not facts.deepstack:
-        # Younger than the other facts: a model without it has the settings that it always had.
+        # Older rows do not have this fact.
         del stated["deepstack"]
     return stated
 
 
 def _benchmark(benchmark: BenchmarkSpec, contents: Contents) -> dict[str, Any]:
-    # Younger than the other settings: a benchmark without them has those that it always had.
+    # Older rows do not have the settings in `newer`.
     dataset = {"path": benchmark.dataset.path, "revision": benchmark.dataset.revision}
-    younger = {
+    newer = {
         "prompt": benchmark.prompt,
         "text": benchmark.text,
         "dataset": dataset if any(dataset.values()) else None,
         "data": contents.data,
-        "derived": {name: asdict(one) for name, one in benchmark.derived.items()},
+        "derived": {name: asdict(metric) for name, metric in benchmark.derived.items()},
         "answers": None if benchmark.answers is None else asdict(benchmark.answers),
         "prompt_tokens": benchmark.prompt_tokens,
         "new_tokens": benchmark.new_tokens,
         "cluster": None if benchmark.cluster is None else asdict(benchmark.cluster),
-        # A table of its own: 0 is a setting, and only None is none.
+        # A nested table, since 0 is a setting and only None is absent.
         "intervals": None if benchmark.blocks is None else {"blocks": benchmark.blocks},
     }
     return {
@@ -144,12 +144,12 @@ def _benchmark(benchmark: BenchmarkSpec, contents: Contents) -> dict[str, Any]:
         "higher_is_better": benchmark.higher_is_better,
         "generation": benchmark.generation,
         "files": contents.tasks,
-        **{key: value for key, value in younger.items() if value},
+        **{key: value for key, value in newer.items() if value},
     }
 
 
 def _boxes(spec: RunSpec) -> dict[str, str]:
-    # How a model writes boxes changes the rows of those benchmarks alone that ask for some.
+    # The format of boxes only changes rows of benchmarks that ask for boxes.
     return {"boxes": spec.model.boxes} if spec.benchmark.kind == "localization" else {}
 
 
@@ -159,11 +159,11 @@ def _judge(judge: JudgeSpec, words: str | None) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON would give it back."""
+    """Return a value as it comes back from JSON."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):
-        return sorted(_plain(one) for one in value)
+        return sorted(_plain(item) for item in value)
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value

@@ -1,4 +1,4 @@
-"""What run.py needs around the cells of a command: checked jobs, one loaded model at a time, rows, a quiet stdout."""
+"""The runner of a command's cells: admitted jobs, one loaded model at a time, rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any, TextIO
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import wandb_log
+from espalier.harness.runs.admission import Job, admit_here, check_drawn
 from espalier.harness.runs.model_pool import Pool
 from espalier.harness.runs.outcome import Outcome
-from espalier.harness.runs.preflight import Job
-from espalier.harness.runs.process_checks import check_cell, check_drawn
-from espalier.harness.runs.result_row import outline
 from espalier.harness.runs.single_run import CellRunner
 from espalier.harness.runs.status_line import Waiting
 from espalier.harness.runs.sweep_board import Board, BoardCell
@@ -27,25 +25,25 @@ from espalier.harness.store.sweep_files import SweepCell
 
 @dataclass
 class Runner:
-    """Runs checked jobs one after the other and reports their rows.
+    """Runs admitted jobs one after the other and reports their rows.
 
-    Of several processes all run all jobs, in the same order; only the first stores, logs and prints.
+    All processes of a launch run all jobs in the same order; only the first stores, logs and prints.
 
     Args:
         sweep: whether rows are printed as one table instead of one sheet.
         ranks: the processes that share each run.
-        argv: the checked command line, for what is printed about it.
-        waiting: the line that says what goes on where nothing else does.
-        lines: the overrides of each cell, in the order of the cells; none where they are not known.
+        argv: the checked command line, to print it.
+        waiting: the status line.
+        lines: the overrides of each cell, in the order of the cells; empty where they are not known.
         out: where tables and JSON lines go.
         pool: the loaded model.
         digests: hashes of files read so far.
-        board: how many cells there are, how far they are, and what became of them.
-        jobs: what was admitted, each with the cell that it was made of.
+        board: number, progress and outcome of the cells.
+        jobs: the admitted jobs, each with its cell.
 
     Attributes:
-        cells: gives the row of one job.
-        outcome: what came of the cells so far.
+        cells: computes the row of one job.
+        outcome: rows and failures so far.
     """
 
     sweep: bool = False
@@ -64,7 +62,7 @@ class Runner:
     _refused: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        """Make what runs one cell, and what tells of all."""
+        """Create the runner of one cell, and the report on all cells."""
         group = wandb_log.group_of(self.argv) if self.sweep else None
         self.cells = CellRunner(self.ranks, self.argv, group, self.pool, board=self.board)
         self.outcome = Outcome(
@@ -73,20 +71,20 @@ class Runner:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """What has finished."""
+        """The rows of finished cells."""
         return self.outcome.rows
 
     def admit(self, specs: Sequence[RunSpec]) -> None:
-        """Check all cells before the first one runs; with `refused=skip`, note those that cannot run.
+        """Admit all cells before the first one runs; with `refused=skip`, note those that cannot run.
 
         Raises:
-            UserError: a cell is wrong, or cannot run and `refused=error`, or not one can run; or curves or a report are
-                asked for and the rows could not stand beside each other.
+            UserError: a cell is wrong, or is refused and `refused=error`, or no cell can run; or the rows of requested
+                curves or a report would not be comparable.
         """
         for number, spec in enumerate(specs, 1):
             self.waiting.say(f"checking cell {number} of {len(specs)}")
             try:
-                self.jobs.append((spec, check_cell(spec, self.ranks, self.digests)))
+                self.jobs.append((spec, admit_here(spec, self.ranks, self.digests)))
             except Refused as error:
                 if spec.refused == "error":
                     raise
@@ -102,68 +100,68 @@ class Runner:
         self.outcome.lines = dict(zip(map(id, specs), self.lines, strict=False))
 
     def announce(self, specs: Sequence[RunSpec]) -> None:
-        """Leave a list of the cells that were admitted in the store, for `python -m espalier sweep status`.
+        """Write the list of admitted cells to the store, for `python -m espalier sweep status`.
 
         Args:
-            specs: the cells of the command, as they were given to `admit`.
+            specs: the cells of the command, as passed to `admit`.
         """
         if self.ranks.rank == 0:
-            # Of a preset's grids no cell has a line of its own: the sweep itself runs what is left.
-            whole = tuple(text for text in self.argv if not text.startswith("-"))
-            lines = self.lines or [whole] * len(specs)
+            # Cells of a preset's grids have no own command line: the sweep itself runs the remaining ones.
+            overrides = tuple(text for text in self.argv if not text.startswith("-"))
+            lines = self.lines or [overrides] * len(specs)
             admitted = {id(spec): job for spec, job in self.jobs}
             cells = [
-                SweepCell.of(job.key, outline(job), line)
+                SweepCell.of(job.key, job.outline(), line)
                 for job, line in zip(map(admitted.get, map(id, specs)), lines, strict=True)
                 if job is not None
             ]
             sweeps.announce(specs[0].store, self.argv, cells)
 
     def run(self, spec: RunSpec) -> None:
-        """Run one cell and report its row. Nothing happens to a cell left out.
+        """Run one cell and report its row; a refused cell is skipped.
 
         Raises:
             SampleErrors: samples failed; the others are in the journal.
-            BudgetMismatch: a sample kept another number of tokens than asked.
+            BudgetMismatch: a sample kept another number of tokens than requested.
         """
         self.board.forecast.cell += 1
         if id(spec) in self._refused:
             return
         job = self._job(spec)
         self.board.begin(place_of(job))
-        row, seconds = self.cells.run(job, [one for _, one in self.jobs])
+        row, seconds = self.cells.run(job, [other_job for _, other_job in self.jobs])
         self.board.finish(place_of(job), row)
         self.outcome.take(row, spec, seconds)
 
     def failed(self, spec: RunSpec, cause: str, code: int) -> None:
-        """Note that a cell came to no row.
+        """Note that a cell has no row.
 
         Args:
             spec: the cell.
-            cause: why, in one line.
-            code: the exit code that a command has for it.
+            cause: the reason, in one line.
+            code: the exit code of a command that fails for this reason.
         """
         self.outcome.fail(spec, cause, code)
         job = self._job(spec)
         self.board.fail(place_of(job), cause)
-        # No time is left for it any more.
+        # It takes no more time.
         self.board.forecast.pending.pop(job.key, None)
 
     def stored(self, job: Job) -> dict[str, Any] | None:
-        """Return the row that the store has of an admitted job; None if the job is to be run.
+        """Return the stored row of an admitted job; None if the job must run.
 
         Raises:
-            UserError: what stands in the row's place is damaged, or the row of another run, and nothing is forced.
+            UserError: the stored row is damaged or belongs to another run, and `force` is not set.
         """
-        # Its folder is not made here: whoever only asks writes nothing.
+        # The folder is not created here, since this only reads.
         return self.cells.stored(job, RunDir(job.spec.store / "runs" / job.key))
 
     def collect(self, job: Job, fresh: bool) -> bool:
-        """Take and report the row that another process has stored of a job; False if there is none.
+        """Report the row that another process has stored of a job; return False if there is none.
 
         Args:
             job: an admitted job.
-            fresh: whether the row was made for this command.
+            fresh: whether the row was computed for this command.
         """
         row = Store(job.spec.store).run(job.key).row(complete=True)
         if row is None:
@@ -174,26 +172,26 @@ class Runner:
         return True
 
     def finish(self, spec: RunSpec) -> None:
-        """Tell what came of the cells, and draw what `spec` asks for; see `Outcome.finish`."""
+        """Print the outcome of all cells, and draw the files of `spec`; see `Outcome.finish`."""
         self.outcome.finish(spec)
 
     def _job(self, spec: RunSpec) -> Job:
-        """Return the job that a cell was admitted as; one that nobody asked to admit is checked now."""
-        found = self._admitted.get(id(spec))
-        if found is None:
-            return check_cell(spec, self.ranks, self.digests)
+        """Return the job of a cell; a cell that was not admitted before is admitted now."""
+        job = self._admitted.get(id(spec))
+        if job is None:
+            return admit_here(spec, self.ranks, self.digests)
         self.ranks.use_device(spec.model.device)
-        return found
+        return job
 
 
 def place_of(job: Job) -> BoardCell:
-    """Return where a run stands on the board of its sweep."""
+    """Return the position of a run on the board of its sweep."""
     method = f"{job.spec.method.title} {job.label}".strip()
     return BoardCell(job.spec.benchmark.name, method, job.spec.budget.ratio)
 
 
 def _pending(jobs: Sequence[Job]) -> dict[str, tuple[str, str]]:
-    """Return the runs that the store has no row of, each with what it lasts as long as: its model and benchmark."""
+    """Return the runs without a stored row, each with the model and benchmark that determine its duration."""
     return {
         job.key: (job.spec.model.name, job.spec.benchmark.name)
         for job in jobs

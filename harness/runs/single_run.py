@@ -1,4 +1,4 @@
-"""One cell, from its key to its row: skip it if it is done, else claim it, evaluate it and store what came out."""
+"""One cell, from its key to its row: skip it if it is done, else claim it, evaluate it and store the row."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import environment, wandb_log
 from espalier.harness.runs import progress_bar as progress
+from espalier.harness.runs.admission import Job
 from espalier.harness.runs.model_pool import Pool, threads
 from espalier.harness.runs.onepass import OnePass, begin, journal_of
-from espalier.harness.runs.preflight import Job
 from espalier.harness.runs.result_row import build_row
 from espalier.harness.runs.sweep_board import Board
 from espalier.harness.store import RunDir, Store, Unreadable, failures
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class CellRunner:
-    """Gives the row of one admitted job after the other; of several processes all take the same ones in turn.
+    """Computes the rows of admitted jobs; all processes of a launch take the same jobs in the same order.
 
     Args:
         ranks: the processes that share each run.
-        argv: the command line, which is noted where a run fails.
-        group: what the runs of a sweep are mirrored under; None outside one.
+        argv: the command line, noted with failures.
+        group: the group of a sweep in W&B; None outside a sweep.
         pool: the loaded model.
-        shelf: what opening a benchmark reads for all of its cells.
-        board: how far the command is.
-        passes: what cells have answered together.
-        done: run keys of which this command has a row.
+        shelf: the data of an open benchmark, for all of its cells.
+        board: the progress of the command.
+        passes: the shared passes of cells.
+        done: run keys that have a row of this command.
     """
 
     ranks: Ranks = field(default_factory=Ranks)
@@ -59,12 +59,12 @@ class CellRunner:
         """Return the row of a job, and the seconds that it took by itself.
 
         Args:
-            job: what is to be done.
-            jobs: all jobs of the command, some of which may be answered together with this one.
+            job: the job.
+            jobs: all jobs of the command, some of which may share a pass with this one.
 
         Raises:
             SampleErrors: samples failed; the others are in the journal.
-            BudgetMismatch: a sample kept another number of tokens than asked.
+            BudgetMismatch: a sample kept another number of tokens than requested.
         """
         directory = Store(job.spec.store).run(job.key)
         row = self.stored(job, directory)
@@ -75,21 +75,21 @@ class CellRunner:
         if row is None:
             noted = failures.record_failure(directory.path, self.argv, quiet=self.ranks.rank > 0)
             with self._claim(job, directory), noted:
-                # Another command may have finished it meanwhile.
+                # Another command may have finished it in the meantime.
                 row = self.stored(job, directory) or self._evaluate(job, directory)
         elif self.ranks.rank == 0:
             directory.tidy(job.spec.lease)
         if job.spec.log == "wandb" and self.ranks.rank == 0:
-            # Also of a row that was there: a command may have been killed before its mirror was written.
+            # Stored rows too: a command may have been killed before it logged its row.
             wandb_log.mirror(directory, job.parts, job.spec, self.group)
         self.done.add(job.key)
         return row, time.monotonic() - start
 
     def stored(self, job: Job, directory: RunDir) -> dict[str, Any] | None:
-        """Return the row that the store has of a job; None if the job is to be run.
+        """Return the stored row of a job; None if the job must run.
 
         Raises:
-            UserError: what stands in the row's place is damaged, or the row of another run, and nothing is forced.
+            UserError: the stored row is damaged or belongs to another run, and `force` is not set.
         """
 
         def read() -> dict[str, Any] | None:
@@ -104,10 +104,10 @@ class CellRunner:
         return None if row is None or not self._accepts(job, row) else row | {"status": "cached"}
 
     def _accepts(self, job: Job, row: Mapping[str, Any]) -> bool:
-        """Say whether a stored row stands, which one of this command always does.
+        """Return whether a stored row is used, as a row of this command always is.
 
-        `force` asks for a new one; a row with more failed samples than are allowed is tried again, and one without
-        the speed-up that `engine.paired` asks for goes on to measure it: its answers are in the journal.
+        `force` requests a new one; a row with more failed samples than allowed is computed again, and a row without the
+        speed-up of `engine.paired` is completed from the answers in the journal.
         """
         if job.key in self.done:
             return True
@@ -116,33 +116,39 @@ class CellRunner:
         return not (job.spec.force or lacks) and len(extra["failures"]) <= engine.max_errors
 
     def _answer_together(self, job: Job, jobs: Sequence[Job]) -> None:
-        """Answer the samples of all cells left that may share a pass with this one, if that is asked."""
+        """Answer the samples of all remaining cells that may share a pass with this one, if that is requested."""
         if self.passes.due(job):
-            places = ((one, Store(one.spec.store).run(one.key)) for one in jobs)
-            left = [one for one, directory in places if self.stored(one, directory) is None]
-            self.passes.ahead(job, left, self.pool, self.shelf, self.ranks, self.board)
+            places = (
+                (candidate, Store(candidate.spec.store).run(candidate.key)) for candidate in jobs
+            )
+            waiting = [
+                candidate
+                for candidate, directory in places
+                if self.stored(candidate, directory) is None
+            ]
+            self.passes.ahead(job, waiting, self.pool, self.shelf, self.ranks, self.board)
 
     @contextlib.contextmanager
     def _claim(self, job: Job, directory: RunDir) -> Iterator[None]:
-        """Wait, and say so, while another command computes the same run."""
-        with contextlib.ExitStack() as held:
+        """Claim the run; wait, and print so, while another command computes it."""
+        with contextlib.ExitStack() as claims:
 
             def wait(patience: float) -> bool:
                 return self.ranks.first(
-                    lambda: held.enter_context(directory.claim(patience, job.spec.lease))
+                    lambda: claims.enter_context(directory.claim(patience, job.spec.lease))
                 )
 
             if not wait(0.0):
                 if self.ranks.rank == 0:
                     tell_once(f"waiting: another command computes run {directory.path}")
-                # In turns of a minute: no process of this command may wait for another as long as for a row.
+                # One minute at a time: processes of this command must not wait for each other as long as a row takes.
                 while not wait(60.0):
                     pass
             yield
 
     def _evaluate(self, job: Job, directory: RunDir) -> dict[str, Any]:
-        """Run a job, or the rest of it, and return its committed row."""
-        # Looked up where they are defined, at each run: the tests of a run put stand-ins there.
+        """Run a job, or its remaining samples, and return its committed row."""
+        # Imported at each run, since tests of runs replace them in their modules.
         from espalier.harness.cost.peak_memory import peak_memory
         from espalier.harness.evaluation.evaluate import evaluate, open_benchmark
 
@@ -153,36 +159,36 @@ class CellRunner:
         with (
             threads(spec.engine.threads),
             contextlib.redirect_stdout(sys.stderr),
-            progress.cell_progress(title, self.board, job.key, quiet=ranks.rank > 0) as shown,
+            progress.cell_progress(title, self.board, job.key, quiet=ranks.rank > 0) as bar,
         ):
-            shown.phase(f"opening {spec.benchmark.name}")
+            bar.phase(f"opening {spec.benchmark.name}")
             loaded = open_benchmark(spec, ranks, self.shelf)
             prior = prior_for(spec.model, job.method, spec.store)
-            shown.phase(f"loading {spec.model.name}")
+            bar.phase(f"loading {spec.model.name}")
             adapter = self.pool.adapter(spec.model)
-            shown.phase(title)
-            with peak_memory(*adapter.devices) as own:
+            bar.phase(title)
+            with peak_memory(*adapter.devices) as memory:
                 evaluation = evaluate(
                     spec,
                     adapter,
                     job.method,
                     journal,
-                    shown.samples,
+                    bar.samples,
                     prior=prior,
                     ranks=ranks,
-                    answered=own.stop,
+                    answered=memory.stop,
                     loaded=loaded,
                 )
-            peak = max(ranks.gather(own), key=lambda one: one.bytes)
+            peak = max(ranks.gather(memory), key=lambda peak: peak.bytes)
             return ranks.first(
                 lambda: self._store(job, directory, evaluation, peak, status, adapter.model)
             )
 
     def _begin(self, job: Job, directory: RunDir) -> str:
-        """Prepare the directory of a run and return its status to be; answers of this command are no older ones."""
-        there = begin(job, directory)
+        """Prepare the directory of a run and return the status of its row; a shared pass is not a resume."""
+        has_answers = begin(job, directory)
         shared = job.key in self.passes.fresh and job.key not in self.passes.resumed
-        return "resumed" if there and not shared else "done"
+        return "resumed" if has_answers and not shared else "done"
 
     def _store(
         self,
@@ -195,7 +201,7 @@ class CellRunner:
     ) -> dict[str, Any]:
         """Build the row of a finished run and commit it."""
         spec, world = job.spec, self.ranks.world
-        # Times of rows compare only where all of this is equal.
+        # Times of rows are comparable only where all of this is equal.
         how = {
             **environment.placement(model),
             "batch_size": evaluation.batch_size,
@@ -214,6 +220,9 @@ class CellRunner:
 
 
 def _can_gain(job: Job) -> bool:
-    """Say whether the run has something to gain on the unreduced model."""
-    composed = job.spec.benchmark.prompt_tokens is not None  # such a row has both sides in any case
-    return not composed and kind_of(job.method).unpaired(job.spec, job.method) is None
+    """Return whether the run can be timed in pairs with the unreduced model."""
+    composed = job.spec.benchmark.prompt_tokens is not None  # such a row always has both sides
+    return (
+        not composed
+        and kind_of(job.method, job.spec).why_no_paired_timing(job.spec, job.method) is None
+    )

@@ -41,10 +41,21 @@ class Registry:
         Raises:
             UserError: the name is not in the table; the line lists the valid names.
         """
+        module, _, attribute = self._target(name).partition(":")
+        return getattr(import_module(module), attribute)
+
+    def module(self, name: str) -> str:
+        """Return the module of `name`, which is not imported.
+
+        Raises:
+            UserError: the name is not in the table; the line lists the valid names.
+        """
+        return self._target(name).partition(":")[0]
+
+    def _target(self, name: str) -> str:
         if name not in self._targets:
             raise unknown_name(self.kind, name, self._targets)
-        module, _, attribute = self._targets[name].partition(":")
-        return getattr(import_module(module), attribute)
+        return self._targets[name]
 
     def __contains__(self, name: object) -> bool:
         """Say whether the name is in the table."""

@@ -15,7 +15,6 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.lookup import as_reducer
 from espalier.harness.models.adapter import load_adapter
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scenes
@@ -155,8 +154,8 @@ def reducer(spec: RunSpec) -> TokenReducer:
     Raises:
         UserError: it is of another kind.
     """
-    method = as_reducer(build_method(spec.method.name, spec.method.params))
-    if method is None:
+    method = build_method(spec.method.name, spec.method.params)
+    if not isinstance(method, TokenReducer) or not method.in_one_prefill:
         raise UserError(f"method={spec.method.name!r} is not a token reducer")
     return with_scheme(spec.model, method, spec.method.name, store=spec.store)
 

@@ -19,12 +19,10 @@ from espalier.harness.engine.denoising_steps import Answering, DenoisingSession
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import Record
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.lookup import as_reducer
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import TokenReducer
-from espalier.methods.denoiser import as_denoiser
 
 MS = 1e3
 SAMPLE = "0"
@@ -80,9 +78,8 @@ class Side:
         Raises:
             UserError: its method drops no tokens.
         """
-        built = build_method(spec.method.name, spec.method.params)
-        method = as_denoiser(built) or as_reducer(built)
-        if method is None:
+        method = build_method(spec.method.name, spec.method.params)
+        if not isinstance(method, TokenReducer):
             raise UserError(f"method={spec.method.name!r} is not a token reducer")
         return cls(spec.method.name, adapter, method, spec.budget)
 

@@ -22,7 +22,6 @@ from torch.nn.functional import max_pool2d
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.kinds.lookup import as_compressor
 from espalier.harness.kinds.method_stack import label_of
 from espalier.harness.kinds.reducer import WHOLE
 from espalier.harness.seedling.scene_benchmarks import (
@@ -211,9 +210,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     say_looks(scenes, seen)
     print(f"{'':44}score  right 1 to 4         left of digits 1 to 4  attention")
     for spec in specs:
-        method = as_compressor(build_method(spec.method.name, spec.method.params))
+        method = build_method(spec.method.name, spec.method.params)
         name = f"{spec.method.name} {label_of(spec)} {spec.budget.ratio:g}"
-        if method is not None:
+        if isinstance(method, CacheCompressor):
             say(name, adapter, scenes, seen, [method] * len(scenes), spec.budget.ratio)
     noise = torch.Generator().manual_seed(0)
     ranks: dict[str, Callable[[Page, Tensor], Tensor]] = {

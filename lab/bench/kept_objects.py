@@ -24,12 +24,13 @@ from espalier.harness.kinds.method_stack import label_of
 from espalier.harness.seedling.scene_benchmarks import sample_objects, sample_scene, samples
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.tools.calibration.calibration_images import question
+from espalier.methods.base import TokenReducer
 from espalier.methods.none import NoReduction
 from lab.bench.bench_page import bench_command
 
 if TYPE_CHECKING:
     from espalier.harness.models.adapter import Adapter
-    from espalier.harness.runs.preflight import Job
+    from espalier.harness.runs.admission import Job
     from espalier.harness.specs.run_spec import RunSpec
 
 SCENES, BATCH = 100, 50
@@ -52,12 +53,12 @@ def kept_shares(job: Job, adapter: Adapter) -> dict[str, float]:
     """Return the mean share kept of each kind of patch, and of scenes without a patch of the object asked about."""
     # These bring in transformers: seconds, and main first tells it to stay offline.
     from espalier.harness.engine.session import Session
-    from espalier.harness.kinds.lookup import as_reducer
 
     spec, found = job.spec, {kind: list[float]() for kind in KINDS}
     asked = [one for one in samples("seedling_rec", "test", 0, 0, SCENES) if one["box"]]
     prior = prior_for(spec.model, job.method, spec.store)
-    method = as_reducer(job.method) or NoReduction()  # a decoder leaves the model's tokens alone
+    # A decoder does not drop tokens of the model.
+    method = job.method if isinstance(job.method, TokenReducer) else NoReduction()
     with Session(adapter, method, spec.budget, seed=spec.seed, prior=prior) as session:
         for first in range(0, len(asked), BATCH):
             part = asked[first : first + BATCH]
@@ -105,10 +106,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _line(spec: RunSpec, adapter: Adapter, digests: Digests) -> str:
     """Return the shares of one cell, or why it cannot run."""
     # The checks know the adapters, and so bring in transformers.
-    from espalier.harness.runs.preflight import check
+    from espalier.harness.runs.admission import admit
 
     try:
-        shares = kept_shares(check(spec, digests), adapter)
+        shares = kept_shares(admit(spec, digests), adapter)
     except Refused as error:
         return str(error)
     return "  ".join(f"{shares[kind]:{len(kind)}.2f}" for kind in KINDS)

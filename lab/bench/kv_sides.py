@@ -20,12 +20,12 @@ from espalier.harness.engine.session import Session
 from espalier.harness.engine.session_setup import PassEviction
 from espalier.harness.evaluation.latency import LatencyRound, StepReads, alternate, tokens_of
 from espalier.harness.evaluation.synthetic_prompts import compose_prompt, parts
-from espalier.harness.kinds.lookup import as_compressor
 from espalier.harness.kinds.method_stack import label_of
 from espalier.harness.kinds.reducer import WHOLE
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.methods.compressor import CacheCompressor
 from espalier.methods.none import NoReduction
 
 MS = 1e3
@@ -106,8 +106,8 @@ class Side:
     @classmethod
     def of(cls, adapter: Adapter, spec: RunSpec) -> Side:
         """Return the side of a run."""
-        method = as_compressor(build_method(spec.method.name, spec.method.params))
-        if method is None:
+        method = build_method(spec.method.name, spec.method.params)
+        if not isinstance(method, CacheCompressor):
             return cls("whole cache", 0.0, adapter, None)
         name = " ".join(filter(None, (spec.method.name, label_of(spec))))
         ratio = spec.budget.ratio

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.engine.shared_prefill import unreduced_layers
-from espalier.harness.kinds.lookup import in_front
+from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.runs.model_pool import Pool
 from espalier.harness.runs.runner import Runner
@@ -177,7 +177,8 @@ def spared(runner: Runner, store: Path) -> dict[str, float]:
 def _untouched(spec: RunSpec, row: Mapping[str, Any]) -> float:
     """Return the share of a prefill's FLOPs that lies before the first site."""
     facts = spec.model.facts
-    reducer = in_front(method_of(spec.method))
+    method = method_of(spec.method)
+    reducer = kind_of(method, spec).prompt_reducer(method)
     assert reducer is not None
     depth = facts.text.layers
     leaves = unreduced_layers(reducer.all_sites(facts.tower.layers, depth), depth)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from espalier.harness.config.compose import CONF
-from espalier.harness.kinds.lookup import as_reducer
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.methods.base import TokenReducer
 from lab.bench.bench_setup import Figure, Setup, paired
 from lab.bench.synthetic_views import features, view_of
 
@@ -86,8 +86,8 @@ def questions(specs: Sequence[tuple[str, RunSpec]], tokens: Tensor, keep: int) -
 
 
 def _question(name: str, spec: RunSpec, tokens: Tensor, keep: int) -> Question | None:
-    method = as_reducer(build_method(spec.method.name, spec.method.params))
-    if method is None:
+    method = build_method(spec.method.name, spec.method.params)
+    if not isinstance(method, TokenReducer) or not method.in_one_prefill:
         return None
     facts = spec.model.facts
     sites = method.all_sites(facts.tower.layers, facts.text.layers)

@@ -35,14 +35,14 @@ from espalier.harness.decoding.speculative.speculative_summary import speculativ
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.lookup import as_decoder
 from espalier.harness.reports.curves.speculative_table import figures, headings
-from espalier.harness.runs import preflight
+from espalier.harness.runs import admission
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scenes
 from espalier.harness.seedling.video.clip_benchmarks import sample_clip, samples
 from espalier.harness.seedling.video.clip_vocabulary import MOST_FRAMES
 from espalier.harness.store.files.digests import Digests
+from espalier.methods.base import Decoder
 from lab.bench.bench_page import CORES, LOAD, bench_command, leave, measured_on, parser, say
 from lab.bench.bench_setup import Setup
 from lab.bench.held_out_clips import FIRST_CLIP, clip_chat
@@ -227,9 +227,9 @@ def row_of(setup: Setup, kind: Kind, setting: Sequence[str]) -> dict[str, Any]:
     # Two seconds for the models of transformers, which --help can do without.
     from espalier.harness.decoding.speculative.speculation import Speculation
 
-    job = preflight.check(setup.spec(*setting, "engine.threads=1"), Digests())
-    decoder = as_decoder(job.method)
-    assert decoder is not None  # by SETTINGS
+    job = admission.admit(setup.spec(*setting, "engine.threads=1"), Digests())
+    decoder = job.method
+    assert isinstance(decoder, Decoder)  # by SETTINGS
     decodings: list[Mapping[str, Any]] = []
     with Speculation(job.spec, setup.adapter, decoder) as both:
         for number, chat in enumerate(kind.chats):

@@ -1,1 +1,1 @@
-"""Figures of the code base: sizes, names, import chains, and the path of one run."""
+"""Figures about the code base itself."""

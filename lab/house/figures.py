@@ -63,7 +63,8 @@ def longest_chain(graph: dict[str, set[str]]) -> list[str]:
 
     @cache
     def chain(name: str) -> tuple[str, ...]:
-        return (name, *max((chain(target) for target in sorted(graph[name])), key=len, default=()))
+        chains = [chain(target) for target in sorted(graph[name])]
+        return (name, *max(chains, key=lambda names: len(names), default=()))
 
     sys.setrecursionlimit(10_000)
     return list(max((chain(name) for name in graph), key=len))

@@ -13,13 +13,12 @@ from types import ModuleType
 from omegaconf import OmegaConf
 
 from espalier.harness.config.compose import CONF
-from espalier.harness.kinds.lookup import as_compressor, as_decoder, as_reducer
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.commands import command
 from espalier.methods.base import Decoder, Method, Site, TokenReducer
 from espalier.methods.compressor import CacheCompressor
-from espalier.methods.denoiser import DenoisingReducer, as_denoiser
+from espalier.methods.denoiser import DenoisingReducer
 from lab.pages.page_writer import print_or_write, table
 from lab.pages.proofs import Subject, kinds_of
 
@@ -121,9 +120,8 @@ def page(root: Path = ROOT) -> str:
 
 
 def _reducer_row(name: str, tests: dict[str, str]) -> tuple[str, ...]:
-    built = build_method(name, {})
-    method = as_reducer(built) or as_denoiser(built)
-    assert method is not None  # by its name
+    method = build_method(name, {})
+    assert isinstance(method, TokenReducer)  # by its name
     sites = method.all_sites(BLOCKS, DEPTH)
     step = method.decode_site(DEPTH)
     every = (*sites, step) if step else sites
@@ -139,8 +137,8 @@ def _reducer_row(name: str, tests: dict[str, str]) -> tuple[str, ...]:
 
 
 def _decoder_row(name: str) -> tuple[str, ...]:
-    method = as_decoder(build_method(name, {}))
-    assert method is not None  # by its name
+    method = build_method(name, {})
+    assert isinstance(method, Decoder)  # by its name
     alone = method.source == "nobody"
     levels = f"tree of {len(method.tree)} on {method.window} levels"
     rounds = "at once" if method.overlap else "in turn"
@@ -159,8 +157,8 @@ def _decoder_row(name: str) -> tuple[str, ...]:
 
 
 def _compressor_row(name: str) -> tuple[str, ...]:
-    method = as_compressor(build_method(name, {}))
-    assert method is not None  # by its name
+    method = build_method(name, {})
+    assert isinstance(method, CacheCompressor)  # by its name
     first, last = method.exempt
     return (
         _link(name, _module(method)),

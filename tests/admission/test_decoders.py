@@ -20,14 +20,13 @@ from espalier.harness.decoding.speculative.shared_vocabulary import (
 )
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.kinds.checks.signal_check import signals_of
-from espalier.harness.kinds.lookup import as_reducer
 from espalier.harness.paths import ROOT
-from espalier.harness.runs.preflight import Job, check
+from espalier.harness.runs.admission import Job, admit
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.draft_errors import in_words_of_the_draft
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
-from espalier.methods.base import Decoder
+from espalier.methods.base import Decoder, TokenReducer
 
 DRAFT = ROOT / "harness/seedling/weights/seedling_draft"
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
@@ -46,7 +45,7 @@ def spec_of(*argv: str) -> RunSpec:
 
 
 def job_of(store: Path, *argv: str) -> Job:
-    return check(spec_of(f"store={store}", *argv), Digests())
+    return admit(spec_of(f"store={store}", *argv), Digests())
 
 
 # ------------------------------------------------------------------ which draft
@@ -180,7 +179,6 @@ def test_error_lines_speak_of_the_draft() -> None:
 def test_every_decoder_is_admitted_on_the_embedded_pair(tmp_path: Path, name: str) -> None:
     job = job_of(tmp_path, f"method={name}", "ratio=0.9", "engine.batch_size=8")
     assert isinstance(job.method, Decoder)
-    assert as_reducer(job.method) is None
     assert job.spec.engine.batch_size == 1
     blind, whole = name == "onsd", name in ("autoregressive", "vanilla_sd", "sd_tree", "pearl")
     assert job.spec.budget.ratio == (1 if blind else 0 if whole else 0.9)
@@ -188,7 +186,7 @@ def test_every_decoder_is_admitted_on_the_embedded_pair(tmp_path: Path, name: st
 
 def test_a_reducer_acts_on_the_model_itself(tmp_path: Path) -> None:
     job = job_of(tmp_path, "method=fastv", "engine.batch_size=8")
-    assert as_reducer(job.method) is job.method
+    assert isinstance(job.method, TokenReducer)
     assert job.spec.engine.batch_size == 8
 
 

@@ -92,7 +92,7 @@ def test_who_says_one_token_after_another_has_no_steps(questions):
 
 
 REFUSED = {
-    "needs a model that says one token": lambda m: espalier.apply(m, "vanilla_sd"),
+    "needs a model that generates one token": lambda m: espalier.apply(m, "vanilla_sd"),
     "method='pearl' needs a model that": lambda m: espalier.apply(m, "pearl", draft=m),
     "method='h2o' needs a model that": lambda m: espalier.apply(m, "h2o", ratio=0.5),
     "acts inside the vision tower": lambda m: espalier.apply(m, "tome", ratio=0.5),

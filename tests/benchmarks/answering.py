@@ -47,11 +47,11 @@ class Told:
         """Keep them in another thread as in this one."""
         return self.encode
 
-    def moved(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Leave inputs where they are."""
         return inputs
 
-    def told(self, chat: Any) -> dict[str, str | None]:
+    def prompt_summary(self, chat: Any) -> dict[str, str | None]:
         """Say what a row says of prompts."""
         return {"rendered": str(chat)}
 

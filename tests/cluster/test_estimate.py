@@ -35,7 +35,7 @@ def composed(*argv: str) -> Command:
 def settled(*argv: str) -> RunSpec:
     spec = build_spec(composed(*argv).cells[0])
     method = method_of(spec.method)
-    return kind_of(method).settle(spec, method)
+    return kind_of(method, spec).normalise(spec, method)
 
 
 def cost(*argv: str) -> int:

@@ -11,7 +11,7 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import CONF, read_command
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
-from espalier.harness.runs.preflight import check
+from espalier.harness.runs.admission import admit
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 
@@ -48,7 +48,7 @@ def test_its_cells_are_admitted(tmp_path) -> None:
         "model.weights=random", f"store={tmp_path}", "benchmark=mathvision", "ratio=0.5"
     )
     digests = Digests()
-    jobs = [check(spec, digests) for spec in specs]
+    jobs = [admit(spec, digests) for spec in specs]
     assert [job.spec.method.name for job in jobs] == [
         *("none", "random", "uniform", "fastv_denoising", "pyramiddrop_denoising"),
         *("visionzip", "d3tom", "d3tom_t"),

@@ -14,7 +14,7 @@ from espalier.harness.engine.text.cuda_graphs import CudaGraphs
 from espalier.harness.engine.text.text_only import prefilled_words
 from espalier.harness.engine.text.text_stack import TextStack
 from espalier.harness.models.adapter import load_adapter
-from espalier.harness.runs import preflight
+from espalier.harness.runs import admission
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder
@@ -35,7 +35,7 @@ def spec_of(*overrides: str) -> RunSpec:
 
 def answered(*overrides: str) -> tuple[str, list[DecodingRecord]]:
     """Two answers whose ids are those of `generate` on the same device; the transport taken."""
-    job = preflight.check(spec_of(*overrides), Digests())
+    job = admission.admit(spec_of(*overrides), Digests())
     assert isinstance(job.method, Decoder)
     adapter, found = load_adapter(job.spec.model), []
     with Speculation(job.spec, adapter, job.method) as both:

@@ -24,7 +24,7 @@ from espalier.harness.decoding.speculative.speculation import Speculation
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import load_adapter
-from espalier.harness.runs import preflight
+from espalier.harness.runs import admission
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
@@ -62,7 +62,7 @@ def spec_of(*overrides: str) -> RunSpec:
 
 def speculation(name: str, *overrides: str) -> Speculation:
     method, *more = name.split()
-    job = preflight.check(spec_of(f"method={method}", *more, *overrides), Digests())
+    job = admission.admit(spec_of(f"method={method}", *more, *overrides), Digests())
     assert isinstance(job.method, Decoder)
     return Speculation(job.spec, target(), job.method)
 

@@ -9,7 +9,7 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.decoding.diffusion.cached_prompt import check_prefix_cache
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.evaluation.evaluate import open_benchmark
-from espalier.harness.runs.preflight import Job, check
+from espalier.harness.runs.admission import Job, admit
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.d3tom import D3ToM
 
@@ -20,7 +20,7 @@ DENOISING = ("model=seedling_diffusion", "model.weights=random")
 def job_of(argv: tuple[str, ...]) -> Job:
     command = read_command([*HERE, *argv])
     assert command is not None
-    return check(build_spec(command.cells[0]), Digests())
+    return admit(build_spec(command.cells[0]), Digests())
 
 
 @pytest.mark.sampled(4)
@@ -62,7 +62,7 @@ def job_of(argv: tuple[str, ...]) -> Job:
         ),
         ("+benchmark.generation.max_new_tokens=1000000", "valid: fewer than 368"),
         ("+model.generation.steps=1000000", "steps=1000000: model='seedling_diffusion' has 512"),
-        ("engine.decode=generate", "engine.decode='generate' says one token after another"),
+        ("engine.decode=generate", "engine.decode='generate' generates one token after another"),
         ("method=fastv_denoising ratio=1", "ratio=1"),
         ("method=fastv_denoising ratio=0.5 method.params.K=6", "method.params.K=6"),
         ("method=pyramiddrop_denoising ratio=0.3", "valid with method.params.excess=1.5"),

@@ -15,7 +15,7 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.brightness import Pictures
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.runs.preflight import check
+from espalier.harness.runs.admission import admit
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import MethodError, Need, Site, View
 from espalier.methods.select.sobel import edge_share
@@ -234,7 +234,7 @@ def test_it_is_refused_before_anything_is_loaded(name: str):
     assert command is not None
     spec = build_spec(command.cells[0])
     with pytest.raises(UserError, match=rf"method='rtprune' needs luma, which model='{name}' does"):
-        check(spec, Digests())
+        admit(spec, Digests())
 
 
 def test_an_unknown_signal_to_lack_is_refused():

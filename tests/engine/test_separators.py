@@ -252,13 +252,13 @@ def test_methods_of_patches_are_refused_in_one_line(label, why):
     compressor = build_method("aircache", {})
     for candidate in (method, Composed(method, compressor, 0.5)):
         with pytest.raises(Refused) as refused:
-            kind_of(candidate).settle(spec, candidate)
+            kind_of(candidate, spec).normalise(spec, candidate)
         line = str(refused.value)
         assert f"engine.separators='candidates': method='{label}' {why}" in line
         assert "valid: keep" in line
         assert "\n" not in line
     # Where separators stay nothing is refused.
-    kind_of(method).settle(replace(spec, engine=EngineSpec()), method)
+    kind_of(method, spec).normalise(replace(spec, engine=EngineSpec()), method)
 
 
 def test_a_method_that_drops_nothing_has_no_candidates():
@@ -267,18 +267,17 @@ def test_a_method_that_drops_nothing_has_no_candidates():
         spec = asked_of("llava_video", label)
         if method.takes_draft:
             spec = replace(spec, method=MethodSpec(label, draft=spec.model))
-        assert kind_of(method).settle(spec, method).engine.separators == "keep", label
+        assert kind_of(method, spec).normalise(spec, method).engine.separators == "keep", label
     composed = Composed(NoReduction(), build_method("aircache", {}), 0.5)
-    assert kind_of(composed).settle(
-        asked_of("llava_video", "none"), composed
-    ).engine.separators == ("candidates")
+    spec = asked_of("llava_video", "none")
+    assert kind_of(composed, spec).normalise(spec, composed).engine.separators == "candidates"
 
 
 def test_the_key_tells_the_two_apart_and_a_row_without_the_setting_stands_beside_keep():
     method = build_method("aircache", {})
     spec = asked_of("llava_video", "aircache")
     stays = replace(spec, engine=EngineSpec())
-    identity = kind_of(method).identity
+    identity = kind_of(method, spec).identity
     assert identity(spec, method).engine["separators"] == "candidates"
     assert identity(stays, method).engine["separators"] is None
     command = read_command(["method=aircache", "engine.separators=candidates"])
@@ -310,8 +309,8 @@ def test_what_a_draft_sees_is_a_share_of_all_positions(method, separators):
     decoding = DecodingRecord.from_entry(record.decoding)
     assert decoding.mismatch is None
     positions = plain.visual + plain.special
-    kind = kind_of(method)
-    block = kind.account(kind.settle(spec, method), method, [record])
+    kind = kind_of(method, spec)
+    block = kind.account(kind.normalise(spec, method), method, [record])
     speculative = block.extra["speculative"]
     if separators == "keep":
         assert decoding.draft_visual == math.floor(plain.visual / 2 + 0.5)
@@ -335,7 +334,7 @@ def test_a_row_counts_the_positions_that_reducers_leave():
     for separators in ("keep", "candidates"):
         spec = asked_of("llava_next", "fastv", EngineSpec(separators=separators))
         records = ran("llava_next", method, budget=budget, separators=separators).records
-        tokens = kind_of(method).account(spec, method, records).tokens
+        tokens = kind_of(method, spec).account(spec, method, records).tokens
         special = sum(record.special for record in records) / len(records)
         assert tokens["positions_kept"] == pytest.approx(tokens["kept_final"] + special)
         assert tokens["positions"] == pytest.approx(tokens["visual"] + special)

@@ -23,7 +23,7 @@ from espalier.harness.evaluation.auto_batch import SHARE, largest_batch, ran_out
 from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session
 from espalier.harness.paths import ROOT
 from espalier.harness.ranks import Ranks
-from espalier.harness.runs.preflight import check
+from espalier.harness.runs.admission import admit
 from espalier.harness.specs.run_spec import AUTO_BATCH, RunSpec
 from espalier.harness.store import Journal
 from espalier.harness.store.files.digests import Digests
@@ -234,10 +234,10 @@ def spec_of(store: Path, *overrides: str) -> RunSpec:
 
 
 def test_the_key_holds_auto(tmp_path: Path) -> None:
-    job = check(spec_of(tmp_path, "engine.batch_size=auto"), Digests())
+    job = admit(spec_of(tmp_path, "engine.batch_size=auto"), Digests())
     assert job.spec.engine.batch_size == AUTO_BATCH
     assert job.parts["settings"]["engine"]["batch_size"] == "auto"
-    assert job.key != check(spec_of(tmp_path, "engine.batch_size=8"), Digests()).key
+    assert job.key != admit(spec_of(tmp_path, "engine.batch_size=8"), Digests()).key
 
 
 #: From the second trial on the process may only map so many MiB more than it has.

@@ -255,7 +255,7 @@ def test_answers_of_every_kind_are_the_same_to_the_byte(
     spec = build_spec(command.cells[0])
     assert spec.engine.prefetch == AUTO_PREFETCH
     method = method_of(spec.method)
-    spec = kind_of(method).settle(spec, method)
+    spec = kind_of(method, spec).normalise(spec, method)
     adapter = load_adapter(spec.model)
     found = []
     for ahead in (0, 2):

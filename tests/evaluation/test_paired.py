@@ -28,7 +28,7 @@ from espalier.harness.evaluation.paired_times import (
     measure,
     plan_pairs,
 )
-from espalier.harness.kinds.kind import Rivals
+from espalier.harness.kinds.kind import PairedSessions
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.generation import Settings
@@ -111,7 +111,9 @@ def paired(plain: Sequence[float], own: Sequence[float], **more: Any) -> tuple[A
     log: list[tuple[str, list[str]]] = []
     sides = Side("own", log, 4, own, **more), Side("plain", log, 16, plain, **more)
     planned = PairPlan(len(plain) - 1, 2)
-    done = measure(Rivals(*sides), REQUESTS, GROUP, lambda block: block, planned, LLAVA.facts)
+    done = measure(
+        PairedSessions(*sides), REQUESTS, GROUP, lambda block: block, planned, LLAVA.facts
+    )
     return done, *sides
 
 
@@ -180,7 +182,12 @@ def test_an_unreduced_model_that_does_not_fit_costs_the_run_nothing() -> None:
 
     own, plain = Side("own", [], 4, [1.0] * 5), TooLarge("plain", [], 16, [])
     done = measure(
-        Rivals(own, plain), REQUESTS, GROUP, lambda block: block, PairPlan(4, 2), LLAVA.facts
+        PairedSessions(own, plain),
+        REQUESTS,
+        GROUP,
+        lambda block: block,
+        PairPlan(4, 2),
+        LLAVA.facts,
     )
     assert done.speedup is None
     assert done.note == (

@@ -25,7 +25,7 @@ import espalier.harness.evaluation
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.ranks import Ranks
-from espalier.harness.runs.preflight import Job
+from espalier.harness.runs.admission import Job
 from espalier.harness.runs.runner import Runner
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import claims

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,19 +22,17 @@ from espalier.harness.engine.session import Session
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.evaluation.evaluate import Evaluation
 from espalier.harness.evaluation.samples import Sample
-from espalier.harness.kinds.lookup import KINDS, as_decoder, as_reducer, kind_of
+from espalier.harness.kinds.lookup import KINDS, kind_of
 from espalier.harness.models.adapter import Adapter, load_adapter
-from espalier.harness.paths import ROOT
-from espalier.harness.runs.preflight import Job, check_method
+from espalier.harness.runs.admission import Job, admit
 from espalier.harness.runs.result_row import build_row
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scenes
 from espalier.harness.specs.catalogue import METHODS, build_method
 from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec, RunSpec
 from espalier.harness.store.files.digests import Digests
-from espalier.methods.base import Method, MethodError, Site
+from espalier.methods.base import Decoder, Method, MethodError, Site, TokenReducer
 from espalier.methods.composed import Composed
-from espalier.methods.compressor import CacheCompressor
 from espalier.methods.denoiser import DenoisingReducer
 from espalier.methods.fastv import FastV
 from espalier.methods.none import NoReduction
@@ -87,8 +84,8 @@ def walked(method: Method, store: Path) -> Walked:
     """Take a method all the way from the command line to the row; a decoder answers one chat at a time, so all do."""
     name = "vanilla_sd" if method.drafts else "uniform"
     spec = spec_of(f"method={name}", "ratio=0.875", f"store={store}", "engine.transport=sequential")
-    job = check_method(spec, method, Digests())
-    kind = kind_of(job.method)
+    job = admit(spec, Digests(), method=method)
+    kind = kind_of(job.method, job.spec)
     ids: list[tuple[int, ...]] = []
     samples: list[Sample] = []
     with kind.open(job.spec, adapter(), job.method) as opened:
@@ -143,8 +140,9 @@ EVERY_KIND = {
 
 
 def test_every_kind_of_the_lookup_is_walked() -> None:
-    assert {id(kind_of(method)) for method, _, _ in EVERY_KIND.values()} == {
-        id(kind) for kind in KINDS.values()
+    spec = spec_of("method=none")
+    assert {id(kind_of(method, spec)) for method, _, _ in EVERY_KIND.values()} == {
+        id(kind) for (_, denoises), kind in KINDS.items() if not denoises
     }
 
 
@@ -189,7 +187,7 @@ def test_a_composition_answers_as_its_reducer_and_names_both(store: Path) -> Non
     assert both.row["extra"]["label"] == "KeepCache(tau=0.25)"
     # Each part's hyper-parameters, class and code make another run of it.
     others = [Composed(FASTV, KeepCache(tau=0.5)), Composed(Uniform(), KeepCache(tau=0.25)), FASTV]
-    keys = {check_method(alone.job.spec, one, Digests()).key for one in others}
+    keys = {admit(alone.job.spec, Digests(), method=one).key for one in others}
     assert len(keys | {both.row["run_key"]}) == 4
 
 
@@ -213,7 +211,7 @@ def test_what_is_not_carried_out_is_refused_in_one_line(
 ) -> None:
     spec = spec_of("method=fastv", "ratio=0.5", f"store={store}")
     with pytest.raises((UserError, MethodError), match=line) as error:
-        check_method(spec, method, Digests())
+        admit(spec, Digests(), method=method)
     assert "\n" not in str(error.value)
 
 
@@ -243,10 +241,12 @@ def test_a_cache_that_lost_entries_is_told() -> None:
     record = Record("s", 16, 4, (), (), (16,) * depth, 16 * depth, 64, 3)
     short = replace(record, kv_entries=16 * depth - 1)
     method = KeepCache()
-    assert kind_of(method).account(asked, method, [record]).tokens["kv_entries"] == 16 * depth
+    assert (
+        kind_of(method, asked).account(asked, method, [record]).tokens["kv_entries"] == 16 * depth
+    )
     for one in (method, Composed(NoReduction(), method)):
         with pytest.raises(BudgetMismatch, match=r"the cache holds \d+ visual entries \(16, "):
-            kind_of(one).account(asked, one, [record, short])
+            kind_of(one, asked).account(asked, one, [record, short])
 
 
 def test_a_default_allocation_gives_each_layer_the_same() -> None:
@@ -265,7 +265,7 @@ def test_settings_of_shorter_prompts_are_refused(line: str, said: str, store: Pa
     spec = spec_of("method=fastv", "ratio=0.5", f"store={store}", line)
     for method in (Evict(), Composed(FASTV, Evict(), 0.5)):
         with pytest.raises(Refused, match=f"^{re.escape(said)}"):
-            check_method(spec, method, Digests())
+            admit(spec, Digests(), method=method)
 
 
 def test_a_composition_evicts_what_its_reducer_leaves(store: Path) -> None:
@@ -293,8 +293,9 @@ def test_an_evicting_method_has_the_runs_budget(store: Path) -> None:
 
 def test_answers_need_no_benchmark() -> None:
     asked = AnswerSpec(adapter().spec, MethodSpec("uniform"), Budget("kept", 0.75), EngineSpec())
-    kind, method = kind_of(Uniform()), Uniform()
-    settled = kind.settle(asked, method)
+    method = Uniform()
+    kind = kind_of(method, asked)
+    settled = kind.normalise(asked, method)
     assert settled == asked
     with kind.open(settled, adapter(), method) as opened:
         inputs = opened.codec.encode([chat_of(0), chat_of(1)])
@@ -303,11 +304,11 @@ def test_answers_need_no_benchmark() -> None:
         assert opened.rivals is not None
         assert opened.rivals.own is not opened.rivals.plain
     assert [record.kept for record in done.records] == [(36,), (36,)]
-    idle = kind_of(NoReduction()).settle(asked, NoReduction())
+    idle = kind_of(NoReduction(), asked).normalise(asked, NoReduction())
     assert idle == replace(asked, budget=Budget("kept", 0.0))
     emulated = replace(asked, engine=EngineSpec(backend="emulate"))
     with pytest.raises(Refused, match=r"engine\.backend='emulate'"):
-        kind_of(VanillaSD()).settle(emulated, VanillaSD())
+        kind_of(VanillaSD(), emulated).normalise(emulated, VanillaSD())
 
 
 # ------------------------------------------------------------------ one lookup
@@ -316,25 +317,8 @@ def test_answers_need_no_benchmark() -> None:
 def test_bases_say_of_themselves_what_the_config_asks() -> None:
     for name in METHODS.names():
         method = build_method(name, {})
-        decoder = as_decoder(method)
-        other = isinstance(method, CacheCompressor | DenoisingReducer)
-        reduces = decoder is None and not other
-        assert (as_reducer(method) is not None) == reduces
-        assert method.drafts == METHODS.load(name).drafts == (decoder is not None)
-        assert method.takes_draft == (decoder is not None and decoder.source == "model")
-    assert as_reducer(KeepDenoising()) is None
-
-
-def test_nothing_but_the_lookup_asks_for_the_base_of_a_method() -> None:
-    bases = {base.__name__ for base in KINDS}
-    asking = set()
-    for folder in ("harness", "methods"):
-        for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-                if named and node.func.id in ("isinstance", "issubclass"):
-                    names = {one.id for one in ast.walk(node.args[1]) if isinstance(one, ast.Name)}
-                    if names & bases:
-                        asking.add(str(path.relative_to(ROOT)))
-    # Rooms below kinds ask `as_denoiser`, for the engine merges entries for such a method alone.
-    assert asking == {"harness/kinds/lookup.py", "methods/denoiser.py"}
+        drafts = isinstance(method, Decoder)
+        assert method.drafts == METHODS.load(name).drafts == drafts
+        assert method.takes_draft == (drafts and method.source == "model")
+        once = isinstance(method, TokenReducer) and not isinstance(method, DenoisingReducer)
+        assert method.in_one_prefill == once

@@ -20,7 +20,7 @@ from espalier.harness.kinds.compressor import cache_blocks, check_held
 from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.kinds.sample_counts import first_token
 from espalier.harness.runs import console, hints
-from espalier.harness.runs.preflight import check
+from espalier.harness.runs.admission import admit
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.comparable import name as curve_name
 from espalier.harness.specs.run_spec import RunSpec
@@ -123,7 +123,7 @@ def test_rows_of_different_settings_share_neither_key_nor_name(tmp_path: Path) -
         stack = [
             one for one in base if not any(c.startswith(one.split("=")[0] + "=") for c in changes)
         ]
-        job = check(spec_of(*stack, *changes, f"store={tmp_path}"), Digests())
+        job = admit(spec_of(*stack, *changes, f"store={tmp_path}"), Digests())
         cell = job.parts["cell"]
         row = {**cell, "extra": {"label": job.label}, "settings": job.parts["settings"]}
         named.add((curve_name(row), cell["ratio"]))

@@ -22,7 +22,7 @@ from espalier.harness.engine.artifacts.fitprune_schemes import (
 )
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.runs.preflight import Job, check
+from espalier.harness.runs.admission import Job, admit
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
@@ -47,7 +47,7 @@ def spec_of(*overrides: str) -> RunSpec:
 
 
 def run_of(*overrides: str) -> Job:
-    return check(spec_of("method=fitprune", *overrides), Digests())
+    return admit(spec_of("method=fitprune", *overrides), Digests())
 
 
 # ---------------------------------------------------------------- what is kept

@@ -10,7 +10,7 @@ import pytest
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.runs.preflight import check
+from espalier.harness.runs.admission import admit
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
@@ -23,7 +23,7 @@ def spec_of(store: Path, *argv: str) -> RunSpec:
 
 
 def key_of(store: Path, *argv: str) -> str:
-    return check(spec_of(store, *argv), Digests()).key
+    return admit(spec_of(store, *argv), Digests()).key
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_a_method_without_sites_has_one_key_for_all_ratios(store: Path) -> None:
 
 
 def parts_of(spec: RunSpec) -> dict[str, Any]:
-    job = check(spec, Digests())
+    job = admit(spec, Digests())
     return key_parts(job.spec, job.method, Digests())
 
 

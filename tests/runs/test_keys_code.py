@@ -1,4 +1,4 @@
-"""Of the code, a run key changes with what the run can reach, and with nothing else."""
+"""Of the code, a run key changes with the files that the run imports, and with no other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from espalier.harness.runs import roots
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.store.files.digests import Digests
 from tests.runs.codetree import RUNS, Tree, other_code, other_words, run
@@ -68,25 +67,16 @@ def test_annotations_of_functions_are_no_code(tree: Tree, plain: dict[str, str])
 
 
 def test_a_new_adapter_changes_no_key(tree: Tree, plain: dict[str, str]) -> None:
-    module, _, table = roots.BY_ADAPTER.partition(":")
-    add(tree, module, table)
+    line = 'ADAPTERS.add("novel", "espalier.harness.models.novel:LlavaAdapter")'
+    tree.edit("harness/models/adapter.py", lambda text: f"{text}\n{line}\n")
     copy(tree, "harness/models/llava.py", "harness/models/novel.py")
     assert changed(tree, plain) == set()
 
 
-@pytest.mark.parametrize("table", roots.BY_SIGNAL)
-def test_a_new_signal_changes_no_key(tree: Tree, plain: dict[str, str], table: str) -> None:
-    module, _, name = table.partition(":")
-    add(tree, module, name)
-    declared = [path for path in tree.root.glob("methods/*.py") if LISTED.search(path.read_text())]
-    assert len(declared) == 1
-    listed = declared[0].relative_to(tree.root).as_posix()
-    tree.edit(listed, lambda text: LISTED.sub(r'\g<0>\n    "novel": "(B, N) something",', text))
+def test_a_new_producer_of_a_signal_changes_no_key(tree: Tree, plain: dict[str, str]) -> None:
+    line = 'PRODUCERS.add("novel", "espalier.harness.engine.signals.novel:Novel")'
+    tree.edit("harness/engine/signals/table.py", lambda text: f"{text}\n{line}\n")
     assert changed(tree, plain) == set()
-
-
-#: Where the signals are listed.
-LISTED = re.compile(r"^SIGNALS\b[^=\n]*= \{", re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -100,15 +90,6 @@ def test_a_model_that_can_give_more_has_the_same_runs(name: str) -> None:
 
 def test_a_new_method_changes_no_key(tree: Tree, plain: dict[str, str]) -> None:
     copy(tree, "methods/fastv.py", "methods/novel.py")
-    catalogue = tree.root / "harness" / "catalogue.py"
-    if "METHODS.add(" in catalogue.read_text():
-        add(tree, "espalier.harness.specs.catalogue", "METHODS")
-    assert changed(tree, plain) == set()
-
-
-def test_what_no_run_uses_changes_no_key(tree: Tree, plain: dict[str, str]) -> None:
-    for name in ("harness/engine/session.py", "methods/fastv.py", "harness/cost/flops.py"):
-        tree.edit(name, lambda text: f"{text}\n\ndef unused() -> int:\n    return 1\n")
     assert changed(tree, plain) == set()
 
 
@@ -127,7 +108,7 @@ def test_what_no_run_uses_changes_no_key(tree: Tree, plain: dict[str, str]) -> N
         "harness/tools/calibration/prior_maps.py",
     ],
 )
-def test_what_others_reach_changes_no_key(tree: Tree, plain: dict[str, str], name: str) -> None:
+def test_files_of_others_change_no_key(tree: Tree, plain: dict[str, str], name: str) -> None:
     tree.edit(name, other_code)
     assert changed(tree, plain) == set()
 
@@ -139,7 +120,7 @@ def test_what_others_reach_changes_no_key(tree: Tree, plain: dict[str, str], nam
     ("name", "runs"),
     [
         ("methods/fastv.py", {"reducer"}),
-        ("methods/select/topk.py", {"reducer", "reads no signal"}),
+        ("methods/select/topk.py", set(RUNS)),
         ("methods/pearl.py", {"decoder"}),
         ("methods/windows.py", {"decoder"}),
         ("methods/uniform.py", {"reads no signal"}),
@@ -163,7 +144,7 @@ def test_what_others_reach_changes_no_key(tree: Tree, plain: dict[str, str], nam
         ("harness/seedling/scene_scores.py", set(RUNS)),
     ],
 )
-def test_a_changed_line_that_a_run_reaches_changes_its_key(
+def test_a_changed_line_of_a_file_that_a_run_imports_changes_its_key(
     tree: Tree, plain: dict[str, str], name: str, runs: set[str]
 ) -> None:
     tree.edit(name, other_code)
@@ -181,15 +162,15 @@ def test_a_constant_counts(tree: Tree, plain: dict[str, str]) -> None:
     assert changed(tree, plain) == set(RUNS)
 
 
-@pytest.mark.parametrize("table", roots.BY_SIGNAL)
-def test_a_signal_counts_for_those_that_read_it(
-    tree: Tree, plain: dict[str, str], table: str
-) -> None:
-    module = table.partition(":")[0]
-    path = f"{module.replace('.', '/')}.py"
+def test_a_file_counts_as_a_whole(tree: Tree, plain: dict[str, str]) -> None:
     tree.edit(
-        path, lambda text: re.sub(r'("last_attention"[:,] )("?)', r"\1\2novel_", text, count=1)
+        "harness/cost/flops.py", lambda text: f"{text}\n\ndef unused() -> int:\n    return 1\n"
     )
+    assert changed(tree, plain) == set(RUNS)
+
+
+def test_a_signal_counts_for_those_that_read_it(tree: Tree, plain: dict[str, str]) -> None:
+    tree.edit("harness/engine/signals/received.py", other_code)
     assert changed(tree, plain) == {"reducer"}
 
 
@@ -220,16 +201,3 @@ def test_somebodys_own_method_is_its_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 def copy(tree: Tree, name: str, new: str) -> None:
     shutil.copyfile(tree.root / name, tree.root / new)
-
-
-def add(tree: Tree, module: str, table: str) -> None:
-    """Enter something new in a table."""
-    path = f"{module.replace('.', '/')}.py"
-    written = re.compile(rf"^{table}\b[^=\n]*= \{{", re.MULTILINE)
-    text = (tree.root / path).read_text()
-    if written.search(text):
-        tree.edit(path, lambda before: written.sub(r'\g<0>\n    "novel": len,', before))
-    else:
-        assert f"{table}.add(" in text
-        line = f'{table}.add("novel", "espalier.harness.models.novel:LlavaAdapter")\n'
-        tree.edit(path, lambda before: f"{before}\n{line}")

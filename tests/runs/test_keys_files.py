@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -18,16 +19,13 @@ from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import ADAPTERS
 from espalier.harness.paths import ROOT
 from espalier.harness.runs import run_key as keys
-from espalier.harness.runs.codebase import stamp
-from espalier.harness.runs.preflight import Job, check
-from espalier.harness.runs.reach import Reach, reach, reaches
-from espalier.harness.runs.roots import BY_ADAPTER, BY_SIGNAL, STOPPED, roots_of
-from espalier.harness.runs.run_key import key_parts, run_key, task_files
+from espalier.harness.runs.admission import Job, admit
+from espalier.harness.runs.code_files import SourceFile, Stamp, code_files
+from espalier.harness.runs.run_key import EXCLUDED, key_parts, run_key, task_files
 from espalier.harness.specs.catalogue import METHODS, build_method
 from espalier.harness.specs.revisions import model_revision
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
-from espalier.methods.signals import SIGNALS
 
 #: Files of a checkpoint that shape what goes in or comes out.
 CHECKPOINT = (
@@ -62,7 +60,7 @@ def spec_of(store: Path, *argv: str) -> RunSpec:
 
 
 def job_of(store: Path, *argv: str) -> Job:
-    return check(spec_of(store, *argv), Digests())
+    return admit(spec_of(store, *argv), Digests())
 
 
 def key_of(spec: RunSpec, job: Job) -> str:
@@ -173,103 +171,72 @@ def test_a_task_that_is_no_python_is_its_bytes(tmp_path: Path, plain: Job) -> No
 
 
 def test_what_a_task_imports_counts(tmp_path: Path, plain: Job) -> None:
-    found = {}
-    for module in ("scoring", "hashing"):
-        (tmp_path / "utils.py").write_text(
-            f"from espalier.harness.seedling import {module}\nuse = {module}\n"
-        )
-        spec = replace(plain.spec, benchmark=replace(plain.spec.benchmark, sources=(tmp_path,)))
-        code = reaches(ROOT).base
-        walked = reach(code, roots_of(spec, plain.method, code, [tmp_path / "utils.py"])).code
-        found[module] = {name for name, _ in walked}
-    assert "espalier.harness.seedling.scene_scores" in found["scoring"] - found["hashing"]
+    for module in ("scene_scores", "counter_random"):
+        (tmp_path / "utils.py").write_text(f"from espalier.harness.seedling import {module}\n")
+        closure = code_files(ROOT).closure([tmp_path / "utils.py"], EXCLUDED)
+        names = {stamp.path.name for stamp in closure}
+        assert ("scene_scores.py" in names) == (module == "scene_scores")
 
 
-def walked(*argv: str) -> Reach:
-    """Return what a run reaches."""
+def files_of(*argv: str) -> dict[Stamp, SourceFile]:
+    """Return the code of a run."""
     spec = spec_of(Path("store"), *argv)
     method = build_method(spec.method.name, spec.method.params)
-    code = reaches(ROOT).base
-    files = [path for found in task_files(spec.benchmark).values() for path in found]
-    return reach(code, roots_of(spec, method, code, files))
+    code = code_files(ROOT)
+    entries = keys.entry_files(spec, method, code)
+    entries += [
+        path
+        for files in task_files(spec.benchmark).values()
+        for path in files
+        if path.suffix == ".py"
+    ]
+    return code.closure(entries, EXCLUDED)
 
 
 @pytest.fixture(scope="module")
-def everything() -> Reach:
-    """What runs of each kind and family reach, together."""
-    together = Reach()
+def every_file() -> dict[Stamp, SourceFile]:
+    """The code of runs of each kind and family, together."""
+    families = (("method=fastv", f"model.adapter={name}") for name in ADAPTERS.names())
+    files: dict[Stamp, SourceFile] = {}
     for argv in (
         *((f"method={name}",) for name in METHODS.names()),
-        *(("method=fastv", f"model.adapter={name}") for name in ADAPTERS.names()),
-        ("method=fastv", "benchmark=video_detail_caption"),
+        *families,
+        ("method=d3tom", "model=seedling_diffusion", "benchmark=video_detail_caption"),
     ):
-        found = walked(*argv)
-        together.code |= found.code
-        together.outside |= found.outside
-        together.stopped |= found.stopped
-        together.files |= found.files
-    return together
+        files |= files_of(*argv)
+    return files
 
 
 @pytest.mark.slow
-def test_every_reason_not_to_follow_is_needed(everything: Reach) -> None:
-    assert everything.stopped == set(STOPPED)
+def test_every_exclusion_is_needed(every_file: Mapping[Stamp, SourceFile]) -> None:
+    imports = set().union(*(file.imports for file in every_file.values()))
+    assert set(EXCLUDED) <= imports
 
 
-def test_what_is_reached_and_not_hashed_says_why(everything: Reach) -> None:
-    hashed = {module for module, _ in everything.code}
-    for module in STOPPED:
-        assert not any(one == module or one.startswith(f"{module}.") for one in hashed)
-
-
-def test_tables_are_where_they_are_said_to_be() -> None:
-    base = reaches(ROOT).base
-    assert base.keys(BY_ADAPTER) == set(ADAPTERS.names())
-    for table in BY_SIGNAL:
-        assert base.keys(table) <= set(SIGNALS)
-        assert base.keys(table), f"{table} has no entries"
-
-
-def test_every_table_by_signal_is_named(everything: Reach) -> None:
-    base = reaches(ROOT).base
-    found = set()
-    for path, _, _ in everything.files:
-        if path.is_relative_to(ROOT / "harness"):
-            module = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
-            source = base.source(stamp(path), module)  # type: ignore[arg-type]
-            found |= {
-                f"{module}:{name}"
-                for name, entries in (*source.items.items(), *source.entries.items())
-                if (module, name) in everything.code or any(m == module for m, _ in everything.code)
-                if entries and set(entries) <= set(SIGNALS)
-            }
-    assert found == set(BY_SIGNAL)
-
-
-def test_no_code_is_found_in_other_ways(everything: Reach) -> None:
-    """Nothing that a run reaches imports by a computed name, evaluates text or reads docstrings."""
-    base = reaches(ROOT).base
-    called, asked = (
-        {"__import__", "eval", "exec", "globals"},
-        {"import_module", "__doc__", "__subclasses__"},
+@pytest.mark.slow
+def test_no_code_is_imported_in_other_ways(every_file: Mapping[Stamp, SourceFile]) -> None:
+    """No file of a run imports by a computed name but third-party packages, or evaluates text."""
+    escapes = re.compile(
+        r"__import__|(?<![.\w])(eval|exec|globals)\(|import_module\((?!MODULE|\"pypdfium2)"
     )
-    for module, name in everything.code:
-        path = base.path(module)
-        if path is not None:
-            source = base.source(stamp(path), module)  # type: ignore[arg-type]
-            code = source.definitions.get(name, source.effects)
-            assert not called.intersection(chain[0] for chain in code.uses), (module, name)
-            assert not asked.intersection(one for chain in code.uses for one in chain), (
-                module,
-                name,
-            )
+    for stamp in every_file:
+        if "harness" in stamp.path.parts:
+            assert not escapes.search(stamp.path.read_text()), stamp.path
 
 
-def test_packages_that_a_run_reaches_have_their_version_in_the_key(everything: Reach) -> None:
+def outside(files: Mapping[Stamp, SourceFile]) -> set[str]:
+    """Return the packages outside the repository that some files import."""
+    return {name.partition(".")[0] for file in files.values() for name in file.imports}
+
+
+@pytest.mark.slow
+def test_packages_that_a_run_imports_have_their_version_in_the_key(
+    every_file: Mapping[Stamp, SourceFile],
+) -> None:
     known = packages_distributions()
-    scorers = [walked("method=fastv", f"benchmark={name}").outside for name in SCORED]
-    named = {name.partition(".")[0] for name in everything.outside.union(*scorers)}
-    third = named - set(sys.stdlib_module_names) - {"harness", "methods", "tasks"}
+    scorers = [outside(files_of("method=fastv", f"benchmark={name}")) for name in SCORED]
+    named = outside(every_file).union(*scorers)
+    third = named - set(sys.stdlib_module_names) - {"espalier"}
     assert third <= set(known)
     used = {known[name][0].lower().replace("_", "-") for name in third}
     assert used - set(keys.PACKAGES) - set(UNVERSIONED) == set()

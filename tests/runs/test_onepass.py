@@ -14,7 +14,7 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.samples import SampleErrors
 from espalier.harness.kinds.method_stack import method_of
-from espalier.harness.kinds.one_pass import apart
+from espalier.harness.kinds.one_pass import why_not_shared
 from espalier.harness.runs.model_pool import Pool
 from espalier.harness.runs.runner import Runner
 from espalier.harness.store.files.journal import Journal
@@ -223,7 +223,7 @@ def test_what_answers_by_itself_says_why(override: str, reason: str | None) -> N
     command = read_command(["limit=2", override])
     assert command is not None
     spec = build_spec(command.cells[0])
-    found = apart(spec, method_of(spec.method))
+    found = why_not_shared(spec, method_of(spec.method))
     assert (found is None) if reason is None else (reason in (found or ""))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from espalier.harness.evaluation.evaluate import SampleErrors
 from espalier.harness.evaluation.samples import Failure
-from espalier.harness.runs import preflight
+from espalier.harness.runs import admission
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from tests.runs.helpers import Bench, Fake, make_bench
@@ -150,13 +150,13 @@ def test_an_interrupted_sweep_leaves_the_last_report_alone(
 
 def test_each_cell_is_checked_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[tuple[str, float]] = []
-    check = preflight.check
+    admit = admission.admit
 
-    def counted(spec: RunSpec, digests: Digests, places: bool = True) -> preflight.Job:
+    def counted(spec: RunSpec, digests: Digests, places: bool = True) -> admission.Job:
         checked.append((spec.method.name, spec.budget.ratio))
-        return check(spec, digests, places)
+        return admit(spec, digests, places)
 
-    monkeypatch.setattr(preflight, "check", counted)
+    monkeypatch.setattr(admission, "admit", counted)
     done = bench("-m", "method=random,uniform", "ratio=0.5,0.75")
     assert done.code == 0, done.err
     assert checked == [(row["method"], row["ratio"]) for row in done.rows]

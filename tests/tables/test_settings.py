@@ -104,7 +104,7 @@ def row_of(line: tuple[str, ...]) -> dict[str, Any]:
     assert command is not None
     spec = build_spec(command.cells[0])
     method = build_method(spec.method.name, spec.method.params)
-    spec = kind_of(method).settle(spec, method)
+    spec = kind_of(method, spec).normalise(spec, method)
     settings = settings_of(spec, method, Contents("model", "draft"))
     return row_settings(json.loads(json.dumps(settings)))
 

@@ -119,17 +119,17 @@ class Speculation:
 
     def encode(self, chats: Sequence[Chat]) -> dict[str, Any]:
         """Return the target's inputs, with the chats for the draft to read."""
-        return self.moved(self._prepared(self._adapter, chats))
+        return self.to_device(self._prepared(self._adapter, chats))
 
     def preparer(self) -> Callable[[Sequence[Chat]], dict[str, Any]]:
         """Return a function that prepares chats in another thread."""
         return partial(self._prepared, self._adapter.thread_copy)
 
-    def moved(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def to_device(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return prepared inputs on the target's device."""
         return self._adapter.to_device(inputs)
 
-    def told(self, chat: Chat) -> dict[str, str | None]:
+    def prompt_summary(self, chat: Chat) -> dict[str, str | None]:
         """Return the entries of a row about the target's prompts."""
         return self._adapter.prompt_summary(chat)
 

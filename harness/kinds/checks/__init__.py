@@ -1,1 +1,1 @@
-"""Everything about a run that can be refused before a model is loaded."""
+"""Checks that refuse a run before its model is loaded."""

@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a model before its weights are read: family, precision, settings, files."""
+"""Checks of a model before its weights are read: family, precision, settings, files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from espalier.harness.store.files.digests import Digests
 def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
     """Raise UserError unless the model's family, precision, settings and checkpoint allow it to be loaded.
 
-    Cost: one read of weight files that have a checksum or whose values are asked after (`model.check_weights`); of
-    others the headers.
+    Cost: one read of weight files with a checksum, or with values to check (`model.check_weights`); of others the
+    headers.
     """
     if model.adapter not in ADAPTERS:
         raise unknown_name("model.adapter", model.adapter, ADAPTERS.names())
@@ -50,8 +50,8 @@ def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
 
 
 def _check_precision(model: ModelSpec) -> None:
-    """Refuse what the device cannot compute, or only in emulation."""
-    # A map spreads over the visible cards, wherever `device` points.
+    """Refuse a precision or an attention that the device does not support, or only emulates."""
+    # A device map uses the visible cards, whatever `device` is.
     cuda = torch.cuda.is_available()
     spread = model.device_map is not None and cuda
     on_cpu = model.device == "cpu" and not spread
@@ -69,7 +69,7 @@ def _check_precision(model: ModelSpec) -> None:
             "model.attention='flash_attention_2' needs the package flash-attn, which is not installed; "
             "valid: sdpa, eager"
         )
-    # Where no GPU is, the model is that of a cluster's job, whose machine is asked.
+    # Without a GPU here the run is meant for a cluster's job, which checks its own machine.
     if model.dtype == "bfloat16" and not on_cpu and cuda and not torch.cuda.is_bf16_supported():
         raise UserError(
             f"model.dtype='bfloat16': {torch.cuda.get_device_name()} has no bfloat16; valid: float16, float32"

@@ -1,4 +1,4 @@
-"""The files of a checkpoint directory: there, whole, and of the kind that the library will read."""
+"""Checks of the files of a checkpoint directory: present, complete, and readable by the library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from espalier.harness.specs.revisions import MODEL_FILES
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.files.untrusted_json import read_bytes
 
-#: Files of a checkpoint that the library reads as tables; others may hold what they like.
+#: Files of a checkpoint that the library reads as JSON tables.
 SETTINGS = frozenset(
     {
         *("config.json", "generation_config.json", "model.safetensors.index.json"),
@@ -28,16 +28,16 @@ SETTINGS = frozenset(
     }
 )
 
-#: What a weight file that is damaged raises.
+#: Errors of a damaged weight file.
 BROKEN: tuple[type[Exception], ...] = (*FOREIGN, SafetensorError)
 
 
 def check_checkpoint(path: Path, digests: Digests) -> None:
-    """Raise UserError unless `path` holds a model config, whole weight files and a tokenizer's settings.
+    """Raise UserError unless `path` holds a model config, complete weight files and a tokenizer's settings.
 
-    What is read has to be a file (a pipe would be waited on for ever), and a settings file a table. A weight file is
-    whole if its header parses and promises exactly the bytes that follow, and if it has the SHA-256 of a
-    `<file>.sha256` beside it, where there is one. Cost: one read of files that have a checksum, headers otherwise.
+    Everything that is read must be a file (reading a pipe would never end), and a settings file a table. A weight file
+    is complete if its header parses and gives exactly the number of bytes that follow, and if it has the SHA-256 of
+    `<file>.sha256`, where that exists. Cost: one read of files that have a checksum, headers otherwise.
     """
     with foreign(f"model.path={brief(str(path))!r} cannot be read", "a directory that can be read"):
         _check(path, digests)
@@ -72,18 +72,18 @@ def _check(path: Path, digests: Digests) -> None:
 
 
 def _problem(file: Path) -> str | None:
-    """Return what keeps a file from being read as what it is called, None if nothing does."""
+    """Return why a file cannot be read by its name, None if it can."""
     if not file.is_file():
-        return "is no file"
+        return "is not a file"
     if file.name not in SETTINGS:
         return None
     stat = file.stat()
     return _no_table(file, stat.st_size, stat.st_mtime_ns)
 
 
-@cache  # a sweep asks for every cell; size and time of change stand for the content
+@cache  # a sweep checks every cell; size and time of change stand for the content
 def _no_table(file: Path, size: int, changed: int) -> str | None:
-    """Return what is wrong with a JSON file that is to hold a table, None if nothing is."""
+    """Return the fault of a JSON file that must hold a table, None if there is none."""
     del size, changed
     try:
         content = json.loads(read_bytes(file))
@@ -93,7 +93,7 @@ def _no_table(file: Path, size: int, changed: int) -> str | None:
 
 
 def _damage(file: Path) -> str | None:
-    """Return what is wrong with a safetensors file: 8 bytes of header length, a JSON header, then the tensors."""
+    """Return the fault of a safetensors file: 8 bytes of header length, a JSON header, then the tensors."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -112,7 +112,7 @@ def _damage(file: Path) -> str | None:
     if promised != size:
         return f"{size} bytes, its header promises {promised}"
     try:
-        # Offsets that overlap or leave a gap, types that are none: the library that will read it knows best.
+        # Only the library knows about offsets that overlap or leave a gap, and unknown types.
         with safe_open(file, framework="pt"):
             return None
     except BROKEN as error:

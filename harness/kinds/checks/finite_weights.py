@@ -1,4 +1,4 @@
-"""Weights that no arithmetic survives: tensors of a checkpoint with NaN, infinite or too large values."""
+"""Check of weights: tensors of a checkpoint with NaN, infinite or too large values."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from espalier.harness.errors import UserError, foreign
 from espalier.harness.specs.run_spec import ModelSpec
 
-#: Bytes of weights up to which `model.check_weights=auto` looks: seconds.
+#: Bytes of weights up to which `model.check_weights=auto` reads the values: seconds.
 LARGEST = 2 * 2**30
-#: Values that are looked at at once.
+#: Values that are checked at once.
 CHUNK = 2**24
 
 
 def check_finite(model: ModelSpec, folder: Path) -> None:
-    """Raise UserError if a tensor of a checkpoint holds values that the run's precision cannot hold.
+    """Raise UserError if a tensor of a checkpoint holds values outside the run's precision.
 
-    Cost: one read of the weights, a part of a tensor at a time, and none where `model.check_weights` says so.
+    Cost: one read of the weights, a part of a tensor at a time, none with `model.check_weights=false`.
     """
     files = sorted(folder.glob("*.safetensors"))
     wanted = model.check_weights
@@ -30,20 +30,21 @@ def check_finite(model: ModelSpec, folder: Path) -> None:
         wanted = sum(file.stat().st_size for file in files) <= LARGEST
     if not wanted:
         return
-    found = [
+    names = [
         name
         for file in files
         for name in _unbounded(file, file.stat().st_size, file.stat().st_mtime_ns, model.dtype)
     ]
-    if found:
-        others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    if names:
+        more_names = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise UserError(
-            f"model={model.name}: tensor {found[0]!r}{others} of {str(folder)!r} holds NaN, infinite values or values "
-            f"beyond model.dtype={model.dtype}; valid: the original files, a wider dtype, or model.check_weights=false"
+            f"model={model.name}: tensor {names[0]!r}{more_names} of {str(folder)!r} holds NaN, infinite values or "
+            f"values beyond model.dtype={model.dtype}; valid: the original files, a wider dtype, or "
+            "model.check_weights=false"
         )
 
 
-@cache  # a sweep asks for every cell; size and time of change stand for the content
+@cache  # a sweep checks every cell; size and time of change stand for the content
 def _unbounded(file: Path, size: int, changed: int, dtype: str) -> tuple[str, ...]:
     """Return the names of the tensors with such values."""
     del size, changed
@@ -61,7 +62,7 @@ def _unbounded(file: Path, size: int, changed: int, dtype: str) -> tuple[str, ..
 
 
 def _within(part: Tensor, largest: float) -> bool:
-    # A NaN is not smaller than anything.
+    # Comparisons with NaN are false.
     return not part.is_floating_point() or bool((part.float().abs() <= largest).all())
 
 

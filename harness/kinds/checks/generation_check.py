@@ -1,4 +1,4 @@
-"""Checks of generation settings: names and values that `generate` would refuse, or misread, at the first sample."""
+"""Checks of generation settings: names and values that `generate` would refuse or misread at the first sample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from espalier.harness.specs.generation import check_names
 
 @dataclass(frozen=True)
 class Valid:
-    """What a setting may be, in words and as a test."""
+    """The valid values of a setting, in words and as a predicate."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -24,18 +24,18 @@ def _number(value: Any) -> bool:
     return number and math.isfinite(value)
 
 
-def _whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _integer(value: Any, minimum: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
 
 
 def _texts(value: Any) -> bool:
     return isinstance(value, str) or (
-        isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+        isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
     )
 
 
-COUNT = Valid("an integer of at least 1", lambda value: _whole(value, 1))
-COUNT_OR_NONE = Valid("an integer of at least 0", lambda value: _whole(value, 0))
+COUNT = Valid("an integer of at least 1", lambda value: _integer(value, 1))
+COUNT_OR_NONE = Valid("an integer of at least 0", lambda value: _integer(value, 0))
 FLAG = Valid("true or false", lambda value: isinstance(value, bool))
 TEXTS = Valid("a string or a list of strings", _texts)
 NUMBER = Valid("a number", _number)
@@ -50,7 +50,7 @@ SCHEDULE = Valid(
 )
 STOPPING = Valid("true, false or never", lambda value: isinstance(value, bool) or value == "never")
 
-#: Of settings not listed here the library's own check, at the first sample, has to do.
+#: Settings that are not listed here are only checked by the library, at the first sample.
 VALUES: Mapping[str, Valid] = {
     "until": TEXTS,
     "stop_strings": TEXTS,
@@ -90,20 +90,20 @@ VALUES: Mapping[str, Valid] = {
 }
 
 
-def check_settings(key: str, given: Mapping[str, Any]) -> None:
+def check_settings(key: str, table: Mapping[str, Any]) -> None:
     """Raise UserError for a setting that does not exist, or a value that cannot work; null leaves a setting unset.
 
     Args:
         key: the config key of the table.
-        given: the table.
+        table: the settings.
     """
-    check_names(key, given)
-    for name, value in given.items():
+    check_names(key, table)
+    for name, value in table.items():
         valid = VALUES.get(name)
         if valid is not None and value is not None and not valid.holds(value):
             raise UserError(f"{key}.{name}={value!r} must be {valid.words}, or null")
-    least, most = given.get("min_new_tokens"), given.get("max_new_tokens")
-    if least is not None and most is not None and least > most:
+    minimum, maximum = table.get("min_new_tokens"), table.get("max_new_tokens")
+    if minimum is not None and maximum is not None and minimum > maximum:
         raise UserError(
-            f"{key}.min_new_tokens={least} is above max_new_tokens={most}; valid: at most {most}"
+            f"{key}.min_new_tokens={minimum} is above max_new_tokens={maximum}; valid: at most {maximum}"
         )

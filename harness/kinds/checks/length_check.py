@@ -1,4 +1,4 @@
-"""Whether a model can hold prompts of a length that is asked for, checked before it is loaded."""
+"""Check of the positions and the memory that requested lengths need, before the model is loaded."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ GIB = 2**30
 
 
 def check_lengths(spec: RunSpec) -> None:
-    """Refuse prompts that the harness composes (benchmark.prompt_tokens) where positions or memory cannot hold them.
+    """Refuse prompts of a given length (benchmark.prompt_tokens) that exceed the positions or the memory.
 
     Raises:
-        Refused: the line has what is asked for and what there is.
+        Refused: the line has the requested and the available number.
     """
-    asked = spec.benchmark.prompt_tokens
-    if asked is None:
+    tokens = spec.benchmark.prompt_tokens
+    if tokens is None:
         return
-    key, limit = f"benchmark.prompt_tokens={asked}", positions_of(spec.model)
-    if limit is not None and asked >= limit:
-        more = ", or more of model.architecture.text.max_position_embeddings"
+    key, limit = f"benchmark.prompt_tokens={tokens}", positions_of(spec.model)
+    if limit is not None and tokens >= limit:
+        advice = ", or more of model.architecture.text.max_position_embeddings"
         raise Refused(
             f"{key}: model={spec.model.name!r} has {limit} positions; valid: fewer than {limit}"
-            + (more if spec.model.weights == "random" else "")
+            + (advice if spec.model.weights == "random" else "")
         )
     if spec.model.device_map is not None:
-        return  # spread over what there is
+        return  # weights spread over the available memory
     memory = DeviceMemory(spec.model.device)
-    least, room = least_bytes(spec, asked), memory.reachable()
-    if least > room:
+    needed, room = least_bytes(spec, tokens), memory.reachable()
+    if needed > room:
         raise Refused(
-            f"{key}: weights and caches of {spec.engine.batch_size} rows take at least {least / GIB:.1f} GiB, "
+            f"{key}: weights and caches of {spec.engine.batch_size} rows take at least {needed / GIB:.1f} GiB, "
             f"{spec.model.device} has {room / GIB:.1f} GiB; valid: shorter prompts, or a smaller engine.batch_size"
         )
 
 
 def check_places(spec: RunSpec, places: int, key: str = "max_new_tokens") -> None:
-    """Refuse an answer to be denoised whose places stand beyond the model's positions, an image before them.
+    """Refuse an answer to be denoised that exceeds the model's positions after one image.
 
     Args:
         spec: the run.
-        places: of the answer, at least.
-        key: the setting that says so.
+        places: positions of the answer, at least.
+        key: the setting that gives them.
 
     Raises:
-        Refused: the line has what is asked for and what there is.
+        Refused: the line has the requested and the available number.
     """
     image, limit = spec.model.facts.visual_tokens, positions_of(spec.model)
     if limit is not None and image + places >= limit:
@@ -64,7 +64,7 @@ def check_places(spec: RunSpec, places: int, key: str = "max_new_tokens") -> Non
 
 
 def positions_of(model: ModelSpec) -> int | None:
-    """Return the positions of the text stack as its configuration states them; None where it states none."""
+    """Return the positions of the text stack by its configuration; None where it has none."""
     table: Any = model.architecture
     if model.weights != "random":
         file = (
@@ -84,15 +84,15 @@ def _positions(table: Any) -> int | None:
 
 
 def least_bytes(spec: RunSpec, tokens: int) -> int:
-    """Return what decoder, head and caches of a batch take behind whole prompts: more is needed in any case."""
-    held = tokens + (spec.benchmark.new_tokens or 0)
-    return decoder_bytes(spec.model) + spec.engine.batch_size * held * entry_bytes(spec.model)
+    """Return the bytes of decoder, head and caches of a batch with full prompts, a lower bound of the memory needed."""
+    positions = tokens + (spec.benchmark.new_tokens or 0)
+    return decoder_bytes(spec.model) + spec.engine.batch_size * positions * entry_bytes(spec.model)
 
 
 def decoder_bytes(model: ModelSpec) -> int:
-    """Return the bytes of the weights that a token meets: decoder and head."""
+    """Return the bytes of the weights of decoder and head."""
     text = model.facts.text
-    # A token spends two FLOPs on every weight of a layer that it meets.
+    # A token takes two FLOPs for every weight of a layer.
     weights = text.layers * int(quadratic(text)[0]) // 2 + model.facts.vocabulary * text.hidden
     return int(getattr(torch, model.dtype).itemsize) * weights
 

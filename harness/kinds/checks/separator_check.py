@@ -1,4 +1,4 @@
-"""Whether newline and separator tokens of pictures may be candidates of a method (`engine.separators`)."""
+"""Check of `engine.separators`: whether newline and separator tokens of images may be candidates of a method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.specs.run_spec import Settled
 from espalier.methods.base import Method
 
-#: Signals of the tower, of its patches, or of places in its grid.
+#: Signals of the tower, of its patches, or of positions in its grid.
 OF_PATCHES = frozenset(
     (
         *("cls_attention", "cls_logits", "tower_keys", "wide_cls_attention", "wide_tower_keys"),
@@ -19,10 +19,10 @@ OF_PATCHES = frozenset(
 
 
 def check_separators(spec: Settled, method: Method) -> None:
-    """Refuse separators as candidates of a method that reads what they do not have.
+    """Refuse separators as candidates of a method that reads signals which they lack.
 
     Raises:
-        Refused: it reads the vision tower, or goes by places in the patch grid.
+        Refused: it reads the vision tower, or positions in the patch grid.
     """
     if spec.engine.separators == "keep" or method.takes_separators:
         return
@@ -42,5 +42,5 @@ def check_separators(spec: Settled, method: Method) -> None:
 
 
 def without_separators(spec: Settled) -> Settled:
-    """Return the spec of a method that drops nothing, for which there are no candidates."""
+    """Return the spec of a method that drops nothing, which has no candidates."""
     return replace(spec, engine=replace(spec.engine, separators="keep"))

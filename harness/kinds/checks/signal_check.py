@@ -1,4 +1,4 @@
-"""Whether a model has what a method reads and where it acts."""
+"""Check of the signals and sites that a method needs of a model."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from espalier.methods.blame import Blame
 
 
 def signals_of(method: Method, facts: ModelFacts) -> set[str]:
-    """Return the names of all signals that a method reads in a model; a decoder's are read in the target.
+    """Return the names of all signals that a method reads in a model; a decoder reads them in the target.
 
     Raises:
-        MethodError: what the method declares is no tuple of sites and needs, or fails.
+        MethodError: the method does not declare tuples of sites and needs, or fails.
     """
     with Blame(method, "sites"):
         _check_items("sites", method.sites(facts.text.layers), Site)
         sites = method.read_sites(facts.tower.layers, facts.text.layers)
         _check_items("read_sites", sites, Site)
-    found = set()
+    signals = set()
     for site in sites:
         with Blame(method, "needs", site):
             needs = method.needs(site)
             _check_items("needs", needs, Need)
-        found |= {need.signal for need in needs}
-    return found
+        signals |= {need.signal for need in needs}
+    return signals
 
 
 def _check_items(call: str, items: object, kind: type[object]) -> None:
@@ -40,13 +40,13 @@ def _check_items(call: str, items: object, kind: type[object]) -> None:
 
 
 def check_signals(model: ModelSpec, method: Method, name: str, base: type[object]) -> None:
-    """Raise Refused unless the model has the signals of a method, and its tower's tokens where it acts inside.
+    """Raise Refused unless the model has the signals of a method, and patches as visual tokens if it acts in the tower.
 
     Args:
         model: the model that the method reads.
         method: the built method.
-        name: what an error line calls it.
-        base: of the methods that an error line offers instead.
+        name: its name in error lines.
+        base: base class of the methods that an error line offers instead.
     """
     facts = model.facts
     needed = signals_of(method, facts)
@@ -58,13 +58,13 @@ def check_signals(model: ModelSpec, method: Method, name: str, base: type[object
     missing = sorted(needed - facts.signals)
     if not missing:
         return
-    able = [other for other in names_of(base) if _carries(other, facts)]
+    valid_names = [candidate for candidate in names_of(base) if _carries(candidate, facts)]
     # Names of signals differ more than by a letter or two.
     near = get_close_matches(missing[0], facts.signals, 1, cutoff=0.9)
     hint = f"did you mean {near[0]}? " if near else ""
     raise Refused(
         f"method={name!r} needs {', '.join(missing)}, which model={model.name!r} does not have; {hint}"
-        f"valid: {', '.join(able)}"
+        f"valid: {', '.join(valid_names)}"
     )
 
 
@@ -78,7 +78,7 @@ def check_frames(model: ModelSpec, method: TokenReducer, name: str) -> None:
 
 
 def _carries(name: str, facts: ModelFacts) -> bool:
-    """Say whether the model has the layers and the signals of a method with its default hyper-parameters."""
+    """Return whether the model has the layers and signals of a method with default hyper-parameters."""
     try:
         method = build_method(name, {})
         return signals_of(method, facts) <= facts.signals and (

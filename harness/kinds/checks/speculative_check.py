@@ -1,4 +1,4 @@
-"""Checks of runs that decode speculatively: what a decoder settles by itself, and its draft model."""
+"""Checks of speculative decoding: the settings that a decoder determines, and its draft model."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder, TokenReducer
 
 
-def settled(spec: Settled, method: Decoder) -> Settled:
-    """Return the spec with what a decoder leaves no choice about: one sample in a batch, and often the ratio.
+def normalised(spec: Settled, method: Decoder) -> Settled:
+    """Return the spec with the settings that a decoder determines: batches of one sample, and often the ratio.
 
-    A draft that sees every visual token has the ratio 0, one that sees none has 1, whatever was asked for.
+    A draft that sees every visual token has the ratio 0, one that sees none has 1, whatever ratio is set.
 
     Raises:
-        Refused: the engine's settings are for methods that drop tokens of the target, or the draft would see nothing.
+        Refused: an engine setting is for methods that drop tokens of the target, or no visual token is left.
     """
     name, engine, budget = spec.method.name, spec.engine, spec.budget
     keeps = f"method={name!r} drops none of the model's tokens"
@@ -43,9 +43,7 @@ def settled(spec: Settled, method: Decoder) -> Settled:
             f"engine.backend={engine.backend!r} hides dropped tokens, and {keeps}; valid: drop"
         )
     if leaves_gaps(method):
-        closes_gaps(
-            engine.positions, GuidedReducer(_nothing), spec.model.facts
-        )  # raises what is refused
+        closes_gaps(engine.positions, GuidedReducer(_nothing), spec.model.facts)  # raises Refused
     elif engine.positions == "renumbered":
         raise Refused(
             f"engine.positions='renumbered' closes the gaps of dropped tokens, and {keeps}; valid: original, method"
@@ -75,7 +73,7 @@ def settled(spec: Settled, method: Decoder) -> Settled:
 
 
 def leaves_gaps(method: Decoder) -> bool:
-    """Say whether a decoder's draft model sees a part of the visual tokens from its first layer on."""
+    """Return whether a decoder's draft model sees only some visual tokens, from its first layer on."""
     return method.guided and method.takes_draft
 
 
@@ -93,10 +91,10 @@ def check_one_beam(name: str, generation: Mapping[str, Any]) -> None:
 
 
 def check_graphs(spec: Asked, method: Decoder) -> None:
-    """Check that `engine.graphs=true` can be kept on both sides, as far as that is known before they are loaded.
+    """Check that both models support `engine.graphs=true`, as far as that is known before they are loaded.
 
     Raises:
-        Refused: it cannot.
+        Refused: one of them does not.
     """
     if not spec.engine.graphs:
         return
@@ -108,7 +106,7 @@ def check_graphs(spec: Asked, method: Decoder) -> None:
     with in_words_of_the_draft():
         if why := obstacle(draft):
             raise refused(why)
-    # A draft that is guided drops its tokens before its first layer, whatever it would do by itself.
+    # A guided draft drops its tokens before its first layer, whatever its reducer would do.
     sites = () if reducer is None else reducer.sites(draft.facts.text.layers)
     if any(site.shortens for site in sites):
         raise refused(
@@ -117,7 +115,7 @@ def check_graphs(spec: Asked, method: Decoder) -> None:
 
 
 def check_draft(spec: RunSpec, method: Decoder, digests: Digests) -> tuple[Path, ...]:
-    """Check the draft model as the target is checked, and that it goes with the target; return its calibration files.
+    """Check the draft model like the target, and that both are compatible; return its calibration files.
 
     Raises:
         UserError: its line names `method.draft` or `method.draft_options.<key>`.
@@ -150,12 +148,15 @@ def _check_video(target: ModelSpec, draft: ModelSpec) -> None:
 
 
 def _check_vocabularies(target: ModelSpec, draft: ModelSpec, digests: Digests) -> None:
-    """Compare the tokenizers where both are at hand; whoever loads the models compares them again."""
+    """Compare the tokenizers if both files are present; they are compared again when the models are loaded."""
     files = [tokenizer_file(target), tokenizer_file(draft)]
     if None in files:
         return
     ours, theirs = (file for file in files if file is not None)
     if digests.file(ours) == digests.file(theirs):
         return
-    (own, added), (other, more) = read_vocabulary(ours), read_vocabulary(theirs)
-    check_tokenizers(own, other, (target.name, draft.name), added | more)
+    (target_ids, target_added), (draft_ids, draft_added) = (
+        read_vocabulary(ours),
+        read_vocabulary(theirs),
+    )
+    check_tokenizers(target_ids, draft_ids, (target.name, draft.name), target_added | draft_added)

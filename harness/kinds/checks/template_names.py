@@ -1,4 +1,4 @@
-"""The names that `model.template` may have: the families for which some task writes prompts of its own."""
+"""Check of `model.template`: the families for which some task has its own prompts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _FAMILY = re.compile(r"^([ \t]+)[\"']?([\w.-]+)[\"']?[ \t]*:[ \t]*(?:#.*)?$", re
 
 
 def check_template(name: str | None, include_path: Path | None) -> None:
-    """Raise UserError unless some task knows the family `name`; a task that does not takes its `default`.
+    """Raise UserError unless some task has prompts for the family `name`; other tasks use their `default`.
 
-    Cost: a quarter of a second, once a process, for a name that only lmms-eval's own tasks know.
+    Cost: a quarter of a second, once a process, for a name that only tasks of lmms-eval have.
     """
     if name is None or name == "default":
         return
@@ -30,22 +30,22 @@ def check_template(name: str | None, include_path: Path | None) -> None:
 
 
 def families(folder: Path) -> frozenset[str]:
-    """Return the families that the task files below a folder write prompts for. Cost: one read of each file."""
+    """Return the families that task files below a folder have prompts for. Cost: one read of each file."""
     texts = (path.read_text(errors="replace", encoding="utf-8") for path in folder.rglob("*.yaml"))
     return frozenset(name for text in texts for name in _declared(text))
 
 
 def _declared(text: str) -> list[str]:
     tables = (table.group(1) for table in _TABLE.finditer(text))
-    found = [key for table in tables for key in _FAMILY.findall(table)]
-    margin = min((len(indent) for indent, _ in found), default=0)
-    return [name for indent, name in found if len(indent) == margin]
+    keys = [key for table in tables for key in _FAMILY.findall(table)]
+    margin = min((len(indent) for indent, _ in keys), default=0)
+    return [name for indent, name in keys if len(indent) == margin]
 
 
 @cache  # lmms-eval's task files do not change while a process runs
 def _of_the_library() -> frozenset[str]:
     # The package is found, not imported: its import takes seconds.
-    found = find_spec("lmms_eval")
-    if found is None or found.origin is None:
+    package = find_spec("lmms_eval")
+    if package is None or package.origin is None:
         return frozenset()
-    return families(Path(found.origin).parent / "tasks")
+    return families(Path(package.origin).parent / "tasks")

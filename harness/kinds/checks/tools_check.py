@@ -1,4 +1,4 @@
-"""What a benchmark's scores take beside this machine's Python, checked before a model is loaded."""
+"""Check of the tools that a benchmark's scores need besides Python (`benchmark.needs`)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 
 
 def check_needs(benchmark: BenchmarkSpec) -> None:
-    """Raise UserError if something that `benchmark.needs` names is absent.
+    """Raise UserError if a tool of `benchmark.needs` is missing.
 
-    What only a submission server scores has no number here, so it is refused in any case.
+    A split that only a submission server scores cannot get a number here, so it is always refused.
     """
     if "server" in benchmark.needs:
         raise UserError(

@@ -19,6 +19,7 @@ from espalier.harness.config.build_spec import NOT_OF_A_RUN, build_spec
 from espalier.harness.config.compose import Command
 from espalier.harness.errors import StoreLost
 from espalier.harness.runs import hints, streams
+from espalier.harness.runs.admission import Job
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
 from espalier.harness.runs.cluster.job_file import JobCell, JobFile, LeftOut, row_time
 from espalier.harness.runs.cluster.job_groups import JobGroup, group_cells
@@ -27,7 +28,6 @@ from espalier.harness.runs.cluster.job_state import Launcher
 from espalier.harness.runs.cluster.local_workers import LocalWorkers, devices
 from espalier.harness.runs.cluster.resources import Resources, on_its_machine, resources_of
 from espalier.harness.runs.cluster.slurm import Slurm
-from espalier.harness.runs.preflight import Job
 from espalier.harness.runs.runner import Runner
 from espalier.harness.runs.status_line import Waiting
 from espalier.harness.specs.run_spec import RunSpec

@@ -17,7 +17,7 @@ from espalier.harness.cost.schedule import frame_of
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.kinds.checks.length_check import decoder_bytes
-from espalier.harness.kinds.lookup import as_token_reducer, in_front
+from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import Method, TokenReducer
 
@@ -100,7 +100,7 @@ def _denoising_flops(spec: RunSpec, method: Method, text: int) -> int:
     settings = Denoising.of(spec.generation)
     if settings.prefix_cache:
         raise UnknownCost(f"model {spec.model.name}: steps behind a cached prompt")
-    reducer = as_token_reducer(method) or _reducer(spec, method)
+    reducer = method if isinstance(method, TokenReducer) else _reducer(spec, method)
     places = text + settings.length
     frame = frame_of(reducer, facts, facts.visual_tokens, places)
     budgets = step_budgets(reducer, spec.budget, facts, settings.steps)
@@ -122,7 +122,7 @@ def _samples(spec: RunSpec) -> int:
 
 def _reducer(spec: RunSpec, method: Method) -> TokenReducer:
     """Return the reducer of the prefill; a method that evicts after it leaves it unreduced."""
-    reducer = in_front(method)
+    reducer = kind_of(method, spec).prompt_reducer(method)
     if reducer is not None:
         return reducer
     raise UnknownCost(f"method {spec.method.name}: rounds of its draft")

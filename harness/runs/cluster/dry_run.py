@@ -12,10 +12,11 @@ from typing import Any
 from espalier.harness.config.compose import Command
 from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
 from espalier.harness.errors import Refused, UserError
-from espalier.harness.kinds.lookup import as_reducer, kind_of
+from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import label_of, method_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import streams
+from espalier.harness.runs.admission import admit_here
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
 from espalier.harness.runs.cluster.cluster_sweep import ClusterCell, cells_of
 from espalier.harness.runs.cluster.cost_estimate import (
@@ -26,13 +27,12 @@ from espalier.harness.runs.cluster.cost_estimate import (
     cost_of,
 )
 from espalier.harness.runs.cluster.job_groups import JobGroup, group_cells
-from espalier.harness.runs.process_checks import check_cell
 from espalier.harness.runs.runner import Runner
 from espalier.harness.runs.status_line import Waiting
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir
 from espalier.harness.store.files.digests import Digests
-from espalier.methods.base import Method, MethodError
+from espalier.methods.base import Method, MethodError, TokenReducer
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def list_cells(command: Command, cluster: ClusterSpec, waiting: Waiting) -> int:
 def plan(cell: ClusterCell, digests: Digests, runner: Runner) -> PlannedCell:
     """Return the plan of a cell. CellCost: that of its checks; weights that have a checksum are read once."""
     try:
-        job = check_cell(cell.spec, Ranks(), digests, places=False)
+        job = admit_here(cell.spec, Ranks(), digests, places=False)
     except Refused as error:
         return PlannedCell(cell, repr(cell.spec), "refused", str(error))
     except UserError as error:
@@ -96,10 +96,9 @@ def _plan_without_inputs(cell: ClusterCell, digests: Digests, problem: str) -> P
     spec, name = cell.spec, cell.spec.method.name
     try:
         method = method_of(spec.method)
-        spec = kind_of(method).settle(spec, method)
-        reducer = as_reducer(method)
-        if reducer is not None:
-            method = with_scheme(spec.model, reducer, name, digests, spec.store)
+        spec = kind_of(method, spec).normalise(spec, method)
+        if isinstance(method, TokenReducer) and method.in_one_prefill:
+            method = with_scheme(spec.model, method, name, digests, spec.store)
         costs = _costs(spec, method)
     except (Refused, MethodError) as error:
         return PlannedCell(cell, repr(spec), "refused", str(error))

@@ -30,7 +30,6 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.artifacts.priors import Prior, prior_for
 from espalier.harness.engine.session import Session
-from espalier.harness.kinds.lookup import as_reducer
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.harness.specs.catalogue import build_method
@@ -102,8 +101,8 @@ def choose(adapter: Adapter, questions: Sequence[Case], ratio: float) -> None:
     """Record what each shown method keeps."""
     for overrides in SHOWN:
         spec = spec_of(f"method={overrides}")
-        method = as_reducer(build_method(spec.method.name, spec.method.params))
-        assert method is not None  # by SHOWN
+        method = build_method(spec.method.name, spec.method.params)
+        assert isinstance(method, TokenReducer)  # by SHOWN
         prior = prior_for(spec.model, method, spec.store)
         for case in questions:
             origin = generate(adapter, method, ratio, prior, case)

@@ -17,7 +17,7 @@ from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.engine.record import Generated
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.models.adapter import Adapter, load_adapter
-from espalier.harness.runs import preflight
+from espalier.harness.runs import admission
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scenes
 from espalier.harness.specs.catalogue import build_method
@@ -34,11 +34,11 @@ METHODS = ("visionzip", "divprune", "fastv")
 TOLERANCE = 1e-4
 
 
-def job_of(*overrides: str) -> preflight.Job:
+def job_of(*overrides: str) -> admission.Job:
     """Return the checked job of a command line on the embedded model."""
     command = read_command(["model=seedling", "benchmark=seedling_caption", *overrides])
     assert command is not None  # only requests for help compose nothing
-    return preflight.check(build_spec(command.cells[0]), Digests())
+    return admission.admit(build_spec(command.cells[0]), Digests())
 
 
 @cache
@@ -70,7 +70,7 @@ def reduced(adapter: Adapter, method: str, ratio: float, backend: Backend = "dro
     """Answer the same chats with a method."""
     built, engine = build_method(method, {}), EngineSpec(backend=backend)
     asked = AnswerSpec(adapter.spec, MethodSpec(method), Budget("kept", ratio), engine)
-    with kind_of(built).open(asked, adapter, built) as opened:
+    with kind_of(built, asked).open(asked, adapter, built) as opened:
         inputs = opened.codec.encode(chats())
         names = [str(number) for number in range(len(inputs["input_ids"]))]
         return opened.generator.generate(inputs, names, **SETTINGS)
@@ -121,7 +121,7 @@ def speculative(device: str, transport: str, *more: str) -> str:
     overrides = [f"model.device={device}", f"method.draft_options={{device: {device}}}", *more]
     job = job_of("method=pearl", *overrides, f"engine.transport={transport}")
     adapter = model_on(f"model.device={device}")
-    with kind_of(job.method).open(job.spec, adapter, job.method) as opened:
+    with kind_of(job.method, job.spec).open(job.spec, adapter, job.method) as opened:
         for index, chat in enumerate(chats()):
             inputs = opened.codec.encode([chat])
             done = opened.generator.generate(

@@ -1,0 +1,187 @@
+"""The work of run.py: cells in this process, on a cluster or of a job file, and what Hydra prints by itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from espalier.harness.errors import JudgeLost, StoreLost, UserError, foreign
+from espalier.harness.paths import ROOT
+from espalier.harness.ranks import RankLost, Ranks, is_main_process
+from espalier.harness.runs import streams
+from espalier.harness.runs.streams import OutputLost
+
+if TYPE_CHECKING:
+    from espalier.harness.config.compose import Command
+    from espalier.harness.runs.runner import Runner
+    from espalier.harness.runs.status_line import Waiting
+    from espalier.harness.specs.run_spec import RunSpec
+
+#: Prints what a command line would run, and runs nothing.
+DRY = "--dry"
+#: Runs the cells of a job file, as a job of `cluster=` does.
+CELLS = "--cells"
+
+
+def run_on_cluster(command: Command, ranks: Ranks, waiting: Waiting, dry: bool) -> int | None:
+    """Run the cells as jobs (`cluster=`), or print what there is to do (`--dry`); None if they are to run here."""
+    from espalier.harness.runs.cluster.cluster_spec import cluster_of
+
+    cluster = cluster_of(command.cells)
+    if not dry and cluster.name == "local":
+        return None
+    if ranks.world > 1:
+        option = DRY if dry else f"cluster={cluster.name}"
+        raise UserError(f"{option} is for one process, not {ranks.world}; valid: without torchrun")
+    waiting.say("loading transformers")
+    if dry:
+        from espalier.harness.runs.cluster.dry_run import list_cells
+
+        return list_cells(command, cluster, waiting)
+    from espalier.harness.runs.cluster.cluster_sweep import run_as_jobs
+
+    return run_as_jobs(command, cluster, waiting)
+
+
+def run_job_file(arguments: Sequence[str], waiting: Waiting) -> int:
+    """Run the cells of a job file that have no row yet (`--cells <file>`), and note those that fail in the file."""
+    from espalier.harness.runs.cluster.job_file import JobFile, LeftOut
+
+    if len(arguments) != 2 or arguments[0] != CELLS:
+        raise UserError(
+            f"{CELLS} stands alone with the file of a job; valid: run.py {CELLS} <file>"
+        )
+    file = JobFile(Path(arguments[1]))
+    entries = [entry for entry in file.entries() if not entry.done]
+    from espalier.harness.config.build_spec import build_spec
+    from espalier.harness.runs.runner import Runner
+
+    with foreign(
+        f"{CELLS} {file.path} is no file of a job", "<store>/cluster/<sweep>/job-<n>.json"
+    ):
+        specs = [build_spec(entry.config) for entry in entries]
+    if not specs:
+        return 0
+    keys = {id(spec): entry.key for entry, spec in zip(entries, specs, strict=True)}
+    left_out: list[LeftOut] = []
+
+    def note(spec: RunSpec, reason: str, code: int) -> None:
+        left_out.append(LeftOut(keys[id(spec)], reason, code))
+        file.leave_out(left_out)
+
+    runner = Runner(sweep=True, argv=arguments, waiting=waiting)
+    runner.outcome.note = note
+    runner.admit(specs)
+    waiting.clear()
+    return run_cells(specs, runner)
+
+
+def run_here(command: Command, ranks: Ranks, waiting: Waiting) -> int:
+    """Admit every cell before the first one runs, then run them; return the worst exit code."""
+    from espalier.harness.config.build_spec import build_spec
+
+    def admit() -> tuple[Runner, list[RunSpec]]:
+        specs = [build_spec(cell) for cell in command.cells]
+        waiting.say("loading transformers")
+        from espalier.harness.runs.runner import Runner
+
+        runner = Runner(command.sweep, ranks, command.argv, waiting, command.lines)
+        runner.admit(specs)
+        if command.sweep:
+            runner.announce(specs)
+        return runner, specs
+
+    runner, specs = ranks.each(admit)
+    waiting.clear()
+    return run_cells(specs, runner)
+
+
+def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
+    """Run admitted cells one after the other, also after one that fails, and return the worst exit code."""
+    bugs: list[Exception] = []
+    lost = 0
+    try:
+        for spec in specs:
+            try:
+                run_cell(spec, runner)
+            except (RankLost, StoreLost, OutputLost):
+                raise
+            except Exception as bug:
+                # An error that nobody foresaw is raised as it is, after the other cells have run.
+                runner.failed(spec, _one_line(bug, type(bug).__name__), 1)
+                bugs.append(bug)
+    except (RankLost, StoreLost, OutputLost) as error:
+        # No other cell can run.
+        lost = print_error(error, code=1)
+    finally:
+        runner.finish(specs[-1])
+    if bugs:
+        raise bugs[0]
+    return max(lost, runner.outcome.code)
+
+
+def run_cell(spec: RunSpec, runner: Runner) -> None:
+    """Run one cell, in all processes together; a failure is printed and noted as left out."""
+    from espalier.harness.cost.budget import BudgetMismatch
+    from espalier.harness.evaluation.evaluate import SampleErrors
+    from espalier.methods.base import MethodError
+
+    try:
+        with runner.ranks.together():
+            runner.run(spec)
+    except (SampleErrors, BudgetMismatch, JudgeLost, UserError, MethodError) as error:
+        code = 2 if isinstance(error, UserError | MethodError) else 1
+        runner.failed(spec, _one_line(error), code)
+        print_error(error, code)
+
+
+def hydra_help(argv: Sequence[str]) -> None:
+    """Let Hydra answer a command line that asks for the config, the help or the like; no cell is run.
+
+    Raises:
+        UserError: Hydra refuses what `read_command` has let through.
+    """
+    import hydra
+
+    from espalier.harness.config.compose import CONF, without_cells
+    from espalier.harness.config.overrides import HYDRAS, one_line
+
+    with _command_line([str(ROOT / "run.py"), *without_cells(argv)]):
+        try:
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(
+                lambda _: None
+            )()
+        except OSError:
+            with streams.output():
+                raise
+        except HYDRAS as error:
+            raise UserError(f"command line: {one_line(error)}; valid: --help") from error
+
+
+def print_error(problem: object, code: int) -> int:
+    """Print one line on stderr, once for all processes of a run, and return the exit code."""
+    return streams.complain(problem, code) if is_main_process() else code
+
+
+@contextmanager
+def _command_line(argv: list[str]) -> Iterator[None]:
+    """Show Hydra a command line, and keep it from printing a traceback and exiting by itself."""
+    full = "HYDRA_FULL_ERROR"
+    former_argv, former_value = sys.argv, os.environ.get(full)
+    sys.argv, os.environ[full] = argv, "1"
+    try:
+        yield
+    finally:
+        sys.argv = former_argv
+        if former_value is None:
+            del os.environ[full]
+        else:
+            os.environ[full] = former_value
+
+
+def _one_line(error: Exception, kind: str = "") -> str:
+    return " ".join(f"{kind}: {error}".removeprefix(": ").split())

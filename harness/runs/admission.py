@@ -1,0 +1,292 @@
+"""Admission: every check of a run before its model is loaded, in one ordered list.
+
+All runs of a command are admitted before the first one starts. Kinds of method add their own checks
+(`Kind.normalise`, `Kind.resolve`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from espalier.harness.config.lmms_task_files import index_of, library
+from espalier.harness.decoding.diffusion.denoising_settings import refuse_denoising_settings
+from espalier.harness.engine.artifacts.priors import require_prior
+from espalier.harness.engine.engine_guards import check_generation
+from espalier.harness.errors import Refused, UserError, unknown_name
+from espalier.harness.evaluation.judging.judge_check import check_judge
+from espalier.harness.kinds.checks.checkpoint_check import check_model
+from espalier.harness.kinds.checks.generation_check import check_settings
+from espalier.harness.kinds.checks.length_check import check_lengths
+from espalier.harness.kinds.checks.template_names import check_template
+from espalier.harness.kinds.checks.tools_check import check_needs
+from espalier.harness.kinds.kind import Kind
+from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.ranks import Ranks
+from espalier.harness.runs import wandb_log
+from espalier.harness.runs.run_key import key_parts, run_key
+from espalier.harness.specs.comparable import check_comparable
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store import RunDir, Store
+from espalier.harness.store.files.dataset_copies import Copies, check_place
+from espalier.harness.store.files.digests import Digests
+from espalier.harness.store.files.folder_checks import check_files, check_folder
+from espalier.methods.base import Method, MethodError
+
+#: Hugging Face libraries read these when they are imported.
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+
+#: Suffixes of the files that `curves` names.
+CURVES = ("png", "svg", "md")
+
+
+@dataclass(frozen=True)
+class Job:
+    """An admitted run: its normalised spec, the method, the run key and its parts, and the label of its row."""
+
+    spec: RunSpec
+    method: Method
+    key: str
+    parts: dict[str, Any]
+    label: str
+
+    def outline(self) -> dict[str, Any]:
+        """Return the part of the row that is known before the run: cell, requested samples, settings and label."""
+        return {
+            **self.parts["cell"],
+            "n_samples": self.spec.benchmark.limit,
+            "settings": self.parts["settings"],
+            "extra": {"label": self.label},
+        }
+
+
+@dataclass
+class Candidate:
+    """A run while it is checked; checks of the list fill in what later ones need.
+
+    Attributes:
+        spec: the run, normalised by its kind.
+        method: the method, with its calibrations filled in.
+        digests: remembers file hashes over a sweep.
+        kind: the kind of the method.
+        label: of the row.
+        artifacts: calibration files that the method reads.
+    """
+
+    spec: RunSpec
+    method: Method
+    digests: Digests
+    kind: Kind[Any] = field(init=False)
+    label: str = ""
+    artifacts: tuple[Path, ...] = ()
+
+
+def admit(
+    spec: RunSpec, digests: Digests, places: bool = True, method: Method | None = None
+) -> Job:
+    """Return the job of a run.
+
+    A method that acts nowhere removes nothing, so its ratio is taken as 0: all its ratios in a sweep are one run. A
+    speculative decoder answers sample by sample, and may determine the ratio of its draft.
+
+    Args:
+        spec: the run.
+        digests: remembers file hashes over a sweep.
+        places: whether to check that the row can be written, which writes.
+        method: a built method in place of the spec's.
+
+    Raises:
+        Refused: the method does not fit this model, or cannot reach the ratio on it.
+        UserError: anything else; always one line with the config key, the value and what is valid.
+    """
+    try:
+        run = Candidate(spec, method_of(spec.method) if method is None else method, digests)
+        for _, check in CHECKS:
+            check(run)
+        parts = key_parts(run.spec, run.method, digests, run.artifacts)
+    except MethodError as error:
+        # A hyper-parameter that does not fit this model, `method.params.<key>`.
+        raise Refused(str(error)) from error
+    key = run_key(parts)
+    if places:
+        check_places(run.spec, key)
+    return Job(run.spec, run.method, key, parts, run.label)
+
+
+def admit_here(spec: RunSpec, ranks: Ranks, digests: Digests, places: bool = True) -> Job:
+    """Return the job of a run that this process can compute, by PROCESS_CHECKS and `admit`."""
+    for _, check in PROCESS_CHECKS:
+        check(spec, ranks)
+    return admit(spec, digests, places)
+
+
+def check_drawn(jobs: Sequence[Job]) -> None:
+    """Raise UserError if `curves` or `report` would mix rows of different settings."""
+    drawn = [job for job in jobs if job.spec.curves or job.spec.report]
+    try:
+        check_comparable(job.outline() for job in drawn)
+    except UserError as error:
+        key = "curves" if drawn[0].spec.curves else "report"
+        raise UserError(
+            f"{key}={str(getattr(drawn[0].spec, key))!r}: {error}; or {key}=null"
+        ) from error
+
+
+# ------------------------------------------------------------------ of the process
+
+
+def _use_no_network(spec: RunSpec, ranks: Ranks) -> None:
+    if spec.offline:
+        os.environ.update(dict.fromkeys(OFFLINE, "1"))
+
+
+def _check_log(spec: RunSpec, ranks: Ranks) -> None:
+    if spec.log == "wandb":
+        wandb_log.check(spec.log_options)
+
+
+def _check_device_map(spec: RunSpec, ranks: Ranks) -> None:
+    if spec.model.device_map is not None and ranks.world > 1:
+        raise UserError(
+            f"model.device_map={spec.model.device_map!r} lets one process use all devices; "
+            f"valid for {ranks.world} processes: null"
+        )
+
+
+def _check_draft_device(spec: RunSpec, ranks: Ranks) -> None:
+    if spec.method.draft is not None and ranks.world > 1:
+        raise UserError(
+            f"method={spec.method.name!r} has a device for its draft, which {ranks.world} processes would "
+            "share; valid: one process"
+        )
+
+
+def _use_device(spec: RunSpec, ranks: Ranks) -> None:
+    ranks.use_device(spec.model.device)
+
+
+# ------------------------------------------------------------------ of the run
+
+
+def _check_generation(run: Candidate) -> None:
+    check_settings("model.generation", run.spec.model.generation)
+    check_settings("benchmark.generation", run.spec.benchmark.generation)
+    check_generation(run.spec.generation)
+
+
+def _find_kind(run: Candidate) -> None:
+    run.kind = kind_of(run.method, run.spec)
+    if run.spec.model.facts.diffusion is None:
+        refuse_denoising_settings(run.spec.generation, run.spec.model.name)
+
+
+def _normalise(run: Candidate) -> None:
+    run.spec = run.kind.normalise(run.spec, run.method)
+
+
+def _check_model(run: Candidate) -> None:
+    check_model(run.spec.model, run.spec.offline, run.digests)
+
+
+def _check_lengths(run: Candidate) -> None:
+    check_lengths(run.spec)
+
+
+def _resolve(run: Candidate) -> None:
+    # What is fitted to a model, such as a schedule, is not part of the label.
+    run.label = run.kind.identity(run.spec, run.method).label
+    resolved = run.kind.resolve(run.spec, run.method, run.digests)
+    run.method, run.artifacts = resolved.method, resolved.artifacts
+
+
+def _check_needs(run: Candidate) -> None:
+    check_needs(run.spec.benchmark)
+
+
+def _check_task_folders(run: Candidate) -> None:
+    benchmark = run.spec.benchmark
+    path = benchmark.include_path
+    if path is not None and not path.is_dir():
+        raise UserError(f"benchmark.include_path={str(path)!r} is not a directory of task files")
+    for key, folder in (
+        ("include_path", path),
+        *(("sources", source) for source in benchmark.sources),
+    ):
+        if folder is not None:
+            check_place(f"benchmark.{key}", folder)
+    for source in benchmark.sources:
+        if not source.exists():
+            raise UserError(f"benchmark.sources={str(source)!r} does not exist")
+
+
+def _check_data(run: Candidate) -> None:
+    benchmark = run.spec.benchmark
+    if benchmark.path is not None:
+        Copies(benchmark.path, benchmark.dataset.path).check()
+
+
+def _check_task(run: Candidate) -> None:
+    benchmark, path = run.spec.benchmark, run.spec.benchmark.include_path
+    names: Collection[str] = ()
+    if path is not None:
+        names = run.digests.once(("tasks", path), lambda: index_of(path).names)
+    if benchmark.task not in names and benchmark.task not in library().names:
+        # All names of lmms-eval would fill a page.
+        valid = sorted(names) or ["the tasks of lmms-eval"]
+        raise unknown_name("benchmark.task", benchmark.task, valid)
+
+
+def _check_judge(run: Candidate) -> None:
+    check_judge(run.spec)
+
+
+def _check_template(run: Candidate) -> None:
+    check_template(run.spec.model.template, run.spec.benchmark.include_path)
+
+
+def _require_priors(run: Candidate) -> None:
+    name, store = run.spec.method.name, run.spec.store
+    run.artifacts += require_prior(run.spec.model, run.method, name, run.digests, store)
+
+
+def check_places(spec: RunSpec, key: str) -> None:
+    """Refuse a run whose row could not be written; a stored row is read and takes no place."""
+    run = RunDir(spec.store / "runs" / key)
+    if spec.force or not run.finished:
+        Store(spec.store).check_writable()
+        run.check_writable()
+    if spec.curves is not None:
+        check_files("curves", spec.curves, CURVES)
+    if spec.report is not None:
+        check_folder("report", spec.report)
+
+
+#: The config key that each check reads first, and the check, in the order in which runs are refused.
+PROCESS_CHECKS: tuple[tuple[str, Callable[[RunSpec, Ranks], None]], ...] = (
+    ("offline", _use_no_network),
+    ("log", _check_log),
+    ("model.device_map", _check_device_map),
+    ("method.draft", _check_draft_device),
+    ("model.device", _use_device),
+)
+
+#: The same for what does not depend on the process.
+CHECKS: tuple[tuple[str, Callable[[Candidate], None]], ...] = (
+    ("generation", _check_generation),
+    ("method", _find_kind),
+    ("engine", _normalise),
+    ("model", _check_model),
+    ("benchmark.prompt_tokens", _check_lengths),
+    ("ratio", _resolve),
+    ("benchmark.needs", _check_needs),
+    ("benchmark.include_path", _check_task_folders),
+    ("benchmark.path", _check_data),
+    ("benchmark.task", _check_task),
+    ("judge", _check_judge),
+    ("model.template", _check_template),
+    ("store", _require_priors),
+)
