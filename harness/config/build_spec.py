@@ -11,18 +11,18 @@ from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.compose import compose_section
 from espalier.harness.config.draft_section import with_options
-from espalier.harness.config.judge_section import KEYS as JUDGE
-from espalier.harness.config.judge_section import judge_spec
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.config.prompt_section import check_texts, worded
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.schedule import RULES
 from espalier.harness.errors import UserError
 from espalier.harness.paths import rooted
+from espalier.harness.settings import read_section
 from espalier.harness.specs import value_checks as fields
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import METHODS, build_method
 from espalier.harness.specs.draft_errors import in_words_of_the_draft
+from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.run_spec import (
     ANSWER,
     AUTO_BATCH,
@@ -62,7 +62,6 @@ SECTIONS = {
         "graphs rescore paired share"
     ),
     "log": "name options samples",
-    "judge": JUDGE,
     "lease": "beat expiry",
 }
 #: Keys that only some files of a section have: those of methods with a draft model.
@@ -84,7 +83,7 @@ def build_spec(config: Cell) -> RunSpec:
         UserError: one line with the config key, the value and what is valid.
     """
     config = {key: value for key, value in config.items() if key not in NOT_OF_A_RUN}
-    fields.only_known("", config, (*SECTIONS, "benchmark", *SCALARS))
+    fields.only_known("", config, (*SECTIONS, "benchmark", "judge", *SCALARS))
     parts = {name: _section(config, name) for name in SECTIONS}
     _check_log(parts["log"])
     curves = fields.optional_text("curves", config["curves"])
@@ -119,7 +118,7 @@ def build_spec(config: Cell) -> RunSpec:
         json=fields.flag_or_auto("json", config["json"]),
         log_options=fields.table("log.options", parts["log"]["options"]),
         log_samples=fields.integer("log.samples", parts["log"]["samples"], at_least=0),
-        judge=judge_spec(parts["judge"]),
+        judge=read_section(JudgeSpec, "judge", config["judge"]),
         lease=_terms(parts["lease"]),
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.media import frame_rules as rules
 from espalier.harness.media.images import TRANSPARENCY
+from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.store.files.lease import USUAL, Terms
 
 if TYPE_CHECKING:
@@ -190,35 +191,6 @@ class MethodSpec:
 
 
 @dataclass(frozen=True)
-class JudgeSpec:
-    """Which language model judges answers, behind an address that speaks OpenAI's protocol of chat completions.
-
-    Attributes:
-        base_url: address up to `/v1`; None: there is no judge.
-        model: its name on that server.
-        key_env: the environment variable that holds the key; a server that asks for none needs none.
-        prompt: a file of words in place of the benchmark's own (docs/judges.md).
-        temperature: of its answers, as `seed` and `max_tokens`; None leaves a field out of the request.
-        options: further fields of the request, which go before those above.
-        timeout: seconds that a request may take, from its first byte to its last.
-        retries: how often a request is repeated that failed, or whose answer holds no verdict.
-        concurrency: requests under way at once.
-    """
-
-    base_url: str | None = None
-    model: str | None = None
-    key_env: str = "OPENAI_API_KEY"
-    prompt: Path | None = None
-    temperature: float | None = 0.0
-    seed: int | None = 0
-    max_tokens: int | None = 1024
-    options: Mapping[str, Any] = field(default_factory=dict)
-    timeout: float = 120.0
-    retries: int = 4
-    concurrency: int = 8
-
-
-@dataclass(frozen=True)
 class EngineSpec:
     """How the run is carried out.
 
@@ -309,7 +281,7 @@ class RunSpec:
     json: bool | None = None
     log_options: Mapping[str, Any] = field(default_factory=dict)
     log_samples: int = 0
-    judge: JudgeSpec = JudgeSpec()
+    judge: JudgeSpec = field(default_factory=JudgeSpec)
     lease: Terms = USUAL
 
     @property

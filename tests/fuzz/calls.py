@@ -44,7 +44,7 @@ def load(flag: str, store: str) -> None:
 def judge(name: str) -> None:
     """Ask a judge that gives a bad answer."""
     from espalier.harness.evaluation.judging.client import Client, Trouble
-    from espalier.harness.specs.run_spec import JudgeSpec
+    from espalier.harness.specs.judge_spec import JudgeSpec
     from tests.benchmarks.judge_server import Answer, JudgeServer
 
     status, headers, body = ANSWERS[name]

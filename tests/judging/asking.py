@@ -8,7 +8,7 @@ from pathlib import Path
 
 from espalier.harness.evaluation.judging.judge import Question, judged
 from espalier.harness.evaluation.judging.judge_prompt import Words
-from espalier.harness.specs.run_spec import JudgeSpec
+from espalier.harness.specs.judge_spec import JudgeSpec
 
 
 def questions(count: int) -> list[Question]:

@@ -20,7 +20,7 @@ from espalier.harness.evaluation.judging.judge import HOPELESS, Judged, Question
 from espalier.harness.evaluation.judging.judge_prompt import Words
 from espalier.harness.evaluation.judging.judge_scores import single
 from espalier.harness.evaluation.judging.verdicts import Verdicts
-from espalier.harness.specs.run_spec import JudgeSpec
+from espalier.harness.specs.judge_spec import JudgeSpec
 from tests.benchmarks.judge_server import Answer, JudgeServer, completion, error
 
 WORDS = Words("mine", "Q: {question} A: {answer}", "Be fair.")

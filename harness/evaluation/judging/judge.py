@@ -12,7 +12,7 @@ from espalier.harness.errors import JudgeLost
 from espalier.harness.evaluation.judging.client import Client, Reply, Trouble, request_of
 from espalier.harness.evaluation.judging.judge_prompt import Words
 from espalier.harness.evaluation.judging.verdicts import Verdict, Verdicts, key_of
-from espalier.harness.specs.run_spec import JudgeSpec
+from espalier.harness.specs.judge_spec import JudgeSpec
 
 #: What names a sample: its task and its document.
 Sample = tuple[str, int]
