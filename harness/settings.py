@@ -96,13 +96,14 @@ def read_section(section: type[Section], key: str, part: Any) -> Section:
     return section(**read_fields(section, key, part))
 
 
-def read_fields(section: type, key: str, part: Any) -> dict[str, Any]:
+def read_fields(section: type, key: str, part: Any, mistakes: Iterable[str] = ()) -> dict[str, Any]:
     """Return the values of a table of the config, by the fields of the section's dataclass.
 
     Args:
         section: the dataclass; the table has every field of it that is not `COMPUTED`.
         key: the config key of the table, "" at the top.
         part: the table.
+        mistakes: further error lines about the table.
 
     Raises:
         UserError: one line with every key that is unknown, missing or has a wrong value.
@@ -111,7 +112,7 @@ def read_fields(section: type, key: str, part: Any) -> dict[str, Any]:
     present = {name: hint for name, hint in declared.items() if name in given}
     return gather(
         {name: (_dotted(key, name), given[name], hint) for name, hint in present.items()},
-        key_mistakes(key, given, declared),
+        [*key_mistakes(key, given, declared), *mistakes],
     )
 
 
@@ -244,11 +245,14 @@ def _among(value: Any, values: Iterable[Any]) -> bool:
 
 
 def _list_reader(collection: type, hint: Any) -> Reader:
+    # A name that is none of a list stands in the error line, without its place.
+    named = any(isinstance(mark, OneOf) for mark in get_args(hint))
+
     def read(key: str, value: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise _Mismatch(f"a list, each item {_words(hint)}")
-        items = (read_value(f"{key}[{index}]", item, hint) for index, item in enumerate(value))
-        return collection(items)
+        keys = (key if named else f"{key}[{index}]" for index in range(len(value)))
+        return collection(read_value(*entry, hint) for entry in zip(keys, value, strict=True))
 
     return read
 
@@ -327,24 +331,21 @@ def table(key: str, value: Any) -> dict[str, Any]:
 
 
 def check_keys(key: str, given: Iterable[str], valid: Iterable[str]) -> None:
-    """Raise UserError unless every key of a table is valid; none has to be there."""
+    """Raise UserError unless every key of a table is valid; keys may be missing."""
     names = set(valid)
     for name in given:
         if name not in names:
-            raise unknown_key(
-                _dotted(key, name), (_dotted(key, valid_name) for valid_name in names)
-            )
+            raise unknown_name(_dotted(key, "setting"), name, names)
 
 
 def key_mistakes(key: str, given: Iterable[str], valid: Iterable[str]) -> list[str]:
     """Return a line for each key of a table that is unknown or missing; the last unknown one lists the valid keys."""
-    names, keys = set(valid), list(given)
-    dotted = [_dotted(key, name) for name in sorted(names)]
-    unknown = [_dotted(key, name) for name in keys if name not in names]
-    lines = [f"{name} is not a config key{_hint(name, dotted)}" for name in unknown]
+    names, keys = sorted(valid), list(given)
+    unknown = [name for name in keys if name not in names]
+    lines = [f"{_dotted(key, name)} is not a config key{_hint(name, names)}" for name in unknown]
     if unknown:
-        lines.append(f"valid: {', '.join(dotted)}")
-    missing = sorted(names.difference(keys))
+        lines.append(f"valid: {', '.join(_dotted(key, name) for name in names)}")
+    missing = [name for name in names if name not in keys]
     return [*lines, *(f"config key {_dotted(key, name)} is missing" for name in missing)]
 
 
@@ -366,6 +367,11 @@ def _dotted(key: str, name: str) -> str:
 def at_least(least: int) -> Must:
     """Return the condition of an integer that has a minimum."""
     return Must(f"an integer of at least {least}", lambda value: value >= least)
+
+
+def at_most(most: int) -> Must:
+    """Return the condition of an integer that has a maximum."""
+    return Must(f"at most {most}", lambda value: value <= most)
 
 
 def _share(end: str, words: str) -> Must:

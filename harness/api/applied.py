@@ -22,7 +22,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks.generation_check import check_settings
 from espalier.harness.kinds.kind import Responder
 from espalier.harness.models.chat_media import Chat
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import Count, read_value
 from espalier.harness.specs.generation import cut, settings
 from espalier.methods.base import MethodError
 
@@ -158,14 +158,15 @@ class Applied:
             )
         spec = self._settled.spec
         with plain_errors():
-            size = fields.integer("batch_size", batch_size, at_least=1)
+            size = read_value("batch_size", batch_size, Count)
             given = {**spec.model.generation, **generation}
             check_settings("generation", generation)
             check_generation(given)
             self._settled.check_generation(given)
         chosen = settings({}, spec.model.generation, generation)
         # What a decoder has settled: it answers one at a time.
-        size = spec.engine.batch_size or size
+        if spec.engine.batch_size != "auto":
+            size = spec.engine.batch_size
         found: list[Answer] = []
         for start in range(0, len(chats), size):
             block = chats[start : start + size]

@@ -19,7 +19,15 @@ from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import as_decoder
 from espalier.harness.kinds.method_stack import stacked
 from espalier.harness.paths import ROOT
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import (
+    CacheRatio,
+    DraftRatio,
+    Natural,
+    Ratio,
+    Text,
+    choice,
+    read_value,
+)
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import (
@@ -93,27 +101,27 @@ def apply(
         built, named = _built(method, params)
         if compressor is not None:
             behind, other = _built(compressor, {})
-            share = fields.cache_ratio("cache_ratio", cache_ratio)
-            built = stacked(built, behind, share, (named.name, other.name))
-            named = replace(named, compressor=CompressorSpec(other.name, other.params, share))
+            cache_share = read_value("cache_ratio", cache_ratio, CacheRatio)
+            built = stacked(built, behind, cache_share, (named.name, other.name))
+            named = replace(named, compressor=CompressorSpec(other.name, other.params, cache_share))
         drafting, asked = _drafting(model, built, named.name, draft)
-        removed = fields.draft_ratio if built.drafts else fields.ratio
-        fields.optional_text("transport", transport)
+        share = DraftRatio if built.drafts else Ratio
+        read_value("transport", transport, Text | None)
         engine = EngineSpec(
-            batch_size=0,
-            positions=fields.choice("positions", positions, POSITIONS),
-            transport=fields.choice(
+            batch_size="auto",
+            positions=choice("positions", positions, POSITIONS),
+            transport=choice(
                 "transport", transport or _transport(built, drafting, model), TRANSPORTS
             ),
-            compare=fields.flag("compare", compare),
+            compare=read_value("compare", compare, bool),
         )
         spec = RunSpec(
             model=model.spec,
             method=replace(named, draft=asked),
             benchmark=NO_BENCHMARK,
-            budget=Budget(budget, removed("ratio", ratio)),
+            budget=Budget(budget, read_value("ratio", ratio, share)),
             engine=engine,
-            seed=fields.integer("seed", seed, at_least=0),
+            seed=read_value("seed", seed, Natural),
             force=False,
             log="none",
             store=ROOT / "results" if store is None else Path(store).expanduser().absolute(),

@@ -23,7 +23,7 @@ from espalier.harness.models.adapter import ADAPTERS, Adapter, family_of, load_a
 from espalier.harness.models.loader import config_of, template_of_processor
 from espalier.harness.models.measured_facts import read_facts
 from espalier.harness.models.skeleton import build_skeleton
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import check_keys, choice, read_value
 from espalier.harness.specs.run_spec import CHECKPOINT, DTYPES, ModelSpec
 from espalier.harness.store.files.digests import Digests
 
@@ -89,7 +89,7 @@ def load(
     """
     with in_words_of_python():
         spec = named_spec(name, path, settings)
-        check_model(spec, fields.flag("offline", offline), Digests())
+        check_model(spec, read_value("offline", offline, bool), Digests())
         adapter = load_adapter(spec)
     return Model(spec, False, lambda: nullcontext(adapter))
 
@@ -134,7 +134,7 @@ def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
     with in_words_of_python():
         family = _family(hf_model)
         adapter = ADAPTERS.load(family)
-        fields.only_some("", settings, OF_BORROWED)
+        check_keys("", settings, OF_BORROWED)
         template = template_of_processor(hf_processor, adapter.self_described)
         known = {
             "name": str(hf_model.config.model_type),
@@ -192,7 +192,7 @@ def _family(hf_model: Any) -> str:
 
 
 def _dtype(hf_model: Any) -> str:
-    return fields.choice("hf_model.dtype", str(hf_model.dtype).removeprefix("torch."), DTYPES)
+    return choice("hf_model.dtype", str(hf_model.dtype).removeprefix("torch."), DTYPES)
 
 
 def _folder_spec(folder: Path, settings: Mapping[str, Any]) -> ModelSpec:
@@ -230,5 +230,5 @@ def _base() -> dict[str, Any]:
 
 
 def _with(section: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    fields.only_some("", settings, section)
+    check_keys("", settings, section)
     return laid_over(section, settings)

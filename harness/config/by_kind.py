@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.base import Container
 
 from espalier.harness.errors import tell_once
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import check_keys
 from espalier.harness.specs.benchmark_spec import TASK_KINDS
 
 
@@ -26,7 +26,7 @@ def by_kind(otherwise: Any, values: Mapping[str, Any], *, _root_: Container) -> 
     Raises:
         UserError: `values` names a kind that does not exist.
     """
-    fields.only_some("method.params: by_kind", values, TASK_KINDS)
+    check_keys("method.params: by_kind", values, TASK_KINDS)
     kind = OmegaConf.select(_root_, "benchmark.kind")
     found = values.get(kind, otherwise)
     if isinstance(found, Mapping):

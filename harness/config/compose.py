@@ -48,7 +48,7 @@ from espalier.harness.config.overrides import (
 )
 from espalier.harness.config.pattern import OF_THE_SWEEP
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import unknown_key
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -298,7 +298,7 @@ def _absent(key: str, config: DictConfig) -> UserError | None:
                 f"{key} is not a config key: {prefix[:-1]} is a value; valid: {prefix[:-1]}"
             )
         if part not in table:
-            return fields.unknown_key(key, (f"{prefix}{name!s}" for name in table))
+            return unknown_key(key, (f"{prefix}{name!s}" for name in table))
         table, prefix = table[part], f"{prefix}{part}."
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import unknown_key
 
 
 def with_options(part: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def with_options(part: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
     """
     for name in options:
         if name not in part:
-            raise fields.unknown_key(
+            raise unknown_key(
                 f"method.draft_options.{name}", (f"method.draft_options.{key}" for key in part)
             )
     return laid_over(part, options)

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from espalier.harness.config.stand_ins import stand_ins
 from espalier.harness.errors import UserError
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import table
 
 KEY = "grids"
 
@@ -45,8 +45,8 @@ def grids_of(config: DictConfig, overrides: Sequence[Override]) -> list[list[str
         raise UserError(f"{KEY}={raw!r} is no list of tables; valid: - {{method: ..., ratio: ...}}")
     given = {_name(one): one for one in overrides}
     model = str(given["model"].value()) if "model" in given else None
-    tables = (fields.table(f"{KEY}.{number}", one) for number, one in enumerate(raw))
-    grids = [grid for grid in (_on(table, model) for table in tables) if grid is not None]
+    tables = (table(f"{KEY}.{number}", one) for number, one in enumerate(raw))
+    grids = [grid for grid in (_on(entries, model) for entries in tables) if grid is not None]
     if not grids:
         raise UserError(
             f"model={model}: nothing stands for a benchmark of these {KEY}; valid: a line in conf/stand_ins.yaml"

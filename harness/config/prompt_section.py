@@ -9,7 +9,8 @@ from typing import Any
 from espalier.harness.config.draft_section import laid_over
 from espalier.harness.config.group_lists import choices, read_choice
 from espalier.harness.errors import unknown_name
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import Names, Text, check_keys, choice, read_value
+from espalier.harness.settings import table as as_table
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.run_spec import CHECKPOINT, ORIGINAL, PromptSpec
 
@@ -37,22 +38,20 @@ def settled(
     Raises:
         UserError: an unknown set, or one that says what no set can; one line with the key and what is valid.
     """
-    sets = {ORIGINAL: {}, **fields.table("model.prompts", part["prompts"])}
+    sets = {ORIGINAL: {}, **as_table("model.prompts", part["prompts"])}
     valid = [name for name, one in sets.items() if one is not None]
-    name = fields.choice("model.prompt", part["prompt"], valid)
+    name = choice("model.prompt", part["prompt"], valid)
     for word in valid:
-        fields.only_some(
-            f"model.prompts.{word}", fields.table(f"model.prompts.{word}", sets[word]), KEYS
-        )
+        check_keys(f"model.prompts.{word}", as_table(f"model.prompts.{word}", sets[word]), KEYS)
     key = f"model.prompts.{name}"
-    chosen = fields.table(key, sets[name])
+    chosen = as_table(key, sets[name])
     of_tasks = _of_tasks(f"{key}.tasks", chosen, tasks)
     found = dict(part)
     for table in TABLES:
-        own = fields.table(f"model.{table}", part[table])
-        given = fields.table(f"{key}.{table}", chosen.get(table))
+        own = as_table(f"model.{table}", part[table])
+        given = as_table(f"{key}.{table}", chosen.get(table))
         if table != "generation":
-            given |= fields.table(f"{key}.tasks.{table}", of_tasks.get(table))
+            given |= as_table(f"{key}.tasks.{table}", of_tasks.get(table))
         # A null that no set fills in says something of generation alone: that nothing is set.
         stays = table == "generation"
         kept = {k: v for k, v in own.items() if v is not None or (stays and k not in given)}
@@ -60,14 +59,14 @@ def settled(
     if part["conversation"] is None:
         found["conversation"] = _frame(key, chosen, part["weights"])
     join = part["join"] if part["join"] is not None else chosen.get("join")
-    words = fields.names(f"{key}.words", chosen.get("words") or [], empty=True)
-    ahead = fields.table(f"{key}.tasks.generation", of_tasks.get("generation"))
-    mine = fields.table("model.generation", part["generation"])
+    words = read_value(f"{key}.words", chosen.get("words") or [], Names)
+    ahead = as_table(f"{key}.tasks.generation", of_tasks.get("generation"))
+    mine = as_table("model.generation", part["generation"])
     spec = PromptSpec(
         name=name,
-        join=fields.optional_text("model.join", join),
+        join=read_value("model.join", join, Text | None),
         words=tuple(dict.fromkeys((*words, name))),
-        text=fields.optional_text(f"{key}.tasks.text", of_tasks.get("text")),
+        text=read_value(f"{key}.tasks.text", of_tasks.get("text"), Text | None),
         generation={k: v for k, v in ahead.items() if mine.get(k) is None},
     )
     return found, spec
@@ -108,18 +107,18 @@ def worded(benchmark: BenchmarkSpec, prompt: PromptSpec) -> BenchmarkSpec:
 
 
 def _of_tasks(key: str, chosen: Mapping[str, Any], tasks: Iterable[str]) -> dict[str, Any]:
-    tables = fields.table(key, chosen.get("tasks"))
+    tables = as_table(key, chosen.get("tasks"))
     found: dict[str, Any] = {}
     for task in tasks:
-        one = fields.table(f"{key}.{task}", tables.get(task))
-        fields.only_some(f"{key}.{task}", one, OF_TASKS)
+        one = as_table(f"{key}.{task}", tables.get(task))
+        check_keys(f"{key}.{task}", one, OF_TASKS)
         found = laid_over(found, one)
     return found
 
 
 def _frame(key: str, chosen: Mapping[str, Any], weights: str) -> str | None:
-    """Return the set's frame: where it asks for a checkpoint's template and there is none, the one quoted of it."""
-    frame = fields.optional_text(f"{key}.conversation", chosen.get("conversation"))
+    """Return the set's conversation frame; random weights have no checkpoint's template and take the quoted one."""
+    frame: str | None = read_value(f"{key}.conversation", chosen.get("conversation"), Text | None)
     if frame == CHECKPOINT and weights == "random":
-        return fields.optional_text(f"{key}.quoted", chosen.get("quoted"))
+        frame = read_value(f"{key}.quoted", chosen.get("quoted"), Text | None)
     return frame

@@ -34,7 +34,7 @@ from espalier.harness.evaluation.samples import (
 from espalier.harness.kinds.kind import Responder
 from espalier.harness.ranks import Ranks
 from espalier.harness.specs.generation import Settings, settings
-from espalier.harness.specs.run_spec import AUTO_BATCH, RunSpec
+from espalier.harness.specs.run_spec import RunSpec
 
 #: Called with (finished samples, all samples) at the start and after each batch.
 Progress = Callable[[int, int], None]
@@ -120,7 +120,9 @@ class ChatModel(lmms):
         self._asked: list[Group] = []
         self.samples: dict[Key, Sample] = {}
         self.failures: list[Failure] = []
-        self.batch_size = spec.engine.batch_size
+        size = spec.engine.batch_size
+        #: 0 until the largest batch that fits is found.
+        self.batch_size = 0 if size == "auto" else size
         self.resumed = 0
         self.seconds = 0.0
         self.ahead = look_ahead(spec, self._ranks.local_world)
@@ -144,7 +146,7 @@ class ChatModel(lmms):
         self.samples = {key: done[key] for key in wanted if key in done}
         self.resumed = len(self.samples)
         groups = self._asked = self._groups(list(wanted.values()))
-        if self.batch_size == AUTO_BATCH:
+        if not self.batch_size:
             self.batch_size = remembered(entries) or self._find_batch_size(groups)
         self._answer(self._ranks.share(self._pending(groups)))
         self._take(self._exchange(), len(wanted))

@@ -21,7 +21,7 @@ from espalier.harness.evaluation.chat_model import ChatModel
 from espalier.harness.kinds.kind import Generator, Rivals
 from espalier.harness.kinds.sample_counts import flops_of
 from espalier.harness.specs.generation import Settings
-from espalier.harness.specs.run_spec import AUTO_PAIRS, RunSpec
+from espalier.harness.specs.run_spec import Auto, RunSpec
 
 #: Share of the run's samples that `engine.paired=auto` spends, so that it costs under a tenth of the run: a sample of a
 #: small batch costs more than one of the run's.
@@ -64,7 +64,7 @@ class Turn:
 
 
 def turns(
-    asked: int, samples: int, batch_size: int, plain_over_own: float, processes: int = 1
+    asked: int | Auto, samples: int, batch_size: int, plain_over_own: float, processes: int = 1
 ) -> Turns | None:
     """Return how much is measured, by counts alone; None if `auto` cannot afford it.
 
@@ -72,13 +72,13 @@ def turns(
     1 + `plain_over_own`; `auto` spends `SHARE` of the run on them, and of `processes` one measures while others wait.
 
     Args:
-        asked: samples to measure, or AUTO_PAIRS.
+        asked: samples to measure, or `auto`.
         samples: how many there are.
         batch_size: of the run; pairs are smaller where there would be too few of them.
         plain_over_own: cost of the unreduced model's prefill, tower included, over the method's.
         processes: of the run.
     """
-    if asked != AUTO_PAIRS:
+    if asked != "auto":
         count = min(asked, samples)
         rows = max(min(batch_size, count // PAIRS), 1)
         return Turns(count // rows, rows)

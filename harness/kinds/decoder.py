@@ -78,7 +78,7 @@ class SpeculativeDecoder:
             "separators": separators_of(engine),
             "transport": _transport(engine.transport, method),
             "compare": engine.compare,
-            "graphs": "auto" if engine.graphs is None else engine.graphs,
+            "graphs": engine.graphs,
         }
         return identity_of(asked, method, concerning, asked.method.draft)
 

@@ -59,7 +59,7 @@ def print_left(word: str, cells: Sequence[tuple[RunSpec, str]], out: TextIO) -> 
 
 def prints_json(spec: RunSpec, out: TextIO) -> bool:
     """Say whether rows are printed as JSON: by `json=auto` for programs, which are no terminal."""
-    return not out.isatty() if spec.json is None else spec.json
+    return not out.isatty() if spec.json == "auto" else spec.json
 
 
 def print_json(row: Mapping[str, Any], out: TextIO) -> None:

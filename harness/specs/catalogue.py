@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, TypeGuard, get_args, get_origin, get_type_hints
+from typing import Any, TypeGuard
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.paths import ROOT
+from espalier.harness.settings import gather, setting_hints
 from espalier.methods.base import Method, MethodError
 
 
@@ -96,65 +96,18 @@ def build_method(name: str, params: Mapping[str, Any]) -> Method:
             `method.params.<key>`, the value and what is valid.
     """
     method = METHODS.load(name)
-    hints = get_type_hints(method)
-    types = {field.name: hints[field.name] for field in fields(method) if field.init}
-    unknown = [key for key in params if key not in types]
+    hints = setting_hints(method)
+    unknown = [key for key in params if key not in hints]
     if unknown:
-        raise _unknown_param(name, unknown[0], types)
-    values = {
-        key: typed(f"method.params.{key}", value, types[key]) for key, value in params.items()
-    }
+        raise _unknown_param(name, unknown[0], hints)
+    values = gather(
+        {key: (f"method.params.{key}", value, hints[key]) for key, value in params.items()}
+    )
     try:
         built: Method = method(**values)
     except MethodError as error:
         raise UserError(str(error)) from error
     return built
-
-
-def typed(key: str, value: Any, hint: Any) -> Any:
-    """Return `value` as the annotated type; integers pass as floats, lists as tuples, nothing else is converted.
-
-    Raises:
-        UserError: the value is of another type; the line names the key and the type.
-    """
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if get_origin(hint) is tuple and isinstance(value, list | tuple):
-        item = get_args(hint)[0]
-        return tuple(typed(f"{key}[{place}]", part, item) for place, part in enumerate(value))
-    if not _is_of(value, hint):
-        raise UserError(f"{key}={value!r} must be {_words(hint)}")
-    return value
-
-
-def _is_of(value: Any, hint: Any) -> bool:
-    origin = get_origin(hint)
-    if origin is Literal:
-        return value in get_args(hint)
-    if origin is not None and origin is not tuple:  # a union such as int | None
-        return any(_is_of(value, part) for part in get_args(hint))
-    if isinstance(value, bool):  # True is an int for Python, but not for a reader of the config
-        return hint is bool
-    return origin is None and isinstance(value, hint)
-
-
-def _words(hint: Any) -> str:
-    origin = get_origin(hint)
-    if origin is Literal:
-        values = ", ".join(map(str, get_args(hint)))
-        return values if len(get_args(hint)) == 1 else f"one of {values}"
-    if origin is tuple:
-        return f"a list, each item {_words(get_args(hint)[0])}"
-    if origin is not None:
-        return " or ".join(_words(part) for part in get_args(hint))
-    names = {
-        int: "an integer",
-        float: "a number",
-        bool: "true or false",
-        str: "a string",
-        NoneType: "null",
-    }
-    return names.get(hint, f"a {hint.__name__}")
 
 
 def _unknown_param(name: str, key: str, types: Mapping[str, Any]) -> UserError:

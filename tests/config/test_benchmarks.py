@@ -12,13 +12,14 @@ import pytest
 
 import run
 from espalier.harness.config import compose
-from espalier.harness.config.benchmark_section import READERS, benchmark_spec
+from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import CONF, compose_section, read_command
 from espalier.harness.config.group_lists import asked_groups, choices, comment, listing, read_choice
 from espalier.harness.config.lmms_task_files import leaves
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
+from espalier.harness.settings import setting_hints
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Derived
 
 NAMES = choices("benchmark")
@@ -269,7 +270,7 @@ def test_a_file_that_is_no_yaml_names_itself_and_the_line(conf: Path) -> None:
 
 def test_every_key_of_the_base_is_read() -> None:
     base = read_choice("base", "benchmark")
-    assert set(READERS) == set(base) | {"name", "task", "metrics", "headline"}
+    assert set(setting_hints(BenchmarkSpec)) == set(base) | {"name", "task", "metrics", "headline"}
 
 
 def test_one_mistake_is_told_alone() -> None:

@@ -12,10 +12,10 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import CONF, compose_section, read_command
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.config.prompt_section import worded
-from espalier.harness.config.prompt_templates import checked, is_given, rendered
 from espalier.harness.errors import UserError
 from espalier.harness.runs.run_settings import Contents, settings_of
 from espalier.harness.specs.catalogue import METHODS
+from espalier.harness.specs.prompt_templates import checked, is_given, rendered
 from espalier.harness.specs.run_spec import ModelSpec, PromptSpec, RunSpec, VideoSpec
 
 MODELS = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))

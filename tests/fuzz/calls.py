@@ -28,7 +28,7 @@ def path(key: str, value: str) -> None:
 
 def template(text: str) -> None:
     """Render a question."""
-    from espalier.harness.config.prompt_templates import checked, rendered
+    from espalier.harness.specs.prompt_templates import checked, rendered
 
     rendered(checked("benchmark.text", text), {"question": "What?"}, "row 0")
 

@@ -15,7 +15,8 @@ from espalier.harness.config.compose import compose_section
 from espalier.harness.config.method_lists import register
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
-from espalier.harness.specs.catalogue import METHODS, Catalogue, build_method, names_of, typed
+from espalier.harness.settings import read_value
+from espalier.harness.specs.catalogue import METHODS, Catalogue, build_method, names_of
 from espalier.methods.base import Decoder, TokenReducer
 from espalier.methods.compressor import CacheCompressor
 from espalier.methods.denoiser import DenoisingReducer
@@ -146,13 +147,13 @@ def test_a_bad_parameter_is_one_line_with_its_key(name: str, params: dict, line:
     assert "\n" not in str(caught.value)
 
 
-def test_lists_and_optional_values_are_typed():
-    assert typed("method.params.layers", [1, 2], tuple[int, ...]) == (1, 2)
-    assert typed("method.params.layer", None, int | None) is None
+def test_lists_and_optional_values_are_read():
+    assert read_value("method.params.layers", [1, 2], tuple[int, ...]) == (1, 2)
+    assert read_value("method.params.layer", None, int | None) is None
     with pytest.raises(UserError, match=r"layers\[1\]='b' must be an integer"):
-        typed("method.params.layers", [1, "b"], tuple[int, ...])
+        read_value("method.params.layers", [1, "b"], tuple[int, ...])
     with pytest.raises(UserError, match="must be an integer or null"):
-        typed("method.params.layer", "b", int | None)
+        read_value("method.params.layer", "b", int | None)
 
 
 def test_the_config_files_cover_the_registry():

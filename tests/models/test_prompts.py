@@ -24,12 +24,12 @@ from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.compose import compose_section
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.config.prompt_section import worded
-from espalier.harness.config.prompt_templates import rendered
 from espalier.harness.errors import UserError
 from espalier.harness.media.frames import Clip
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.models.chat_media import Media
 from espalier.harness.paths import ROOT
+from espalier.harness.specs.prompt_templates import rendered
 from espalier.harness.specs.run_spec import ModelSpec, PromptSpec
 from tests.families import FAMILIES
 from tests.families.onevision import video

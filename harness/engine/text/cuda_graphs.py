@@ -15,7 +15,7 @@ from torch import Tensor
 
 from espalier.harness.engine.model_parts import Parts
 from espalier.harness.errors import Refused
-from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import Auto, ModelSpec
 
 #: Runs before a recording: libraries choose their kernels and take their workspaces in the first ones.
 WARMING = 3
@@ -72,12 +72,12 @@ class CudaGraphs:
         return replay
 
 
-def graphs_for(adapter: Parts, asked: bool | None) -> Graphs | None:
+def graphs_for(adapter: Parts, asked: bool | Auto) -> Graphs | None:
     """Return what records steps of a loaded model; None where nothing does.
 
     Args:
         adapter: the model.
-        asked: `engine.graphs`; None: where it can be done.
+        asked: `engine.graphs`; `auto`: where it can be done.
 
     Raises:
         Refused: it is asked for and cannot be done.
@@ -87,7 +87,7 @@ def graphs_for(adapter: Parts, asked: bool | None) -> Graphs | None:
     why = obstacle(adapter.spec) or _obstacle_inside(adapter)
     if why is None:
         return CudaGraphs(adapter.device)
-    if asked:
+    if asked is True:
         raise refused(why)
     return None
 

@@ -85,8 +85,9 @@ def _positions(table: Any) -> int | None:
 
 def least_bytes(spec: RunSpec, tokens: int) -> int:
     """Return what decoder, head and caches of a batch take behind whole prompts: more is needed in any case."""
-    held = tokens + (spec.benchmark.new_tokens or 0)
-    return decoder_bytes(spec.model) + spec.engine.batch_size * held * entry_bytes(spec.model)
+    rows, held = spec.engine.batch_size, tokens + (spec.benchmark.new_tokens or 0)
+    assert rows != "auto"  # such benchmarks need a number (harness/config/build_spec.py)
+    return decoder_bytes(spec.model) + rows * held * entry_bytes(spec.model)
 
 
 def decoder_bytes(model: ModelSpec) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from espalier.harness.specs import value_checks as fields
-from espalier.harness.runs.cluster.cluster_spec import ClusterSpec, asked_of
+from espalier.harness.settings import defaults, read_section, table
+from espalier.harness.runs.cluster.cluster_spec import ClusterSpec, ResourceRequest
 from espalier.harness.config.build_spec import beside
 from espalier.harness.config.cell_config import Cell
 from espalier.harness.cost.facts import ModelFacts
@@ -53,9 +53,10 @@ def resources_of(config: Cell, spec: RunSpec, cluster: ClusterSpec) -> Resources
     Raises:
         UserError: `model.resources` asks for what there is not.
     """
-    part = config["model"]["resources"]
-    asked = asked_of("model.resources", fields.table("model.resources", part))
-    return Resources(**{**_needed(spec, cluster), **asked, **cluster.asked})
+    key = "model.resources"
+    part = defaults(ResourceRequest) | table(key, config["model"]["resources"])
+    request = read_section(ResourceRequest, key, part)
+    return Resources(**{**_needed(spec, cluster), **request.requested, **cluster.requested})
 
 
 def on_its_machine(config: Cell, spec: RunSpec, gpus: int) -> RunSpec:

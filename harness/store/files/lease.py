@@ -25,6 +25,7 @@ from typing import Any
 from uuid import uuid4
 
 from espalier.harness.errors import UserError, tell_once
+from espalier.harness.settings import Positive
 from espalier.harness.store.files import durable, hosts
 
 #: An owner whose last heartbeat is this many times `expiry` older than a file made just now, by the file system's own
@@ -39,8 +40,8 @@ BEATS = 3
 class Terms:
     """How often an owner says that it lives, and after how much silence it counts as dead, both in seconds."""
 
-    beat: float = 10.0
-    expiry: float = 60.0
+    beat: Positive = 10.0
+    expiry: Positive = 60.0
 
     def __post_init__(self) -> None:
         """Raise UserError unless an owner has several beats before it counts as dead."""
