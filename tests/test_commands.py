@@ -35,6 +35,7 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["1>&-", "0<&- 1>&-", "0<&- 1>&- 2>&-", "2>&-"])
 def test_closed_streams_are_no_error_and_no_file_gets_what_is_printed(
     closed: str, store: Path, tmp_path: Path
@@ -46,6 +47,7 @@ def test_closed_streams_are_no_error_and_no_file_gets_what_is_printed(
     assert (folder / "rows.parquet").read_bytes()[:4] == b"PAR1"
 
 
+@pytest.mark.slow
 def test_a_run_with_closed_output_is_stored(tmp_path: Path) -> None:
     settings = f"method=none benchmark=seedling_vqa limit=1 engine.warmup=0 store={tmp_path}"
     done = shell(f"$PY run.py {settings} 1>&-")
@@ -53,6 +55,7 @@ def test_a_run_with_closed_output_is_stored(tmp_path: Path) -> None:
     assert len([*tmp_path.glob("runs/*/row.json")]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["x", "0", "-1", "4,2", "1e3"])
 def test_a_number_of_threads_that_is_none_is_one_line(value: str) -> None:
     for line in ("run.py method=none limit=1", "-m espalier store ls"):
@@ -70,6 +73,7 @@ def test_too_little_address_space_is_one_line() -> None:
     assert "0.5 GiB of address space (ulimit -v); valid: ulimit -v unlimited" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

@@ -6,7 +6,15 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from espalier.harness.runs.normal_code import Binding, Bindings, Code, Imports, chain_of, for_checkers, read
+from espalier.harness.runs.normal_code import (
+    Binding,
+    Bindings,
+    Code,
+    Imports,
+    chain_of,
+    for_checkers,
+    read,
+)
 
 #: Decorators, and modules of decorators, that enter what they decorate in no table.
 PLAIN = frozenset({"dataclass", "cache", "lru_cache", "contextmanager", "contextlib", "torch"})

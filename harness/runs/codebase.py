@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from espalier.harness.runs.normal_code import digest_of
 from espalier.harness.runs.code_source import Source, parse
+from espalier.harness.runs.normal_code import digest_of
 
 #: Path, size and time of change, which stand for the content of a file.
 Stamp = tuple[Path, int, int]
@@ -22,7 +22,7 @@ class Codebase:
     """
 
     root: Path
-    packages: frozenset[str] = frozenset({"harness", "methods"})
+    packages: frozenset[str] = frozenset({"espalier"})
     _sources: dict[Stamp, Source] = field(default_factory=dict)
     _texts: dict[Stamp, str | None] = field(default_factory=dict)
 

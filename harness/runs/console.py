@@ -8,11 +8,11 @@ from typing import Any, TextIO
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from espalier.harness.errors import plain_values
+from espalier.harness.reports.curves.speculative_table import lines, tables_of
+from espalier.harness.reports.curves.terminal_columns import Column, below, beside, fits
 from espalier.harness.specs.comparable import brief, differences
 from espalier.harness.specs.comparable import name as curve_name
-from espalier.harness.errors import plain_values
-from espalier.harness.reports.curves.terminal_columns import Column, below, beside, fits
-from espalier.harness.reports.curves.speculative_table import lines, tables_of
 from espalier.harness.store.unparsed_mark import FOOTNOTE, is_marked, mark
 
 #: Beside rows of cache compressors whose scores tell nothing of them.

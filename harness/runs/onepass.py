@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from espalier.harness.engine.artifacts.priors import prior_for
 from espalier.harness.errors import tell_once
 from espalier.harness.evaluation.task_cache import Shelf
-from espalier.harness.store.files.journal import Journal
 from espalier.harness.kinds.one_pass import apart, frame
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import progress_bar as progress
-from espalier.harness.runs.sweep_board import Board
 from espalier.harness.runs.model_pool import Pool, threads
 from espalier.harness.runs.preflight import Job
+from espalier.harness.runs.sweep_board import Board
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir, Store
+from espalier.harness.store.files.journal import Journal
 
 
 @dataclass

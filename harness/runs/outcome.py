@@ -9,7 +9,9 @@ from typing import Any, TextIO
 
 from espalier.harness.errors import StoreLost
 from espalier.harness.ranks import Ranks
-from espalier.harness.runs import console, hints, output as printing, progress_bar as progress, streams
+from espalier.harness.runs import console, hints, streams
+from espalier.harness.runs import output as printing
+from espalier.harness.runs import progress_bar as progress
 from espalier.harness.runs.forecast import Forecast
 from espalier.harness.runs.status_line import Waiting
 from espalier.harness.specs.run_spec import RunSpec

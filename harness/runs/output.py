@@ -36,7 +36,9 @@ def drawn(
     # An interrupted sweep does not replace the report of a whole one.
     if spec.report is not None and len(rows) + len(left_out) == cells:
         waiting.say("writing the report")
-        from espalier.harness.reports.curves.method_report import write_report  # imports matplotlib and scipy
+        from espalier.harness.reports.curves.method_report import (
+            write_report,  # imports matplotlib and scipy
+        )
 
         yield from write_report(spec, keys, left_out)
 

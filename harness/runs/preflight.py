@@ -6,24 +6,24 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.harness.kinds.checks.checkpoint_check import check_model
-from espalier.harness.kinds.checks.generation_check import check_settings
-from espalier.harness.evaluation.judging.judge_check import check_judge
-from espalier.harness.kinds.checks.length_check import check_lengths
-from espalier.harness.kinds.checks.tools_check import check_needs
-from espalier.harness.kinds.checks.template_names import check_template
-from espalier.harness.engine.artifacts.priors import require_prior
 from espalier.harness.config.lmms_task_files import index_of, library
-from espalier.harness.store.files.digests import Digests
+from espalier.harness.engine.artifacts.priors import require_prior
 from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.errors import Refused, UserError, unknown_name
-from espalier.harness.store.files.folder_checks import check_files, check_folder
+from espalier.harness.evaluation.judging.judge_check import check_judge
+from espalier.harness.kinds.checks.checkpoint_check import check_model
+from espalier.harness.kinds.checks.generation_check import check_settings
+from espalier.harness.kinds.checks.length_check import check_lengths
+from espalier.harness.kinds.checks.template_names import check_template
+from espalier.harness.kinds.checks.tools_check import check_needs
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import method_of
-from espalier.harness.store.files.dataset_copies import Copies, check_place
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir, Store
+from espalier.harness.store.files.dataset_copies import Copies, check_place
+from espalier.harness.store.files.digests import Digests
+from espalier.harness.store.files.folder_checks import check_files, check_folder
 from espalier.methods.base import Method, MethodError
 
 #: Suffixes of the files that `curves` names.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from espalier.harness.specs.comparable import check_comparable
-from espalier.harness.store.files.digests import Digests
 from espalier.harness.errors import UserError
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import preflight, wandb_log
 from espalier.harness.runs.preflight import Job
 from espalier.harness.runs.result_row import outline
+from espalier.harness.specs.comparable import check_comparable
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
 
 #: Hugging Face libraries read these when they are imported.
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")

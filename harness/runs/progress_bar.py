@@ -15,9 +15,9 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Column
 from rich.text import Text
 
-from espalier.harness.specs.comparable import name
-from espalier.harness.runs.sweep_board import Board, headline
 from espalier.harness.runs.forecast import Forecast, clock
+from espalier.harness.runs.sweep_board import Board, headline
+from espalier.harness.specs.comparable import name
 from espalier.harness.store.unparsed_mark import MEANS, is_marked
 
 

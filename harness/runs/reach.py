@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from espalier.harness.store.files.digests import digest
+from espalier.harness.runs.code_source import Source
 from espalier.harness.runs.codebase import Codebase, Stamp, stamp
 from espalier.harness.runs.normal_code import Binding, Chain, Code
-from espalier.harness.runs.code_source import Source
+from espalier.harness.store.files.digests import digest
 
 #: A definition: module and name; the name "" is what runs when the module is imported.
 Symbol = tuple[str, str]

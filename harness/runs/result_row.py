@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any
 
-from espalier.harness.kinds.checks.signal_check import signals_of
-from espalier.harness.evaluation.cost_summary import answered_together
 from espalier.harness.cost.facts import OF_CLASS_TOKEN, SUBSTITUTES
-from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.cost.peak_memory import Peak
+from espalier.harness.evaluation.cost_summary import answered_together
+from espalier.harness.kinds.checks.signal_check import signals_of
+from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.runs.preflight import Job
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import SCHEMA

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from inspect import getfile
 from pathlib import Path
 
-from espalier.harness.models.adapter import ADAPTERS
 from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.kind import Identity
 from espalier.harness.kinds.lookup import as_decoder, kind_of
+from espalier.harness.models.adapter import ADAPTERS
 from espalier.harness.runs.codebase import Codebase
 from espalier.harness.runs.reach import Roots
 from espalier.harness.specs.run_spec import RunSpec
@@ -99,5 +99,5 @@ def _own_code(task: Iterable[Path], base: Codebase) -> Iterator[Path]:
     """Yield the Python files of a task that belong to no package: those of packages are followed from these."""
     for path in task:
         inside = path.is_relative_to(base.root) and path.relative_to(base.root).parts[0]
-        if base.text(path) is not None and inside not in base.packages:
+        if base.text(path) is not None and inside not in ("harness", "methods"):
             yield path

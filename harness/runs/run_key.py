@@ -13,18 +13,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.specs.benchmark_spec import BenchmarkSpec
-from espalier.harness.store.files.digests import Digests, digest
 from espalier.harness.evaluation.judging.judge_prompt import read_words
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.paths import ROOT
-from espalier.harness.store.files.dataset_copies import Copies
-from espalier.harness.specs.revisions import model_revision
 from espalier.harness.runs.codebase import Codebase
 from espalier.harness.runs.reach import reaches
 from espalier.harness.runs.roots import roots_of
 from espalier.harness.runs.run_settings import Contents, cell_of, settings_of
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+from espalier.harness.specs.revisions import model_revision
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.dataset_copies import Copies
+from espalier.harness.store.files.digests import Digests, digest
 from espalier.methods.base import Method
 
 #: Raised when the meaning of the key itself changes.

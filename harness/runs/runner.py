@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from espalier.harness.store.files.digests import Digests
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import wandb_log
-from espalier.harness.runs.sweep_board import Board, Place
-from espalier.harness.runs.single_run import CellRunner
-from espalier.harness.runs.process_checks import check_cell, check_drawn
-from espalier.harness.runs.outcome import Outcome
 from espalier.harness.runs.model_pool import Pool
+from espalier.harness.runs.outcome import Outcome
 from espalier.harness.runs.preflight import Job
+from espalier.harness.runs.process_checks import check_cell, check_drawn
 from espalier.harness.runs.result_row import outline
+from espalier.harness.runs.single_run import CellRunner
 from espalier.harness.runs.status_line import Waiting
+from espalier.harness.runs.sweep_board import Board, Place
 from espalier.harness.specs.run_spec import RunSpec
-from espalier.harness.store import RunDir, Store, sweep_files as sweeps
+from espalier.harness.store import RunDir, Store
+from espalier.harness.store import sweep_files as sweeps
+from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.sweep_files import Cell
 
 

@@ -14,20 +14,21 @@ from espalier.harness.errors import tell_once
 from espalier.harness.evaluation.task_cache import Shelf
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.ranks import Ranks
-from espalier.harness.runs import environment, progress_bar as progress, wandb_log
-from espalier.harness.runs.sweep_board import Board
-from espalier.harness.runs.onepass import OnePass, begin, journal_of
+from espalier.harness.runs import environment, wandb_log
+from espalier.harness.runs import progress_bar as progress
 from espalier.harness.runs.model_pool import Pool, threads
+from espalier.harness.runs.onepass import OnePass, begin, journal_of
 from espalier.harness.runs.preflight import Job
 from espalier.harness.runs.result_row import build_row
+from espalier.harness.runs.sweep_board import Board
 from espalier.harness.store import RunDir, Store, Unreadable, failures
 from espalier.harness.store.answer_digest import digest_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from espalier.harness.evaluation.evaluate import Evaluation
     from espalier.harness.cost.peak_memory import Peak
+    from espalier.harness.evaluation.evaluate import Evaluation
 
 
 @dataclass
@@ -142,8 +143,8 @@ class CellRunner:
     def _evaluate(self, job: Job, directory: RunDir) -> dict[str, Any]:
         """Run a job, or the rest of it, and return its committed row."""
         # Looked up where they are defined, at each run: the tests of a run put stand-ins there.
-        from espalier.harness.evaluation.evaluate import evaluate, open_benchmark
         from espalier.harness.cost.peak_memory import peak_memory
+        from espalier.harness.evaluation.evaluate import evaluate, open_benchmark
 
         spec, ranks = job.spec, self.ranks
         status = ranks.first(lambda: self._begin(job, directory))

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from espalier.harness.specs.commands import complain, discard, speak_plainly
 from espalier.harness.errors import plain
+from espalier.harness.specs.commands import complain, discard, speak_plainly
 
 __all__ = [
     "OutputLost",

@@ -19,11 +19,11 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from espalier.harness.settings import Names, Text, choice, read_value
 from espalier.harness.errors import UserError, plain, tell_once, unknown_name
 from espalier.harness.runs.wandb_marks import Mark
-from espalier.harness.specs.secrets import masked, scrub, wandb_keys
+from espalier.harness.settings import Names, Text, choice, read_value
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.specs.secrets import masked, scrub, wandb_keys
 from espalier.harness.store import RunDir
 
 #: Arguments of `wandb.init` that follow from the run.

@@ -25,14 +25,19 @@ class Catalogue:
         root: where the package and `conf` lie.
     """
 
-    package: str = "methods"
+    package: str = "espalier.methods"
     root: Path = ROOT
+
+    @property
+    def folder(self) -> str:
+        """Folder of the package below `root`."""
+        return self.package.rpartition(".")[2]
 
     def names(self) -> tuple[str, ...]:
         """Return all names in alphabetical order."""
         files, configs = (
             {path.stem for path in (self.root / folder).glob(pattern)}
-            for folder, pattern in ((self.package, "*.py"), ("conf/method", "*.yaml"))
+            for folder, pattern in ((self.folder, "*.py"), ("conf/method", "*.yaml"))
         )
         return tuple(sorted(files & configs))
 
@@ -49,14 +54,14 @@ class Catalogue:
         if len(defined) != 1:
             found = ", ".join(sorted(one.__name__ for one in defined)) or "none"
             raise UserError(
-                f"method={name!r}: {self.package}/{name}.py must define one class of a method; it defines: {found}"
+                f"method={name!r}: {self.folder}/{name}.py must define one class of a method; it defines: {found}"
             )
         return defined.pop()
 
     def __contains__(self, name: object) -> bool:
         """Say whether there is a method of this name."""
         # Asked for every cell of a sweep: two looks, not a list of both folders.
-        places = (f"{self.package}/{name}.py", f"conf/method/{name}.yaml")
+        places = (f"{self.folder}/{name}.py", f"conf/method/{name}.yaml")
         known = isinstance(name, str) and name.isidentifier()
         return known and all((self.root / place).is_file() for place in places)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("harness", "methods", "tasks", "conf")
-FILES = ("espalier.py", "pyproject.toml", "setup.py", "requirements.txt", "README.md", "LICENSE")
+PARTS = ("espalier", "harness", "methods", "tasks", "conf")
+FILES = ("pyproject.toml", "setup.py", "requirements.txt", "README.md", "LICENSE")
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,12 @@ def installed(tmp_path_factory) -> tuple[Path, Path]:
     place = tmp_path_factory.mktemp("install")
     checkout, target = place / "checkout", place / "site"
     for name in PARTS:
-        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name,
+            checkout / name,
+            symlinks=True,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
     for name in FILES:
         shutil.copy(ROOT / name, checkout / name)
     install = [
@@ -68,7 +73,7 @@ def test_it_works_from_another_folder_in_a_fresh_process(installed, tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [
         36,
-        str(checkout / "espalier.py"),
+        str(checkout / "espalier" / "__init__.py"),
         str(checkout),
     ]
 

@@ -55,6 +55,7 @@ def test_a_benchmark_runs_from_its_files_and_makes_a_row(
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", RUN)
 def test_a_headline_is_worth_what_the_answers_are(

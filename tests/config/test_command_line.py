@@ -87,6 +87,7 @@ def test_looking_heeds_short_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == "h2o"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_path_holds_any_sign(folder: str) -> None:
     keys = ("store", "model.path", "benchmark.path", "curves", "judge.prompt")

@@ -74,7 +74,7 @@ def check(composer: Composer, overrides: Sequence[str], loader: ConfigLoaderImpl
     return True
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Sequence[str]] = []
@@ -99,6 +99,7 @@ def test_presets(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
             assert command.cells[number] == resolved(in_full(asked[number], loader))
 
 
+@pytest.mark.slow
 @settings(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -34,7 +34,7 @@ def spec_of(*argv: str) -> RunSpec:
     return build_spec(command.cells[0])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("group", "name"), CHOICES)
 def test_every_choice_composes_into_a_spec(group: str, name: str) -> None:
     spec = spec_of(f"{group}={name}")

@@ -100,6 +100,7 @@ def test_sides_in_turn_do_not_overlap() -> None:
     assert trace.overlap < 0.2
 
 
+@pytest.mark.slow
 def test_reading_a_chat_and_its_prompt_does_not_count_against_the_patience_of_a_round() -> None:
     """Both take longer than a round may; a later draft that hangs is given up after one round's patience."""
     patience = 2.0
@@ -141,6 +142,7 @@ def test_each_side_may_have_its_own_cores() -> None:
     assert os.sched_getaffinity(0) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, None], ids=["Ctrl-C", "closed"])
 def test_a_drafter_at_work_ends_without_a_word(
     capfd: pytest.CaptureFixture[str], number: int | None

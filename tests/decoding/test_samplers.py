@@ -37,6 +37,7 @@ PENALTIES = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("settings", PENALTIES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
@@ -159,6 +160,7 @@ def fits(counts: Counter, probabilities: dict[tuple[int, int], float]) -> float:
     return float(chisquare(seen, expected).pvalue)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "draws"), [("in turn", 500), ("at once", 300), ("tree", 300)])
 def test_sampled_answers_are_distributed_as_the_targets(way: str, draws: int) -> None:
     target = side("llava", **FEW)

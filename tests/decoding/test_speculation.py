@@ -135,6 +135,7 @@ def shared_memory(*processes: int) -> set[str]:
     return {name for name in os.listdir("/dev/shm") if any(f"_{one}_" in name for one in processes)}
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_says_the_same_and_survives_being_killed() -> None:
     cores = os.sched_getaffinity(0)
     with speculation("parallelvlm", "ratio=0.5") as both:
@@ -237,6 +238,7 @@ def test_a_process_samples_like_a_thread_and_is_not_started_for_ever() -> None:
             assert decoded.plain is None
 
 
+@pytest.mark.slow
 def test_sampling_is_repeated_by_its_seed_whatever_the_transport() -> None:
     settings = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 24}
     found = {}
@@ -355,6 +357,7 @@ def test_the_window_is_the_rounded_ratio_of_steps() -> None:
     assert both.window.gamma == 3
 
 
+@pytest.mark.slow
 def test_the_best_window_follows_what_was_accepted_and_changes_no_answer() -> None:
     with speculation(
         "parallelvlm", "ratio=0.9", "method.params.gamma=best", "engine.transport=sequential"

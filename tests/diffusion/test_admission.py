@@ -23,6 +23,7 @@ def job_of(argv: tuple[str, ...]) -> Job:
     return check(build_spec(command.cells[0]), Digests())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [

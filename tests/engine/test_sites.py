@@ -59,7 +59,7 @@ def test_what_nothing_carries_out_is_refused_and_shortens_no_prompt(where: str) 
 
 
 def test_kinds_are_told_apart_in_one_place() -> None:
-    rooms = [ROOT / "harness" / "engine", ROOT / "harness" / "measure"]
+    rooms = [ROOT / "harness" / "engine", ROOT / "harness" / "cost"]
     asking = [
         file.name
         for room in rooms

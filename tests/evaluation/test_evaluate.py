@@ -147,6 +147,7 @@ def test_resume_takes_finished_samples_and_gives_the_same_result(
     assert final.metrics == expected.metrics
 
 
+@pytest.mark.slow
 def test_a_killed_process_resumes(tmp_path: Path, journal: Journal) -> None:
     folder = write_task(tmp_path / "t", sums(6))
     script = textwrap.dedent(

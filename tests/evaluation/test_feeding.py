@@ -328,6 +328,7 @@ except KeyboardInterrupt as stopped:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_at_once_and_keeps_what_is_finished(tmp_path: Path, number: int) -> None:
     folder = write_task(tmp_path / "t", sums(12))

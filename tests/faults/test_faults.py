@@ -19,6 +19,7 @@ def faults(*options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_few_kills_lose_nothing() -> None:
     said = faults("--kills", "10", "--cells", "4", "--limit", "24", "--life", "0.6")
     assert said.startswith("10 kills (SIGKILL) of ")

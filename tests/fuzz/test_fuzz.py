@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.fuzz.__main__ import Worker, fuzz
 from tests.fuzz.worker import cases
 
@@ -19,6 +21,7 @@ def test_there_are_hundreds_of_cases_of_every_kind() -> None:
     assert lines != [case.line for case in cases(1)]
 
 
+@pytest.mark.slow
 def test_a_sample_passes() -> None:
     assert fuzz(0, 36, ("paths", "templates", "flags", "judge")) == []
 

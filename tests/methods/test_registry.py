@@ -95,7 +95,7 @@ def test_every_file_is_a_method_with_its_config_or_used_by_others():
     folders = ("methods", "harness")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     sources = "".join(path.read_text() for path in files)
-    unused = {name for name in modules if f"from methods.{name} import" not in sources}
+    unused = {name for name in modules if f"from espalier.methods.{name} import" not in sources}
     assert unused <= set(METHODS.names())
 
 

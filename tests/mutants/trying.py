@@ -54,7 +54,7 @@ def copies(count: int, root: Path = ROOT) -> Iterator[Queue[Path]]:
         free: Queue[Path] = Queue()
         for number in range(count):
             tree = Path(name) / str(number)
-            shutil.copytree(root, tree, ignore=shutil.ignore_patterns(*LEFT_OUT))
+            shutil.copytree(root, tree, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
             free.put(tree)
         yield free
 
@@ -88,7 +88,7 @@ def verdict(mutant: Mutant, free: Queue[Path]) -> Verdict:
 def _run(tree: Path, tests: Sequence[str]) -> None:
     """Run pytest on a tree, as the first thing that this process does with it."""
     os.setsid()  # so that what the tests start ends with them
-    for module in [one for one in sys.modules if one.split(".")[0] in ("tests", "harness")]:
+    for module in [one for one in sys.modules if one.split(".")[0] in ("tests", "espalier")]:
         del sys.modules[module]
     os.environ.update(PYTHONPATH=str(tree), OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
     sys.dont_write_bytecode = True

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from espalier.harness.specs.catalogue import build_method
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.store.files.digests import Digests
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.run_key import key_parts, run_key
+from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Method
 
 #: Runs by what is special about them.
@@ -50,9 +50,9 @@ class Tree:
     @classmethod
     def copied(cls, root: Path) -> Tree:
         """Copy what runs go through."""
-        for folder in ("harness", "methods", "tasks"):
+        for folder in ("espalier", "harness", "methods", "tasks"):
             leave = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / folder, root / folder, ignore=leave)
+            shutil.copytree(ROOT / folder, root / folder, symlinks=True, ignore=leave)
         return cls(root)
 
     def keys(self) -> dict[str, str]:

@@ -16,12 +16,12 @@ import pytest
 import torch
 
 import run
-from espalier.harness.models.chat_media import media_of
 from espalier.harness.cli.calibrate import main as calibrate
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.errors import UserError
 from espalier.harness.cost.facts import SUBSTITUTES
+from espalier.harness.errors import UserError
+from espalier.harness.models.chat_media import media_of
 from espalier.harness.runs.runner import Runner
 from espalier.harness.specs.run_spec import MethodSpec, RunSpec, VideoSpec
 from espalier.harness.store import Store
@@ -428,9 +428,7 @@ def test_a_prior_is_measured_and_used_where_views_differ_in_shape(
     task = (*benchmark(tasks / "pictures", "pictures"), "method=d2pruner", "ratio=0.5")
     missing = command(*model, *task)
     assert missing.code == 2
-    assert (
-        "python -m espalier calibrate method=d2pruner model=llava_next_7b layer=1" in missing.err
-    )
+    assert "python -m espalier calibrate method=d2pruner model=llava_next_7b layer=1" in missing.err
     folder = root / "photos"
     folder.mkdir()
     for number in range(3):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.evaluation.samples import Failure, SampleErrors
 from espalier.harness.cost.peak_memory import Peak
+from espalier.harness.evaluation.samples import Failure, SampleErrors
 from espalier.harness.store import Store
 from tests.runs.helpers import Bench, make_bench
 

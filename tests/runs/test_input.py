@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import espalier.harness.evaluation.evaluate
-from espalier.harness.store.files.folder_checks import check_folder
 from espalier.harness.paths import ROOT
+from espalier.harness.store.files.folder_checks import check_folder
 from tests.arithmetic import sums, write_task
 from tests.runs.helpers import Bench, make_bench
 

@@ -10,10 +10,10 @@ import pytest
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.store.files.digests import Digests
-from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.runs.preflight import check
+from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
 
 
 def spec_of(store: Path, *argv: str) -> RunSpec:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from espalier.harness.store.files.digests import Digests
 from espalier.harness.runs import roots
 from espalier.harness.runs.run_key import key_parts, run_key
+from espalier.harness.store.files.digests import Digests
 from tests.runs.codetree import RUNS, Tree, other_code, other_words, run
 
 
@@ -203,7 +203,9 @@ def test_scores_of_the_task_stand_in_the_settings(tree: Tree) -> None:
 def test_somebodys_own_method_is_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "own_method_of_a_notebook.py"
-    file.write_text("from espalier.methods.uniform import Uniform\n\nclass Own(Uniform):\n    limit = 1\n")
+    file.write_text(
+        "from espalier.methods.uniform import Uniform\n\nclass Own(Uniform):\n    limit = 1\n"
+    )
     from own_method_of_a_notebook import Own  # type: ignore[import-not-found]
 
     spec, _ = run("reads no signal")

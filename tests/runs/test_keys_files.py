@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from espalier.harness.models.adapter import ADAPTERS
-from espalier.harness.engine.artifacts.priors import load_prior, save_prior
-from espalier.harness.engine.artifacts.fitprune_schemes import save_scheme, scheme_artifact
-from espalier.harness.specs.catalogue import METHODS, build_method
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.store.files.digests import Digests
+from espalier.harness.engine.artifacts.fitprune_schemes import save_scheme, scheme_artifact
+from espalier.harness.engine.artifacts.priors import load_prior, save_prior
 from espalier.harness.errors import UserError
+from espalier.harness.models.adapter import ADAPTERS
 from espalier.harness.paths import ROOT
-from espalier.harness.specs.revisions import model_revision
 from espalier.harness.runs import run_key as keys
 from espalier.harness.runs.codebase import stamp
-from espalier.harness.runs.run_key import key_parts, run_key, task_files
 from espalier.harness.runs.preflight import Job, check
 from espalier.harness.runs.reach import Reach, reach, reaches
 from espalier.harness.runs.roots import BY_ADAPTER, BY_SIGNAL, STOPPED, roots_of
+from espalier.harness.runs.run_key import key_parts, run_key, task_files
+from espalier.harness.specs.catalogue import METHODS, build_method
+from espalier.harness.specs.revisions import model_revision
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
 from espalier.methods.signals import SIGNALS
 
 #: Files of a checkpoint that shape what goes in or comes out.

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.specs.benchmark_spec import Answers, Cluster, Derived
-from espalier.harness.specs.catalogue import METHODS, build_method
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.store.files.digests import Digests
 from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.paths import ROOT
 from espalier.harness.runs import run_key as keys
-from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.runs.reach import Roots
+from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.runs.run_settings import Contents, settings_of
+from espalier.harness.specs.benchmark_spec import Answers, Cluster, Derived
+from espalier.harness.specs.catalogue import METHODS, build_method
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Method
 
 #: Fields that change no number: path of the field -> why.

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from espalier.harness.evaluation.samples import Failure, SampleErrors
+from espalier.harness.runs.status.rerun_commands import commands
 from espalier.harness.store import SCHEMA, Store
 from espalier.harness.store.answer_digest import answers_in, digest_of, tells
 from espalier.harness.store.failures import read
 from espalier.harness.store.store_index import DONE, FAILED, UNFINISHED, entries
 from espalier.harness.store.sweep_files import find
-from espalier.harness.runs.status.rerun_commands import commands
 from tests.runs.helpers import Bench, make_bench
 
 

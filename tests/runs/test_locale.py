@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.store.files.journal import Journal
+import pytest
+
 from espalier.harness.paths import ROOT
+from espalier.harness.store.files.journal import Journal
 from tests.store.test_upkeep import add
 
 #: Python's own ways out of the C locale are shut, as where somebody has shut them.
@@ -42,6 +44,7 @@ def latin() -> dict[str, str] | None:
     return {"LC_ALL": found[0], "PYTHONUTF8": "0"} if found else None
 
 
+@pytest.mark.slow
 def test_a_run_under_ascii_has_the_key_of_every_locale(tmp_path: Path) -> None:
     settings = ["benchmark=seedling_vqa", "limit=2", "engine.warmup=0", f"store={tmp_path}"]
 
@@ -59,6 +62,7 @@ def test_a_run_under_ascii_has_the_key_of_every_locale(tmp_path: Path) -> None:
         assert (other["run_key"], other["status"]) == (first["run_key"], "cached")
 
 
+@pytest.mark.slow
 def test_text_that_a_locale_lacks_is_escaped(tmp_path: Path) -> None:
     add(tmp_path, "aa", [1, 0])
     journal = Journal(tmp_path / "runs" / "aa" / "journal.jsonl")

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.reports import results
-from espalier.harness.engine.session import Session
-from espalier.harness.store.files.journal import Journal
-from espalier.harness.store.files.lease import file_time
-from espalier.harness.store import SCHEMA, Store
 from espalier.harness.cli.store import main as look
 from espalier.harness.cli.sweep import main as status
+from espalier.harness.engine.session import Session
+from espalier.harness.reports import results
+from espalier.harness.store import SCHEMA, Store
+from espalier.harness.store.files.journal import Journal
+from espalier.harness.store.files.lease import file_time
 from tests.runs.helpers import Bench, make_bench
 from tests.runs.test_onepass import rows_of, sweep, told
 

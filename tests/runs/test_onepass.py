@@ -13,11 +13,11 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.samples import SampleErrors
-from espalier.harness.store.files.journal import Journal
 from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.kinds.one_pass import apart
 from espalier.harness.runs.model_pool import Pool
 from espalier.harness.runs.runner import Runner
+from espalier.harness.store.files.journal import Journal
 from espalier.methods.base import MethodError
 
 #: Nothing to do, scores below its layer, choices before the decoder, entries that leave the cache.

@@ -148,6 +148,7 @@ def test_a_row_copied_from_another_run_is_not_served(bench: Bench) -> None:
     assert bench("method=none", "force=true").last["run_key"] == none["run_key"]
 
 
+@pytest.mark.slow
 def test_a_command_waits_for_another_that_computes_the_same_run(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.store.files.digests import Digests
 from espalier.harness.evaluation.evaluate import SampleErrors
 from espalier.harness.evaluation.samples import Failure
 from espalier.harness.runs import preflight
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
 from tests.runs.helpers import Bench, Fake, make_bench
 
 #: FastV acts before layer 2 of 6, so that its mean over the layers stays above a third.

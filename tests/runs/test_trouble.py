@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import espalier.harness.evaluation.evaluate
-from espalier.harness.store.files import durable
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.streams import Stopped, stoppable
 from espalier.harness.store import Store
+from espalier.harness.store.files import durable
 from tests.runs.helpers import make_bench
 
 #: run.py with answers that take a while, and the fifth of them longer than any test waits: it does not end by itself.

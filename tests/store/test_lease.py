@@ -282,6 +282,7 @@ def test_an_owner_that_is_followed_says_so_and_leaves_the_other_alone(
     assert not path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b'{"kern', b"[1]\n", b"\xff\n..."])
 def test_a_torn_lease_is_that_of_an_owner_nobody_knows(tmp_path: Path, content: bytes) -> None:
     run = Store(tmp_path).run("k1")

@@ -9,7 +9,18 @@ from typing import Annotated, Any
 
 from espalier.harness.config.cell_config import Cell
 from espalier.harness.errors import UserError
-from espalier.harness.settings import (By, Count, Line, Memory, Natural, OneOf, Positive, read_section, read_value, table)
+from espalier.harness.settings import (
+    By,
+    Count,
+    Line,
+    Memory,
+    Natural,
+    OneOf,
+    Positive,
+    read_section,
+    read_value,
+    table,
+)
 
 #: Where cells are computed: in this process, in workers on this machine, in jobs of a queue.
 LAUNCHERS = ("local", "joblib", "slurm")
@@ -28,9 +39,7 @@ def _read_options(key: str, value: Any) -> dict[str, Any]:
         if isinstance(option, str):
             read_value(f"{key}.{name}", option, Line)
         elif option is not None and not isinstance(option, bool | int | float):
-            raise UserError(
-                f"{key}.{name}={option!r} must be a text, a number, true or null"
-            )
+            raise UserError(f"{key}.{name}={option!r} must be a text, a number, true or null")
     return options
 
 
@@ -102,4 +111,6 @@ def cluster_of(cells: Sequence[Cell]) -> ClusterSpec:
             raise UserError(
                 "cluster: cells of one sweep differ in where they run; valid: one value of each cluster.* key"
             )
-    return ClusterSpec() if sections[0] is None else read_section(ClusterSpec, "cluster", sections[0])
+    return (
+        ClusterSpec() if sections[0] is None else read_section(ClusterSpec, "cluster", sections[0])
+    )

@@ -14,25 +14,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from espalier.harness.store.files import durable
-from espalier.harness.runs.cluster.job_file import Entry, JobFile, LeftOut, written
-from espalier.harness.runs.cluster.job_groups import Pack, pack
-from espalier.harness.runs.cluster.resources import Resources, on_its_machine, resources_of
-from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
-from espalier.harness.runs.cluster.slurm import Slurm
-from espalier.harness.runs.cluster.job_state import Launcher
-from espalier.harness.runs.cluster.job_monitor import Jobs, watch
-from espalier.harness.runs.cluster.local_workers import Workers, devices
 from espalier.harness.config import cell_config as composed
 from espalier.harness.config.build_spec import NOT_OF_A_RUN, build_spec
 from espalier.harness.config.compose import Command
 from espalier.harness.errors import StoreLost
 from espalier.harness.runs import hints, streams
+from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
+from espalier.harness.runs.cluster.job_file import Entry, JobFile, LeftOut, written
+from espalier.harness.runs.cluster.job_groups import Pack, pack
+from espalier.harness.runs.cluster.job_monitor import Jobs, watch
+from espalier.harness.runs.cluster.job_state import Launcher
+from espalier.harness.runs.cluster.local_workers import Workers, devices
+from espalier.harness.runs.cluster.resources import Resources, on_its_machine, resources_of
+from espalier.harness.runs.cluster.slurm import Slurm
 from espalier.harness.runs.preflight import Job
 from espalier.harness.runs.runner import Runner
 from espalier.harness.runs.status_line import Waiting
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
+from espalier.harness.store.files import durable
 
 #: What a job does not do: it draws nothing, and a cell that cannot run on its machine keeps no other from running.
 OF_A_JOB = {"curves": None, "report": None, "refused": "skip", "json": True}

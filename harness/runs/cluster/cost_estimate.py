@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from espalier.harness.kinds.checks.length_check import decoder_bytes
 from espalier.harness.cost.budget import NOMINAL_TEXT
-from espalier.harness.decoding.diffusion.step_budgets import step_budgets
-from espalier.harness.decoding.diffusion.denoising_settings import Denoising
-from espalier.harness.kinds.lookup import as_token_reducer, in_front
 from espalier.harness.cost.flops import head_flops, text_flops
 from espalier.harness.cost.schedule import frame_of
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising
+from espalier.harness.decoding.diffusion.step_budgets import step_budgets
+from espalier.harness.kinds.checks.length_check import decoder_bytes
+from espalier.harness.kinds.lookup import as_token_reducer, in_front
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import Method, TokenReducer
 

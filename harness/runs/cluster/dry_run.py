@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
-from espalier.harness.runs.cluster import dry_run_text as wording
-from espalier.harness.runs.cluster.cost_estimate import Cost, Unknown, cost_of
-from espalier.harness.runs.cluster.job_groups import Pack, pack
-from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
-from espalier.harness.runs.cluster.cluster_sweep import Cell, cells_of
 from espalier.harness.config.compose import Command
-from espalier.harness.store.files.digests import Digests
+from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.kinds.lookup import as_reducer, kind_of
 from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import streams
+from espalier.harness.runs.cluster import dry_run_text as wording
+from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
+from espalier.harness.runs.cluster.cluster_sweep import Cell, cells_of
+from espalier.harness.runs.cluster.cost_estimate import Cost, Unknown, cost_of
+from espalier.harness.runs.cluster.job_groups import Pack, pack
 from espalier.harness.runs.process_checks import check_cell
 from espalier.harness.runs.runner import Runner
 from espalier.harness.runs.status_line import Waiting
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir
+from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Method, MethodError
 
 

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from espalier.harness.kinds.method_stack import label_of
+from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
 from espalier.harness.runs.cluster.cost_estimate import BYTES_PER_SECOND, LEAST_SECONDS, Cost
 from espalier.harness.runs.cluster.job_groups import Pack
-from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
-from espalier.harness.kinds.method_stack import label_of
 from espalier.harness.specs.run_spec import RunSpec
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.store.files import durable
 from espalier.harness.errors import FOREIGN, first_words, foreign, tell_once
+from espalier.harness.store.files import durable
 from espalier.harness.store.files.untrusted_json import read_json
 
 

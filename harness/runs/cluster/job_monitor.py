@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from espalier.harness.errors import FOREIGN, first_words, tell_once
 from espalier.harness.runs.cluster.job_file import Entry, JobFile, LeftOut
 from espalier.harness.runs.cluster.job_state import Launcher, State
-from espalier.harness.errors import FOREIGN, first_words, tell_once
-from espalier.harness.store.files.untrusted_json import read_json
 from espalier.harness.runs.forecast import clock
 from espalier.harness.runs.status_line import Waiting
+from espalier.harness.store.files.untrusted_json import read_json
 
 #: Seconds that a job whose cells are all done is waited for: a queue may take a dead one for running.
 LINGERING = 30.0

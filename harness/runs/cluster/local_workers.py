@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from espalier.harness.errors import UserError
+from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
 from espalier.harness.runs.cluster.job_file import JobFile
 from espalier.harness.runs.cluster.job_groups import Pack
-from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
 from espalier.harness.runs.cluster.job_state import State
 from espalier.harness.runs.cluster.slurm_job import carry_out
-from espalier.harness.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

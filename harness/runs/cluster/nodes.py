@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from espalier.harness.runs.cluster.resources import Resources
 from espalier.harness.errors import UserError
+from espalier.harness.runs.cluster.resources import Resources
 
 _GPUS = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from espalier.harness.settings import defaults, read_section, table
-from espalier.harness.runs.cluster.cluster_spec import ClusterSpec, ResourceRequest
 from espalier.harness.config.build_spec import beside
 from espalier.harness.config.cell_config import Cell
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.parameter_count import parameters, weight_bytes
+from espalier.harness.runs.cluster.cluster_spec import ClusterSpec, ResourceRequest
+from espalier.harness.settings import defaults, read_section, table
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 
 #: Models up to this size run on a CPU, where nobody asks for more.

@@ -19,14 +19,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.runs.cluster.job_file import JobFile
-from espalier.harness.runs.cluster.nodes import check_request, nodes_of
-from espalier.harness.runs.cluster.job_groups import Pack
-from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
-from espalier.harness.runs.cluster.job_state import State
-from espalier.harness.runs.cluster.slurm_job import SlurmJob
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
+from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
+from espalier.harness.runs.cluster.job_file import JobFile
+from espalier.harness.runs.cluster.job_groups import Pack
+from espalier.harness.runs.cluster.job_state import State
+from espalier.harness.runs.cluster.nodes import check_request, nodes_of
+from espalier.harness.runs.cluster.slurm_job import SlurmJob
 
 #: Jobs of one array; clusters allow 1001 unless they say otherwise (MaxArraySize).
 LARGEST_ARRAY = 1000

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from espalier.harness.runs.cluster.job_file import JobFile
 from espalier.harness.paths import ROOT
+from espalier.harness.runs.cluster.job_file import JobFile
 
 #: Seconds that a job has to end after SIGTERM: a batch of answers, then its journal is whole.
 PATIENCE = 30.0

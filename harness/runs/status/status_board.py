@@ -9,9 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from espalier.harness.errors import plain
-from espalier.harness.store.store_index import DONE, FAILED, RUNNING
-from espalier.harness.runs.status.sweep_progress import LEFT, STATES, At, Progress
 from espalier.harness.runs.status.rerun_commands import commands
+from espalier.harness.runs.status.sweep_progress import LEFT, STATES, At, Progress
+from espalier.harness.store.store_index import DONE, FAILED, RUNNING
 
 COLOURS = {DONE: "green", RUNNING: "yellow", FAILED: "red", LEFT: "dim"}
 

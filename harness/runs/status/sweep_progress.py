@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.errors import FOREIGN, first_words
-from espalier.harness.store.files.journal import Journal
+from espalier.harness.specs.think_tags import spoken
 from espalier.harness.store.claims import size
+from espalier.harness.store.files.journal import Journal
 from espalier.harness.store.store_index import DAMAGED, DONE, FAILED, RUNNING, Entry, entries
 from espalier.harness.store.sweep_files import Cell, Sweep
-from espalier.harness.specs.think_tags import spoken
 
 LEFT = "left"
 #: In the order in which they are counted and shown.
