@@ -14,7 +14,7 @@ from espalier.harness.config.model_section import model_spec
 from espalier.harness.config.prompt_section import check_texts, worded
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.schedule import RULES
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, tell_once
 from espalier.harness.settings import (
     By,
     CacheRatio,
@@ -24,6 +24,7 @@ from espalier.harness.settings import (
     OneOf,
     Ratio,
     Text,
+    choice,
     defaults,
     read_section,
     read_value,
@@ -57,13 +58,14 @@ NOT_OF_A_RUN = ("cluster",)
 
 @dataclass(frozen=True, kw_only=True)
 class _MethodSection:
-    """The section `method`; only files of methods with a draft model have the last two keys."""
+    """The section `method`; only files of methods with a draft model or with variants have the keys with a default."""
 
     name: Text
-    variant: Annotated[str, OneOf(VARIANTS)]
+    variant: Any
     params: Mapping[str, Any]
     draft: Text | None = None
     draft_options: Mapping[str, Any] = field(default_factory=dict)
+    variants: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +186,8 @@ def beside(target: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
 
 
 def _method(part: _MethodSection, model: ModelSpec, tasks: tuple[str, ...]) -> MethodSpec:
-    name, variant, params, draft = part.name, part.variant, part.params, part.draft
+    name, params, draft = part.name, part.params, part.draft
+    variant = variant_of("method", vars(part))
     if _decodes(name) and build_method(name, params).takes_draft:
         return MethodSpec(
             name, variant, params, build_draft(draft, part.draft_options, model, tasks)
@@ -195,7 +198,26 @@ def _method(part: _MethodSection, model: ModelSpec, tasks: tuple[str, ...]) -> M
     return MethodSpec(name, variant, params)
 
 
+def variant_of(key: str, part: Mapping[str, Any]) -> str:
+    """Return the variant of a method's section: one of those that it lists, else `paper`.
+
+    A sweep over variants may have methods with one reading among its cells: they run in that one, and say so.
+
+    Raises:
+        UserError: the section has no such variant.
+    """
+    listed = tuple(part.get("variants") or ())
+    variant = choice(f"{key}.variant", part["variant"], listed or VARIANTS)
+    if listed or variant == VARIANTS[0]:
+        return variant
+    tell_once(
+        f"{key}.variant={variant}: {key}={part['name']} has one reading, {VARIANTS[0]}, which runs"
+    )
+    return VARIANTS[0]
+
+
 def _compressor(part: _CompressorSection) -> CompressorSpec | None:
+    variant_of("compressor", vars(part))
     if part.name == NO_COMPRESSOR:
         return None
     return CompressorSpec(part.name, part.params, part.ratio)
