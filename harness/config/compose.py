@@ -16,9 +16,6 @@ from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import create_config_search_path, get_args_parser
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -29,8 +26,14 @@ from espalier.harness.config import method_lists as presets
 from espalier.harness.config import name_source, task_source
 from espalier.harness.config.benchmark_section import check_benchmarks
 from espalier.harness.config.cell_config import Cell, resolved
-from espalier.harness.config.composer import Composer
+from espalier.harness.config.composer import OF_THE_SWEEP, Composer
 from espalier.harness.config.grids import KEY, grids_of
+from espalier.harness.config.hydra_internals import (
+    Loader,
+    argument_parser,
+    global_loader,
+    loader_of,
+)
 from espalier.harness.config.lmms_task_files import not_yaml
 from espalier.harness.config.overrides import (
     HYDRAS,
@@ -47,7 +50,6 @@ from espalier.harness.config.overrides import (
     quoted,
     tell_former_names,
 )
-from espalier.harness.config.pattern import OF_THE_SWEEP
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.settings import unknown_key
 
@@ -163,7 +165,7 @@ def compose_section(
     """
     _register()
     # `compose` needs Hydra's global state, which belongs to the run that asks.
-    loader = ConfigLoaderImpl(config_search_path=create_config_search_path(str(CONF)))
+    loader = loader_of(CONF)
     options = loader.get_group_options(group)
     if name not in options and not is_served(group, name):
         raise unknown_name(key or group, name, options)
@@ -244,7 +246,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return get_args_parser().parse_intermixed_args(list(argv))
+            return argument_parser().parse_intermixed_args(list(argv))
     except SystemExit as error:
         if error.code in (0, None):
             raise
@@ -255,14 +257,12 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def _hydra() -> Iterator[ConfigLoaderImpl]:
+def _hydra() -> Iterator[Loader]:
     with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        assert isinstance(loader, ConfigLoaderImpl)
-        yield loader
+        yield global_loader()
 
 
-def _compose(overrides: Sequence[str], loader: ConfigLoaderImpl) -> DictConfig:
+def _compose(overrides: Sequence[str], loader: Loader) -> DictConfig:
     try:
         return compose("config", overrides=list(overrides), return_hydra_config=True)
     except UserError:
@@ -273,7 +273,7 @@ def _compose(overrides: Sequence[str], loader: ConfigLoaderImpl) -> DictConfig:
         raise not_yaml(error) from error
 
 
-def _explain(error: Exception, overrides: Sequence[str], loader: ConfigLoaderImpl) -> UserError:
+def _explain(error: Exception, overrides: Sequence[str], loader: Loader) -> UserError:
     """Name the override that Hydra stumbled over and what would be valid in its place."""
     text = " ".join(str(error).split())
     if not isinstance(error, HydraException | OmegaConfBaseException):

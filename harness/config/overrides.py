@@ -9,8 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString, RangeSweep
 from hydra.errors import HydraException
@@ -18,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from espalier.harness.config import method_lists as presets
 from espalier.harness.config import name_source, task_source
+from espalier.harness.config.hydra_internals import Loader, split_sweep
 from espalier.harness.config.method_names import former_name
 from espalier.harness.errors import UserError, tell_once, unknown_name
 from espalier.harness.paths import ROOT
@@ -56,7 +55,7 @@ def models_first(overrides: Sequence[str]) -> list[str]:
     return sorted(overrides, key=lambda text: not text.startswith("model="))
 
 
-def parse(overrides: Sequence[str], loader: ConfigLoaderImpl) -> list[Override]:
+def parse(overrides: Sequence[str], loader: Loader) -> list[Override]:
     """Return overrides as Hydra reads them.
 
     Raises:
@@ -126,7 +125,7 @@ def check_once(overrides: Sequence[Override]) -> None:
         given[key] = override
 
 
-def check_choice(override: Override, loader: ConfigLoaderImpl) -> None:
+def check_choice(override: Override, loader: Loader) -> None:
     """Raise if the override picks an unknown option of a config group."""
     group = override.key_or_group
     options = loader.get_group_options(group)
@@ -244,7 +243,7 @@ def expand(overrides: list[Override]) -> list[list[str]]:
             raise UserError(
                 f"{override.input_line}: the sweep has {cells} cells or more; valid: at most {MOST_CELLS}"
             )
-    return BasicSweeper.split_arguments(overrides, max_batch_size=None)[0]
+    return split_sweep(overrides)
 
 
 def one_line(error: Exception) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
@@ -20,7 +20,7 @@ _FOLDER = f"benchmark/{PREFIX}"
 
 def register() -> None:
     """Make the source known to Hydra, which `hydra.searchpath` in conf/config.yaml names; again does no harm."""
-    SourcesRegistry.instance().register(TaskSource)
+    Plugins.instance().register(TaskSource)
 
 
 def section(name: str) -> dict[str, Any]:

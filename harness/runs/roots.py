@@ -43,6 +43,7 @@ STOPPED = {
     "espalier.harness.specs.catalogue": "finds methods by name; the chosen one is a root",
     "espalier.harness.store.files.digests": "names what was read",
     "espalier.harness.errors": "error lines",
+    "espalier.harness.settings": "refuses values; those that pass are hashed",
     "espalier.harness.store.files.folder_checks": "refuses paths",
     "espalier.harness.specs.hub_cache": "finds files whose revision is hashed",
     "espalier.harness.evaluation.judging.client": "fetches verdicts; what is asked and of whom is hashed",
