@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from espalier.harness.api.argument_errors import in_words_of_python
 from espalier.harness.config.compose import CONF, compose_section
-from espalier.harness.config.draft_section import laid_over
+from espalier.harness.config.group_lists import merged
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks.checkpoint_check import check_model
@@ -231,4 +231,4 @@ def _base() -> dict[str, Any]:
 
 def _with(section: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     check_keys("", settings, section)
-    return laid_over(section, settings)
+    return merged(section, settings)

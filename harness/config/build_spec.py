@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.compose import compose_section
-from espalier.harness.config.draft_section import with_options
+from espalier.harness.config.group_lists import merged
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.config.prompt_section import check_texts, worded
 from espalier.harness.cost.budget import Budget
@@ -29,6 +29,7 @@ from espalier.harness.settings import (
     read_section,
     read_value,
     table,
+    unknown_key,
 )
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import METHODS, build_method
@@ -252,5 +253,9 @@ def build_draft(
         part["processor"] = dict(target.processor)
     if part["prompts"].get(target.prompt.name) is not None:
         part["prompt"] = target.prompt.name
+    key = "method.draft_options"
+    for name in options:
+        if name not in part:
+            raise unknown_key(f"{key}.{name}", (f"{key}.{valid}" for valid in part))
     with in_words_of_the_draft():
-        return model_spec(with_options(part, options), tasks)
+        return model_spec(merged(part, options), tasks)

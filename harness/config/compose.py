@@ -22,8 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from espalier.harness.config import method_lists as presets
-from espalier.harness.config import name_source, task_source
+from espalier.harness.config import name_source, resolvers, task_source
 from espalier.harness.config.benchmark_section import check_benchmarks
 from espalier.harness.config.cell_config import Cell, resolved
 from espalier.harness.config.composer import OF_THE_SWEEP, Composer
@@ -179,7 +178,7 @@ def compose_section(
 
 def _register() -> None:
     """Make known to Hydra and OmegaConf what the files of conf refer to; again does no harm."""
-    presets.register()
+    resolvers.register()
     task_source.register()
     name_source.register()
 

@@ -80,7 +80,7 @@ def _read(path: Path) -> Section:
         if isinstance(one, Mapping):
             # `override /benchmark: ...`: a choice from another group, which says nothing of this one.
             continue
-        found = _merged(found, own if one == "_self_" else _read(_file(one, path)))
+        found = merged(found, own if one == "_self_" else _read(_file(one, path)))
     return found
 
 
@@ -91,9 +91,10 @@ def _file(default: str, path: Path) -> Path:
     return folder / f"{name.lstrip('/')}.yaml"
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Section:
-    both = {key: _merged(below[key], above[key]) for key in above if _tables(below, above, key)}
-    return {**below, **above, **both}
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Section:
+    """Return the table `below`, overridden by the entries of `above`; tables within it are merged as well."""
+    tables = {key: merged(below[key], above[key]) for key in above if _tables(below, above, key)}
+    return {**below, **above, **tables}
 
 
 def _tables(below: Mapping[str, Any], above: Mapping[str, Any], key: str) -> bool:

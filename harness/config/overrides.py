@@ -14,8 +14,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString, Rang
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from espalier.harness.config import method_lists as presets
-from espalier.harness.config import name_source, task_source
+from espalier.harness.config import name_source, resolvers, task_source
 from espalier.harness.config.hydra_internals import Loader, split_sweep
 from espalier.harness.config.method_names import former_name
 from espalier.harness.errors import UserError, tell_once, unknown_name
@@ -139,7 +138,7 @@ def check_choice(override: Override, loader: Loader) -> None:
             )
         if not isinstance(name, str) or (name not in options and not is_served(group, name)):
             if override.package == "compressor":
-                options = ["none", *presets.methods("compressor").split(",")]
+                options = ["none", *resolvers.methods("compressor").split(",")]
             if group == "experiment":
                 options = [*options, *name_source.table_titles()]
             raise unknown_name(override.package or group, str(name), options)

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from espalier.harness.config.draft_section import laid_over
-from espalier.harness.config.group_lists import choices, read_choice
+from espalier.harness.config.group_lists import choices, merged, read_choice
 from espalier.harness.errors import unknown_name
 from espalier.harness.settings import Names, Text, check_keys, choice, read_value
 from espalier.harness.settings import table as as_table
@@ -112,7 +111,7 @@ def _of_tasks(key: str, chosen: Mapping[str, Any], tasks: Iterable[str]) -> dict
     for task in tasks:
         one = as_table(f"{key}.{task}", tables.get(task))
         check_keys(f"{key}.{task}", one, OF_TASKS)
-        found = laid_over(found, one)
+        found = merged(found, one)
     return found
 
 

@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import CONF, read_command
-from espalier.harness.config.method_lists import configs, methods, register
 from espalier.harness.config.method_names import setting_names
+from espalier.harness.config.resolvers import configs, methods, register
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.benchmark_spec import Cluster, Derived

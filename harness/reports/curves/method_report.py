@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib import rc_context
 from omegaconf import OmegaConf
 
-from espalier.harness.config.method_lists import register
 from espalier.harness.config.method_names import method_section, setting_names
+from espalier.harness.config.resolvers import register
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError, plain_page
 from espalier.harness.kinds.method_stack import label_of
