@@ -246,7 +246,7 @@ def _among(value: Any, values: Iterable[Any]) -> bool:
 
 def _list_reader(collection: type, hint: Any) -> Reader:
     # A name that is none of a list stands in the error line, without its place.
-    named = any(isinstance(mark, OneOf) for mark in get_args(hint))
+    named = _is_named(hint)
 
     def read(key: str, value: Any) -> Any:
         if not isinstance(value, list | tuple):
@@ -255,6 +255,10 @@ def _list_reader(collection: type, hint: Any) -> Reader:
         return collection(read_value(*entry, hint) for entry in zip(keys, value, strict=True))
 
     return read
+
+
+def _is_named(hint: Any) -> bool:
+    return any(isinstance(mark, OneOf) for mark in get_args(hint))
 
 
 def _table_reader(hint: Any) -> Reader:
@@ -277,7 +281,10 @@ def _checked(words: str, holds: Callable[[Any], bool]) -> Reader:
 def _read_number(key: str, value: Any) -> float:
     if _is_bool(value) or not isinstance(value, int | float):
         raise _Mismatch("a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        raise _Mismatch("a number") from None
 
 
 def _is_bool(value: Any) -> bool:
@@ -288,7 +295,8 @@ def _words(hint: Any) -> str:
     """Return the words that follow `must be` where a value is not of the annotated type."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return next((mark.be for mark in args[1:] if isinstance(mark, Must)), _words(args[0]))
+        words = (mark.be for mark in args[1:] if isinstance(mark, Must))
+        return next(words, "a name" if _is_named(hint) else _words(args[0]))
     if origin is Literal:
         return str(args[0]) if len(args) == 1 else f"one of {', '.join(map(str, args))}"
     if origin is tuple:
@@ -301,6 +309,7 @@ def _words(hint: Any) -> str:
         bool: "true or false",
         str: "a string",
         NoneType: "null",
+        Path: "a path",
     }
     return names.get(hint, f"a {getattr(hint, '__name__', hint)}")
 

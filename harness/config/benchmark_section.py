@@ -43,7 +43,7 @@ def check_benchmarks(cells: Iterable[Cell]) -> None:
 def _unknown_metrics(part: Mapping[str, Any]) -> list[str]:
     """Return an error line for each key that names a metric which `benchmark.metrics` does not list."""
     metrics, reported = part.get("metrics"), part.get("reported")
-    if not isinstance(metrics, list | tuple):
+    if not isinstance(metrics, list | tuple) or not all(isinstance(name, str) for name in metrics):
         return []  # The metrics themselves are wrong.
     names = [("headline", part["headline"])] if part.get("headline") else []
     if isinstance(reported, Mapping):

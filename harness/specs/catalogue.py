@@ -13,6 +13,9 @@ from espalier.harness.paths import ROOT
 from espalier.harness.settings import gather, setting_hints
 from espalier.methods.base import Method, MethodError
 
+#: Names of this length and more are no file names on some file systems.
+LONGEST_NAME = 200
+
 
 @dataclass(frozen=True)
 class Catalogue:
@@ -62,7 +65,7 @@ class Catalogue:
         """Say whether there is a method of this name."""
         # Asked for every cell of a sweep: two looks, not a list of both folders.
         places = (f"{self.folder}/{name}.py", f"conf/method/{name}.yaml")
-        known = isinstance(name, str) and name.isidentifier()
+        known = isinstance(name, str) and name.isidentifier() and len(name) < LONGEST_NAME
         return known and all((self.root / place).is_file() for place in places)
 
 
