@@ -246,12 +246,12 @@ def _among(value: Any, values: Iterable[Any]) -> bool:
 
 def _list_reader(collection: type, hint: Any) -> Reader:
     # A name that is none of a list stands in the error line, without its place.
-    named = _is_named(hint)
+    is_named = _is_named(hint)
 
     def read(key: str, value: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise _Mismatch(f"a list, each item {_words(hint)}")
-        keys = (key if named else f"{key}[{index}]" for index in range(len(value)))
+        keys = (key if is_named else f"{key}[{index}]" for index in range(len(value)))
         return collection(read_value(*entry, hint) for entry in zip(keys, value, strict=True))
 
     return read
@@ -339,10 +339,10 @@ def table(key: str, value: Any) -> dict[str, Any]:
     return {str(name): item for name, item in value.items()}
 
 
-def check_keys(key: str, given: Iterable[str], valid: Iterable[str]) -> None:
+def check_keys(key: str, keys: Iterable[str], valid: Iterable[str]) -> None:
     """Raise UserError unless every key of a table is valid; keys may be missing."""
     names = set(valid)
-    for name in given:
+    for name in keys:
         if name not in names:
             raise unknown_name(_dotted(key, "setting"), name, names)
 
@@ -373,14 +373,14 @@ def _dotted(key: str, name: str) -> str:
     return f"{key}.{name}" if key else name
 
 
-def at_least(least: int) -> Must:
+def at_least(minimum: int) -> Must:
     """Return the condition of an integer that has a minimum."""
-    return Must(f"an integer of at least {least}", lambda value: value >= least)
+    return Must(f"an integer of at least {minimum}", lambda value: value >= minimum)
 
 
-def at_most(most: int) -> Must:
+def at_most(maximum: int) -> Must:
     """Return the condition of an integer that has a maximum."""
-    return Must(f"at most {most}", lambda value: value <= most)
+    return Must(f"at most {maximum}", lambda value: value <= maximum)
 
 
 def _share(end: str, words: str) -> Must:

@@ -1,4 +1,4 @@
-"""A composed config becomes the frozen description of one run; every value is checked that can be without a model."""
+"""Turn a composed config into the frozen description of one run; check all that needs no loaded model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.compose import compose_section
 from espalier.harness.config.group_lists import merged
 from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.prompt_section import check_texts, worded
+from espalier.harness.config.prompt_section import check_texts, with_question
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.schedule import RULES
 from espalier.harness.errors import UserError, tell_once
@@ -133,7 +133,7 @@ def build_spec(config: Cell) -> RunSpec:
     method = replace(
         _method(settings.method, model, tasks), compressor=_compressor(settings.compressor)
     )
-    model = with_longest(beside(model, method.draft), benchmark)
+    model = with_longest(reserve_draft_card(model, method.draft), benchmark)
     if method.draft is not None:
         method = replace(method, draft=with_longest(method.draft, benchmark))
     share = DraftRatio if _decodes(method.name) else Ratio
@@ -141,7 +141,7 @@ def build_spec(config: Cell) -> RunSpec:
         **{option.name: getattr(settings, option.name) for option in fields(RunOptions)},
         model=model,
         method=method,
-        benchmark=worded(_one_batch(benchmark, settings.engine.batch_size), model.prompt),
+        benchmark=with_question(_one_batch(benchmark, settings.engine.batch_size), model.prompt),
         budget=Budget(settings.budget.rule, read_value("ratio", settings.ratio, share)),
         engine=settings.engine,
         log=settings.log.name,
@@ -153,7 +153,7 @@ def build_spec(config: Cell) -> RunSpec:
 
 
 def _one_batch(benchmark: BenchmarkSpec, batch_size: int | Auto) -> BenchmarkSpec:
-    """Return the benchmark; of prompts that the harness composes one batch is all, where no limit is set."""
+    """Return the benchmark; if the harness composes its prompts and no limit is set, limited to one batch."""
     if benchmark.prompt_tokens is None or benchmark.limit is not None:
         return benchmark
     if batch_size == "auto":
@@ -166,7 +166,7 @@ def _one_batch(benchmark: BenchmarkSpec, batch_size: int | Auto) -> BenchmarkSpe
 def with_longest(model: ModelSpec, benchmark: BenchmarkSpec) -> ModelSpec:
     """Return the model with the tokens of the longest prompt and answer: as stated, else an estimate.
 
-    Of pictures the nominal tokens of one, of videos FRAME for each frame. Further rows of a batch come on top.
+    An image counts its nominal tokens, a video FRAME for each frame. The sum is for one row of a batch.
     """
     facts, generation = model.facts, benchmark.generation
     stated = generation.get("max_new_tokens")
@@ -178,10 +178,15 @@ def with_longest(model: ModelSpec, benchmark: BenchmarkSpec) -> ModelSpec:
     return replace(model, longest=prompt + answer)
 
 
-def beside(target: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
-    """Return the target with the draft's card left free, where the target is spread and the draft is not it."""
-    alone = draft is None or draft == target or draft.device_map is not None
-    if draft is None or alone or target.device_map is None or not draft.device.startswith("cuda"):
+def reserve_draft_card(target: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
+    """Return the target with the draft's card kept free, if the target is spread over cards and the draft is not."""
+    same_devices = draft is None or draft == target or draft.device_map is not None
+    if (
+        draft is None
+        or same_devices
+        or target.device_map is None
+        or not draft.device.startswith("cuda")
+    ):
         return target
     return replace(target, spared_card=int(draft.device.partition(":")[2] or 0))
 
@@ -225,18 +230,17 @@ def _compressor(part: _CompressorSection) -> CompressorSpec | None:
 
 
 def _decodes(name: str) -> bool:
-    """Say whether a method decodes speculatively; an unknown name, refused later, does not."""
+    """Return whether a method decodes speculatively; an unknown name, which is refused later, does not."""
     return name in METHODS and METHODS.load(name).drafts
 
 
 def build_draft(
     asked: str | None, options: Mapping[str, Any], target: ModelSpec, tasks: tuple[str, ...] = ()
 ) -> ModelSpec:
-    """Return the draft model: the one asked for, else the first that the target names, with the user's options.
+    """Return the draft model: the named one, else the first of the target's `drafts`, with the user's options.
 
-    It sees the video frames that the target sees, and images cut as the target cuts them where both are of one family:
-    what the target chooses is for both of them, and so is its prompt set if the draft has it. It computes in the
-    target's type, which the machine at hand has.
+    It gets the target's video frames, its image processor settings if both are of one family (the target's choice holds
+    for both models), its prompt set if the draft has it, and its dtype, which the machine supports.
     """
     if target.facts.diffusion is not None:
         raise UserError(

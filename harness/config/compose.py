@@ -136,8 +136,8 @@ def read_command(
             progress(number, len(batches))
             cells.append(composer.cell(batch))
     # Picked out of grids, a key on the command line means something else.
-    given = tuple(map(tuple, batches)) if grids is None else ()
-    return Command((*flags, *overrides), _checked(cells), sweep=True, lines=given)
+    cell_lines = tuple(map(tuple, batches)) if grids is None else ()
+    return Command((*flags, *overrides), _checked(cells), sweep=True, lines=cell_lines)
 
 
 def _checked(cells: Sequence[Cell]) -> tuple[Cell, ...]:
@@ -207,13 +207,13 @@ def _check_flags(options: argparse.Namespace) -> None:
             )
     if options.help or options.hydra_help:
         return
-    asked = [
+    flags = [
         "--" + name.replace("_", "-")
         for name in ("multirun", "run", "cfg", "info", "shell_completion")
         if getattr(options, name)
     ]
-    if len(asked) > 1:
-        raise UserError(f"{' and '.join(asked)} exclude each other; valid: one of them")
+    if len(flags) > 1:
+        raise UserError(f"{' and '.join(flags)} exclude each other; valid: one of them")
     for name in ("package", "resolve"):
         if getattr(options, name) and not options.cfg:
             raise UserError(f"--{name} goes with --cfg; valid: --cfg job --{name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
-from espalier.harness.config.prompt_section import settled
+from espalier.harness.config.prompt_section import apply_prompt_set
 from espalier.harness.cost.facts import ModelFacts, read_facts
 from espalier.harness.errors import UserError
 from espalier.harness.settings import (
@@ -38,7 +38,7 @@ def model_spec(part: Mapping[str, Any], tasks: Iterable[str] = ()) -> ModelSpec:
         UserError: one line with every config key that is wrong, the value and what is valid.
     """
     gather({}, key_mistakes("model", part, KEYS))
-    part, prompt = settled(part, tasks)
+    part, prompt = apply_prompt_set(part, tasks)
     part["video"] = defaults(VideoSpec) | table("model.video", part["video"])
     values = read_fields(
         ModelSpec, "model", {name: part[name] for name in setting_hints(ModelSpec)}

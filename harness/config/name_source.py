@@ -117,8 +117,8 @@ def _anchor(name: str) -> dict[str, Any]:
     line = _anchors()[name]
     choices = [{f"override /{group}": line[group]} for group in ("model", "benchmark")]
     prompt = line["prompt"]
-    own = {} if prompt == ORIGINAL else {"model": {"prompt": prompt}}
-    return {"defaults": choices, **own}
+    model = {} if prompt == ORIGINAL else {"model": {"prompt": prompt}}
+    return {"defaults": choices, **model}
 
 
 @lru_cache(maxsize=1)

@@ -114,14 +114,14 @@ def _no_override(text: str, parser: OverridesParser) -> UserError:
 
 def check_once(overrides: Sequence[Override]) -> None:
     """Raise if a key or a group is set twice: one of the two would silently not count."""
-    given: dict[str, Override] = {}
+    by_key: dict[str, Override] = {}
     for override in overrides:
         key = override.get_key_element().lstrip("+~")
-        if key in given:
+        if key in by_key:
             raise UserError(
-                f"{key} is given twice, {given[key].input_line} and {override.input_line}; valid: once"
+                f"{key} is given twice, {by_key[key].input_line} and {override.input_line}; valid: once"
             )
-        given[key] = override
+        by_key[key] = override
 
 
 def check_choice(override: Override, loader: Loader) -> None:
@@ -159,8 +159,8 @@ def tell_former_names(overrides: Sequence[Override]) -> None:
 def _choices(override: Override) -> list[Any]:
     """Return what an override of a config group picks, each value of a sweep."""
     sweeps = override.is_sweep_override()
-    picked = override.sweep_iterator() if sweeps else [override.value()]
-    return [one.text if isinstance(one, QuotedString) else one for one in picked]
+    values = override.sweep_iterator() if sweeps else [override.value()]
+    return [value.text if isinstance(value, QuotedString) else value for value in values]
 
 
 def check_values(override: Override) -> None:
@@ -181,18 +181,18 @@ def check_values(override: Override) -> None:
 
 def _check_place(override: Override, place: Any) -> None:
     """Raise unless a place of `hydra.searchpath` holds configs: a folder with one of the groups of conf/ in it."""
-    scheme, mark, rest = str(place).rpartition("://")
+    scheme, mark, folder = str(place).rpartition("://")
     groups = [path.name for path in (ROOT / "conf").iterdir() if path.is_dir()]
     if mark and scheme == "pkg":
         try:
-            there = find_spec(rest.replace("/", ".")) is not None
+            holds_configs = find_spec(folder.replace("/", ".")) is not None
         except (ImportError, ValueError):
-            there = False
+            holds_configs = False
     elif scheme in ("", "file"):
-        there = any(Path(rest, group).is_dir() for group in groups)
+        holds_configs = any(Path(folder, group).is_dir() for group in groups)
     else:
-        there = str(place) == task_source.PLACE
-    if not there:
+        holds_configs = str(place) == task_source.PLACE
+    if not holds_configs:
         raise UserError(
             f"{override.input_line}: {place} holds no configs; valid: a list of file://<folder with model/, ...>, "
             f"pkg://<package>, {task_source.PLACE}"

@@ -113,7 +113,7 @@ class ChatModel(lmms):
             lambda task, split, doc: self.task_dict[task][split][doc],
             self._source,
             Wording(spec.benchmark.text, self._tasks),
-            spec.benchmark.shown,
+            spec.benchmark.needs_media,
             borders,
         )
         self._gave_up = False

@@ -62,8 +62,8 @@ class DatasetSpec:
     @property
     def pinned(self) -> dict[str, str]:
         """Return the revision by the id, where both are known."""
-        known = self.path is not None and self.revision is not None
-        return {str(self.path): str(self.revision)} if known else {}
+        complete = self.path is not None and self.revision is not None
+        return {str(self.path): str(self.revision)} if complete else {}
 
 
 @dataclass(frozen=True)
@@ -192,6 +192,6 @@ class BenchmarkSpec:
     new_tokens: Annotated[int, at_least(2)] | None = None
 
     @property
-    def shown(self) -> bool:
-        """Whether every sample must show a picture or a video."""
+    def needs_media(self) -> bool:
+        """Whether a sample without an image or a video is an error."""
         return self.media == "required" or (self.media == "auto" and self.dataset.path is not None)

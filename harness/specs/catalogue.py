@@ -53,20 +53,22 @@ class Catalogue:
         if name not in self:
             raise unknown_name("method", name, self.names())
         module = import_module(f"{self.package}.{name}")
-        defined = {one for one in vars(module).values() if _is_method_of(one, module.__name__)}
-        if len(defined) != 1:
-            found = ", ".join(sorted(one.__name__ for one in defined)) or "none"
+        classes = {
+            value for value in vars(module).values() if _is_method_of(value, module.__name__)
+        }
+        if len(classes) != 1:
+            class_names = ", ".join(sorted(value.__name__ for value in classes)) or "none"
             raise UserError(
-                f"method={name!r}: {self.folder}/{name}.py must define one class of a method; it defines: {found}"
+                f"method={name!r}: {self.folder}/{name}.py must define one class of a method; it defines: {class_names}"
             )
-        return defined.pop()
+        return classes.pop()
 
     def __contains__(self, name: object) -> bool:
         """Say whether there is a method of this name."""
         # Asked for every cell of a sweep: two looks, not a list of both folders.
         places = (f"{self.folder}/{name}.py", f"conf/method/{name}.yaml")
-        known = isinstance(name, str) and name.isidentifier() and len(name) < LONGEST_NAME
-        return known and all((self.root / place).is_file() for place in places)
+        valid = isinstance(name, str) and name.isidentifier() and len(name) < LONGEST_NAME
+        return valid and all((self.root / place).is_file() for place in places)
 
 
 def _is_method_of(value: object, module: str) -> TypeGuard[type[Method]]:
@@ -87,12 +89,12 @@ def names_of(base: type[object]) -> tuple[str, ...]:
 
     What is asked at every denoising step is of another kind than what is asked once, though it answers with the same.
     """
-    found = {name: METHODS.load(name) for name in METHODS.names()}
+    classes = {name: METHODS.load(name) for name in METHODS.names()}
     return tuple(
         name
-        for name, one in found.items()
-        if issubclass(one, base)
-        and one.in_one_prefill == getattr(base, "in_one_prefill", one.in_one_prefill)
+        for name, method in classes.items()
+        if issubclass(method, base)
+        and method.in_one_prefill == getattr(base, "in_one_prefill", method.in_one_prefill)
     )
 
 

@@ -50,8 +50,8 @@ def _is_server(parts: SplitResult) -> bool:
         reachable = parts.scheme in ("http", "https") and parts.port != 0
     except ValueError:  # the port is not a number
         return False
-    named = _HOST.fullmatch(parts.hostname or "") is not None
-    return reachable and named and not parts.path.rstrip("/").endswith(CALL)
+    has_host = _HOST.fullmatch(parts.hostname or "") is not None
+    return reachable and has_host and not parts.path.rstrip("/").endswith(CALL)
 
 
 def _read_variable(key: str, value: Any) -> str:

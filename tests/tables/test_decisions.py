@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from espalier.harness.config.group_lists import CONF, choices, read_choice
-from espalier.harness.config.prompt_section import settled
+from espalier.harness.config.prompt_section import apply_prompt_set
 from espalier.harness.paths import ROOT
 from espalier.harness.reports.tables.analytic import d2pruner_formulas as analytic_d2pruner
 from espalier.harness.reports.tables.analytic import d3tom_formulas as analytic_d3tom
@@ -105,7 +105,7 @@ def is_video(run: Wanted) -> bool:
 
 
 def video_of(model: str, prompt: str) -> Mapping[str, Any]:
-    found, _ = settled({**read_choice("model", model), "prompt": prompt})
+    found, _ = apply_prompt_set({**read_choice("model", model), "prompt": prompt})
     return {**found["video"], **{f"processor.{k}": v for k, v in found["processor"].items()}}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from espalier.harness.config.group_lists import CONF, merged
 from espalier.harness.config.lmms_task_files import read_yaml
-from espalier.harness.config.prompt_section import settled
+from espalier.harness.config.prompt_section import apply_prompt_set
 from espalier.harness.reports.tables.cell_runs import Wanted, choice, method_of
 from espalier.harness.reports.tables.published_tables import FIRST
 from espalier.harness.specs.run_spec import PromptSpec, VideoSpec
@@ -141,7 +141,7 @@ def _model(
 ) -> tuple[dict[str, Any], PromptSpec]:
     """Return the settings of a model that are compared, under its prompt set, and the set."""
     # A prompt set may be laid over the tables of a file that others read as well.
-    part, prompt = settled(deepcopy(merged(choice("model", name), overrides)), tasks)
+    part, prompt = apply_prompt_set(deepcopy(merged(choice("model", name), overrides)), tasks)
     part |= {"prompt": prompt.name, "join": prompt.join}
     part["video"] = asdict(VideoSpec()) | part["video"]
     found = {key: _plain(key, part[key]) for key in (*OF_MODELS, *overrides)}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from espalier.harness.config.build_spec import beside
+from espalier.harness.config.build_spec import reserve_draft_card
 from espalier.harness.config.cell_config import Cell
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.parameter_count import parameters, weight_bytes
@@ -68,7 +68,7 @@ def on_its_machine(config: Cell, spec: RunSpec, gpus: int) -> RunSpec:
     options = config["method"].get("draft_options") or {}
     if method.draft is not None and options.get("device", "auto") == "auto":
         method = replace(method, draft=replace(method.draft, device=device))
-    return replace(spec, model=beside(model, method.draft), method=method)
+    return replace(spec, model=reserve_draft_card(model, method.draft), method=method)
 
 
 def gpus_for(facts: ModelFacts, dtype: str, gpu_memory: int) -> int:
