@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from espalier.harness.config.prompt_templates import checked, rendered
 from espalier.harness.errors import UserError
+from espalier.harness.specs.prompt_templates import checked, rendered
 
 SAMPLE = {"q": "hi", "options": ["a", "b"], "number": 123456789}
 

@@ -15,7 +15,12 @@ from espalier.harness.reports.curves.curve_points import CurvePanel
 from espalier.harness.reports.curves.curve_table import markdown
 from espalier.harness.runs import streams
 from espalier.harness.runs.cluster import slurm
-from espalier.harness.runs.cluster.cluster_spec import ClusterSpec, _options, asked_of
+from espalier.harness.runs.cluster.cluster_spec import (
+    ClusterSpec,
+    ResourceRequest,
+    _read_options,
+)
+from espalier.harness.settings import defaults, read_section
 from espalier.harness.store.answer_view import write, write_table
 
 STEERING = {
@@ -79,15 +84,15 @@ def test_html_of_names_is_text_in_markdown() -> None:
 @pytest.mark.parametrize("value", ["a\nb", "a\rtouch x", "a\x1b[2J", "a\u2028b", "\x00"])
 def test_settings_of_a_job_stay_in_their_line(value: str) -> None:
     with pytest.raises(UserError, match="one line without control characters"):
-        asked_of("cluster", {"partition": value})
+        read_section(ResourceRequest, "cluster", {**defaults(ResourceRequest), "partition": value})
     with pytest.raises(UserError, match="one line without control characters"):
-        _options({"comment": value})
-    with pytest.raises(UserError, match="is no option of sbatch"):
-        _options({f"comment{value}": "a"})
+        _read_options("cluster.options", {"comment": value})
+    with pytest.raises(UserError, match="is not an option of sbatch"):
+        _read_options("cluster.options", {f"comment{value}": "a"})
     for odd in ([value], {"a": value}):
         with pytest.raises(UserError, match="must be a text, a number"):
-            _options({"comment": odd})
-    assert _options({"qos": "long", "requeue": True, "nice": 5}) == {
+            _read_options("cluster.options", {"comment": odd})
+    assert _read_options("cluster.options", {"qos": "long", "requeue": True, "nice": 5}) == {
         **{"qos": "long", "requeue": True, "nice": 5}
     }
 

@@ -11,8 +11,8 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from espalier.harness.config.judge_section import _options
 from espalier.harness.errors import UserError
+from espalier.harness.specs.judge_spec import _read_options
 from espalier.harness.specs.secrets import masked, scrub, typed, wandb_keys
 
 KEYS = (
@@ -110,6 +110,9 @@ def test_other_settings_hold_no_keys(argument: str) -> None:
 def test_a_key_among_the_judge_s_options_is_refused_without_it(name: str) -> None:
     for table in ({name: "hunter22"}, {"extra": {name: "hunter22"}}):
         with pytest.raises(UserError, match="not for options") as got:
-            _options(table)
+            _read_options("judge.options", table)
         assert "hunter22" not in str(got.value)
-    assert _options({"top_p": 0.5, "max_tokens": 4}) == {"top_p": 0.5, "max_tokens": 4}
+    assert _read_options("judge.options", {"top_p": 0.5, "max_tokens": 4}) == {
+        "top_p": 0.5,
+        "max_tokens": 4,
+    }

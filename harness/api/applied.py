@@ -24,7 +24,7 @@ from espalier.harness.kinds.checks.generation_check import check_settings
 from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.media.frames import Clip
 from espalier.harness.models.chat_media import Chat
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import Count, read_value
 from espalier.harness.specs.generation import cut, settings
 from espalier.methods.base import MethodError
 
@@ -164,14 +164,15 @@ class Applied:
             )
         spec = self._checked.spec
         with user_errors():
-            size = fields.integer("batch_size", batch_size, at_least=1)
+            size = read_value("batch_size", batch_size, Count)
             merged = {**spec.model.generation, **generation}
             check_settings("generation", generation)
             check_generation(merged)
             self._checked.check_generation(merged)
         resolved = settings({}, spec.model.generation, generation)
         # Decoders set 1: they answer one sample at a time.
-        size = spec.engine.batch_size or size
+        if spec.engine.batch_size != "auto":
+            size = spec.engine.batch_size
         answers: list[Answer] = []
         for start in range(0, len(chats), size):
             block = chats[start : start + size]

@@ -12,18 +12,27 @@ from typing import Any
 from espalier.harness.api.applied import Applied, user_errors
 from espalier.harness.api.loaded_models import Model, named_spec
 from espalier.harness.api.open_method import settle
-from espalier.harness.config.build_spec import build_draft
+from espalier.harness.config.build_spec import build_draft, variant_of
 from espalier.harness.config.compose import compose_section
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.method_stack import stacked
 from espalier.harness.paths import ROOT
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import (
+    CacheRatio,
+    DraftRatio,
+    Natural,
+    Ratio,
+    Text,
+    choice,
+    read_value,
+)
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import (
     POSITIONS,
     TRANSPORTS,
+    VARIANTS,
     CompressorSpec,
     EngineSpec,
     MethodSpec,
@@ -46,6 +55,7 @@ def apply(
     method: str | Method,
     ratio: float = 0.75,
     *,
+    variant: str | None = None,
     budget: str = "kept",
     draft: str | PathLike[str] | Model | None = None,
     seed: int = 0,
@@ -65,6 +75,7 @@ def apply(
         model: result of `load` or `wrap`.
         method: name of a file in conf/method without `.yaml` (variants included), or an instance of your own
             `TokenReducer`, `Decoder` (methods/base.py) or `CacheCompressor` (methods/compressor.py), registered or not.
+        variant: which reading of the file: `official`, the released code, or `paper`; None: the file's default.
         ratio: share of visual tokens removed, 0 <= ratio < 1; for a speculative decoder, removed from its draft.
         budget: rule that counts the ratio: `kept`, `average` or `flops` (docs/rows.md).
         draft: draft model of a speculative decoder: name of a file in conf/model, folder of a checkpoint, or a loaded
@@ -88,37 +99,37 @@ def apply(
             raise UserError(
                 f"model is a {type(model).__name__}; valid: the result of espalier.load or espalier.wrap"
             )
-        built_method, method_spec = _build(method, params)
+        built_method, method_spec = _build(method, params, variant)
         if compressor is not None:
             evictor, evictor_spec = _build(compressor, {})
-            share = fields.cache_ratio("cache_ratio", cache_ratio)
+            cache_share = read_value("cache_ratio", cache_ratio, CacheRatio)
             built_method = stacked(
-                built_method, evictor, share, (method_spec.name, evictor_spec.name)
+                built_method, evictor, cache_share, (method_spec.name, evictor_spec.name)
             )
             method_spec = replace(
                 method_spec,
-                compressor=CompressorSpec(evictor_spec.name, evictor_spec.params, share),
+                compressor=CompressorSpec(evictor_spec.name, evictor_spec.params, cache_share),
             )
         draft_model, draft_spec = _resolve_draft(model, built_method, method_spec.name, draft)
-        removed = fields.draft_ratio if built_method.drafts else fields.ratio
-        fields.optional_text("transport", transport)
+        share = DraftRatio if built_method.drafts else Ratio
+        read_value("transport", transport, Text | None)
         engine = EngineSpec(
-            batch_size=0,
-            positions=fields.choice("positions", positions, POSITIONS),
-            transport=fields.choice(
+            batch_size="auto",
+            positions=choice("positions", positions, POSITIONS),
+            transport=choice(
                 "transport",
                 transport or _default_transport(built_method, draft_model, model),
                 TRANSPORTS,
             ),
-            compare=fields.flag("compare", compare),
+            compare=read_value("compare", compare, bool),
         )
         spec = RunSpec(
             model=model.spec,
             method=replace(method_spec, draft=draft_spec),
             benchmark=NO_BENCHMARK,
-            budget=Budget(budget, removed("ratio", ratio)),
+            budget=Budget(budget, read_value("ratio", ratio, share)),
             engine=engine,
-            seed=fields.integer("seed", seed, at_least=0),
+            seed=read_value("seed", seed, Natural),
             force=False,
             log="none",
             store=ROOT / "results" if store is None else Path(store).expanduser().absolute(),
@@ -131,12 +142,16 @@ def apply(
         )
 
 
-def _build(method: str | Method, params: Mapping[str, Any]) -> tuple[Method, MethodSpec]:
+def _build(
+    method: str | Method, params: Mapping[str, Any], variant: str | None = None
+) -> tuple[Method, MethodSpec]:
     """Return the requested method and its spec, which holds the name for error lines."""
     if isinstance(method, str):
-        section = compose_section("method", method)
+        chosen = [] if variant is None else [choice("variant", variant, VARIANTS)]
+        values = [f"method.variant={one}" for one in chosen]
+        section = compose_section("method", method, values=values)
         merged = {**(section["params"] or {}), **params}
-        method_spec = MethodSpec(section["name"], section["variant"], merged)
+        method_spec = MethodSpec(section["name"], variant_of("method", section), merged)
         return build_method(method_spec.name, merged), method_spec
     if inspect.isclass(method) and issubclass(method, Method):
         raise UserError(
@@ -147,6 +162,8 @@ def _build(method: str | Method, params: Mapping[str, Any]) -> tuple[Method, Met
             f"method={method!r}; valid: a name of conf/method, or an instance of a "
             "TokenReducer or Decoder of espalier.methods.base"
         )
+    if variant is not None:
+        raise UserError(f"variant={variant!r} is for a name of conf/method; valid: without variant")
     if params:
         raise UserError(
             f"{next(iter(params))}: an instance of a method holds its hyper-parameters; valid: "

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from espalier.harness.api.argument_errors import python_errors
 from espalier.harness.config.compose import CONF, compose_section
-from espalier.harness.config.draft_section import laid_over
+from espalier.harness.config.group_lists import merged
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks.checkpoint_check import check_model
@@ -24,7 +24,7 @@ from espalier.harness.models.build_adapter import build_skeleton
 from espalier.harness.models.chat_templates import template_of_processor
 from espalier.harness.models.loader import config_of
 from espalier.harness.models.measured_facts import read_facts
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import check_keys, choice, read_value
 from espalier.harness.specs.run_spec import CHECKPOINT, DTYPES, ModelSpec
 from espalier.harness.store.files.digests import Digests
 
@@ -90,7 +90,7 @@ def load(
     """
     with python_errors():
         spec = named_spec(name, path, settings)
-        check_model(spec, fields.flag("offline", offline), Digests())
+        check_model(spec, read_value("offline", offline, bool), Digests())
         adapter = load_adapter(spec)
     return Model(spec, False, lambda: nullcontext(adapter))
 
@@ -136,7 +136,7 @@ def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
     with python_errors():
         family = _family(hf_model)
         adapter = ADAPTERS.load(family)
-        fields.only_some("", settings, OF_BORROWED)
+        check_keys("", settings, OF_BORROWED)
         template = template_of_processor(hf_processor, adapter.self_described)
         section = {
             "name": str(hf_model.config.model_type),
@@ -195,7 +195,7 @@ def _family(hf_model: Any) -> str:
 
 
 def _dtype(hf_model: Any) -> str:
-    return fields.choice("hf_model.dtype", str(hf_model.dtype).removeprefix("torch."), DTYPES)
+    return choice("hf_model.dtype", str(hf_model.dtype).removeprefix("torch."), DTYPES)
 
 
 def _folder_spec(folder: Path, settings: Mapping[str, Any]) -> ModelSpec:
@@ -233,5 +233,5 @@ def _base() -> dict[str, Any]:
 
 
 def _with(section: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    fields.only_some("", settings, section)
-    return laid_over(section, settings)
+    check_keys("", settings, section)
+    return merged(section, settings)

@@ -14,7 +14,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.media.frames import Clip, sample_frames
 from espalier.harness.media.images import TRANSPARENCY, open_image
 from espalier.harness.models.chat_media import Chat
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import Positive, choice, read_value
 from espalier.harness.specs.run_spec import ModelSpec
 
 VALID = "a PIL image, a path, a numpy array of uint8, espalier.video(...), a list of these, or None"
@@ -33,7 +33,7 @@ def video(source: Any, fps: float = 1.0, transparency: str = TRANSPARENCY[0]) ->
     Raises:
         UserError: no frames, or frames of different sizes.
     """
-    fields.choice("transparency", transparency, TRANSPARENCY)
+    choice("transparency", transparency, TRANSPARENCY)
     if not isinstance(source, Iterable) or isinstance(source, str | bytes | Mapping):
         raise UserError(f"video={type(source).__name__} is not a list of pictures; valid: {FRAMES}")
     frames = [np.asarray(_picture(frame, transparency)) for frame in source]
@@ -42,7 +42,7 @@ def video(source: Any, fps: float = 1.0, transparency: str = TRANSPARENCY[0]) ->
             f"video of {len(frames)} frames, shapes {sorted({frame.shape for frame in frames})}; "
             "valid: frames of one size"
         )
-    fps = fields.positive("fps", fps)
+    fps = read_value("fps", fps, Positive)
     number = len(frames)
     return Clip(
         frames=np.stack(frames),

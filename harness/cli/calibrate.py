@@ -28,7 +28,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -39,7 +39,7 @@ from espalier.harness.engine.artifacts.calibration_files import is_shipped
 from espalier.harness.engine.artifacts.fitprune_schemes import save_scheme
 from espalier.harness.engine.artifacts.priors import prior_layers, save_prior
 from espalier.harness.errors import StoreLost, UserError
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import Text, at_least, read_value
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import command
 from espalier.harness.store.files.folder_checks import check_folder
@@ -123,13 +123,17 @@ def read_request(argv: Sequence[str]) -> CalibrationRequest:
         layers=layers,
         n_images=_integer("images", options.get("images", "1000" if layers else "64")),
         images_dir=folder,
-        prompt=fields.text("prompt", options.get("prompt", SCENE_PROMPT if shipped else PROMPT)),
+        prompt=read_value(
+            "prompt", options.get("prompt", SCENE_PROMPT if shipped else PROMPT), Text
+        ),
         batch_size=_integer("batch_size", options.get("batch_size", "8")),
     )
 
 
-def _integer(key: str, text: str, at_least: int = 1) -> int:
-    return fields.integer(key, int(text) if text.isdecimal() else text, at_least)
+def _integer(key: str, text: str, least: int = 1) -> int:
+    value = int(text) if text.isdecimal() else text
+    number: int = read_value(key, value, Annotated[int, at_least(least)])
+    return number
 
 
 def _layers(layer_text: str | None, spec: RunSpec) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.reports.curves.curve_files import SUFFIXES, write_panels
 from espalier.harness.reports.curves.curve_points import read_panels
 from espalier.harness.reports.curves.stored_rows import WHERE
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import choice
 from espalier.harness.specs.commands import command
 from espalier.harness.store.files.folder_checks import check_files, existing_store
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"--benchmarks={options.benchmarks!r} is empty; valid: names, separated by commas"
             )
         store = existing_store(options.store)
-        fields.choice("--rule", options.rule, RULES)
+        choice("--rule", options.rule, RULES)
         panels = read_panels(store, benchmarks, options.model, options.rule, where=options.where)
         paths = write_panels(panels, options.out)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""A cell of a command: its config as plain data, every reference in it resolved."""
+"""A cell of a command: its config as plain data with every reference resolved."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from espalier.harness.errors import UserError
 
-#: By the keys of conf/config.yaml. Cells of one command share what they have in common: nobody changes it.
+#: By the keys of conf/config.yaml. Cells of one command share equal parts, which must not be changed.
 Cell = Mapping[str, Any]
 
 
 class Piece:
-    """What one key of a config holds.
+    """The part of a config below one key.
 
     Args:
-        written: as it stands in the files and on the command line, references unresolved.
+        written: the value from the files and the command line, with references unresolved.
     """
 
     def __init__(self, written: Any) -> None:
@@ -27,19 +27,19 @@ class Piece:
 
     @cached_property
     def refers(self) -> bool:
-        """Whether something in it is only known where the other keys are: a reference, or a value to be given."""
+        """Whether it can only be resolved with the other keys: it has a reference or a missing value."""
         return refers(self.written)
 
     @cached_property
     def node(self) -> Node:
-        """The same as OmegaConf has it; in one config at a time."""
+        """The value as a node of OmegaConf, which one config at a time can hold."""
         node = OmegaConf.create({"it": self.written})._get_node("it")
         assert isinstance(node, Node)
         return node
 
 
 def refers(value: Any) -> bool:
-    """Say whether plain data holds a reference or a value that is missing."""
+    """Return whether plain data has a reference or a missing value."""
     if isinstance(value, dict):
         return any(map(refers, value.values()))
     if isinstance(value, list):
@@ -62,7 +62,7 @@ def resolved(config: DictConfig) -> Cell:
 
 
 def resolved_pieces(pieces: Mapping[str, Piece]) -> Cell:
-    """Return the config made of pieces as plain data, what refers to nothing as it is.
+    """Return the config of these pieces as plain data; pieces without references stay as they are.
 
     Raises:
         OmegaConfBaseException: a reference leads nowhere, or a value is missing.

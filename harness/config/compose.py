@@ -16,21 +16,23 @@ from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import create_config_search_path, get_args_parser
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from espalier.harness.config import method_lists as presets
-from espalier.harness.config import task_source
+from espalier.harness.config import name_source, resolvers, task_source
 from espalier.harness.config.benchmark_section import check_benchmarks
 from espalier.harness.config.cell_config import Cell, resolved
-from espalier.harness.config.composer import Composer
+from espalier.harness.config.composer import OF_THE_SWEEP, Composer
 from espalier.harness.config.grids import KEY, grids_of
+from espalier.harness.config.hydra_internals import (
+    Loader,
+    argument_parser,
+    global_loader,
+    loader_of,
+)
 from espalier.harness.config.lmms_task_files import not_yaml
 from espalier.harness.config.overrides import (
     HYDRAS,
@@ -41,14 +43,14 @@ from espalier.harness.config.overrides import (
     expand,
     in_full,
     in_quotes,
-    is_task,
+    is_served,
     models_first,
     parse,
     quoted,
+    tell_former_names,
 )
-from espalier.harness.config.pattern import OF_THE_SWEEP
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import unknown_key
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -96,6 +98,7 @@ def read_command(
         parsed = parse(overrides, loader)
         if typed:
             check_once(parsed)
+            tell_former_names(parsed)
         for override in parsed:
             check_values(override)
             check_choice(override, loader)
@@ -133,8 +136,8 @@ def read_command(
             progress(number, len(batches))
             cells.append(composer.cell(batch))
     # Picked out of grids, a key on the command line means something else.
-    given = tuple(map(tuple, batches)) if grids is None else ()
-    return Command((*flags, *overrides), _checked(cells), sweep=True, lines=given)
+    cell_lines = tuple(map(tuple, batches)) if grids is None else ()
+    return Command((*flags, *overrides), _checked(cells), sweep=True, lines=cell_lines)
 
 
 def _checked(cells: Sequence[Cell]) -> tuple[Cell, ...]:
@@ -143,13 +146,16 @@ def _checked(cells: Sequence[Cell]) -> tuple[Cell, ...]:
     return tuple(cells)
 
 
-def compose_section(group: str, name: str, key: str | None = None) -> dict[str, Any]:
+def compose_section(
+    group: str, name: str, key: str | None = None, values: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the section that `<group>=<name>` composes, as plain data; hydra.main's own state stays as it is.
 
     Args:
         group: a folder of conf.
         name: a file in it.
         key: what an error line calls the name; None: the group.
+        values: further overrides.
 
     Raises:
         UserError: the folder has no such file.
@@ -158,11 +164,13 @@ def compose_section(group: str, name: str, key: str | None = None) -> dict[str, 
     """
     _register()
     # `compose` needs Hydra's global state, which belongs to the run that asks.
-    loader = ConfigLoaderImpl(config_search_path=create_config_search_path(str(CONF)))
+    loader = loader_of(CONF)
     options = loader.get_group_options(group)
-    if name not in options and not is_task(group, name):
+    if name not in options and not is_served(group, name):
         raise unknown_name(key or group, name, options)
-    composed = loader.load_configuration("config", [f"{group}={name}"], run_mode=RunMode.RUN)
+    composed = loader.load_configuration(
+        "config", [f"{group}={name}", *values], run_mode=RunMode.RUN
+    )
     section = OmegaConf.to_container(composed[group], resolve=True)
     assert isinstance(section, dict)
     return {str(key): value for key, value in section.items()}
@@ -170,8 +178,9 @@ def compose_section(group: str, name: str, key: str | None = None) -> dict[str, 
 
 def _register() -> None:
     """Make known to Hydra and OmegaConf what the files of conf refer to; again does no harm."""
-    presets.register()
+    resolvers.register()
     task_source.register()
+    name_source.register()
 
 
 def without_cells(argv: Sequence[str]) -> list[str]:
@@ -198,13 +207,13 @@ def _check_flags(options: argparse.Namespace) -> None:
             )
     if options.help or options.hydra_help:
         return
-    asked = [
+    flags = [
         "--" + name.replace("_", "-")
         for name in ("multirun", "run", "cfg", "info", "shell_completion")
         if getattr(options, name)
     ]
-    if len(asked) > 1:
-        raise UserError(f"{' and '.join(asked)} exclude each other; valid: one of them")
+    if len(flags) > 1:
+        raise UserError(f"{' and '.join(flags)} exclude each other; valid: one of them")
     for name in ("package", "resolve"):
         if getattr(options, name) and not options.cfg:
             raise UserError(f"--{name} goes with --cfg; valid: --cfg job --{name}")
@@ -236,7 +245,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return get_args_parser().parse_intermixed_args(list(argv))
+            return argument_parser().parse_intermixed_args(list(argv))
     except SystemExit as error:
         if error.code in (0, None):
             raise
@@ -247,14 +256,12 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def _hydra() -> Iterator[ConfigLoaderImpl]:
+def _hydra() -> Iterator[Loader]:
     with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        assert isinstance(loader, ConfigLoaderImpl)
-        yield loader
+        yield global_loader()
 
 
-def _compose(overrides: Sequence[str], loader: ConfigLoaderImpl) -> DictConfig:
+def _compose(overrides: Sequence[str], loader: Loader) -> DictConfig:
     try:
         return compose("config", overrides=list(overrides), return_hydra_config=True)
     except UserError:
@@ -265,7 +272,7 @@ def _compose(overrides: Sequence[str], loader: ConfigLoaderImpl) -> DictConfig:
         raise not_yaml(error) from error
 
 
-def _explain(error: Exception, overrides: Sequence[str], loader: ConfigLoaderImpl) -> UserError:
+def _explain(error: Exception, overrides: Sequence[str], loader: Loader) -> UserError:
     """Name the override that Hydra stumbled over and what would be valid in its place."""
     text = " ".join(str(error).split())
     if not isinstance(error, HydraException | OmegaConfBaseException):
@@ -298,7 +305,7 @@ def _absent(key: str, config: DictConfig) -> UserError | None:
                 f"{key} is not a config key: {prefix[:-1]} is a value; valid: {prefix[:-1]}"
             )
         if part not in table:
-            return fields.unknown_key(key, (f"{prefix}{name!s}" for name in table))
+            return unknown_key(key, (f"{prefix}{name!s}" for name in table))
         table, prefix = table[part], f"{prefix}{part}."
     return None
 

@@ -1,9 +1,9 @@
-"""A sweep of several grids, which a preset lists under `grids` where one product would have cells that nobody asks for.
+"""A sweep of several grids, which a preset lists under `grids` where one product would have unwanted cells.
 
 Each grid is a table of overrides, `ratio: 0.5,0.9`, whose product is run, one grid after the other. On the command line
-`method=a,b` picks out of the grids what they have of it, likewise `ratio` and `benchmark`; values that no grid has, and
-any other key, replace those of every grid. With a model of conf/stand_ins.yaml benchmarks become those that stand for
-them, keys of published models alone are left out, and grids that become equal run once.
+`method=a,b` selects the grids' cells with these values, as do `ratio` and `benchmark`; values that no grid has, and any
+other key, replace those of every grid. With a model of conf/stand_ins.yaml, benchmarks
+are replaced by their stand-ins, keys of published models are dropped, and grids that become equal run once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from espalier.harness.config.stand_ins import stand_ins
 from espalier.harness.errors import UserError
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import table
 
 KEY = "grids"
 
@@ -34,38 +34,44 @@ def grids_of(config: DictConfig, overrides: Sequence[Override]) -> list[list[str
         overrides: the command line's.
 
     Raises:
-        UserError: `grids` is no list of tables, or nothing stands for a benchmark.
+        UserError: `grids` is not a list of tables, or the benchmarks have no stand-in.
     """
-    found = config.get(KEY)
-    if found is None:
+    preset = config.get(KEY)
+    if preset is None:
         return None
-    # As it is written: what a value refers to is another one in each cell.
-    raw = OmegaConf.to_container(found, resolve=False) if OmegaConf.is_config(found) else found
+    # Unresolved: a reference has another value in each cell.
+    raw = OmegaConf.to_container(preset, resolve=False) if OmegaConf.is_config(preset) else preset
     if not isinstance(raw, list) or not raw:
         raise UserError(f"{KEY}={raw!r} is no list of tables; valid: - {{method: ..., ratio: ...}}")
-    given = {_name(one): one for one in overrides}
-    model = str(given["model"].value()) if "model" in given else None
-    tables = (fields.table(f"{KEY}.{number}", one) for number, one in enumerate(raw))
-    grids = [grid for grid in (_on(table, model) for table in tables) if grid is not None]
+    by_key = {_name(override): override for override in overrides}
+    model = str(by_key["model"].value()) if "model" in by_key else None
+    tables = (table(f"{KEY}.{number}", entries) for number, entries in enumerate(raw))
+    grids = [grid for grid in (_on_model(entries, model) for entries in tables) if grid is not None]
     if not grids:
         raise UserError(
             f"model={model}: nothing stands for a benchmark of these {KEY}; valid: a line in conf/stand_ins.yaml"
         )
-    picked = set()
+    picked_keys = set()
     for key in PICKED:
-        values = _values(given[key]) if key in given else []
-        if any(_of(grid, key, values) for grid in grids):
-            chosen = ({**grid, key: ",".join(_of(grid, key, values))} for grid in grids)
-            grids = [grid for grid in chosen if grid[key]]
-            picked.add(key)
-    replaced = given.keys() - picked
-    rest = [str(one.input_line) for name, one in given.items() if name in replaced]
-    lines = dict.fromkeys(tuple(_line(one, replaced)) for grid in grids for one in _apart(grid))
-    return [[*line, *rest] for line in lines]
+        values = _values(by_key[key]) if key in by_key else []
+        if any(_selected_values(grid, key, values) for grid in grids):
+            selected = (
+                {**grid, key: ",".join(_selected_values(grid, key, values))} for grid in grids
+            )
+            grids = [grid for grid in selected if grid[key]]
+            picked_keys.add(key)
+    replaced = by_key.keys() - picked_keys
+    replacements = [
+        str(override.input_line) for name, override in by_key.items() if name in replaced
+    ]
+    lines = dict.fromkeys(
+        tuple(_line(part, replaced)) for grid in grids for part in _by_method(grid)
+    )
+    return [[*line, *replacements] for line in lines]
 
 
-def _apart(grid: Grid) -> Iterator[Grid]:
-    """Yield a grid for each method if it sets something of methods: Hydra sets that before it takes one of several."""
+def _by_method(grid: Grid) -> Iterator[Grid]:
+    """Yield a grid for each method if it sets a `method.` key, which Hydra sets before it chooses among methods."""
     if "method" in grid and any(key.startswith("method.") for key in grid):
         yield from ({**grid, "method": method} for method in str(grid["method"]).split(","))
     else:
@@ -78,14 +84,14 @@ def _name(override: Override) -> str:
 
 def _values(override: Override) -> list[str]:
     if override.is_sweep_override():
-        return [str(one) for one in override.sweep_string_iterator()]
+        return [str(value) for value in override.sweep_string_iterator()]
     return [str(override.value())]
 
 
-def _of(grid: Grid, key: str, values: Collection[str]) -> list[str]:
-    """Return those of a grid's values that are asked for."""
-    asked = {_number(value) for value in values}
-    return [one for one in str(grid.get(key, "")).split(",") if _number(one) in asked]
+def _selected_values(grid: Grid, key: str, values: Collection[str]) -> list[str]:
+    """Return the values of a grid that are among `values`; numbers are compared as numbers."""
+    numbers = {_number(value) for value in values}
+    return [text for text in str(grid.get(key, "")).split(",") if _number(text) in numbers]
 
 
 def _number(text: str) -> str | float:
@@ -95,21 +101,25 @@ def _number(text: str) -> str | float:
         return text
 
 
-def _on(grid: Mapping[str, Any], model: str | None) -> Grid | None:
-    """Return a grid as it runs on the command line's model; None where nothing stands for its benchmarks."""
-    known = stand_ins()
-    if model not in known.models:
+def _on_model(grid: Mapping[str, Any], model: str | None) -> Grid | None:
+    """Return a grid as it runs on the command line's model; None if the model has no stand-in for its benchmarks."""
+    stand_in_table = stand_ins()
+    if model not in stand_in_table.models:
         return dict(grid)
-    kept = {key: value for key, value in grid.items() if key not in known.keys}
+    entries = {key: value for key, value in grid.items() if key not in stand_in_table.keys}
     names = str(grid.get("benchmark", "")).split(",")
     stands = ",".join(
-        dict.fromkeys(known.benchmarks[one] for one in names if one in known.benchmarks)
+        dict.fromkeys(
+            stand_in_table.benchmarks[benchmark]
+            for benchmark in names
+            if benchmark in stand_in_table.benchmarks
+        )
     )
-    return kept | {"benchmark": stands} if stands else None
+    return entries | {"benchmark": stands} if stands else None
 
 
 def _line(grid: Grid, replaced: Collection[str]) -> Iterable[str]:
-    """Yield a grid's overrides, less those that the command line replaces; with a method go its hyper-parameters."""
+    """Yield a grid's overrides without those that the command line replaces; a method's hyper-parameters go with it."""
     groups = {name for name in replaced if name not in ("model", "benchmark")}
     for key, value in grid.items():
         if key not in replaced and key.partition(".")[0] not in groups:

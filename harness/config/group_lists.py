@@ -1,4 +1,4 @@
-"""`python run.py benchmark=?` lists what a group of conf/ holds, read as plain YAML: no Hydra, no torch is loaded."""
+"""`python run.py benchmark=?` lists the choices of a group of conf/; read as plain YAML, without Hydra and torch."""
 
 from __future__ import annotations
 
@@ -19,20 +19,39 @@ Section = dict[str, Any]
 
 
 def asked_groups(arguments: Iterable[str]) -> tuple[str, ...]:
-    """Return the config groups that a command line asks about, as `benchmark=?` does."""
-    found = (_ASKED.fullmatch(text) for text in arguments)
-    return tuple(match[1] for match in found if match and (CONF / match[1]).is_dir())
+    """Return the config groups that a command line wants listed: `benchmark` for `benchmark=?`."""
+    matches = (_ASKED.fullmatch(text) for text in arguments)
+    groups = (match[1] for match in matches if match)
+    return tuple(group for group in groups if (CONF / group).is_dir() or group == "anchor")
 
 
 def listing(group: str) -> str:
-    """Return a table of a group's choices, one line each, and what else may be chosen. Cost: one read of each file."""
+    """Return a table of a group's choices, one line each, and a hint at further ones. Cost: one read of each file."""
     names = choices(group)
+    if group == "method":
+        variants = (", ".join(read_choice(group, name).get("variants", ())) for name in names)
+        rows = [
+            (name, words, comment(group, name)) for name, words in zip(names, variants, strict=True)
+        ]
+        hint = "method.variant=<one of its variants>: official, the released code, or paper; the first is the default"
+        return f"{_table((group, 'variants', ''), rows)}\n{hint}\n"
     if group != "benchmark":
-        return _table((group, ""), [(name, comment(group, name)) for name in names])
+        rows = [(name, comment(group, name)) for name in names]
+        return _table((group, ""), [*rows, *_without_file(group)])
     head = ("benchmark", "title", "kind", "samples", "needs")
     rows = [_line(name, read_choice(group, name)) for name in names]
-    other = "benchmark=task:<name>: any other task of lmms-eval with written answers, by its own metrics"
-    return f"{_table(head, rows)}\n{other}\n"
+    hint = "benchmark=task:<name>: any other task of lmms-eval with written answers, by its own metrics"
+    return f"{_table(head, rows)}\n{hint}\n"
+
+
+def _without_file(group: str) -> Iterable[tuple[str, str]]:
+    """Return the configs that are made from results/papers or conf/anchors.csv, each with what it runs."""
+    if group not in ("experiment", "anchor"):
+        return ()
+    # Brings in Hydra.
+    from espalier.harness.config.name_source import descriptions
+
+    return descriptions(group).items()
 
 
 def choices(group: str) -> list[str]:
@@ -41,39 +60,41 @@ def choices(group: str) -> list[str]:
 
 
 def read_choice(group: str, name: str) -> Section:
-    """Return what a file says on top of those that it starts from; what stands in `${}` stays as it is."""
+    """Return the section of a file, merged over its defaults; `${}` stays unresolved."""
     return _read(CONF / group / f"{name}.yaml")
 
 
 def comment(group: str, name: str) -> str:
-    """Return the first sentence of what stands above a file's first line."""
+    """Return the first sentence of the comment at the head of a file."""
     lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     count = next(number for number, line in enumerate(lines) if not line.startswith("#"))
-    text = " ".join(line.lstrip("# ") for line in lines[:count])
+    words = (line.lstrip("# ") for line in lines[:count])
+    text = " ".join(line for line in words if not line.startswith("@package"))
     return re.split(r"(?<=[.?])\s", text, maxsplit=1)[0].rstrip(".")
 
 
 def _read(path: Path) -> Section:
-    own = read_yaml(path.read_text(encoding="utf-8"), path)
-    found: Section = {}
-    for one in own.pop("defaults", ["_self_"]):
-        if isinstance(one, Mapping):
-            # `override /benchmark: ...`: a choice from another group, which says nothing of this one.
+    entries = read_yaml(path.read_text(encoding="utf-8"), path)
+    section: Section = {}
+    for default in entries.pop("defaults", ["_self_"]):
+        if isinstance(default, Mapping):
+            # `override /benchmark: ...` is a choice from another group.
             continue
-        found = _merged(found, own if one == "_self_" else _read(_file(one, path)))
-    return found
+        section = merged(section, entries if default == "_self_" else _read(_file(default, path)))
+    return section
 
 
 def _file(default: str, path: Path) -> Path:
-    """Return the file that an entry of a defaults list names: beside this one, or from the top of conf/."""
+    """Return the file that an entry of a defaults list names: in the folder of `path`, or from the top of conf/."""
     name = default.partition("@")[0]
     folder = CONF if name.startswith("/") else path.parent
     return folder / f"{name.lstrip('/')}.yaml"
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Section:
-    both = {key: _merged(below[key], above[key]) for key in above if _tables(below, above, key)}
-    return {**below, **above, **both}
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Section:
+    """Return the table `below`, overridden by the entries of `above`; tables within it are merged as well."""
+    tables = {key: merged(below[key], above[key]) for key in above if _tables(below, above, key)}
+    return {**below, **above, **tables}
 
 
 def _tables(below: Mapping[str, Any], above: Mapping[str, Any], key: str) -> bool:

@@ -1,4 +1,4 @@
-"""What lmms-eval's task files say, read as text: without the package, whose import takes seconds, and without data."""
+"""lmms-eval's task files, read as text: without importing the package, which takes seconds, and without data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 
 from espalier.harness.errors import UserError, near_names
 
-#: Settings at the margin of a task file that say what it declares, each with the lines that go on below it.
+#: Top-level settings of a task file that declare its names, each with its continuation lines.
 _DECLARES = re.compile(
     r"^[\"']?(?:task|group|tag|include|class)[\"']?[ \t]*:.*(?:\n(?:[ \t]*-|[ \t]+\S|[ \t]*#|[ \t]*$).*)*",
     re.MULTILINE,
@@ -25,7 +25,7 @@ Settings = dict[str, Any]
 
 
 class _Loader(yaml.CSafeLoader):
-    """Reads `!function utils.f` as the string `utils.f`, so that nothing of a task is run."""
+    """Reads `!function utils.f` as the string `utils.f`, so that no code of a task runs."""
 
 
 _Loader.add_multi_constructor("!", lambda loader, suffix, node: str(node.value))
@@ -68,24 +68,24 @@ class Leaf:
 
         Tasks that name none get lmms-eval's default for tasks that generate text.
         """
-        return tuple(one["metric"] for one in self._metric_list if not _submits(one))
+        return tuple(entry["metric"] for entry in self._metric_list if not _submits(entry))
 
     def higher_is_better(self, metric: str) -> bool:
-        """Say of a metric whether more is better."""
-        entries = [one for one in self._metric_list if one["metric"] == metric]
-        return all(one.get("higher_is_better", True) for one in entries)
+        """Return whether higher values of a metric are better."""
+        entries = [entry for entry in self._metric_list if entry["metric"] == metric]
+        return all(entry.get("higher_is_better", True) for entry in entries)
 
     @property
     def _metric_list(self) -> list[Settings]:
         listed = self.settings.get("metric_list") or [{"metric": "exact_match"}]
-        return [one for one in listed if one]
+        return [entry for entry in listed if entry]
 
 
 def leaves(name: str) -> tuple[Leaf, ...]:
     """Return the task of a name, or all tasks of a group or a tag.
 
     Raises:
-        UserError: lmms-eval has no task of this name, or one of them is no list of questions with written answers.
+        UserError: lmms-eval has no task of this name, or one of the tasks has no written answers.
 
     Cost: a quarter of a second, once a process, then one file for each task.
     """
@@ -95,28 +95,28 @@ def leaves(name: str) -> tuple[Leaf, ...]:
             f"benchmark='task:{name}': lmms-eval has no task {name!r}{near_names(name, index.names)};"
             " valid: a task, group or tag of lmms-eval"
         )
-    found = index.leaves(name)
-    for leaf in found:
+    tasks = index.leaves(name)
+    for leaf in tasks:
         kind = leaf.settings.get("output_type", "generate_until")
         if "class" in leaf.settings or kind != "generate_until":
-            what = "is a Python class" if "class" in leaf.settings else f"is of type {kind}"
-            raise UserError(f"benchmark='task:{name}': {leaf.name} {what}; valid: generate_until")
+            reason = "is a Python class" if "class" in leaf.settings else f"is of type {kind}"
+            raise UserError(f"benchmark='task:{name}': {leaf.name} {reason}; valid: generate_until")
         if not leaf.metrics:
             raise UserError(
                 f"benchmark='task:{name}': {leaf.name} is scored by a submission server alone;"
                 " valid: a task with metrics of its own"
             )
-    return found
+    return tasks
 
 
 @cache  # lmms-eval's task files do not change while a process runs
 def library() -> Index:
     """Return the index of lmms-eval's own task files; an empty one where the package is absent."""
     # The package is found, not imported: its import takes seconds.
-    found = find_spec("lmms_eval")
-    if found is None or found.origin is None:
+    package = find_spec("lmms_eval")
+    if package is None or package.origin is None:
         return Index({})
-    return index_of(Path(found.origin).parent / "tasks")
+    return index_of(Path(package.origin).parent / "tasks")
 
 
 def index_of(folder: Path) -> Index:
@@ -134,36 +134,36 @@ def index_of(folder: Path) -> Index:
             files[task] = path
             for tag in (*_listed(declared.get("tag")), *_listed(group)):
                 tags[tag].append(task)
-    own = {tag: tuple(tasks) for tag, tasks in tags.items() if tag not in files}
-    return Index(files, frozenset(groups), own)
+    tag_tasks = {tag: tuple(tasks) for tag, tasks in tags.items() if tag not in files}
+    return Index(files, frozenset(groups), tag_tasks)
 
 
 def read_task(path: Path) -> Settings:
-    """Return the settings of a task file and of those that it includes; its own go first, then the first included."""
-    own = read_yaml(path.read_text("utf-8-sig"), path)
-    found: Settings = {}
-    for one in reversed(_listed(own.pop("include", None))):
-        found |= read_task(path.parent / one)
-    return found | own
+    """Return the settings of a task file and of included files; earlier files override later ones."""
+    settings = read_yaml(path.read_text("utf-8-sig"), path)
+    merged: Settings = {}
+    for included in reversed(_listed(settings.pop("include", None))):
+        merged |= read_task(path.parent / included)
+    return merged | settings
 
 
 def read_yaml(text: str, path: Path) -> Settings:
     """Return the table that a file of settings holds.
 
     Raises:
-        UserError: the text is no YAML, or no table; the line names the file and where in it.
+        UserError: the text is not YAML or not a table; the message has the file and the line.
     """
     try:
-        found = yaml.load(text, _Loader) or {}
+        table = yaml.load(text, _Loader) or {}
     except yaml.MarkedYAMLError as error:
         raise not_yaml(error, path) from error
-    if not isinstance(found, dict):
+    if not isinstance(table, dict):
         raise UserError(f"{path} must be a table of key: value pairs")
-    return found
+    return table
 
 
 def not_yaml(error: yaml.MarkedYAMLError, path: Path | None = None) -> UserError:
-    """Return the error for a file that does not parse: which one, where, and what is wrong there."""
+    """Return the error for a file that does not parse: its name, the line and the problem."""
     mark = error.problem_mark
     name = path or (mark.name if mark else "config")
     line = f", line {mark.line + 1}" if mark else ""
@@ -173,20 +173,20 @@ def not_yaml(error: yaml.MarkedYAMLError, path: Path | None = None) -> UserError
 def _declared(path: Path) -> Settings:
     # Some files begin with a byte order mark.
     text = "\n".join(_DECLARES.findall(path.read_text("utf-8-sig", errors="replace")))
-    own = read_yaml(text, path)
-    found: Settings = {}
-    for one in reversed(_listed(own.pop("include", None))):
-        found |= _declared(path.parent / one)
-    return found | own
+    settings = read_yaml(text, path)
+    merged: Settings = {}
+    for included in reversed(_listed(settings.pop("include", None))):
+        merged |= _declared(path.parent / included)
+    return merged | settings
 
 
-def _leaves(name: str, more: Settings, index: Index) -> Iterator[Leaf]:
+def _leaves(name: str, overrides: Settings, index: Index) -> Iterator[Leaf]:
     """Yield the tasks of a name, each with the settings `more` on top."""
     if name in index.tags:
         for task in index.tags[name]:
-            yield from _leaves(task, more, index)
+            yield from _leaves(task, overrides, index)
         return
-    settings = (read_task(index.files[name]) if name in index.files else {}) | more
+    settings = (read_task(index.files[name]) if name in index.files else {}) | overrides
     if name not in index.groups:
         yield Leaf(name, settings)
         return
@@ -195,13 +195,15 @@ def _leaves(name: str, more: Settings, index: Index) -> Iterator[Leaf]:
 
 def _members(group: Settings, index: Index) -> Iterator[Leaf]:
     """Yield the tasks that a group lists: names, tables that change a task, groups within it."""
-    for one in group["task"]:
-        if isinstance(one, str):
-            yield from _leaves(one, {}, index)
-        elif isinstance(one["task"], str):
-            yield from _leaves(one["task"], {key: one[key] for key in one if key != "task"}, index)
+    for member in group["task"]:
+        if isinstance(member, str):
+            yield from _leaves(member, {}, index)
+        elif isinstance(member["task"], str):
+            yield from _leaves(
+                member["task"], {key: member[key] for key in member if key != "task"}, index
+            )
         else:
-            yield from _members(one, index)
+            yield from _members(member, index)
 
 
 def _submits(entry: Mapping[str, Any]) -> bool:

@@ -9,16 +9,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString, RangeSweep
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from espalier.harness.config import method_lists as presets
-from espalier.harness.config import task_source
-from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.config import name_source, resolvers, task_source
+from espalier.harness.config.hydra_internals import Loader, split_sweep
+from espalier.harness.config.method_names import former_name
+from espalier.harness.errors import UserError, tell_once, unknown_name
 from espalier.harness.paths import ROOT
 
 #: Whatever Hydra raises about a command line that it cannot use; much of it slips out of its parts as they are.
@@ -55,7 +54,7 @@ def models_first(overrides: Sequence[str]) -> list[str]:
     return sorted(overrides, key=lambda text: not text.startswith("model="))
 
 
-def parse(overrides: Sequence[str], loader: ConfigLoaderImpl) -> list[Override]:
+def parse(overrides: Sequence[str], loader: Loader) -> list[Override]:
     """Return overrides as Hydra reads them.
 
     Raises:
@@ -115,34 +114,53 @@ def _no_override(text: str, parser: OverridesParser) -> UserError:
 
 def check_once(overrides: Sequence[Override]) -> None:
     """Raise if a key or a group is set twice: one of the two would silently not count."""
-    given: dict[str, Override] = {}
+    by_key: dict[str, Override] = {}
     for override in overrides:
         key = override.get_key_element().lstrip("+~")
-        if key in given:
+        if key in by_key:
             raise UserError(
-                f"{key} is given twice, {given[key].input_line} and {override.input_line}; valid: once"
+                f"{key} is given twice, {by_key[key].input_line} and {override.input_line}; valid: once"
             )
-        given[key] = override
+        by_key[key] = override
 
 
-def check_choice(override: Override, loader: ConfigLoaderImpl) -> None:
+def check_choice(override: Override, loader: Loader) -> None:
     """Raise if the override picks an unknown option of a config group."""
     group = override.key_or_group
     options = loader.get_group_options(group)
     if not options:
         return
-    picked = override.sweep_iterator() if override.is_sweep_override() else [override.value()]
-    for one in picked:
-        name = one.text if isinstance(one, QuotedString) else one
+    for name in _choices(override):
         if group == "method" and isinstance(name, list):
             raise UserError(
                 f"{override.input_line}: a list is no method; valid: method=<drops tokens> compressor=<evicts cache "
                 "entries>, each with its own ratio and compressor.ratio"
             )
-        if not isinstance(name, str) or (name not in options and not is_task(group, name)):
+        if not isinstance(name, str) or (name not in options and not is_served(group, name)):
             if override.package == "compressor":
-                options = ["none", *presets.configs("compressor").split(",")]
+                options = ["none", *resolvers.methods("compressor").split(",")]
+            if group == "experiment":
+                options = [*options, *name_source.table_titles()]
             raise unknown_name(override.package or group, str(name), options)
+
+
+def tell_former_names(overrides: Sequence[Override]) -> None:
+    """Print on stderr, for each former name of a method, how it is written now."""
+    for override in overrides:
+        if override.key_or_group != "method" or override.is_delete():
+            continue
+        key = override.package or "method"
+        for name in _choices(override):
+            former = former_name(name) if isinstance(name, str) else None
+            if former is not None:
+                tell_once(f"{key}={name} is a former name of {former.overrides(key)}")
+
+
+def _choices(override: Override) -> list[Any]:
+    """Return what an override of a config group picks, each value of a sweep."""
+    sweeps = override.is_sweep_override()
+    values = override.sweep_iterator() if sweeps else [override.value()]
+    return [value.text if isinstance(value, QuotedString) else value for value in values]
 
 
 def check_values(override: Override) -> None:
@@ -163,18 +181,18 @@ def check_values(override: Override) -> None:
 
 def _check_place(override: Override, place: Any) -> None:
     """Raise unless a place of `hydra.searchpath` holds configs: a folder with one of the groups of conf/ in it."""
-    scheme, mark, rest = str(place).rpartition("://")
+    scheme, mark, folder = str(place).rpartition("://")
     groups = [path.name for path in (ROOT / "conf").iterdir() if path.is_dir()]
     if mark and scheme == "pkg":
         try:
-            there = find_spec(rest.replace("/", ".")) is not None
+            holds_configs = find_spec(folder.replace("/", ".")) is not None
         except (ImportError, ValueError):
-            there = False
+            holds_configs = False
     elif scheme in ("", "file"):
-        there = any(Path(rest, group).is_dir() for group in groups)
+        holds_configs = any(Path(folder, group).is_dir() for group in groups)
     else:
-        there = str(place) == task_source.PLACE
-    if not there:
+        holds_configs = str(place) == task_source.PLACE
+    if not holds_configs:
         raise UserError(
             f"{override.input_line}: {place} holds no configs; valid: a list of file://<folder with model/, ...>, "
             f"pkg://<package>, {task_source.PLACE}"
@@ -224,7 +242,7 @@ def expand(overrides: list[Override]) -> list[list[str]]:
             raise UserError(
                 f"{override.input_line}: the sweep has {cells} cells or more; valid: at most {MOST_CELLS}"
             )
-    return BasicSweeper.split_arguments(overrides, max_batch_size=None)[0]
+    return split_sweep(overrides)
 
 
 def one_line(error: Exception) -> str:
@@ -237,6 +255,7 @@ def one_line(error: Exception) -> str:
     )
 
 
-def is_task(group: str, name: str) -> bool:
-    """Say whether a choice asks for a task of lmms-eval; composing it tells whether there is one."""
-    return group == "benchmark" and name.startswith(task_source.PREFIX)
+def is_served(group: str, name: str) -> bool:
+    """Return whether a choice has a config without a file; for a task of lmms-eval, composing it shows whether."""
+    is_task = group == "benchmark" and name.startswith(task_source.PREFIX)
+    return is_task or name_source.serves(group, name)

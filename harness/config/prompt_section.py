@@ -1,84 +1,130 @@
-"""The prompt set of a run: what `model.prompt` chooses of the table `model.prompts`, under what a user set."""
+"""The prompt set of a run: what `model.prompt` selects from the table `model.prompts`, overridden by the user."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from espalier.harness.config.draft_section import laid_over
-from espalier.harness.config.group_lists import choices, read_choice
+from espalier.harness.config.group_lists import choices, merged, read_choice
 from espalier.harness.errors import unknown_name
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import Names, Text, choice, defaults, read_section, read_value, table
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.run_spec import CHECKPOINT, ORIGINAL, PromptSpec
 
-#: Tables of a model section that a set may fill in.
+#: Tables of a model section that a prompt set can fill in.
 TABLES = ("video", "processor", "generation")
 
-#: What a set says of some benchmarks or kinds of task alone.
-OF_TASKS = (*TABLES, "text")
 
-#: All that a set may say. `quoted` is the frame of random weights where a checkpoint's template is asked for.
-KEYS = ("conversation", "quoted", "join", "words", "tasks", *TABLES)
+@dataclass(frozen=True)
+class _TaskPrompt:
+    """Settings of a prompt set for one benchmark or kind of task."""
+
+    video: Mapping[str, Any] = field(default_factory=dict)
+    processor: Mapping[str, Any] = field(default_factory=dict)
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    text: Text | None = None
 
 
-def settled(
+@dataclass(frozen=True)
+class _PromptSet:
+    """A table of `model.prompts`.
+
+    Attributes:
+        conversation: frame of the prompts.
+        quoted: the frame of random weights where `conversation` is the checkpoint's template.
+        join: how several images of a turn are joined.
+        words: keys of `benchmark.texts`, the preferred one first.
+        tasks: settings by benchmark and kind of task.
+    """
+
+    conversation: Text | None = None
+    quoted: Text | None = None
+    join: Text | None = None
+    words: Names = ()
+    tasks: Mapping[str, Any] = field(default_factory=dict)
+    video: Mapping[str, Any] = field(default_factory=dict)
+    processor: Mapping[str, Any] = field(default_factory=dict)
+    generation: Mapping[str, Any] = field(default_factory=dict)
+
+
+def apply_prompt_set(
     part: Mapping[str, Any], tasks: Iterable[str] = ()
 ) -> tuple[dict[str, Any], PromptSpec]:
-    """Return a model section with the values of its prompt set where it has none, and the rest of the set.
+    """Return a model section completed by its prompt set, and the settings of the set that no key of the section has.
 
-    A value that is null, or not there, is left to the set; anything else was chosen by somebody and stays.
+    The set fills in what is null or missing; any other value was chosen by the user and stays.
 
     Args:
         part: the composed section.
-        tasks: kind and name of the benchmark, for what the set says of it; the later ones win.
+        tasks: kind and name of the benchmark, for which the set may have settings; later ones win.
 
     Raises:
-        UserError: an unknown set, or one that says what no set can; one line with the key and what is valid.
+        UserError: an unknown set, or a wrong setting of one; one line with the key and what is valid.
     """
-    sets = {ORIGINAL: {}, **fields.table("model.prompts", part["prompts"])}
-    valid = [name for name, one in sets.items() if one is not None]
-    name = fields.choice("model.prompt", part["prompt"], valid)
-    for word in valid:
-        fields.only_some(
-            f"model.prompts.{word}", fields.table(f"model.prompts.{word}", sets[word]), KEYS
-        )
-    key = f"model.prompts.{name}"
-    chosen = fields.table(key, sets[name])
-    of_tasks = _of_tasks(f"{key}.tasks", chosen, tasks)
-    found = dict(part)
-    for table in TABLES:
-        own = fields.table(f"model.{table}", part[table])
-        given = fields.table(f"{key}.{table}", chosen.get(table))
-        if table != "generation":
-            given |= fields.table(f"{key}.tasks.{table}", of_tasks.get(table))
-        # A null that no set fills in says something of generation alone: that nothing is set.
-        stays = table == "generation"
-        kept = {k: v for k, v in own.items() if v is not None or (stays and k not in given)}
-        found[table] = {**given, **kept}
+    sets = {
+        name: _read_set(f"model.prompts.{name}", prompt_set)
+        for name, prompt_set in {ORIGINAL: {}, **table("model.prompts", part["prompts"])}.items()
+        if prompt_set is not None
+    }
+    name = choice("model.prompt", part["prompt"], sets)
+    prompt_set, key = sets[name], f"model.prompts.{name}"
+    task_prompt = _task_prompt(f"{key}.tasks", prompt_set.tasks, tasks)
+    section = dict(part)
+    for group in TABLES:
+        user_values = table(f"model.{group}", part[group])
+        set_values = {**getattr(prompt_set, group)}
+        if group == "generation":
+            # Null unsets a setting of the task, unless the set has a value.
+            kept = {k: v for k, v in user_values.items() if v is not None or k not in set_values}
+        else:
+            set_values |= getattr(task_prompt, group)
+            kept = {k: v for k, v in user_values.items() if v is not None}
+        section[group] = {**set_values, **kept}
     if part["conversation"] is None:
-        found["conversation"] = _frame(key, chosen, part["weights"])
-    join = part["join"] if part["join"] is not None else chosen.get("join")
-    words = fields.names(f"{key}.words", chosen.get("words") or [], empty=True)
-    ahead = fields.table(f"{key}.tasks.generation", of_tasks.get("generation"))
-    mine = fields.table("model.generation", part["generation"])
+        section["conversation"] = prompt_set.conversation
+        if prompt_set.conversation == CHECKPOINT and part["weights"] == "random":
+            section["conversation"] = prompt_set.quoted
+    user_generation = table("model.generation", part["generation"])
+    join = part["join"] if part["join"] is not None else prompt_set.join
     spec = PromptSpec(
         name=name,
-        join=fields.optional_text("model.join", join),
-        words=tuple(dict.fromkeys((*words, name))),
-        text=fields.optional_text(f"{key}.tasks.text", of_tasks.get("text")),
-        generation={k: v for k, v in ahead.items() if mine.get(k) is None},
+        join=read_value("model.join", join, Text | None),
+        words=tuple(dict.fromkeys((*prompt_set.words, name))),
+        text=task_prompt.text,
+        generation={
+            k: v for k, v in task_prompt.generation.items() if user_generation.get(k) is None
+        },
     )
-    return found, spec
+    return section, spec
+
+
+def _read_set(key: str, value: Any) -> _PromptSet:
+    return read_section(_PromptSet, key, _complete(_PromptSet, key, value))
+
+
+def _complete(section: type, key: str, value: Any) -> dict[str, Any]:
+    """Return a table with the section's defaults in place of nulls and missing keys."""
+    entries = table(key, value)
+    return {**entries, **{k: v for k, v in defaults(section).items() if entries.get(k) is None}}
+
+
+def _task_prompt(key: str, tables: Mapping[str, Any], tasks: Iterable[str]) -> _TaskPrompt:
+    """Return the settings of a prompt set for a benchmark, those of each of `tasks` merged in order."""
+    entries: dict[str, Any] = {}
+    for task in tasks:
+        task_table = table(f"{key}.{task}", tables.get(task))
+        read_section(_TaskPrompt, f"{key}.{task}", _complete(_TaskPrompt, key, task_table))
+        entries = merged(entries, task_table)
+    return read_section(_TaskPrompt, key, _complete(_TaskPrompt, key, entries))
 
 
 def check_texts(texts: Iterable[str], prompts: Mapping[str, Any]) -> None:
-    """Raise UserError if a text of `benchmark.texts` is for no word that any prompt set has.
+    """Raise UserError if a key of `benchmark.texts` is a word of no prompt set.
 
     Args:
-        texts: the words that have a text.
-        prompts: the sets of the model at hand; those of the files of conf are read where these do not have a word.
+        texts: the keys.
+        prompts: the sets of the run's model; the files of conf are read only for words that these do not have.
     """
     valid = {ORIGINAL, *_words(prompts)}
     if valid.issuperset(texts):
@@ -93,33 +139,19 @@ def check_texts(texts: Iterable[str], prompts: Mapping[str, Any]) -> None:
 
 def _words(prompts: Mapping[str, Any] | None) -> set[str]:
     sets = (prompts or {}).items()
-    return {word for name, one in sets for word in (name, *((one or {}).get("words") or ()))}
+    return {
+        word
+        for name, prompt_set in sets
+        for word in (name, *((prompt_set or {}).get("words") or ()))
+    }
 
 
-def worded(benchmark: BenchmarkSpec, prompt: PromptSpec) -> BenchmarkSpec:
-    """Return a benchmark as a prompt set asks it: with the set's text, if it has none of its own, and its settings.
+def with_question(benchmark: BenchmarkSpec, prompt: PromptSpec) -> BenchmarkSpec:
+    """Return a benchmark with the question and the generation settings of a prompt set.
 
-    `benchmark.text` goes before `benchmark.texts`, that before the text of the set, and that before the task's.
+    `benchmark.text` overrides `benchmark.texts`, which overrides the text of the set, which overrides the task's.
     """
-    named = [benchmark.texts[word] for word in prompt.words if word in benchmark.texts]
-    text = benchmark.text or next(iter(named), prompt.text)
+    texts = [benchmark.texts[word] for word in prompt.words if word in benchmark.texts]
+    text = benchmark.text or next(iter(texts), prompt.text)
     generation = {**prompt.generation, **benchmark.generation}
     return replace(benchmark, text=text, generation=generation)
-
-
-def _of_tasks(key: str, chosen: Mapping[str, Any], tasks: Iterable[str]) -> dict[str, Any]:
-    tables = fields.table(key, chosen.get("tasks"))
-    found: dict[str, Any] = {}
-    for task in tasks:
-        one = fields.table(f"{key}.{task}", tables.get(task))
-        fields.only_some(f"{key}.{task}", one, OF_TASKS)
-        found = laid_over(found, one)
-    return found
-
-
-def _frame(key: str, chosen: Mapping[str, Any], weights: str) -> str | None:
-    """Return the set's frame: where it asks for a checkpoint's template and there is none, the one quoted of it."""
-    frame = fields.optional_text(f"{key}.conversation", chosen.get("conversation"))
-    if frame == CHECKPOINT and weights == "random":
-        return fields.optional_text(f"{key}.quoted", chosen.get("quoted"))
-    return frame

@@ -1,4 +1,4 @@
-"""What stands for published benchmarks on an embedded model (conf/stand_ins.yaml)."""
+"""The benchmarks that an embedded model runs in place of published ones (conf/stand_ins.yaml)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PATH = ROOT / "conf" / "stand_ins.yaml"
 
 @dataclass(frozen=True)
 class StandIns:
-    """What the file says.
+    """The content of the file.
 
     Attributes:
-        models: that take stand-ins.
-        keys: of grids that only published models have.
-        benchmarks: what stands for a published one, by its name.
+        models: names of the models that take stand-ins.
+        keys: keys of grids that only published models have.
+        benchmarks: the stand-in of each published benchmark, by its name.
     """
 
     models: tuple[str, ...]
@@ -41,12 +41,12 @@ class StandIns:
             raise UserError(
                 f"benchmark={benchmark!r}: nothing stands for it on model={model}; valid: a line in {PATH.name}"
             )
-        kept = {key: value for key, value in cell.items() if key not in self.keys}
-        return {**kept, "model": model, "benchmark": self.benchmarks[benchmark]}
+        entries = {key: value for key, value in cell.items() if key not in self.keys}
+        return {**entries, "model": model, "benchmark": self.benchmarks[benchmark]}
 
 
 @cache
 def stand_ins() -> StandIns:
-    """Return what the file says."""
-    found = read_yaml(PATH.read_text(encoding="utf-8"), PATH)
-    return StandIns(tuple(found["models"]), tuple(found["keys"]), found["benchmarks"])
+    """Return the content of the file."""
+    content = read_yaml(PATH.read_text(encoding="utf-8"), PATH)
+    return StandIns(tuple(content["models"]), tuple(content["keys"]), content["benchmarks"])

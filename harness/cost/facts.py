@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from espalier.harness.errors import UserError
+from espalier.harness.settings import Count, Natural, OneOf, defaults, read_section, table
 
 #: What stands for the attention that a class token pays each patch: the token itself; the attention that a patch
 #: receives, mean over queries (towers without a class token); or SigLIP's attention-pooling query.
@@ -38,17 +41,17 @@ class StackFacts:
         experts: experts that a router chooses from, 0 for a plain MLP.
     """
 
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
+    layers: Count
+    hidden: Count
+    intermediate: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
     gated: bool
     causal: bool
-    window_layers: int = 0
-    first_intermediate: int | None = None
-    experts: int = 0
+    window_layers: Natural = 0
+    first_intermediate: Count | None = None
+    experts: Natural = 0
 
 
 @dataclass(frozen=True)
@@ -65,17 +68,10 @@ class DiffusionFacts:
             be kept from step to step.
     """
 
-    mask_id: int
-    end_ids: tuple[int, ...]
-    forbidden_ids: tuple[int, ...] = ()
+    mask_id: Natural
+    end_ids: tuple[Natural, ...]
+    forbidden_ids: tuple[Natural, ...] = ()
     prefix_cache: bool = False
-
-    @classmethod
-    def from_config(cls, facts: Mapping[str, Any]) -> DiffusionFacts:
-        """Build from the `facts.diffusion` block of conf/model/<name>.yaml."""
-        values = dict(facts)
-        ends, forbidden = values.pop("end_ids"), values.pop("forbidden_ids", ())
-        return cls(end_ids=tuple(ends), forbidden_ids=tuple(forbidden), **values)
 
 
 @dataclass(frozen=True)
@@ -102,31 +98,15 @@ class ModelFacts:
     text: StackFacts
     tower: StackFacts
     stem: StackFacts | None
-    projector: tuple[int, ...]
-    vocabulary: int
-    visual_tokens: int
-    class_attention: str
-    rotary_axes: int
+    projector: tuple[Count, ...]
+    vocabulary: Count
+    visual_tokens: Count
+    class_attention: Annotated[str, OneOf(CLASS_ATTENTION)]
+    rotary_axes: Count
     signals: frozenset[str]
     patch_tokens: bool = False
-    deepstack: tuple[int, ...] = ()
+    deepstack: tuple[Natural, ...] = ()
     diffusion: DiffusionFacts | None = None
-
-    @classmethod
-    def from_config(cls, facts: Mapping[str, Any]) -> ModelFacts:
-        """Build from the `facts` block of conf/model/<name>.yaml."""
-        values = dict(facts)
-        stem, diffusion = values.pop("stem", None), values.pop("diffusion", None)
-        return cls(
-            text=StackFacts(**{"gated": True, "causal": diffusion is None, **values.pop("text")}),
-            tower=_tower(values.pop("tower")),
-            stem=None if stem is None else _tower(stem),
-            projector=tuple(values.pop("projector")),
-            signals=frozenset(values.pop("signals")),
-            deepstack=tuple(values.pop("deepstack", ())),
-            diffusion=None if diffusion is None else DiffusionFacts.from_config(diffusion),
-            **values,
-        )
 
     def scaled(self, layers: int | None, tower_layers: int | None) -> ModelFacts:
         """Return the facts of the same model with fewer (or more) layers; None leaves a stack alone."""
@@ -139,5 +119,47 @@ class ModelFacts:
         return replace(self, text=text, tower=tower, deepstack=read)
 
 
-def _tower(facts: Mapping[str, Any]) -> StackFacts:
-    return StackFacts(**{"gated": False, "causal": False, **facts})
+def read_facts(key: str, part: Mapping[str, Any]) -> ModelFacts:
+    """Return the facts in the `facts` block of conf/model/<name>.yaml.
+
+    Raises:
+        UserError: one line with every fact that is missing, unknown or wrong.
+    """
+    diffusion = part.get("diffusion")
+    tower = defaults(StackFacts) | {"gated": False, "causal": False}
+    usual = {
+        "text": defaults(StackFacts) | {"gated": True, "causal": diffusion is None},
+        **{"tower": tower, "stem": tower, "diffusion": defaults(DiffusionFacts)},
+    }
+    tables = {
+        name: values | table(f"{key}.{name}", part[name])
+        for name, values in usual.items()
+        if part.get(name) is not None
+    }
+    facts = read_section(ModelFacts, key, {**defaults(ModelFacts), "stem": None, **part, **tables})
+    _check_diffusion(f"{key}.diffusion", facts)
+    return facts
+
+
+def _check_diffusion(key: str, facts: ModelFacts) -> None:
+    """Raise UserError unless a model that denoises attends in both directions, and its token ids exist."""
+    diffusion = facts.diffusion
+    if (diffusion is None) != facts.text.causal:
+        causal, block = str(facts.text.causal).lower(), "null" if diffusion is None else "set"
+        raise UserError(
+            f"{key.replace('diffusion', 'text.causal')}={causal} with {key}={block}: a model that denoises attends in "
+            "both directions, and no other does; valid: leave causal out"
+        )
+    if diffusion is None:
+        return
+    ids = {
+        "mask_id": (diffusion.mask_id,),
+        "end_ids": diffusion.end_ids,
+        "forbidden_ids": diffusion.forbidden_ids,
+    }
+    for name, numbers in ids.items():
+        for number in numbers:
+            if number >= facts.vocabulary:
+                raise UserError(
+                    f"{key}.{name}={number} is not a token; valid: 0 to {facts.vocabulary - 1} (model.facts.vocabulary)"
+                )

@@ -34,7 +34,7 @@ from espalier.harness.evaluation.samples import (
 from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.ranks import Ranks
 from espalier.harness.specs.generation import Settings, settings
-from espalier.harness.specs.run_spec import AUTO_BATCH, RunSpec
+from espalier.harness.specs.run_spec import RunSpec
 
 #: Called with (finished samples, all samples) at the start and after each batch.
 Progress = Callable[[int, int], None]
@@ -113,14 +113,16 @@ class ChatModel(lmms):
             lambda task, split, doc: self.task_dict[task][split][doc],
             self._source,
             PromptTexts(spec.benchmark.text, self._tasks),
-            spec.benchmark.shown,
+            spec.benchmark.needs_media,
             borders,
         )
         self._gave_up = False
         self._groups_of_run: list[RequestGroup] = []
         self.samples: dict[Key, Sample] = {}
         self.failures: list[Failure] = []
-        self.batch_size = spec.engine.batch_size
+        size = spec.engine.batch_size
+        #: 0 until the largest batch that fits is found.
+        self.batch_size = 0 if size == "auto" else size
         self.resumed = 0
         self.seconds = 0.0
         self.ahead = batches_ahead(spec, self._ranks.local_world)
@@ -144,7 +146,7 @@ class ChatModel(lmms):
         self.samples = {key: finished[key] for key in wanted if key in finished}
         self.resumed = len(self.samples)
         groups = self._groups_of_run = self._groups(list(wanted.values()))
-        if self.batch_size == AUTO_BATCH:
+        if not self.batch_size:
             self.batch_size = journalled_batch_size(entries) or self._find_batch_size(groups)
         self._answer_batches(self._ranks.share(self._pending(groups)))
         self._accept(self._exchange(), len(wanted))

@@ -21,7 +21,7 @@ from espalier.harness.evaluation.chat_model import ChatModel
 from espalier.harness.kinds.kind import Generator, PairedSessions
 from espalier.harness.kinds.sample_counts import flops_of
 from espalier.harness.specs.generation import Settings
-from espalier.harness.specs.run_spec import AUTO_PAIRS, RunSpec
+from espalier.harness.specs.run_spec import Auto, RunSpec
 
 #: Share of the run's samples that `engine.paired=auto` spends, so that it costs less than a tenth of the run: a sample
 #: of a small batch costs more than one of the run.
@@ -64,7 +64,7 @@ class PairedAnswer:
 
 
 def plan_pairs(
-    paired: int, samples: int, batch_size: int, plain_over_own: float, processes: int = 1
+    paired: int | Auto, samples: int, batch_size: int, plain_over_own: float, processes: int = 1
 ) -> PairPlan | None:
     """Return the number of pairs to measure, from counts alone; None if `auto` cannot afford any.
 
@@ -72,13 +72,13 @@ def plan_pairs(
     run. `auto` spends `SHARE` of the run on them; of several processes one measures while the others wait.
 
     Args:
-        paired: samples to measure, or AUTO_PAIRS.
+        paired: samples to measure, or `auto`.
         samples: number of answered samples.
         batch_size: of the run; pairs are smaller if there would be too few of them.
         plain_over_own: cost of the unreduced model's prefill, tower included, over the method's.
         processes: number of the run's processes.
     """
-    if paired != AUTO_PAIRS:
+    if paired != "auto":
         count = min(paired, samples)
         size = max(min(batch_size, count // PAIRS), 1)
         return PairPlan(count // size, size)

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from espalier.harness.errors import tell_once
-from espalier.harness.specs.run_spec import AUTO_PREFETCH, RunSpec
+from espalier.harness.specs.run_spec import RunSpec
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -177,7 +177,7 @@ def batches_ahead(spec: RunSpec, processes: int = 1) -> int:
     """
     if spec.benchmark.prompt_tokens is not None:
         return 0
-    if spec.engine.prefetch != AUTO_PREFETCH:
+    if spec.engine.prefetch != "auto":
         return spec.engine.prefetch
     needed = CORES if spec.method.draft is None else CORES_OF_TWO
     cpus = (

@@ -8,9 +8,9 @@ from typing import Any
 
 from lmms_eval.api.task import Task
 
-from espalier.harness.config.prompt_templates import rendered
 from espalier.harness.errors import UserError
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import unknown_key
+from espalier.harness.specs.prompt_templates import rendered
 
 #: Messages of a chat, as tasks of lmms-eval write them.
 Messages = list[dict[str, Any]]
@@ -34,7 +34,7 @@ def change_prompts(tasks: Sequence[Task], changes: Mapping[str, Any]) -> None:
                 "benchmark.text, which replaces the whole question"
             )
         if name not in settings:
-            raise fields.unknown_key(
+            raise unknown_key(
                 f"benchmark.prompt.{name}", (f"benchmark.prompt.{setting}" for setting in settings)
             )
     for task in tasks:

@@ -83,7 +83,7 @@ class SpeculativeDecoder:
             "separators": separators_of(engine),
             "transport": _transport(engine.transport, method),
             "compare": engine.compare,
-            "graphs": "auto" if engine.graphs is None else engine.graphs,
+            "graphs": engine.graphs,
         }
         return identity_of(spec, method, concerning, spec.method.draft)
 

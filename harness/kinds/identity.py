@@ -62,7 +62,7 @@ def answering_settings(engine: EngineSpec, acts: bool) -> dict[str, Any]:
     return {
         "backend": engine.backend,
         # The size that `auto` finds depends on the machine; greedy answers do not depend on the batch.
-        "batch_size": engine.batch_size or "auto",
+        "batch_size": engine.batch_size,
         "positions": engine.positions if acts else None,
         "separators": separators_of(engine),
         "decode": engine.decode,

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.reducer import WHOLE
-from espalier.harness.specs.run_spec import AUTO_BATCH, MethodSpec, RunSpec
+from espalier.harness.specs.run_spec import MethodSpec, RunSpec
 from espalier.methods.base import Method
 
 
 def why_not_shared(spec: RunSpec, method: Method) -> str | None:
     """Return why a run cannot share a pass with others; None if it can."""
     engine, facts = spec.engine, spec.model.facts
-    if engine.batch_size == AUTO_BATCH:
+    if engine.batch_size == "auto":
         return "engine.batch_size=auto is found for each cell"
     if engine.backend != "drop":
         return f"engine.backend={engine.backend} runs every layer by itself"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import Qwen2VLImageProcessor, Qwen2VLVideoProcessor
 
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import Count, read_value
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -77,8 +77,8 @@ def set_bounds(processor: Any, spec: ModelSpec) -> Any:
     """Return the processor with the bounds of `model.processor`; other bounds stay unchanged."""
     videos = processor.video_processor
     settings = {CAP: bool(getattr(videos, CAP, None)), **spec.processor}
-    videos.cap_pixels_per_frame = fields.flag(f"model.processor.{CAP}", settings.pop(CAP))
+    videos.cap_pixels_per_frame = read_value(f"model.processor.{CAP}", settings.pop(CAP), bool)
     for key, value in settings.items():
         part, edge = BOUNDS[key]
-        getattr(processor, part).size[edge] = fields.integer(f"model.processor.{key}", value, 1)
+        getattr(processor, part).size[edge] = read_value(f"model.processor.{key}", value, Count)
     return processor

@@ -61,7 +61,7 @@ def print_left(word: str, cells: Sequence[tuple[RunSpec, str]], out: TextIO) -> 
 
 def prints_json(spec: RunSpec, out: TextIO) -> bool:
     """Return whether rows are printed as JSON; by default, if the output is not a terminal."""
-    return not out.isatty() if spec.json is None else spec.json
+    return not out.isatty() if spec.json == "auto" else spec.json
 
 
 def print_json(row: Mapping[str, Any], out: TextIO) -> None:

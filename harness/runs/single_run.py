@@ -112,7 +112,7 @@ class CellRunner:
         if job.key in self.done:
             return True
         engine, extra = job.spec.engine, row["extra"]
-        lacks = engine.paired > 0 and extra.get("speedup") is None and _can_gain(job)
+        lacks = engine.paired not in (0, "auto") and extra.get("speedup") is None and _can_gain(job)
         return not (job.spec.force or lacks) and len(extra["failures"]) <= engine.max_errors
 
     def _answer_together(self, job: Job, jobs: Sequence[Job]) -> None:

@@ -21,7 +21,7 @@ from urllib.request import urlopen
 
 from espalier.harness.errors import UserError, plain, tell_once, unknown_name
 from espalier.harness.runs.wandb_marks import MirrorMark
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import Names, Text, choice, read_value
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.specs.secrets import masked, scrub, wandb_keys
 from espalier.harness.store import RunDir
@@ -70,11 +70,11 @@ def check_values(options: Mapping[str, Any]) -> None:
     for name, value in _without_nulls(options).items():
         key = f"log.options.{name}"
         if name == "mode":
-            fields.choice(key, value, MODES)
+            choice(key, value, MODES)
         elif name == "tags":
-            fields.names(key, value, empty=True)
+            read_value(key, value, Names)
         elif name in TEXTS:
-            fields.text(key, value)
+            read_value(key, value, Text)
 
 
 def mirror(

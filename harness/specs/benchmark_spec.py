@@ -1,11 +1,29 @@
-"""The frozen description of a benchmark: plain data, which harness/config builds from its file."""
+"""The frozen description of a benchmark: the fields of a file of conf/benchmark."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from espalier.harness.errors import UserError
+from espalier.harness.settings import (
+    By,
+    Count,
+    Names,
+    Natural,
+    OneOf,
+    Positive,
+    SomeNames,
+    Text,
+    at_least,
+    check_keys,
+    gather,
+    read_section,
+    read_value,
+    table,
+)
 
 #: `benchmark.kind`.
 TASK_KINDS = ("understanding", "localization", "ocr", "description")
@@ -33,43 +51,43 @@ class DatasetSpec:
         licence: what its owner says of its use.
     """
 
-    path: str | None = None
-    config: str | None = None
-    revision: str | None = None
-    split: str | None = None
-    samples: int | None = None
+    path: Text | None = None
+    config: Text | None = None
+    revision: Text | None = None
+    split: Text | None = None
+    samples: Count | None = None
     video: bool = False
-    licence: str | None = None
+    licence: Text | None = None
 
     @property
     def pinned(self) -> dict[str, str]:
         """Return the revision by the id, where both are known."""
-        known = self.path is not None and self.revision is not None
-        return {str(self.path): str(self.revision)} if known else {}
+        complete = self.path is not None and self.revision is not None
+        return {str(self.path): str(self.revision)} if complete else {}
 
 
 @dataclass(frozen=True)
 class Reported:
     """How papers print a metric: under which name, and by what they multiply it."""
 
-    name: str
-    scale: float = 1.0
+    name: Text
+    scale: Positive = 1.0
 
 
 @dataclass(frozen=True)
 class Derived:
     """The sum or the plain mean of metrics (DERIVATIONS); `*/` stands for every task of a group."""
 
-    how: str
-    of: tuple[str, ...]
+    how: Annotated[str, OneOf(DERIVATIONS)]
+    of: SomeNames
 
 
 @dataclass(frozen=True)
 class Cluster:
     """Documents that are one unit of statistics: those with equal values in a column, modulo a number where one is."""
 
-    column: str
-    modulo: int | None = None
+    column: Text
+    modulo: Annotated[int, at_least(2)] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,8 +98,42 @@ class Answers:
     are A to D.
     """
 
-    form: str
-    options: tuple[str, ...] = ()
+    form: Annotated[str, OneOf(ANSWER_FORMS)]
+    options: Names = ()
+
+
+def _read_derived(key: str, value: Any) -> dict[str, Derived]:
+    return {name: _read_derivation(f"{key}.{name}", how) for name, how in table(key, value).items()}
+
+
+def _read_derivation(key: str, value: Any) -> Derived:
+    how = table(key, value)
+    check_keys(key, how, DERIVATIONS)
+    if len(how) != 1:
+        raise UserError(f"{key}={value!r} must be one of {', '.join(DERIVATIONS)} with a list")
+    ((word, metrics),) = how.items()
+    return Derived(word, read_value(f"{key}.{word}", metrics, SomeNames))
+
+
+def _read_cluster(key: str, value: Any) -> Cluster:
+    if isinstance(value, str):
+        return Cluster(read_value(key, value, Text))
+    return read_section(Cluster, key, value)
+
+
+def _read_texts(key: str, value: Any) -> dict[str, str]:
+    # Null cancels the text of another file.
+    texts = {name: text for name, text in table(key, value).items() if text is not None}
+    hint = Annotated[str, By(_read_template)]
+    return gather({name: (f"{key}.{name}", text, hint) for name, text in texts.items()})
+
+
+def _read_template(key: str, value: Any) -> str:
+    text: str = read_value(key, value, Text)
+    # Jinja takes a tenth of a second to import, and most benchmarks have no text.
+    from espalier.harness.specs.prompt_templates import checked
+
+    return checked(key, text)
 
 
 @dataclass(frozen=True)
@@ -111,35 +163,35 @@ class BenchmarkSpec:
         new_tokens: tokens of every answer, no fewer and no more; None: as the generation settings say.
     """
 
-    name: str
-    task: str
+    name: Text
+    task: Text
     include_path: Path | None
-    limit: int | None
-    metrics: tuple[str, ...]
-    headline: str
+    limit: Count | None
+    metrics: SomeNames
+    headline: Text
     higher_is_better: bool = True
     generation: Mapping[str, Any] = field(default_factory=dict)
     sources: tuple[Path, ...] = ()
-    title: str = ""
-    kind: str = "understanding"
+    title: Text | None = None
+    kind: Annotated[str, OneOf(TASK_KINDS)] = "understanding"
     dataset: DatasetSpec = DatasetSpec()
-    media: str = "auto"
+    media: Annotated[str, OneOf(TASK_MEDIA)] = "auto"
     path: Path | None = None
     reported: Mapping[str, Reported] = field(default_factory=dict)
     prompt: Mapping[str, Any] = field(default_factory=dict)
-    text: str | None = None
-    texts: Mapping[str, str] = field(default_factory=dict)
-    needs: tuple[str, ...] = ()
-    papers: tuple[str, ...] = ()
-    note: str | None = None
-    derived: Mapping[str, Derived] = field(default_factory=dict)
+    text: Annotated[str, By(_read_template)] | None = None
+    texts: Annotated[Mapping[str, str], By(_read_texts)] = field(default_factory=dict)
+    needs: tuple[Annotated[str, OneOf(NEEDS)], ...] = ()
+    papers: tuple[Annotated[str, OneOf(PAPERS)], ...] = ()
+    note: Text | None = None
+    derived: Annotated[Mapping[str, Derived], By(_read_derived)] = field(default_factory=dict)
     answers: Answers | None = None
-    cluster: Cluster | None = None
-    blocks: int | None = None
-    prompt_tokens: int | None = None
-    new_tokens: int | None = None
+    cluster: Annotated[Cluster, By(_read_cluster)] | None = None
+    blocks: Natural | None = None
+    prompt_tokens: Count | None = None
+    new_tokens: Annotated[int, at_least(2)] | None = None
 
     @property
-    def shown(self) -> bool:
-        """Whether every sample must show a picture or a video."""
+    def needs_media(self) -> bool:
+        """Whether a sample without an image or a video is an error."""
         return self.media == "required" or (self.media == "auto" and self.dataset.path is not None)

@@ -59,9 +59,9 @@ def spend(amount: int) -> None:
     Raises:
         TooMuch: nothing is left.
     """
-    left = _left.get() - amount
-    _left.set(left)
-    if left < 0:
+    remaining = _left.get() - amount
+    _left.set(remaining)
+    if remaining < 0:
         raise TooMuch
 
 
@@ -105,18 +105,18 @@ class Bounded(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute an operation, charged by its result's size."""
-        size, other = _size(left), _size(right)
+        size, right_size = _size(left), _size(right)
         if operator == "**":
             power = min(abs(right), WORK) if isinstance(right, int | float) else 1
             spend(int(size * max(power, 1)))
         elif operator == "*":
             numbers = [side for side in (left, right) if isinstance(side, int)]
             times = max([1, *numbers]) if len(numbers) == 1 else 1
-            spend((size + other) * times)
+            spend((size + right_size) * times)
         elif operator == "%" and isinstance(left, str):
             spend(_of_format(left, [right]))
         else:
-            spend(size + other)
+            spend(size + right_size)
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, called: Any, *args: Any, **kwargs: Any) -> Any:
@@ -169,7 +169,9 @@ def _without_concat(tree: nodes.Node) -> None:
             if isinstance(value, nodes.Concat):
                 setattr(node, field, _filter(value))
             elif isinstance(value, list):
-                value[:] = [_filter(one) if isinstance(one, nodes.Concat) else one for one in value]
+                value[:] = [
+                    _filter(item) if isinstance(item, nodes.Concat) else item for item in value
+                ]
 
 
 def _filter(concat: nodes.Concat) -> nodes.Node:
@@ -185,8 +187,8 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        value, rest = args[ahead], args[ahead + 1 :]
-        spend(_of_call(name, value, [*rest, *kwargs.values()]) + CALL)
+        value, arguments = args[ahead], args[ahead + 1 :]
+        spend(_of_call(name, value, [*arguments, *kwargs.values()]) + CALL)
         return function(*args, **kwargs)
 
     return call
@@ -197,20 +199,28 @@ def _of_call(name: str, value: Any, args: list[Any]) -> int:
     if name in ("format", "format_map") and isinstance(value, str):
         return _of_format(value, args)
     size = _size(value)
-    numbers = [abs(one) for one in args if isinstance(one, int | float) and one == one]
+    numbers = [
+        abs(argument)
+        for argument in args
+        if isinstance(argument, int | float) and argument == argument
+    ]
     if name in WIDTHS:
         size = (size + 1) * int(min(max([1, *numbers]), WORK + 1))
-    given = [_size(one) for one in args]
+    sizes = [_size(argument) for argument in args]
     if name in PRODUCTS:
-        return (size + 1) * max([1, *given])
-    return size + sum(given)
+        return (size + 1) * max([1, *sizes])
+    return size + sum(sizes)
 
 
 def _of_format(text: str, args: list[Any]) -> int:
-    sizes = [_size(one) for one in args]
+    sizes = [_size(argument) for argument in args]
     if _OF_ARGUMENT.search(text):
-        flat = [one for arg in args for one in (arg if isinstance(arg, tuple | list) else [arg])]
-        sizes += [abs(one) for one in flat if isinstance(one, int)]
+        flat = [
+            argument
+            for arg in args
+            for argument in (arg if isinstance(arg, tuple | list) else [arg])
+        ]
+        sizes += [abs(argument) for argument in flat if isinstance(argument, int)]
     widths = sum(int(width[:12]) for width in _WIDTH.findall(text))
     return (len(text) + 1) * max([1, *sizes]) + widths
 
@@ -219,19 +229,19 @@ def _size(value: Any) -> int:
     """Return how much text a value is, lists within lists included; no more than is too much is counted."""
     total, todo = 0, [value]
     while todo and total <= WORK:
-        one = todo.pop()
-        if isinstance(one, str | bytes):
-            total += len(one)
-        elif isinstance(one, int):
-            total += 1 + one.bit_length() // 3
-        elif isinstance(one, dict):
-            total += 1 + ENTRY * len(one)
-            todo += [*one, *one.values()]
-        elif isinstance(one, list | tuple | set | frozenset):
-            total += 1 + ENTRY * len(one)
-            todo += one
-        elif isinstance(one, range):
-            total += len(one)
+        item = todo.pop()
+        if isinstance(item, str | bytes):
+            total += len(item)
+        elif isinstance(item, int):
+            total += 1 + item.bit_length() // 3
+        elif isinstance(item, dict):
+            total += 1 + ENTRY * len(item)
+            todo += [*item, *item.values()]
+        elif isinstance(item, list | tuple | set | frozenset):
+            total += 1 + ENTRY * len(item)
+            todo += item
+        elif isinstance(item, range):
+            total += len(item)
         else:
             total += 1
     return total

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, TypeGuard, get_args, get_origin, get_type_hints
+from typing import Any, TypeGuard
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.paths import ROOT
+from espalier.harness.settings import gather, setting_hints
 from espalier.methods.base import Method, MethodError
+
+#: Names of this length and more are no file names on some file systems.
+LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -50,20 +53,22 @@ class Catalogue:
         if name not in self:
             raise unknown_name("method", name, self.names())
         module = import_module(f"{self.package}.{name}")
-        defined = {one for one in vars(module).values() if _is_method_of(one, module.__name__)}
-        if len(defined) != 1:
-            found = ", ".join(sorted(one.__name__ for one in defined)) or "none"
+        classes = {
+            value for value in vars(module).values() if _is_method_of(value, module.__name__)
+        }
+        if len(classes) != 1:
+            class_names = ", ".join(sorted(value.__name__ for value in classes)) or "none"
             raise UserError(
-                f"method={name!r}: {self.folder}/{name}.py must define one class of a method; it defines: {found}"
+                f"method={name!r}: {self.folder}/{name}.py must define one class of a method; it defines: {class_names}"
             )
-        return defined.pop()
+        return classes.pop()
 
     def __contains__(self, name: object) -> bool:
         """Say whether there is a method of this name."""
         # Asked for every cell of a sweep: two looks, not a list of both folders.
         places = (f"{self.folder}/{name}.py", f"conf/method/{name}.yaml")
-        known = isinstance(name, str) and name.isidentifier()
-        return known and all((self.root / place).is_file() for place in places)
+        valid = isinstance(name, str) and name.isidentifier() and len(name) < LONGEST_NAME
+        return valid and all((self.root / place).is_file() for place in places)
 
 
 def _is_method_of(value: object, module: str) -> TypeGuard[type[Method]]:
@@ -84,12 +89,12 @@ def names_of(base: type[object]) -> tuple[str, ...]:
 
     What is asked at every denoising step is of another kind than what is asked once, though it answers with the same.
     """
-    found = {name: METHODS.load(name) for name in METHODS.names()}
+    classes = {name: METHODS.load(name) for name in METHODS.names()}
     return tuple(
         name
-        for name, one in found.items()
-        if issubclass(one, base)
-        and one.in_one_prefill == getattr(base, "in_one_prefill", one.in_one_prefill)
+        for name, method in classes.items()
+        if issubclass(method, base)
+        and method.in_one_prefill == getattr(base, "in_one_prefill", method.in_one_prefill)
     )
 
 
@@ -101,65 +106,18 @@ def build_method(name: str, params: Mapping[str, Any]) -> Method:
             `method.params.<key>`, the value and what is valid.
     """
     method = METHODS.load(name)
-    hints = get_type_hints(method)
-    types = {field.name: hints[field.name] for field in fields(method) if field.init}
-    unknown = [key for key in params if key not in types]
+    hints = setting_hints(method)
+    unknown = [key for key in params if key not in hints]
     if unknown:
-        raise _unknown_param(name, unknown[0], types)
-    values = {
-        key: typed(f"method.params.{key}", value, types[key]) for key, value in params.items()
-    }
+        raise _unknown_param(name, unknown[0], hints)
+    values = gather(
+        {key: (f"method.params.{key}", value, hints[key]) for key, value in params.items()}
+    )
     try:
         built: Method = method(**values)
     except MethodError as error:
         raise UserError(str(error)) from error
     return built
-
-
-def typed(key: str, value: Any, hint: Any) -> Any:
-    """Return `value` as the annotated type; integers pass as floats, lists as tuples, nothing else is converted.
-
-    Raises:
-        UserError: the value is of another type; the line names the key and the type.
-    """
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if get_origin(hint) is tuple and isinstance(value, list | tuple):
-        item = get_args(hint)[0]
-        return tuple(typed(f"{key}[{place}]", part, item) for place, part in enumerate(value))
-    if not _is_of(value, hint):
-        raise UserError(f"{key}={value!r} must be {_words(hint)}")
-    return value
-
-
-def _is_of(value: Any, hint: Any) -> bool:
-    origin = get_origin(hint)
-    if origin is Literal:
-        return value in get_args(hint)
-    if origin is not None and origin is not tuple:  # a union such as int | None
-        return any(_is_of(value, part) for part in get_args(hint))
-    if isinstance(value, bool):  # True is an int for Python, but not for a reader of the config
-        return hint is bool
-    return origin is None and isinstance(value, hint)
-
-
-def _words(hint: Any) -> str:
-    origin = get_origin(hint)
-    if origin is Literal:
-        values = ", ".join(map(str, get_args(hint)))
-        return values if len(get_args(hint)) == 1 else f"one of {values}"
-    if origin is tuple:
-        return f"a list, each item {_words(get_args(hint)[0])}"
-    if origin is not None:
-        return " or ".join(_words(part) for part in get_args(hint))
-    names = {
-        int: "an integer",
-        float: "a number",
-        bool: "true or false",
-        str: "a string",
-        NoneType: "null",
-    }
-    return names.get(hint, f"a {hint.__name__}")
 
 
 def _unknown_param(name: str, key: str, types: Mapping[str, Any]) -> UserError:

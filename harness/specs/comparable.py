@@ -75,8 +75,8 @@ def differences(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Return the settings in which rows differ, each with its values as text in the order of the rows."""
     tables = [settings(row) for row in rows]
     keys = sorted({key for table in tables for key in table})
-    found = {key: [text(table.get(key)) for table in tables] for key in keys}
-    return {key: values for key, values in found.items() if len(set(values)) > 1}
+    values_by_key = {key: [text(table.get(key)) for table in tables] for key in keys}
+    return {key: values for key, values in values_by_key.items() if len(set(values)) > 1}
 
 
 def check_comparable(rows: Iterable[Row], indifferent: Collection[str] = ()) -> None:
@@ -116,24 +116,26 @@ def _grouped(rows: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Ro
 
 
 def _check(rows: Sequence[Row], counts: Callable[[str], bool]) -> None:
-    first, *others = rows
-    for other in others:
-        found = differences([first, other])
-        found = {key: values for key, values in found.items() if counts(key)}
-        if found:
-            raise UserError(_line(first, other, found))
+    first, *rest_rows = rows
+    for second in rest_rows:
+        differing = differences([first, second])
+        differing = {key: values for key, values in differing.items() if counts(key)}
+        if differing:
+            raise UserError(_line(first, second, differing))
 
 
-def _line(row: Row, other: Row, found: Mapping[str, Sequence[str]]) -> str:
-    rows = " and ".join(dict.fromkeys(f"{name(one)} at {one['ratio']:g}" for one in (row, other)))
-    named = [
-        f"{key} ({', '.join(map(brief, values))})" for key, values in list(found.items())[:NAMED]
+def _line(row: Row, second: Row, differing: Mapping[str, Sequence[str]]) -> str:
+    curves = dict.fromkeys(f"{name(each)} at {each['ratio']:g}" for each in (row, second))
+    settings_text = [
+        f"{key} ({', '.join(map(brief, values))})"
+        for key, values in list(differing.items())[:NAMED]
     ]
-    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    key, values = next(iter(found.items()))
+    remainder = f" and {len(differing) - NAMED} more" if len(differing) > NAMED else ""
+    key, values = next(iter(differing.items()))
     choice = f"--where '{key}={brief(values[0])}' of python -m espalier curves[.decoders]"
     return (
-        f"rows of {row['model']} on {row['benchmark']} cannot be mixed: {rows} differ in {', '.join(named)}{more}; "
+        f"rows of {row['model']} on {row['benchmark']} cannot be mixed: {' and '.join(curves)} differ in "
+        f"{', '.join(settings_text)}{remainder}; "
         f"valid: one value, with {choice}, or a store for each"
     )
 

@@ -53,30 +53,32 @@ def settings(
     """
     merged = {**(model or {}), **task, **(benchmark or {})}
     merged.pop("until", None)
-    named = [table["until"] for table in (benchmark, model, task) if table and "until" in table]
-    until = (named[0] if named else None) or ()
+    stop_tables = [
+        table["until"] for table in (benchmark, model, task) if table and "until" in table
+    ]
+    until = (stop_tables[0] if stop_tables else None) or ()
     until = (until,) if isinstance(until, str) else tuple(until)
-    known = _known()
-    unknown = sorted(name for name in merged if name not in known)
+    valid_names = _known()
+    unknown = sorted(name for name in merged if name not in valid_names)
     if unknown:
         log.warning("generation settings ignored, `generate` has no such: %s", ", ".join(unknown))
-    chosen = {k: v for k, v in merged.items() if k in known and v is not None}
-    sample = bool(chosen.get("do_sample", float(chosen.get("temperature", 0)) > 0))
-    if float(chosen.get("temperature", 1)) == 0:
+    selected = {k: v for k, v in merged.items() if k in valid_names and v is not None}
+    sample = bool(selected.get("do_sample", float(selected.get("temperature", 0)) > 0))
+    if float(selected.get("temperature", 1)) == 0:
         sample = False
     if sample:
-        chosen = {**SAMPLING, **chosen}
+        selected = {**SAMPLING, **selected}
     else:
-        chosen = {name: value for name, value in chosen.items() if name not in SAMPLING_ONLY}
-    chosen["do_sample"] = sample
-    chosen.setdefault("max_new_tokens", DEFAULT_NEW_TOKENS)
-    return Settings(generate=chosen, until=tuple(stop for stop in until if stop))
+        selected = {name: value for name, value in selected.items() if name not in SAMPLING_ONLY}
+    selected["do_sample"] = sample
+    selected.setdefault("max_new_tokens", DEFAULT_NEW_TOKENS)
+    return Settings(generate=selected, until=tuple(stop for stop in until if stop))
 
 
-def check_names(key: str, given: Iterable[str]) -> None:
+def check_names(key: str, settings_names: Iterable[str]) -> None:
     """Raise UserError for a setting that `generate` does not have; `key` is the config key of the table."""
     valid = _known() | {"until"}
-    for name in given:
+    for name in settings_names:
         if name not in valid:
             raise unknown_name(key, name, valid)
 

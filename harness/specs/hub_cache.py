@@ -9,8 +9,8 @@ from espalier.harness.specs.run_spec import ModelSpec
 
 def cached_commit(model: ModelSpec) -> str | None:
     """Return the commit of `model.hub` at `model.revision` in the local Hugging Face cache, if it is there."""
-    found = cached_file(model, "config.json")
-    return None if found is None else found.parent.name
+    path = cached_file(model, "config.json")
+    return None if path is None else path.parent.name
 
 
 def cached_file(model: ModelSpec, name: str) -> Path | None:
@@ -18,5 +18,5 @@ def cached_file(model: ModelSpec, name: str) -> Path | None:
     # huggingface_hub reads HF_HUB_OFFLINE when it is imported, and commands that import this file set it first.
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(model.hub or "", name, revision=model.revision)
-    return Path(found) if isinstance(found, str) else None
+    path = try_to_load_from_cache(model.hub or "", name, revision=model.revision)
+    return Path(path) if isinstance(path, str) else None

@@ -21,11 +21,11 @@ def label(method: Method, variant: str, budget: Budget) -> str:
         if field.default is not MISSING
     }
     parts = [part for part in method.parts if part is not method]
-    told = [(type(part).__name__, label(part, "paper", budget)) for part in parts]
+    part_labels = [(type(part).__name__, label(part, "paper", budget)) for part in parts]
     changed = [
         f"{name}={value}"
         for name, (value, default) in values.items()
         if value != default and repeated.get(name) != value
     ]
-    named = [f"{part}({said})" for part, said in told if said]
-    return " ".join([*named, *changed, *([] if variant == "paper" else [variant])])
+    named_parts = [f"{part}({part_label})" for part, part_label in part_labels if part_label]
+    return " ".join([*named_parts, *changed, *([] if variant == "paper" else [variant])])

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, get_args
 
 from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.errors import UserError
 from espalier.harness.media import frame_rules as rules
 from espalier.harness.media.images import TRANSPARENCY
+from espalier.harness.settings import (
+    COMPUTED,
+    By,
+    Count,
+    FlagOrAuto,
+    Names,
+    Natural,
+    OneOf,
+    Positive,
+    Size,
+    Text,
+    at_least,
+    at_most,
+    read_value,
+    table,
+)
+from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.store.files.lease import DEFAULT_TERMS, Terms
 
 if TYPE_CHECKING:
@@ -31,22 +50,16 @@ Backend = Literal["drop", "emulate"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 #: `engine.share`: what cells of a sweep that differ only in method and ratio do once for all of them.
 SHARES = ("none", "prefix")
-#: `engine.positions`: a policy (`Positions` of methods/base.py), or whatever the method's released code does.
-#: Who says ordinary answers: the engine's own loop, or the library's `generate`.
+#: `engine.decode`: the loop that generates ordinary answers, the engine's own or the library's `generate`.
 DecodeLoop = Literal["loop", "generate"]
 DECODE_LOOPS: tuple[DecodeLoop, ...] = get_args(DecodeLoop)
-
+#: `engine.positions`: a policy (`Positions` of methods/base.py), or that of the method's released code.
 PositionPolicy = Literal["original", "renumbered", "method"]
 POSITIONS: tuple[PositionPolicy, ...] = get_args(PositionPolicy)
 #: `engine.separators`: newline and separator tokens of pictures stay, or may go like any visual token.
 Separators = Literal["keep", "candidates"]
 SEPARATORS: tuple[Separators, ...] = get_args(Separators)
-#: Stands for `engine.batch_size=auto`: the largest batch that fits.
-AUTO_BATCH = 0
-#: Stands for `engine.paired=auto`: as much as costs under a tenth of the run.
-AUTO_PAIRS = -1
-#: Stands for `engine.prefetch=auto`: where the model leaves cores free to read ahead.
-AUTO_PREFETCH = -1
+Auto = Literal["auto"]
 #: `model.prompt` where nothing is said: the evaluation of the model's authors, or of the papers that these rely on.
 ORIGINAL = "original"
 #: Stands for the chat template that lies beside the checkpoint (`model.conversation`).
@@ -65,10 +78,10 @@ class VideoSpec:
     `rate` is frames per second of video, for rules that go by the clock. The rules stand in harness/media/frames.py.
     """
 
-    frames: int = 32
-    rule: str = "uniform"
-    short: str = "repeat"
-    rate: float = 2.0
+    frames: Count = 32
+    rule: Annotated[str, OneOf(VIDEO_RULES)] = "uniform"
+    short: Annotated[str, OneOf(SHORT_VIDEOS)] = "repeat"
+    rate: Positive = 2.0
 
 
 @dataclass(frozen=True)
@@ -100,6 +113,33 @@ FRAME = 256
 LONGEST_PROMPT = 4096
 
 
+def _read_device(key: str, value: Any) -> str:
+    name, _, index = str(value).partition(":")
+    if name not in DEVICES or (index and not (name == "cuda" and index.isdecimal())):
+        raise UserError(f"{key}={value!r} is unknown; valid: auto, cpu, cuda, cuda:<index>")
+    if name == "cpu":
+        return "cpu"
+    # Takes seconds, which a mistake in a config need not wait for.
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    present = torch.cuda.device_count()
+    if int(index or 0) >= present:
+        raise UserError(
+            f"{key}={value!r}: this machine has {present} CUDA devices; valid: auto, cpu"
+        )
+    return str(value)
+
+
+def _read_max_memory(key: str, value: Any) -> dict[str, int]:
+    sizes = table(key, value)
+    for place in sizes:
+        if place != "cpu" and not place.isdecimal():
+            raise UserError(f"{key}.{place}: no such place; valid: the number of a card, cpu")
+    return {place: read_value(f"{key}.{place}", size, Size) for place, size in sizes.items()}
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """Which model, in which precision, where.
@@ -114,7 +154,7 @@ class ModelSpec:
         offload: whether `device_map` may leave layers in the host's memory, from where each token copies them.
         longest: tokens of the longest prompt and answer, for which cards keep room; no part of what the model is.
         facts: sizes, with `model.scale` applied.
-        check_weights: whether tensors are searched for NaN and infinite values before loading; None: small ones.
+        check_weights: whether tensors are searched for NaN and infinite values before loading; `auto`: small files.
         template: family whose prompts a task gives, where it has some for that family (lmms_eval_specific_kwargs).
         conversation: frame of prompts (harness/models/conversations.py); None: the family's, `checkpoint`: its own.
         prompt: the set of prompts in use; what it says of frames, pixels and generation stands in those fields.
@@ -129,35 +169,35 @@ class ModelSpec:
         boxes: how it was taught to write boxes, which decides how a task asks for them and reads them.
     """
 
-    name: str
-    adapter: str
+    name: Text
+    adapter: Text
     path: Path | None
-    hub: str | None
-    revision: str | None
-    dtype: str
-    attention: str
-    weights: str
-    device: str
-    facts: ModelFacts
-    device_map: str | None = None
-    max_memory: Mapping[str, int] = field(default_factory=dict)
-    spared_card: int | None = None
+    hub: Text | None
+    revision: Text | None
+    dtype: Annotated[str, OneOf(DTYPES)]
+    attention: Annotated[str, OneOf(ATTENTIONS)]
+    weights: Annotated[str, OneOf(WEIGHTS)]
+    device: Annotated[str, By(_read_device)]
+    facts: ModelFacts = field(metadata=COMPUTED)
+    device_map: Annotated[str, OneOf(DEVICE_MAPS)] | None = None
+    max_memory: Annotated[Mapping[str, int], By(_read_max_memory)] = field(default_factory=dict)
+    spared_card: int | None = field(default=None, metadata=COMPUTED)
     offload: bool = False
-    longest: int = field(default=LONGEST_PROMPT, compare=False, repr=False)
-    check_weights: bool | None = None
-    template: str | None = None
-    conversation: str | None = None
-    conversion: str | None = None
+    longest: int = field(default=LONGEST_PROMPT, compare=False, repr=False, metadata=COMPUTED)
+    check_weights: FlagOrAuto = "auto"
+    template: Text | None = None
+    conversation: Text | None = None
+    conversion: Text | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
     processor: Mapping[str, Any] = field(default_factory=dict)
     video: VideoSpec = VideoSpec()
-    transparency: str = TRANSPARENCY[0]
-    media: str = "optional"
+    transparency: Annotated[str, OneOf(TRANSPARENCY)] = TRANSPARENCY[0]
+    media: Annotated[str, OneOf(MEDIA)] = "optional"
     architecture: Mapping[str, Any] = field(default_factory=dict)
-    drafts: tuple[str, ...] = ()
-    boxes: str = "unit"
-    prompt: PromptSpec = PromptSpec()
-    template_sha256: str | None = None
+    drafts: Names = ()
+    boxes: Annotated[str, OneOf(BOXES)] = "unit"
+    prompt: PromptSpec = field(default_factory=PromptSpec, metadata=COMPUTED)
+    template_sha256: Text | None = None
 
 
 @dataclass(frozen=True)
@@ -190,69 +230,46 @@ class MethodSpec:
 
 
 @dataclass(frozen=True)
-class JudgeSpec:
-    """Which language model judges answers, behind an address that speaks OpenAI's protocol of chat completions.
+class EngineSpec:
+    """How a run is computed.
 
     Attributes:
-        base_url: address up to `/v1`; None: there is no judge.
-        model: its name on that server.
-        key_env: the environment variable that holds the key; a server that asks for none needs none.
-        prompt: a file of words in place of the benchmark's own (docs/judges.md).
-        temperature: of its answers, as `seed` and `max_tokens`; None leaves a field out of the request.
-        options: further fields of the request, which go before those above.
-        timeout: seconds that a request may take, from its first byte to its last.
-        retries: how often a request is repeated that failed, or whose answer holds no verdict.
-        concurrency: requests under way at once.
+        backend: `drop` removes tokens, `emulate` is the slow reference that masks them.
+        batch_size: samples per batch; `auto`: the largest that fits.
+        positions: position policy of kept tokens; `method`: that of the method's released code.
+        separators: whether newline and separator tokens of images are candidates, too.
+        decode: the loop that generates answers; beams always take the library's `generate`.
+        threads: of torch; None: torch's default. Thousands of threads crash the process.
+        max_errors: failed samples that are left out and counted; one more fails the run.
+        warmup: untimed batches before the first.
+        prefetch: batches that are read while the model answers the previous one; `auto`: where cores are free.
+        transport: of speculative decoding, how draft and target run at once.
+        patience: of speculative decoding, seconds to wait for the draft.
+        compare: of speculative decoding, whether every answer is also decoded without a draft.
+        graphs: of speculative decoding, whether steps of one token are recorded as CUDA graphs; `auto`: where possible.
+        rescore: whether the unreduced model scores the answers of a method that drops tokens.
+        paired: samples that the unreduced model and the method answer in turns after the run, for the row's speed-up;
+            0: none; `auto`: as many as a tenth of the run pays for.
+        share: `prefix` computes the common part of cells that differ only in method and ratio once; their rows have no
+            times.
     """
 
-    base_url: str | None = None
-    model: str | None = None
-    key_env: str = "OPENAI_API_KEY"
-    prompt: Path | None = None
-    temperature: float | None = 0.0
-    seed: int | None = 0
-    max_tokens: int | None = 1024
-    options: Mapping[str, Any] = field(default_factory=dict)
-    timeout: float = 120.0
-    retries: int = 4
-    concurrency: int = 8
-
-
-@dataclass(frozen=True)
-class EngineSpec:
-    """How the run is carried out.
-
-    `batch_size=AUTO_BATCH` is the largest that fits. `positions` is the position policy of kept tokens (`method`: as
-    the method's released code does). `separators` says whether newline and separator tokens of pictures may go, too.
-    `decode` is whose loop says answers: the engine's own, or the library's
-    `generate`, which beams always take. `threads=None` leaves torch's default. Up to `max_errors` failed samples are
-    left out and counted; one more fails the run. `warmup` is the number of untimed batches before the first, `prefetch`
-    that of batches read while the model answers the one before (0: none; AUTO_PREFETCH: as the machine allows).
-
-    Of speculative decoding: `transport` is how draft and target run beside each other, `patience` the seconds to wait
-    for the draft, `compare` decodes every answer plainly too, and `graphs` records steps of one token as CUDA graphs
-    (None: where that can be done). `rescore` lets the whole model judge the answers of a method that drops tokens, and
-    `paired` is the number of samples that it answers beside that method, in turns, after the run: the row's speed-up
-    (0: none; AUTO_PAIRS: as many as a tenth of the run pays for). `share=prefix` lets cells that differ only in method
-    and ratio run in one pass, up to where they part; their rows then have no times.
-    """
-
-    backend: Backend = "drop"
-    batch_size: int = 8
-    positions: PositionPolicy = "original"
-    separators: Separators = "keep"
-    decode: DecodeLoop = "loop"
-    threads: int | None = None
-    max_errors: int = 0
-    warmup: int = 1
-    prefetch: int = 0
-    transport: str = "auto"
-    patience: float = 30.0
+    backend: Annotated[Backend, OneOf(BACKENDS)] = "drop"
+    batch_size: Count | Auto = 8
+    positions: Annotated[PositionPolicy, OneOf(POSITIONS)] = "original"
+    separators: Annotated[Separators, OneOf(SEPARATORS)] = "keep"
+    decode: Annotated[DecodeLoop, OneOf(DECODE_LOOPS)] = "loop"
+    threads: Annotated[int, at_least(1), at_most(os.cpu_count() or 1)] | None = None
+    max_errors: Natural = 0
+    warmup: Natural = 1
+    prefetch: Natural | Auto = 0
+    transport: Annotated[str, OneOf(TRANSPORTS)] = "auto"
+    patience: Positive = 30.0
     compare: bool = True
-    graphs: bool | None = False
+    graphs: FlagOrAuto = False
     rescore: bool = False
-    paired: int = 0
-    share: str = "none"
+    paired: Natural | Auto = 0
+    share: Annotated[str, OneOf(SHARES)] = "none"
 
 
 class Asked(Protocol):
@@ -281,16 +298,36 @@ class AnswerSpec:
     seed: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Settings of a run at the top level of the config.
+
+    Attributes:
+        force: whether a stored result is computed again.
+        store: folder of results, journals and leases.
+        offline: whether nothing is downloaded.
+        curves: path without suffix for the retention curves of all rows of a command; None: no curves.
+        report: folder for a table and a figure of each benchmark, every method against random; None: no report.
+        refused: `skip` leaves out and reports cells of a sweep that cannot run; `error` runs no cell if one cannot.
+        json: whether rows are printed as JSON; `auto`: unless standard output is a terminal.
+    """
+
+    seed: Natural
+    force: bool
+    store: Path
+    offline: bool = True
+    curves: Path | None = None
+    report: Path | None = None
+    refused: Annotated[str, OneOf(REFUSED)] = "error"
+    json: FlagOrAuto = "auto"
+
+
 @dataclass(frozen=True)
-class RunSpec:
+class RunSpec(RunOptions):
     """One cell of a table: everything that run.py needs to know.
 
-    `curves` is where the retention curves of all rows of a command line go, a path without suffix; None: nowhere.
-    `report` is the folder for a table and a picture of each benchmark with every method against random; None: none.
-    `refused=skip` leaves out cells of a sweep that cannot run and says so; `error` runs none if one cannot.
-    `lease` says how long a command that computes a cell may be silent before one of another machine takes it over.
-    `log_samples` is how many answers the log shows. `json` says whether rows are printed as JSON; None: unless standard
-    output is a terminal.
+    `lease` sets how long a command may be silent before one on another machine takes over its cell. `log_samples` is
+    the number of answers that the log shows.
     """
 
     model: ModelSpec
@@ -298,18 +335,10 @@ class RunSpec:
     benchmark: BenchmarkSpec
     budget: Budget
     engine: EngineSpec
-    seed: int
-    force: bool
     log: str
-    store: Path
-    offline: bool = True
-    curves: Path | None = None
-    report: Path | None = None
-    refused: str = "error"
-    json: bool | None = None
     log_options: Mapping[str, Any] = field(default_factory=dict)
     log_samples: int = 0
-    judge: JudgeSpec = JudgeSpec()
+    judge: JudgeSpec = field(default_factory=JudgeSpec)
     lease: Terms = DEFAULT_TERMS
 
     @property

@@ -51,13 +51,13 @@ def names_a_key(name: str) -> bool:
 
 def typed(arguments: Iterable[str]) -> tuple[str, ...]:
     """Return the keys on a command line: values of settings that are named so, and words that look like keys."""
-    found: list[str] = []
+    matches: list[str] = []
     for argument in arguments:
-        found += _LOOKS.findall(argument)
+        matches += _LOOKS.findall(argument)
         for name, value in _SETTING.findall(argument):
             if names_a_key(name) and not value.strip().replace(".", "").isdigit():
-                found += [value.strip(), *value.split()]
-    return tuple(dict.fromkeys(word for word in found if len(word) > 3))
+                matches += [value.strip(), *value.split()]
+    return tuple(dict.fromkeys(word for word in matches if len(word) > 3))
 
 
 def wandb_keys() -> tuple[str, ...]:
@@ -103,16 +103,16 @@ def _letter(letter: str) -> str:
 
 def _base64(key: str) -> set[str]:
     """Return what base64 always makes of a key, with none to two letters before it and any behind it."""
-    found = set()
+    matches = set()
     for before in range(3):
         coded = base64.b64encode(b"\0" * before + key.encode()).decode().rstrip("=")
         # The first letters are of what stands before, the last of what stands behind.
         start = (0, 2, 3)[before]
-        whole = (before + len(key)) * 8 // 6
-        middle = coded[start:whole]
+        whole_signs = (before + len(key)) * 8 // 6
+        middle = coded[start:whole_signs]
         if len(middle) >= SHORTEST:
-            found |= {middle, middle.replace("+", "-").replace("/", "_")}
-    return found
+            matches |= {middle, middle.replace("+", "-").replace("/", "_")}
+    return matches
 
 
 def _without_pieces(text: str, key: str) -> str:

@@ -36,6 +36,7 @@ def machinery(setup: Setup) -> list[Figure]:
     figures = []
     model = setup.adapter.model
     usual = setup.spec().engine.batch_size
+    assert usual != "auto"
     for rows in sorted({1, usual}):
         inputs = setup.inputs(rows)
 

@@ -141,7 +141,7 @@ def test_a_job_computes_on_the_device_of_its_own_machine() -> None:
         ("cluster.gpus=-1", "cluster.gpus=-1"),
         ("cluster.flops_per_second=0", "cluster.flops_per_second=0"),
         ("model.resources.minutes=0", "model.resources.minutes=0"),
-        ("+model.resources.cards=1", "model.resources.setting='cards'"),
+        ("+model.resources.cards=1", "model.resources.cards is not a config key"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_key(argument: str, key: str) -> None:

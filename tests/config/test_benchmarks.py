@@ -12,13 +12,14 @@ import pytest
 
 import run
 from espalier.harness.config import compose
-from espalier.harness.config.benchmark_section import READERS, benchmark_spec
+from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import CONF, compose_section, read_command
 from espalier.harness.config.group_lists import asked_groups, choices, comment, listing, read_choice
 from espalier.harness.config.lmms_task_files import leaves
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
+from espalier.harness.settings import setting_hints
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Derived
 
 NAMES = choices("benchmark")
@@ -269,7 +270,7 @@ def test_a_file_that_is_no_yaml_names_itself_and_the_line(conf: Path) -> None:
 
 def test_every_key_of_the_base_is_read() -> None:
     base = read_choice("base", "benchmark")
-    assert set(READERS) == set(base) | {"name", "task", "metrics", "headline"}
+    assert set(setting_hints(BenchmarkSpec)) == set(base) | {"name", "task", "metrics", "headline"}
 
 
 def test_one_mistake_is_told_alone() -> None:
@@ -309,11 +310,20 @@ def test_a_question_mark_lists_a_group(capsys: pytest.CaptureFixture[str]) -> No
     assert "benchmark=task:<name>" in lines[-1]
 
 
-@pytest.mark.parametrize("group", ["model", "method", "experiment"])
+@pytest.mark.parametrize("group", ["model", "budget"])
 def test_other_groups_are_listed_with_what_they_are(group: str) -> None:
     lines = listing(group).splitlines()[1:]
     assert [line.split()[0] for line in lines] == choices(group)
     assert all(len(line.split()) > 1 for line in lines)
+
+
+def test_methods_are_listed_with_their_variants() -> None:
+    lines = listing("method").splitlines()
+    assert lines[0].split() == ["method", "variants"]
+    assert [line.split()[0] for line in lines[1 : len(choices("method")) + 1]] == choices("method")
+    (fastv,) = (line for line in lines if line.startswith("fastv "))
+    assert fastv.split()[1:4] == ["official,", "paper", "FastV"]
+    assert "method.variant=" in lines[-1]
 
 
 def test_only_groups_can_be_asked_about() -> None:

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import compose_section, read_command
-from espalier.harness.config.method_lists import register
+from espalier.harness.config.resolvers import register
 from espalier.harness.errors import UserError, tell_once
 from espalier.harness.specs.run_spec import RunSpec
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
@@ -14,12 +13,24 @@ from omegaconf import DictConfig, OmegaConf
 from espalier.harness.config import compose
 from espalier.harness.config.cell_config import resolved
 from espalier.harness.config.composer import Composer
+from espalier.harness.config.group_lists import choices
+from espalier.harness.config.hydra_internals import Loader
 from espalier.harness.errors import UserError
+from espalier.harness.reports.tables.table_presets import titles
 
-PRESETS = sorted(path.stem for path in (compose.CONF / "experiment").glob("*.yaml"))
+PRESETS = sorted([*choices("experiment"), *titles()])
 CHOICES = {
-    "method": ("none", "fastv", "d2pruner", "pearl", "dart", "nosuch"),
-    "method@compressor": ("none", "h2o", "pyramidkv"),
+    "method": (
+        "none",
+        "fastv",
+        "fastv_paper",
+        "d2pruner",
+        "d2pruner_di",
+        "pearl",
+        "dart",
+        "nosuch",
+    ),
+    "method@compressor": ("none", "h2o", "pyramidkv", "pyramidkv_paper"),
     "benchmark": ("seedling_rec", "pope", "latency", "task:mmstar", "dense_description"),
     "model": ("seedling", "llava_ov_7b", "qwen2_vl_7b"),
     "budget": ("average", "kept"),
@@ -29,6 +40,7 @@ CHOICES = {
     "+anchor": ("llava15_7b_pope",),
 }
 VALUES = (
+    *("method.variant=paper", "method.variant=official", "method.variant=other"),
     *("ratio=0.5", "limit=3", "limit=${seed}", "+spare=1", "+spare=${ratio}", "~seed", "++seed=4"),
     *("method.params.K=3", "method.params.K=${seed}", "+method.params.K=3", "~method.params"),
     *("method.params={K:1}", "benchmark.name='latency_${benchmark.prompt_tokens}'", "rato=1"),
@@ -40,13 +52,13 @@ VALUES = (
 
 
 @pytest.fixture(scope="module")
-def loader() -> Iterator[ConfigLoaderImpl]:
+def loader() -> Iterator[Loader]:
     compose._register()
     with compose._hydra() as found:
         yield found
 
 
-def in_full(overrides: Sequence[str], loader: ConfigLoaderImpl) -> DictConfig:
+def in_full(overrides: Sequence[str], loader: Loader) -> DictConfig:
     """The slow reference: Hydra's own composition of one command line."""
     return compose._job(compose._compose(overrides, loader))
 
@@ -59,7 +71,7 @@ def outcome(make: Any) -> Any:
         return str(error)
 
 
-def check(composer: Composer, overrides: Sequence[str], loader: ConfigLoaderImpl) -> bool:
+def check(composer: Composer, overrides: Sequence[str], loader: Loader) -> bool:
     """Compare a cell with the reference; return whether it was made of sections."""
     whole = outcome(lambda: in_full(overrides, loader))
     expected = whole if isinstance(whole, str) else outcome(lambda: resolved(whole))
@@ -104,7 +116,7 @@ def test_presets(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.data())
-def test_command_lines(loader: ConfigLoaderImpl, data: st.DataObject) -> None:
+def test_command_lines(loader: Loader, data: st.DataObject) -> None:
     groups = data.draw(st.lists(st.sampled_from(sorted(CHOICES)), max_size=4, unique=True))
     values = data.draw(st.lists(st.sampled_from(VALUES), max_size=3, unique=True))
     composer = Composer(loader, lambda batch: in_full(batch, loader))

@@ -11,11 +11,11 @@ from omegaconf import OmegaConf
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import CONF, compose_section, read_command
 from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.prompt_section import worded
-from espalier.harness.config.prompt_templates import checked, is_given, rendered
+from espalier.harness.config.prompt_section import with_question
 from espalier.harness.errors import UserError
 from espalier.harness.runs.run_settings import Contents, settings_of
 from espalier.harness.specs.catalogue import METHODS
+from espalier.harness.specs.prompt_templates import checked, is_given, rendered
 from espalier.harness.specs.run_spec import ModelSpec, PromptSpec, RunSpec, VideoSpec
 
 MODELS = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
@@ -121,8 +121,8 @@ def test_a_benchmark_s_text_goes_before_its_texts_and_these_before_the_set_s() -
     assert composed(*line, "benchmark.text='What?'").benchmark.text == "What?"
     assert composed("model=qwen2_vl_7b", "benchmark=mmbench_en").benchmark.text is None
     spec = composed("model=seedling", "benchmark=seedling_exist").benchmark
-    assert worded(spec, PromptSpec(text="x")).text == "x"
-    assert worded(spec, PromptSpec()) == spec
+    assert with_question(spec, PromptSpec(text="x")).text == "x"
+    assert with_question(spec, PromptSpec()) == spec
 
 
 def test_a_text_that_is_no_template_is_refused_before_torch() -> None:

@@ -17,7 +17,7 @@ from espalier.harness.runs import wandb_log
 WRONG = (
     ("compressor.variant=other", "compressor.variant='other' is unknown"),
     ("+model.prompts.mine=5", "model.prompts.mine=5 must be a table"),
-    ("+model.prompts.mine={nosuch:1}", "model.prompts.mine.setting='nosuch'"),
+    ("+model.prompts.mine={nosuch:1}", "model.prompts.mine.nosuch is not a config key"),
     ("+benchmark.texts.nosuch=a", "benchmark.texts='nosuch' is unknown"),
     ("log.samples=3", "log.samples=3 with log=none"),
     ("model.facts.projector=x", "model.facts.projector='x' must be a list"),

@@ -326,7 +326,7 @@ def test_what_cannot_be_recorded_is_refused_or_left(changes: dict[str, Any], wor
     with pytest.raises(Refused, match=r"^engine\.graphs=true .*valid: false, auto$") as refusal:
         graphs_for(adapter, True)
     assert words in str(refusal.value)
-    assert graphs_for(adapter, None) is None
+    assert graphs_for(adapter, "auto") is None
     assert graphs_for(adapter, False) is None
 
 
@@ -345,7 +345,7 @@ def test_what_only_a_loaded_model_tells(monkeypatch: pytest.MonkeyPatch) -> None
     adapter.decoder = SimpleNamespace(rotary_emb=SimpleNamespace(rope_type="dynamic"))
     with pytest.raises(Refused, match="rotary frequencies"):
         graphs_for(adapter, True)
-    assert graphs_for(adapter, None) is None
+    assert graphs_for(adapter, "auto") is None
 
 
 def test_what_can_be_recorded_is() -> None:
@@ -360,7 +360,7 @@ def test_what_can_be_recorded_is() -> None:
         adapter = like()
         adapter.device = torch.device("cuda:0")
         assert isinstance(graphs_for(adapter, True), Made)
-        assert isinstance(graphs_for(adapter, None), Made)
+        assert isinstance(graphs_for(adapter, "auto"), Made)
         assert graphs_for(adapter, False) is None
     assert made == [torch.device("cuda:0")] * 2
 
@@ -388,7 +388,7 @@ def test_a_run_is_refused_before_anything_is_loaded() -> None:
 @pytest.mark.parametrize("asked", ["false", "auto"])
 def test_nothing_else_is_refused_on_a_cpu(asked: str) -> None:
     spec = spec_of("method=pearl", f"engine.graphs={asked}", "model.device=cpu")
-    assert spec.engine.graphs is (None if asked == "auto" else False)
+    assert spec.engine.graphs == ("auto" if asked == "auto" else False)
     method: Any = built("decoder")
     check_graphs(spec, method)
 

@@ -24,7 +24,7 @@ from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session
 from espalier.harness.paths import ROOT
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs.admission import admit
-from espalier.harness.specs.run_spec import AUTO_BATCH, RunSpec
+from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Journal
 from espalier.harness.store.files.digests import Digests
 from tests.arithmetic import Calculator, make_spec, sums, write_task
@@ -168,7 +168,7 @@ def by_id(result: Evaluation) -> dict[int, str]:
 def test_auto_finds_the_size_with_the_longest_prompts_and_uses_it(tmp_path: Path) -> None:
     questions = sums(10)
     questions[7] = ("1000000+2000000", "3000000")
-    spec = make_spec(write_task(tmp_path / "t", questions), batch_size=AUTO_BATCH)
+    spec = make_spec(write_task(tmp_path / "t", questions), batch_size="auto")
     journal = Journal(tmp_path / "journal.jsonl")
     model = Small(most=4)
     result = evaluate_session(spec, model, journal)
@@ -190,7 +190,7 @@ def test_auto_finds_the_size_with_the_longest_prompts_and_uses_it(tmp_path: Path
 def test_a_bad_sample_does_not_shrink_the_batch(tmp_path: Path) -> None:
     questions = sums(8)
     questions[3] = ("broken, and the longest question of all", "0")
-    spec = make_spec(write_task(tmp_path / "t", questions), batch_size=AUTO_BATCH, max_errors=1)
+    spec = make_spec(write_task(tmp_path / "t", questions), batch_size="auto", max_errors=1)
     model = Small()
     result = evaluate_session(spec, model, Journal(tmp_path / "journal.jsonl"))
     assert result.batch_size == 4  # seven are left, and eight are not seven
@@ -200,7 +200,7 @@ def test_a_bad_sample_does_not_shrink_the_batch(tmp_path: Path) -> None:
 
 
 def test_an_error_that_is_not_memory_leaves_the_search_to_the_run(tmp_path: Path) -> None:
-    spec = make_spec(write_task(tmp_path / "t", sums(6)), batch_size=AUTO_BATCH)
+    spec = make_spec(write_task(tmp_path / "t", sums(6)), batch_size="auto")
     model = Small(most=2, error=ValueError("no batches today"))
     result = evaluate_session(spec, model, Journal(tmp_path / "journal.jsonl"))
     assert (result.batch_size, result.n_samples) == (2, 6)
@@ -211,7 +211,7 @@ def test_the_smallest_size_of_all_processes_counts(tmp_path: Path) -> None:
         def gather(self, value: Any) -> list[Any]:
             return [value, 2] if isinstance(value, int) else [value]
 
-    spec = make_spec(write_task(tmp_path / "t", sums(8)), batch_size=AUTO_BATCH)
+    spec = make_spec(write_task(tmp_path / "t", sums(8)), batch_size="auto")
     model = Small()
     journal = Journal(tmp_path / "journal.jsonl")
     result = evaluate_session(spec, model, journal, None, WithOneThatHasRoomForTwo())
@@ -235,7 +235,7 @@ def spec_of(store: Path, *overrides: str) -> RunSpec:
 
 def test_the_key_holds_auto(tmp_path: Path) -> None:
     job = admit(spec_of(tmp_path, "engine.batch_size=auto"), Digests())
-    assert job.spec.engine.batch_size == AUTO_BATCH
+    assert job.spec.engine.batch_size == "auto"
     assert job.parts["settings"]["engine"]["batch_size"] == "auto"
     assert job.key != admit(spec_of(tmp_path, "engine.batch_size=8"), Digests()).key
 

@@ -29,7 +29,6 @@ from espalier.harness.evaluation.prefetch import AHEAD, ReadAhead, ReadingTimes,
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.models.adapter import load_adapter
-from espalier.harness.specs.run_spec import AUTO_PREFETCH
 from espalier.harness.store import Journal
 from tests.arithmetic import Calculator, make_spec, sums, write_task
 from tests.families import FAMILIES
@@ -223,7 +222,7 @@ def test_times_add_up_over_processes() -> None:
 def test_auto_reads_ahead_only_where_the_model_leaves_cores_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = make_spec(tmp_path, prefetch=AUTO_PREFETCH)
+    spec = make_spec(tmp_path, prefetch="auto")
     gpu = replace(spec, model=replace(spec.model, device="cuda"))
     drafted = replace(gpu, method=replace(gpu.method, draft=gpu.model))
     timed = replace(gpu, benchmark=replace(gpu.benchmark, prompt_tokens=100))
@@ -253,7 +252,7 @@ def test_answers_of_every_kind_are_the_same_to_the_byte(
     command = read_command([*common, "benchmark=seedling_rec", "engine.warmup=0", *overrides])
     assert command is not None
     spec = build_spec(command.cells[0])
-    assert spec.engine.prefetch == AUTO_PREFETCH
+    assert spec.engine.prefetch == "auto"
     method = method_of(spec.method)
     spec = kind_of(method, spec).normalise(spec, method)
     adapter = load_adapter(spec.model)

@@ -32,7 +32,7 @@ from espalier.harness.kinds.kind import PairedSessions
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.generation import Settings
-from espalier.harness.specs.run_spec import AUTO_PAIRS, RunSpec
+from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Journal
 from tests.tiny import LLAVA
 
@@ -45,7 +45,7 @@ def test_auto_costs_a_tenth_at_most_and_has_pairs_enough_for_an_interval(
     gain: float, processes: int
 ) -> None:
     found = [
-        (n, b, plan_pairs(AUTO_PAIRS, n, b, gain, processes)) for n in range(21000) for b in (1, 8)
+        (n, b, plan_pairs("auto", n, b, gain, processes)) for n in range(21000) for b in (1, 8)
     ]
     planned = [(n, one) for n, _, one in found if one is not None]
     for n, one in planned:

@@ -28,7 +28,7 @@ def path(key: str, value: str) -> None:
 
 def template(text: str) -> None:
     """Render a question."""
-    from espalier.harness.config.prompt_templates import checked, rendered
+    from espalier.harness.specs.prompt_templates import checked, rendered
 
     rendered(checked("benchmark.text", text), {"question": "What?"}, "row 0")
 
@@ -44,7 +44,7 @@ def load(flag: str, store: str) -> None:
 def judge(name: str) -> None:
     """Ask a judge that gives a bad answer."""
     from espalier.harness.evaluation.judging.client import JudgeClient, RequestError
-    from espalier.harness.specs.run_spec import JudgeSpec
+    from espalier.harness.specs.judge_spec import JudgeSpec
     from tests.benchmarks.judge_server import Answer, JudgeServer
 
     status, headers, body = ANSWERS[name]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from espalier.harness.evaluation.judging.judge import JudgeQuestion, collect_verdicts
 from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt
-from espalier.harness.specs.run_spec import JudgeSpec
+from espalier.harness.specs.judge_spec import JudgeSpec
 
 
 def questions(count: int) -> list[JudgeQuestion]:

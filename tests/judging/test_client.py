@@ -18,7 +18,7 @@ from espalier.harness.evaluation.judging.client import (
     RequestError,
     _wait,
 )
-from espalier.harness.specs.run_spec import JudgeSpec
+from espalier.harness.specs.judge_spec import JudgeSpec
 from tests.benchmarks.judge_server import Answer, JudgeServer, completion
 
 

@@ -25,7 +25,7 @@ from espalier.harness.evaluation.judging.judge import (
 from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt
 from espalier.harness.evaluation.judging.judge_scores import single
 from espalier.harness.evaluation.judging.verdicts import VerdictStore
-from espalier.harness.specs.run_spec import JudgeSpec
+from espalier.harness.specs.judge_spec import JudgeSpec
 from tests.benchmarks.judge_server import Answer, JudgeServer, completion, error
 
 WORDS = JudgePrompt("mine", "Q: {question} A: {answer}", "Be fair.")

@@ -14,7 +14,7 @@ import pytest
 
 from espalier.harness.evaluation.judging.judge import collect_verdicts
 from espalier.harness.paths import ROOT
-from espalier.harness.specs.run_spec import JudgeSpec
+from espalier.harness.specs.judge_spec import JudgeSpec
 from tests.benchmarks.judge_server import JudgeServer
 from tests.judging.asking import questions
 

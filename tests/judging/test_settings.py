@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from espalier.harness.config.compose import read_command
-from espalier.harness.config.judge_section import judge_spec
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt, read_prompt
 from espalier.harness.evaluation.judging.judge_scores import pair, single
 from espalier.harness.paths import ROOT
-from espalier.harness.specs.run_spec import JudgeSpec
+from espalier.harness.settings import read_section
+from espalier.harness.specs.judge_spec import JudgeSpec
 
 
 def usual() -> dict[str, Any]:
@@ -25,8 +25,12 @@ def usual() -> dict[str, Any]:
 USUAL = usual()
 
 
+def read_judge(section: dict[str, Any]) -> JudgeSpec:
+    return read_section(JudgeSpec, "judge", section)
+
+
 def test_the_config_says_what_a_judge_is_without_it() -> None:
-    assert judge_spec(USUAL) == JudgeSpec()
+    assert read_judge(USUAL) == JudgeSpec()
 
 
 def test_every_setting_arrives() -> None:
@@ -45,7 +49,7 @@ def test_every_setting_arrives() -> None:
     }
     assert set(told) == set(USUAL)
     prompt = ROOT / "tests/judging/words.yaml"
-    assert judge_spec(told) == JudgeSpec(
+    assert read_judge(told) == JudgeSpec(
         *("https://host:8000/v1", "m", "MY_KEY", prompt, None, None, None),
         options={"top_p": 1},
         timeout=3.0,
@@ -66,8 +70,8 @@ BAD = [
     ("model", "", "judge.model='' must be a non-empty string"),
     ("key_env", "sk-pw", "must be the name of an environment variable"),
     ("key_env", None, "must be the name of an environment variable"),
-    ("temperature", -1, "judge.temperature=-1 must be a number above 0"),
-    ("temperature", False, "judge.temperature=False must be a number above 0"),
+    ("temperature", -1, "judge.temperature=-1 must be a number of at least 0"),
+    ("temperature", False, "judge.temperature=False must be a number of at least 0"),
     ("seed", -1, "judge.seed=-1 must be an integer of at least 0, or null"),
     ("max_tokens", 0, "judge.max_tokens=0 must be an integer of at least 1, or null"),
     ("options", {"API_key": "pw"}, "judge.options.API_key is not for options"),
@@ -81,7 +85,7 @@ BAD = [
 @pytest.mark.parametrize(("name", "value", "problem"), BAD)
 def test_a_bad_setting_is_one_line_without_secrets(name: str, value: Any, problem: str) -> None:
     with pytest.raises(UserError) as error:
-        judge_spec({**USUAL, name: value})
+        read_judge({**USUAL, name: value})
     assert problem in str(error.value)
     assert f"judge.{name}" in str(error.value)
     assert "pw" not in str(error.value)

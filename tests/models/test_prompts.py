@@ -23,14 +23,14 @@ import run
 from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.compose import compose_section
 from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.prompt_section import worded
-from espalier.harness.config.prompt_templates import rendered
+from espalier.harness.config.prompt_section import with_question
 from espalier.harness.errors import UserError
 from espalier.harness.media.frames import Clip
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.models.chat_media import Media
 from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.paths import ROOT
+from espalier.harness.specs.prompt_templates import rendered
 from espalier.harness.specs.run_spec import ModelSpec, PromptSpec
 from tests.families import FAMILIES
 from tests.families.onevision import video
@@ -266,7 +266,7 @@ def own_question(task: str, sample: dict[str, Any], changes: dict[str, Any]) -> 
 def question(benchmark: str, prompt: PromptSpec) -> str:
     """Return the prompt of a benchmark under a set of prompts, built as in a run, without its data."""
     task, sample, _ = QUESTIONS[benchmark]
-    spec = worded(benchmark_spec(compose_section("benchmark", benchmark), None), prompt)
+    spec = with_question(benchmark_spec(compose_section("benchmark", benchmark), None), prompt)
     if spec.text is None:
         return own_question(task, sample, dict(spec.prompt))
     return rendered(spec.text, sample, "here")
@@ -374,10 +374,10 @@ def test_pictures_of_internvl_share_64_tiles_under_vlmevalkit() -> None:
 def test_deepseek_s_one_prompt_stands_for_whatever_an_ocr_task_asks() -> None:
     task = {**compose_section("benchmark", "seedling_exist"), "kind": "ocr"}
     prompt = model_under("deepseek_ocr_base", "original", ("ocr", "omnidocbench")).prompt
-    spec = worded(benchmark_spec(task, None), prompt)
+    spec = with_question(benchmark_spec(task, None), prompt)
     assert spec.text == OCR
     assert spec.generation["max_new_tokens"] == 8192
-    template = worded(
+    template = with_question(
         benchmark_spec({**task, "text": "Free OCR.", "generation": {"max_new_tokens": 9}}, None),
         prompt,
     )

@@ -111,7 +111,7 @@ BAD: list[tuple[str, tuple[str, ...]]] = [
         "model.device_map=auto +model.max_memory.gpu=1",
         ("model.max_memory.gpu", "the number of a card, cpu"),
     ),
-    ("model.check_weights=often", ("model.check_weights='often'", "auto, true, false")),
+    ("model.check_weights=often", ("model.check_weights='often'", "true, false or auto")),
     ("model.template=nosuch", ("model.template='nosuch'", "default", "llava_vid", "qwen2_5_vl")),
     ("model.device_map=cyclic", ("model.device_map='cyclic'", "valid: auto")),
     ("model.video.frames=0", ("model.video.frames=0", "at least 1")),

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from espalier.harness.config.group_lists import CONF, choices, read_choice
-from espalier.harness.config.prompt_section import settled
+from espalier.harness.config.prompt_section import apply_prompt_set
 from espalier.harness.paths import ROOT
 from espalier.harness.reports.tables.analytic import d2pruner_formulas as analytic_d2pruner
 from espalier.harness.reports.tables.analytic import d3tom_formulas as analytic_d3tom
@@ -105,7 +105,7 @@ def is_video(run: Wanted) -> bool:
 
 
 def video_of(model: str, prompt: str) -> Mapping[str, Any]:
-    found, _ = settled({**read_choice("model", model), "prompt": prompt})
+    found, _ = apply_prompt_set({**read_choice("model", model), "prompt": prompt})
     return {**found["video"], **{f"processor.{k}": v for k, v in found["processor"].items()}}
 
 
@@ -289,7 +289,7 @@ def test_counts_in_the_names_of_budgets_are_the_shares_that_run() -> None:
 
 
 def test_published_shares_of_the_dynamic_ratio_are_those_of_its_file() -> None:
-    text = (CONF / "method" / "rtprune_dynamic.yaml").read_text(encoding="utf-8")
+    text = (CONF / "method" / "rtprune.yaml").read_text(encoding="utf-8")
     comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
     listed = {int(a) / int(b) for a, b in re.findall(r"(\d+)/(\d+)", comment)}
     used = {run.overrides.get("method.params.typical") for _, run in runs("rtprune")} - {None}

@@ -27,7 +27,7 @@ from espalier.harness.engine.text.text_only import text_only_prefill
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.models.chat_media import Chat
 from espalier.harness.specs.draft_errors import in_words_of_the_draft
-from espalier.harness.specs.run_spec import Asked, ModelSpec, PositionPolicy, Separators
+from espalier.harness.specs.run_spec import Asked, Auto, ModelSpec, PositionPolicy, Separators
 from espalier.methods.base import Decoder, TokenReducer
 from espalier.methods.none import NoReduction
 
@@ -148,7 +148,7 @@ class DraftSpec:
     positions: PositionPolicy = "original"
     separators: Separators = "keep"
     threads: int | None = None
-    graphs: bool | None = False
+    graphs: bool | Auto = False
 
     def build(self) -> DraftModel:
         """Load the model, in a separate process."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from espalier.harness.engine.model_parts import Parts
 from espalier.harness.errors import Refused
-from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import Auto, ModelSpec
 
 #: Runs before a recording: libraries choose their kernels and allocate their workspaces in the first ones.
 WARMING = 3
@@ -72,12 +72,12 @@ class CudaGraphs:
         return replay
 
 
-def graphs_for(adapter: Parts, requested: bool | None) -> Graphs | None:
+def graphs_for(adapter: Parts, requested: bool | Auto) -> Graphs | None:
     """Return the recorder of a loaded model's steps; None if steps are not recorded.
 
     Args:
         adapter: the model.
-        requested: `engine.graphs`; None: record where possible.
+        requested: `engine.graphs`; `auto`: record where possible.
 
     Raises:
         Refused: requested and not possible.
@@ -87,7 +87,7 @@ def graphs_for(adapter: Parts, requested: bool | None) -> Graphs | None:
     reason = obstacle(adapter.spec) or _obstacle_inside(adapter)
     if reason is None:
         return CudaGraphs(adapter.device)
-    if requested:
+    if requested is True:
         raise refused(reason)
     return None
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from espalier.harness.errors import UserError
-from espalier.harness.specs.run_spec import JudgeSpec
+from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.secrets import masked
 
 #: Characters of a server's message that an error line quotes.

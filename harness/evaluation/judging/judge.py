@@ -17,7 +17,7 @@ from espalier.harness.evaluation.judging.client import (
 )
 from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt
 from espalier.harness.evaluation.judging.verdicts import StoredVerdict, VerdictStore, key_of
-from espalier.harness.specs.run_spec import JudgeSpec
+from espalier.harness.specs.judge_spec import JudgeSpec
 
 #: Identity of a sample: its task and its document.
 Sample = tuple[str, int]

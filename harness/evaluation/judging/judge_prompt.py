@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from espalier.harness.errors import UserError
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import Text, check_keys, read_value
 from espalier.harness.store.files.digests import digest
 
 #: A placeholder for a part of a sample. Other braces, such as those of JSON, stay.
@@ -53,12 +53,12 @@ def prompt_of(key: str, table: Mapping[str, Any], name: str | None = None) -> Ju
     Raises:
         UserError: it holds something else, or has no placeholder for the answer.
     """
-    fields.only_some(key, table, ("name", "system", "user"))
-    prompt_name = fields.text(f"{key}.name", table.get("name", name))
-    user = fields.text(f"{key}.user", table.get("user"))
+    check_keys(key, table, ("name", "system", "user"))
+    prompt_name = read_value(f"{key}.name", table.get("name", name), Text)
+    user = read_value(f"{key}.user", table.get("user"), Text)
     if ANSWER not in _PLACE.findall(user):
         raise UserError(f"{key}.user has no place for the answer; valid: a text with {{{ANSWER}}}")
-    system = fields.optional_text(f"{key}.system", table.get("system"))
+    system = read_value(f"{key}.system", table.get("system"), Text | None)
     # A block of YAML ends in a newline.
     return JudgePrompt(
         prompt_name, user.rstrip("\n"), None if system is None else system.rstrip("\n")

@@ -85,8 +85,9 @@ def _positions(table: Any) -> int | None:
 
 def least_bytes(spec: RunSpec, tokens: int) -> int:
     """Return the bytes of decoder, head and caches of a batch with full prompts, a lower bound of the memory needed."""
-    positions = tokens + (spec.benchmark.new_tokens or 0)
-    return decoder_bytes(spec.model) + spec.engine.batch_size * positions * entry_bytes(spec.model)
+    rows, positions = spec.engine.batch_size, tokens + (spec.benchmark.new_tokens or 0)
+    assert rows != "auto"  # such benchmarks need a number (harness/config/build_spec.py)
+    return decoder_bytes(spec.model) + rows * positions * entry_bytes(spec.model)
 
 
 def decoder_bytes(model: ModelSpec) -> int:

@@ -96,7 +96,7 @@ def check_graphs(spec: Asked, method: Decoder) -> None:
     Raises:
         Refused: one of them does not.
     """
-    if not spec.engine.graphs:
+    if spec.engine.graphs is not True:
         return
     if why := obstacle(spec.model):
         raise refused(why)

@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from typing import Any
 
-from espalier.harness.config.draft_section import laid_over
-from espalier.harness.config.group_lists import CONF
+from espalier.harness.config.group_lists import CONF, merged
 from espalier.harness.config.lmms_task_files import read_yaml
-from espalier.harness.config.prompt_section import settled
+from espalier.harness.config.prompt_section import apply_prompt_set
 from espalier.harness.reports.tables.cell_runs import Wanted, choice, method_of
 from espalier.harness.reports.tables.published_tables import FIRST
 from espalier.harness.specs.run_spec import PromptSpec, VideoSpec
@@ -97,7 +96,7 @@ def compared_settings(run: Wanted) -> ComparedSettings:
 def _compared(overrides: tuple[tuple[str, Any], ...]) -> ComparedSettings:
     run = Wanted(dict(overrides), "", 1.0)
     parts, stated = _sections(run)
-    section = laid_over(choice("benchmark", run.overrides["benchmark"]), parts["benchmark"])
+    section = merged(choice("benchmark", run.overrides["benchmark"]), parts["benchmark"])
     tasks = (section["kind"], section["name"])
     model, prompt = _model(run.overrides["model"], parts["model"], tasks)
     values = {f"model.{name}": model[name] for name in model}
@@ -133,7 +132,7 @@ def _sections(run: Wanted) -> tuple[dict[str, dict[str, Any]], frozenset[str]]:
         table: Any = value
         for name in reversed(names[1:]):
             table = {name: table}
-        parts[names[0]] = laid_over(parts[names[0]], table)
+        parts[names[0]] = merged(parts[names[0]], table)
         stated.add(".".join(names[:2]))
     return parts, frozenset(stated)
 
@@ -143,7 +142,7 @@ def _model(
 ) -> tuple[dict[str, Any], PromptSpec]:
     """Return the compared settings of a model under its prompt set, and the prompt set."""
     # Copy: a prompt set is merged into the tables of a cached config file.
-    part, prompt = settled(deepcopy(laid_over(choice("model", name), overrides)), tasks)
+    part, prompt = apply_prompt_set(deepcopy(merged(choice("model", name), overrides)), tasks)
     part |= {"prompt": prompt.name, "join": prompt.join}
     part["video"] = asdict(VideoSpec()) | part["video"]
     values = {key: _plain(key, part[key]) for key in (*MODEL_SETTINGS, *overrides)}
@@ -162,7 +161,7 @@ def _draft(
     if draft_config["prompts"].get(target["prompt"]) is not None:
         shared["prompt"] = target["prompt"]
     options = {key: value for key, value in overrides.items() if key != "name"}
-    return {"name": name, **_model(name, laid_over(shared, options), tasks)[0]}
+    return {"name": name, **_model(name, merged(shared, options), tasks)[0]}
 
 
 def _prompt_settings(section: Mapping[str, Any], prompt: PromptSpec) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from espalier.harness.reports.tables.published_tables import papers, read_paper
 from espalier.harness.reports.tables.rebuilt_table import RebuiltTable, build, requested_numbers
 from espalier.harness.reports.tables.table_formats import FORMATS
 from espalier.harness.reports.tables.table_rows import Notes, choose, read_rows, usual_positions
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.settings import Count, choice, read_value
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.run_spec import POSITIONS
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
@@ -93,8 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.model is not None and options.model not in choices("model"):
             raise unknown_name("--model", options.model, choices("model"))
         if options.positions is not None:
-            fields.choice("--positions", options.positions, POSITIONS)
-        fields.optional_integer("--limit", options.limit, at_least=1)
+            choice("--positions", options.positions, POSITIONS)
+        read_value("--limit", options.limit, Count | None)
         tables, notes = rebuild(
             requested_tables(options.paper, options.numbers),
             [existing_store(store) for store in options.store or [rooted("results")]],

@@ -84,7 +84,8 @@ def _decoding(spec: RunSpec, samples: int) -> tuple[float | None, bool]:
     length = spec.benchmark.new_tokens or bound
     if length is None:
         return None, False
-    batches = math.ceil(samples / max(spec.engine.batch_size, 1))  # `auto` as batches of one
+    size = spec.engine.batch_size
+    batches = math.ceil(samples / (1 if size == "auto" else size))
     step = max(decoder_bytes(spec.model) / BYTES_PER_SECOND, MIN_SECONDS)
     return batches * int(length) * step, spec.benchmark.new_tokens is None
 

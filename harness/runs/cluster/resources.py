@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from espalier.harness.config.build_spec import beside
+from espalier.harness.config.build_spec import reserve_draft_card
 from espalier.harness.config.cell_config import Cell
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.parameter_count import parameters, weight_bytes
-from espalier.harness.runs.cluster.cluster_spec import ClusterSpec, asked_of
-from espalier.harness.specs import value_checks as fields
+from espalier.harness.runs.cluster.cluster_spec import ClusterSpec, ResourceRequest
+from espalier.harness.settings import defaults, read_section, table
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 
 #: Models up to this number of parameters run on a CPU unless the config requests a GPU.
@@ -53,9 +53,10 @@ def resources_of(config: Cell, spec: RunSpec, cluster: ClusterSpec) -> Resources
     Raises:
         UserError: `model.resources` has an invalid entry.
     """
-    part = config["model"]["resources"]
-    requested = asked_of("model.resources", fields.table("model.resources", part))
-    return Resources(**{**_minimum(spec, cluster), **requested, **cluster.asked})
+    key = "model.resources"
+    part = defaults(ResourceRequest) | table(key, config["model"]["resources"])
+    request = read_section(ResourceRequest, key, part)
+    return Resources(**{**_minimum(spec, cluster), **request.requested, **cluster.requested})
 
 
 def on_its_machine(config: Cell, spec: RunSpec, gpus: int) -> RunSpec:
@@ -67,7 +68,7 @@ def on_its_machine(config: Cell, spec: RunSpec, gpus: int) -> RunSpec:
     options = config["method"].get("draft_options") or {}
     if method.draft is not None and options.get("device", "auto") == "auto":
         method = replace(method, draft=replace(method.draft, device=device))
-    return replace(spec, model=beside(model, method.draft), method=method)
+    return replace(spec, model=reserve_draft_card(model, method.draft), method=method)
 
 
 def gpus_for(facts: ModelFacts, dtype: str, gpu_memory: int) -> int:

@@ -25,6 +25,7 @@ from typing import Any
 from uuid import uuid4
 
 from espalier.harness.errors import UserError, tell_once
+from espalier.harness.settings import Positive
 from espalier.harness.store.files import durable, hosts
 
 #: An owner is dead without watching if its last heartbeat is this many times `expiry` older than a new file, by the
@@ -39,8 +40,8 @@ MIN_BEATS = 3
 class Terms:
     """How often an owner writes a heartbeat, and after how much silence it counts as dead, both in seconds."""
 
-    beat: float = 10.0
-    expiry: float = 60.0
+    beat: Positive = 10.0
+    expiry: Positive = 60.0
 
     def __post_init__(self) -> None:
         """Raise UserError unless several heartbeats fit into `expiry`."""

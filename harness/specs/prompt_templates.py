@@ -60,8 +60,8 @@ def rendered(text: str, sample: Mapping[str, Any], where: str) -> str:
     try:
         return render(_parsed(text), {"sample": sample, **sample})
     except UndefinedError as error:
-        named = ", ".join(sample)
-        raise UserError(f"benchmark.text: {where}: {error.message}; valid: {named}") from error
+        columns = ", ".join(sample)
+        raise UserError(f"benchmark.text: {where}: {error.message}; valid: {columns}") from error
     except TooMuch as error:
         raise UserError(
             f"benchmark.text: {where}: {error}; valid: a template without endless loops and long repeats"
