@@ -40,7 +40,6 @@ docs: $(STAMP)  ## the pages that are written from the code
 	$(PY) -m lab.pages.methods_page --write docs/methods.md
 	$(PY) -m lab.pages.benchmarks_page --write docs/benchmarks.md
 	$(PY) -m lab.pages.tables_page --write docs/tables.md
-	$(PY) -m espalier.harness.reports.tables.table_presets --write conf/experiment
 
 recipes: $(STAMP)  ## CONTRIBUTING.md and docs/recipes, followed to the letter in a clone of the last commit, then `make check` there
 	$(PY) -m tests.pages.recipes $(ARGS)

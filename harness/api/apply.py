@@ -12,7 +12,7 @@ from typing import Any
 from espalier.harness.api.applied import Applied, plain_errors
 from espalier.harness.api.loaded_models import Model, named_spec
 from espalier.harness.api.open_method import settle
-from espalier.harness.config.build_spec import build_draft
+from espalier.harness.config.build_spec import build_draft, variant_of
 from espalier.harness.config.compose import compose_section
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
@@ -25,6 +25,7 @@ from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import (
     POSITIONS,
     TRANSPORTS,
+    VARIANTS,
     CompressorSpec,
     EngineSpec,
     MethodSpec,
@@ -47,6 +48,7 @@ def apply(
     method: str | Method,
     ratio: float = 0.75,
     *,
+    variant: str | None = None,
     budget: str = "kept",
     draft: str | PathLike[str] | Model | None = None,
     seed: int = 0,
@@ -64,8 +66,9 @@ def apply(
 
     Args:
         model: what `load` or `wrap` returned.
-        method: a file of conf/method without `.yaml` (the variants too), or an instance of an own `TokenReducer`,
+        method: a file of conf/method without `.yaml`, or an instance of an own `TokenReducer`,
             `Decoder` (methods/base.py) or `CacheCompressor` (methods/compressor.py), registered or not.
+        variant: which reading of the file: `official`, the released code, or `paper`; None: the file's default.
         ratio: share of visual tokens removed, 0 <= ratio < 1; of a speculative decoder, the share that its draft does
             without.
         budget: how the ratio is counted: `kept`, `average` or `flops` (docs/rows.md).
@@ -90,7 +93,7 @@ def apply(
             raise UserError(
                 f"model is a {type(model).__name__}; valid: what espalier.load or espalier.wrap returned"
             )
-        built, named = _built(method, params)
+        built, named = _built(method, params, variant)
         if compressor is not None:
             behind, other = _built(compressor, {})
             share = fields.cache_ratio("cache_ratio", cache_ratio)
@@ -122,12 +125,16 @@ def apply(
         return Applied(settle(spec, built, model.borrowed, known), model, drafting)
 
 
-def _built(method: str | Method, params: Mapping[str, Any]) -> tuple[Method, MethodSpec]:
+def _built(
+    method: str | Method, params: Mapping[str, Any], variant: str | None = None
+) -> tuple[Method, MethodSpec]:
     """Return the method that is asked for, and what its errors call it."""
     if isinstance(method, str):
-        section = compose_section("method", method)
+        chosen = [] if variant is None else [fields.choice("variant", variant, VARIANTS)]
+        values = [f"method.variant={one}" for one in chosen]
+        section = compose_section("method", method, values=values)
         merged = {**(section["params"] or {}), **params}
-        named = MethodSpec(section["name"], section["variant"], merged)
+        named = MethodSpec(section["name"], variant_of("method", section), merged)
         return build_method(named.name, merged), named
     if inspect.isclass(method) and issubclass(method, Method):
         raise UserError(
@@ -138,6 +145,8 @@ def _built(method: str | Method, params: Mapping[str, Any]) -> tuple[Method, Met
             f"method={method!r}; valid: a name of conf/method, or an instance of a "
             "TokenReducer or Decoder of espalier.methods.base"
         )
+    if variant is not None:
+        raise UserError(f"variant={variant!r} is for a name of conf/method; valid: without variant")
     if params:
         raise UserError(
             f"{next(iter(params))}: a method that is an object has its own hyper-parameters; valid: "

@@ -17,7 +17,7 @@ from espalier.harness.config.model_section import model_spec
 from espalier.harness.config.prompt_section import check_texts, worded
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.schedule import RULES
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, tell_once
 from espalier.harness.paths import rooted
 from espalier.harness.specs import value_checks as fields
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
@@ -65,8 +65,8 @@ SECTIONS = {
     "judge": JUDGE,
     "lease": "beat expiry",
 }
-#: Keys that only some files of a section have: those of methods with a draft model.
-OPTIONAL = dict.fromkeys(("method", "compressor"), ("draft", "draft_options"))
+#: Keys that only some files of a section have: those of methods with a draft model or with several variants.
+OPTIONAL = dict.fromkeys(("method", "compressor"), ("draft", "draft_options", "variants"))
 #: A compressor of this name stands for none.
 NO_COMPRESSOR = "none"
 #: Keys of a cell that say where it runs, and nothing of its run.
@@ -181,7 +181,7 @@ def beside(target: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
 def _method(part: Mapping[str, Any], model: ModelSpec, tasks: tuple[str, ...]) -> MethodSpec:
     name = fields.text("method.name", part["name"])
     params = fields.table("method.params", part["params"])
-    variant = fields.choice("method.variant", part["variant"], VARIANTS)
+    variant = variant_of("method", part)
     asked = fields.optional_text("method.draft", part.get("draft"))
     options = fields.table("method.draft_options", part.get("draft_options"))
     if _decodes(name) and build_method(name, params).takes_draft:
@@ -192,9 +192,27 @@ def _method(part: Mapping[str, Any], model: ModelSpec, tasks: tuple[str, ...]) -
     return MethodSpec(name, variant, params)
 
 
+def variant_of(key: str, part: Mapping[str, Any]) -> str:
+    """Return the variant of a method's section: one of those that it lists, else `paper`.
+
+    A sweep over variants may have methods with one reading among its cells: they run in that one, and say so.
+
+    Raises:
+        UserError: the section has no such variant.
+    """
+    listed = tuple(part.get("variants") or ())
+    variant = fields.choice(f"{key}.variant", part["variant"], listed or VARIANTS)
+    if listed or variant == VARIANTS[0]:
+        return variant
+    tell_once(
+        f"{key}.variant={variant}: {key}={part['name']} has one reading, {VARIANTS[0]}, which runs"
+    )
+    return VARIANTS[0]
+
+
 def _compressor(part: Mapping[str, Any]) -> CompressorSpec | None:
     name = fields.text("compressor.name", part["name"])
-    fields.choice("compressor.variant", part["variant"], VARIANTS)
+    variant_of("compressor", part)
     # The share counts where something is evicted; a sweep may ask for it beside cells where nothing is.
     ratio = fields.cache_ratio("compressor.ratio", part["ratio"])
     if name == NO_COMPRESSOR:

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from espalier.harness.config import method_lists as presets
-from espalier.harness.config import task_source
+from espalier.harness.config import name_source, task_source
 from espalier.harness.config.benchmark_section import check_benchmarks
 from espalier.harness.config.cell_config import Cell, resolved
 from espalier.harness.config.composer import Composer
@@ -41,10 +41,11 @@ from espalier.harness.config.overrides import (
     expand,
     in_full,
     in_quotes,
-    is_task,
+    is_served,
     models_first,
     parse,
     quoted,
+    tell_former_names,
 )
 from espalier.harness.config.pattern import OF_THE_SWEEP
 from espalier.harness.errors import UserError, unknown_name
@@ -96,6 +97,7 @@ def read_command(
         parsed = parse(overrides, loader)
         if typed:
             check_once(parsed)
+            tell_former_names(parsed)
         for override in parsed:
             check_values(override)
             check_choice(override, loader)
@@ -143,13 +145,16 @@ def _checked(cells: Sequence[Cell]) -> tuple[Cell, ...]:
     return tuple(cells)
 
 
-def compose_section(group: str, name: str, key: str | None = None) -> dict[str, Any]:
+def compose_section(
+    group: str, name: str, key: str | None = None, values: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the section that `<group>=<name>` composes, as plain data; hydra.main's own state stays as it is.
 
     Args:
         group: a folder of conf.
         name: a file in it.
         key: what an error line calls the name; None: the group.
+        values: further overrides.
 
     Raises:
         UserError: the folder has no such file.
@@ -160,9 +165,11 @@ def compose_section(group: str, name: str, key: str | None = None) -> dict[str, 
     # `compose` needs Hydra's global state, which belongs to the run that asks.
     loader = ConfigLoaderImpl(config_search_path=create_config_search_path(str(CONF)))
     options = loader.get_group_options(group)
-    if name not in options and not is_task(group, name):
+    if name not in options and not is_served(group, name):
         raise unknown_name(key or group, name, options)
-    composed = loader.load_configuration("config", [f"{group}={name}"], run_mode=RunMode.RUN)
+    composed = loader.load_configuration(
+        "config", [f"{group}={name}", *values], run_mode=RunMode.RUN
+    )
     section = OmegaConf.to_container(composed[group], resolve=True)
     assert isinstance(section, dict)
     return {str(key): value for key, value in section.items()}
@@ -172,6 +179,7 @@ def _register() -> None:
     """Make known to Hydra and OmegaConf what the files of conf refer to; again does no harm."""
     presets.register()
     task_source.register()
+    name_source.register()
 
 
 def without_cells(argv: Sequence[str]) -> list[str]:

@@ -21,18 +21,37 @@ Section = dict[str, Any]
 def asked_groups(arguments: Iterable[str]) -> tuple[str, ...]:
     """Return the config groups that a command line asks about, as `benchmark=?` does."""
     found = (_ASKED.fullmatch(text) for text in arguments)
-    return tuple(match[1] for match in found if match and (CONF / match[1]).is_dir())
+    groups = (match[1] for match in found if match)
+    return tuple(group for group in groups if (CONF / group).is_dir() or group == "anchor")
 
 
 def listing(group: str) -> str:
     """Return a table of a group's choices, one line each, and what else may be chosen. Cost: one read of each file."""
     names = choices(group)
+    if group == "method":
+        variants = (", ".join(read_choice(group, name).get("variants", ())) for name in names)
+        rows = [
+            (name, words, comment(group, name)) for name, words in zip(names, variants, strict=True)
+        ]
+        other = "method.variant=<one of its variants>: official, the released code, or paper; the first is the default"
+        return f"{_table((group, 'variants', ''), rows)}\n{other}\n"
     if group != "benchmark":
-        return _table((group, ""), [(name, comment(group, name)) for name in names])
+        rows = [(name, comment(group, name)) for name in names]
+        return _table((group, ""), [*rows, *_without_file(group)])
     head = ("benchmark", "title", "kind", "samples", "needs")
     rows = [_line(name, read_choice(group, name)) for name in names]
     other = "benchmark=task:<name>: any other task of lmms-eval with written answers, by its own metrics"
     return f"{_table(head, rows)}\n{other}\n"
+
+
+def _without_file(group: str) -> Iterable[tuple[str, str]]:
+    """Return the configs that are made from results/papers or conf/anchors.csv, each with what it runs."""
+    if group not in ("experiment", "anchor"):
+        return ()
+    # Brings in Hydra.
+    from espalier.harness.config.name_source import descriptions
+
+    return descriptions(group).items()
 
 
 def choices(group: str) -> list[str]:
@@ -49,7 +68,8 @@ def comment(group: str, name: str) -> str:
     """Return the first sentence of what stands above a file's first line."""
     lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     count = next(number for number, line in enumerate(lines) if not line.startswith("#"))
-    text = " ".join(line.lstrip("# ") for line in lines[:count])
+    words = (line.lstrip("# ") for line in lines[:count])
+    text = " ".join(line for line in words if not line.startswith("@package"))
     return re.split(r"(?<=[.?])\s", text, maxsplit=1)[0].rstrip(".")
 
 

@@ -17,8 +17,9 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from espalier.harness.config import method_lists as presets
-from espalier.harness.config import task_source
-from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.config import name_source, task_source
+from espalier.harness.config.method_names import former_name
+from espalier.harness.errors import UserError, tell_once, unknown_name
 from espalier.harness.paths import ROOT
 
 #: Whatever Hydra raises about a command line that it cannot use; much of it slips out of its parts as they are.
@@ -131,18 +132,37 @@ def check_choice(override: Override, loader: ConfigLoaderImpl) -> None:
     options = loader.get_group_options(group)
     if not options:
         return
-    picked = override.sweep_iterator() if override.is_sweep_override() else [override.value()]
-    for one in picked:
-        name = one.text if isinstance(one, QuotedString) else one
+    for name in _choices(override):
         if group == "method" and isinstance(name, list):
             raise UserError(
                 f"{override.input_line}: a list is no method; valid: method=<drops tokens> compressor=<evicts cache "
                 "entries>, each with its own ratio and compressor.ratio"
             )
-        if not isinstance(name, str) or (name not in options and not is_task(group, name)):
+        if not isinstance(name, str) or (name not in options and not is_served(group, name)):
             if override.package == "compressor":
-                options = ["none", *presets.configs("compressor").split(",")]
+                options = ["none", *presets.methods("compressor").split(",")]
+            if group == "experiment":
+                options = [*options, *name_source.table_titles()]
             raise unknown_name(override.package or group, str(name), options)
+
+
+def tell_former_names(overrides: Sequence[Override]) -> None:
+    """Print on stderr, for each former name of a method, how it is written now."""
+    for override in overrides:
+        if override.key_or_group != "method" or override.is_delete():
+            continue
+        key = override.package or "method"
+        for name in _choices(override):
+            former = former_name(name) if isinstance(name, str) else None
+            if former is not None:
+                tell_once(f"{key}={name} is a former name of {former.overrides(key)}")
+
+
+def _choices(override: Override) -> list[Any]:
+    """Return what an override of a config group picks, each value of a sweep."""
+    sweeps = override.is_sweep_override()
+    picked = override.sweep_iterator() if sweeps else [override.value()]
+    return [one.text if isinstance(one, QuotedString) else one for one in picked]
 
 
 def check_values(override: Override) -> None:
@@ -237,6 +257,7 @@ def one_line(error: Exception) -> str:
     )
 
 
-def is_task(group: str, name: str) -> bool:
-    """Say whether a choice asks for a task of lmms-eval; composing it tells whether there is one."""
-    return group == "benchmark" and name.startswith(task_source.PREFIX)
+def is_served(group: str, name: str) -> bool:
+    """Return whether a choice has a config without a file; for a task of lmms-eval, composing it shows whether."""
+    is_task = group == "benchmark" and name.startswith(task_source.PREFIX)
+    return is_task or name_source.serves(group, name)

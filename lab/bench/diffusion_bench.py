@@ -41,7 +41,7 @@ INSTANCE = (
 )
 
 #: Of 12 layers the first runs whole, as the first 3 of 32 in the paper.
-D3TOM = ("method=d3tom", "method.params.K=1")
+D3TOM = ("method=d3tom", "method.variant=paper", "method.params.K=1")
 
 #: Shares kept, in percent, of the paper's tables.
 KEPT: Mapping[str, str] = {"50": "0.5", "33": "0.667", "25": "0.75", "17": "0.833", "10": "0.9"}

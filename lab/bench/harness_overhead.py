@@ -32,7 +32,8 @@ RATIOS = ",".join(f"{number / 100:g}" for number in range(5, 75, 7))
 SWEEP = (
     "-m",
     "method=none,random,random_layer2,uniform,uniform_layer2,pooled,fastv,fastv_paper,divprune,divprune_layer2,"
-    "visionzip,visionzip_official,cdpruner,cdpruner_unconditional,dart,d2pruner,d2pruner_di,sparsevlm,h2o,snapkv",
+    "visionzip_paper,visionzip_official,cdpruner,cdpruner_unconditional,dart,d2pruner,d2pruner_di,sparsevlm_paper,h2o_paper,"
+    "snapkv_paper",
     f"ratio={RATIOS}",
     "benchmark=seedling_rec,seedling_caption,seedling_ocr,seedling_vqa,seedling_exist",
     "refused=skip",

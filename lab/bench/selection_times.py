@@ -16,7 +16,7 @@ from time import perf_counter, process_time
 import torch
 from torch import Tensor
 
-from espalier.harness.config.compose import CONF
+from espalier.harness.config.method_names import setting_names
 from espalier.harness.kinds.lookup import as_reducer
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import RunSpec
@@ -46,8 +46,8 @@ def selection(setup: Setup) -> list[Figure]:
 
 
 def configured_methods() -> list[str]:
-    """Return the names that `method=` takes."""
-    return sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+    """Return the names of all settings: each variant of a method, and the former names."""
+    return setting_names()
 
 
 @contextmanager

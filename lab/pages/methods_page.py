@@ -6,13 +6,12 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 from types import ModuleType
 
-from omegaconf import OmegaConf
-
-from espalier.harness.config.compose import CONF
+from espalier.harness.config.group_lists import CONF, choices
+from espalier.harness.config.method_names import MethodName, former_names
 from espalier.harness.kinds.lookup import as_compressor, as_decoder, as_reducer
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.catalogue import build_method, names_of
@@ -85,8 +84,14 @@ against a loop written out.
 CONFIGS = """\
 ## Config files
 
-`python run.py method=<file>`; `official` is what the authors released, `paper` what they wrote, or both where they
-agree.
+`python run.py method=<file>`, and `method.variant=official|paper` where the last columns have two readings: `official`,
+the default, is what the authors released, `paper` what they wrote. Other methods have one reading, `paper`, which is
+both where they agree. Both readings in one sweep: `-m method=fastv method.variant=paper,official`.
+"""
+
+FORMER_NAMES = """\
+`<method>_official` and `<method>_paper` stand for a method with this variant. Other names of earlier versions, which go
+on working:
 """
 
 
@@ -103,7 +108,8 @@ def page(root: Path = ROOT) -> str:
     denoisers = [_reducer_row(name, tests) for name in names_of(DenoisingReducer)]
     evicts = ("compressor", "budgets", "heads choose", "cost", "paper", "first, last slots")
     ways = ("decoder", "who drafts", "rounds", "window", "draft sees", "target is read at", "reads")
-    files = [_config_row(path) for path in sorted((CONF / "method").glob("*.yaml"))]
+    files = [_file_row(CONF / "method" / f"{name}.yaml") for name in choices("method")]
+    former = [_former_name_row(name, setting) for name, setting in sorted(former_names().items())]
     return "\n".join(
         [
             HEAD.format(blocks=BLOCKS, depth=DEPTH),
@@ -115,7 +121,9 @@ def page(root: Path = ROOT) -> str:
             DENOISERS,
             table(head, denoisers),
             CONFIGS,
-            table(("file", "method", "variant", "what it is"), files),
+            table(("method", "what it is", "`official`", "`paper`"), files),
+            FORMER_NAMES,
+            table(("former name", "written now"), former),
         ]
     )
 
@@ -251,12 +259,16 @@ def _own_tests(subject: Subject, module: ModuleType, tests: dict[str, str]) -> s
     return "; ".join(cells) or "-"
 
 
-def _config_row(path: Path) -> tuple[str, ...]:
-    part = OmegaConf.load(path)
-    lines = path.read_text(encoding="utf-8").splitlines()
-    count = next(number for number, line in enumerate(lines) if not line.startswith("#"))
-    comment = " ".join(line.lstrip("# ") for line in lines[:count])
-    return f"`{path.stem}`", part.name, part.variant, comment
+def _file_row(path: Path) -> tuple[str, ...]:
+    text = path.read_text(encoding="utf-8")
+    lines = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    comment = " ".join(filter(None, (line.lstrip("# ") for line in lines)))
+    readings = dict(re.findall(r"^  (official|paper): # (.+)$", text, re.MULTILINE))
+    return f"`{path.stem}`", comment, readings.get("official", "-"), readings.get("paper", "-")
+
+
+def _former_name_row(name: str, setting: MethodName) -> tuple[str, ...]:
+    return f"`{name}`", f"`{setting.overrides('method')}`"
 
 
 @command

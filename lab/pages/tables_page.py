@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Sequence
 
 from espalier.harness.config.stand_ins import stand_ins
-from espalier.harness.paths import ROOT
 from espalier.harness.reports.tables.cell_runs import Wanted, choice, wanted
 from espalier.harness.reports.tables.panels import called, name_of
 from espalier.harness.reports.tables.published_tables import Paper, papers, read_cells, read_paper
@@ -83,7 +82,6 @@ def _row(paper: Paper, number: str) -> tuple[str, ...]:
     entry, cells = paper.tables[number], read_cells(paper, number)
     runs = [run for run in (wanted(paper, cell) for cell in cells) if isinstance(run, Wanted)]
     name = name_of(paper.slug, number)
-    there = (ROOT / "conf" / "experiment" / f"{name}.yaml").is_file()
     return (
         called(number).replace("Table ", ""),
         entry.title,
@@ -91,7 +89,7 @@ def _row(paper: Paper, number: str) -> tuple[str, ...]:
         f"{len(runs)}, needs checkpoints" if runs else "-",
         "yes" if "analytic" in entry.rebuilt else "-",
         _embedded(runs),
-        f"`python run.py -m +experiment={name}`" if there else "-",
+        f"`python run.py -m +experiment={name}`" if runs else "-",
         f"`python -m espalier tables {paper.slug} {number}`",
     )
 

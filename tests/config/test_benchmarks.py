@@ -309,11 +309,20 @@ def test_a_question_mark_lists_a_group(capsys: pytest.CaptureFixture[str]) -> No
     assert "benchmark=task:<name>" in lines[-1]
 
 
-@pytest.mark.parametrize("group", ["model", "method", "experiment"])
+@pytest.mark.parametrize("group", ["model", "budget"])
 def test_other_groups_are_listed_with_what_they_are(group: str) -> None:
     lines = listing(group).splitlines()[1:]
     assert [line.split()[0] for line in lines] == choices(group)
     assert all(len(line.split()) > 1 for line in lines)
+
+
+def test_methods_are_listed_with_their_variants() -> None:
+    lines = listing("method").splitlines()
+    assert lines[0].split() == ["method", "variants"]
+    assert [line.split()[0] for line in lines[1 : len(choices("method")) + 1]] == choices("method")
+    (fastv,) = (line for line in lines if line.startswith("fastv "))
+    assert fastv.split()[1:4] == ["official,", "paper", "FastV"]
+    assert "method.variant=" in lines[-1]
 
 
 def test_only_groups_can_be_asked_about() -> None:

@@ -14,12 +14,23 @@ from omegaconf import DictConfig, OmegaConf
 from espalier.harness.config import compose
 from espalier.harness.config.cell_config import resolved
 from espalier.harness.config.composer import Composer
+from espalier.harness.config.group_lists import choices
 from espalier.harness.errors import UserError
+from espalier.harness.reports.tables.table_presets import titles
 
-PRESETS = sorted(path.stem for path in (compose.CONF / "experiment").glob("*.yaml"))
+PRESETS = sorted([*choices("experiment"), *titles()])
 CHOICES = {
-    "method": ("none", "fastv", "d2pruner", "pearl", "dart", "nosuch"),
-    "method@compressor": ("none", "h2o", "pyramidkv"),
+    "method": (
+        "none",
+        "fastv",
+        "fastv_paper",
+        "d2pruner",
+        "d2pruner_di",
+        "pearl",
+        "dart",
+        "nosuch",
+    ),
+    "method@compressor": ("none", "h2o", "pyramidkv", "pyramidkv_paper"),
     "benchmark": ("seedling_rec", "pope", "latency", "task:mmstar", "dense_description"),
     "model": ("seedling", "llava_ov_7b", "qwen2_vl_7b"),
     "budget": ("average", "kept"),
@@ -29,6 +40,7 @@ CHOICES = {
     "+anchor": ("llava15_7b_pope",),
 }
 VALUES = (
+    *("method.variant=paper", "method.variant=official", "method.variant=other"),
     *("ratio=0.5", "limit=3", "limit=${seed}", "+spare=1", "+spare=${ratio}", "~seed", "++seed=4"),
     *("method.params.K=3", "method.params.K=${seed}", "+method.params.K=3", "~method.params"),
     *("method.params={K:1}", "benchmark.name='latency_${benchmark.prompt_tokens}'", "rato=1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from espalier.harness.config.compose import compose_section
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import compose_section, read_command
 from espalier.harness.config.method_lists import register
+from espalier.harness.config.method_names import setting_names
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.catalogue import METHODS, Catalogue, build_method, names_of, typed
@@ -161,32 +164,87 @@ def test_the_config_files_cover_the_registry():
     assert {path.stem for path in FILES} >= named
 
 
-def config_of(path: Path) -> dict[str, Any]:
-    """What a file says; where a kind of task decides, what Hydra makes of it on the embedded benchmarks."""
-    text = path.read_text(encoding="utf-8")
-    if "${" in text:
-        register()
-        return compose_section("method", path.stem)
-    found = yaml.safe_load(text)
-    assert isinstance(found, dict)
-    return found
+def config_of(name: str) -> dict[str, Any]:
+    """Return the section that a name composes, on the embedded benchmarks."""
+    register()
+    return compose_section("method", name)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_config_file_builds_and_shows_every_parameter(path: Path):
-    config = config_of(path)
+@pytest.mark.parametrize("name", setting_names())
+def test_every_setting_builds_and_shows_every_parameter(name: str):
+    config = config_of(name)
     assert config["variant"] in ("paper", "official")
     method = build_method(config["name"], config["params"])
     of_draft = isinstance(method, Decoder) and method.source == "model"
     draft = {"draft", "draft_options"} if of_draft else set()
-    assert set(config) == {"name", "variant", "params"} | draft
+    assert set(config) - {"variants"} == {"name", "variant", "params"} | draft
     method.sites(6)  # every file works on the smallest model, whose decoder has six layers
     assert set(config["params"]) == {field.name for field in fields(method)}
 
 
-def test_two_config_files_are_never_the_same_method():
-    built = [build_method(config["name"], config["params"]) for config in map(config_of, FILES)]
-    assert len({(type(method), method) for method in built}) == len(FILES)
+def test_two_settings_are_never_the_same_method():
+    built = [
+        build_method(config["name"], config["params"]) for config in map(config_of, setting_names())
+    ]
+    assert len({(type(method), method) for method in built}) == len(built)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_variants_set_the_same_parameters_and_the_released_code_is_the_default(path: Path):
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    listed = config.get("variants", {})
+    assert config["variant"] == next(iter(listed), "paper")
+    assert tuple(listed) in ((), ("official", "paper"))
+    left_open = {key for key, value in config["params"].items() if value == "${variant:}"}
+    assert all(set(values) == left_open for values in listed.values())
+    assert bool(left_open) == bool(listed)
+
+
+def test_a_bare_name_is_the_released_code_and_former_names_stay(capsys: pytest.CaptureFixture[str]):
+    argv = ["-m", "method=fastv,none", "method.variant=paper,official"]
+    assert [found[:2] for found in specs(*argv)] == [
+        ("fastv", "paper"),
+        ("fastv", "official"),
+        ("none", "paper"),
+        ("none", "paper"),
+    ]
+    assert "method=none has one reading, paper, which runs" in capsys.readouterr().err
+    assert specs("method=elastic") == specs("method=elastic", "method.variant=official")
+    for name, line in (
+        ("elastic_official", "method=elastic method.variant=official"),
+        ("elastic_paper", "method=elastic method.variant=paper"),
+        ("divprune_layer2", "method=divprune method.params.layer=2"),
+        (
+            "sparsevlm_official_64",
+            "method=sparsevlm method.variant=official method.params.schedule=[82,32,18]",
+        ),
+    ):
+        assert specs(f"method={name}") == specs(*line.split())
+        assert capsys.readouterr().err == f"method={name} is a former name of {line}\n"
+    values = ("method.params.K=3", "method.params.queries=last")
+    assert specs("method=fastv_paper", *values) == [("fastv", "paper", {"K": 3, "queries": "last"})]
+    with pytest.raises(
+        UserError, match=r"method\.variant=.other. is unknown; valid: official, paper"
+    ):
+        specs("method=fastv", "method.variant=other")
+    with pytest.raises(UserError, match="method='dart_official' is unknown"):
+        specs("method=dart_official")
+
+
+def specs(*argv: str) -> list[tuple[str, str, Any]]:
+    command = read_command(argv, typed=True)
+    assert command is not None
+    built = [build_spec(cell).method for cell in command.cells]
+    return [(method.name, method.variant, method.params) for method in built]
+
+
+def test_methods_import_torch_and_each_other_alone():
+    blocked = ("hydra", "omegaconf", "transformers", "lmms_eval", "espalier.harness")
+    script = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked!r})); from importlib import import_module; "
+        f"[import_module('espalier.methods.' + name) for name in {('fastv', *METHODS.names())!r}]"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
 def test_a_method_is_hashable_and_frozen():

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import CONF, read_command
+from espalier.harness.config.compose import read_command
+from espalier.harness.config.group_lists import listing
 from espalier.harness.reports.curves import anchors
 from espalier.harness.reports.curves.anchors import Anchor, beside, read_anchors, table
 
@@ -36,7 +37,9 @@ def test_every_anchor_is_a_preset_that_runs_its_cell() -> None:
     listed = read_anchors()
     assert set(found) == {(one.model, one.prompt, one.benchmark) for one in listed}
     assert len(command.cells) == len(listed)
-    assert {one.name for one in listed} == {file.stem for file in (CONF / "anchor").glob("*.yaml")}
+    assert {one.name for one in listed} == {
+        line.split()[0] for line in listing("anchor").splitlines()[1:]
+    }
     for one in listed:
         assert one.metric in found[one.model, one.prompt, one.benchmark].benchmark.metrics
         assert 0 < one.published < 100

@@ -271,10 +271,10 @@ def test_tables_mark_what_lies_above_and_below_random(against: Path, tmp_path: P
     assert "**above**" in tenth
     # Names are those of the config files, not of the parameters.
     assert all("**below**" in cell for cell in row_of(page, "hired_official"))
-    assert row_of(page, "visionzip")[0] == "80.0, +0.0 [-1.8, +1.8]"
+    assert row_of(page, "visionzip_paper")[0] == "80.0, +0.0 [-1.8, +1.8]"
     assert row_of(page, "uniform")[1] == "-"
     assert "**above**" in row_of(page, "fastv_paper")[0]
-    assert row_of(page, "pyramiddrop (layer 1)")[0].startswith("80.0, -5.5 [")
+    assert row_of(page, "pyramiddrop_paper (layer 1)")[0].startswith("80.0, -5.5 [")
     assert row_of(page, "random")[0].startswith("80.0 [")
     before, between = page.index("## Before the decoder"), page.index("## Between decoder layers")
     assert before < page.index("| divprune |") < page.index("| hired_official |") < between
@@ -285,10 +285,14 @@ def test_the_overview_has_a_sign_for_each_ratio(against: Path, tmp_path: Path) -
     text = report_of(against, tmp_path / "report")["README.md"]
     assert row_of(text, "divprune") == ["`++`"]
     assert row_of(text, "hired_official") == ["`--`"]
-    assert row_of(text, "visionzip") == ["`..`"]
+    assert row_of(text, "visionzip_paper") == ["`..`"]
     assert row_of(text, "uniform") == ["`. `"]
     # Best first.
-    assert text.index("| divprune |") < text.index("| visionzip |") < text.index("| hired_official")
+    assert (
+        text.index("| divprune |")
+        < text.index("| visionzip_paper |")
+        < text.index("| hired_official")
+    )
     assert "[boxes](boxes.md)" in text
 
 
@@ -327,7 +331,7 @@ def test_dots_stand_at_points_above_random_and_take_the_colour_of_the_verdict(
 ) -> None:
     (panel,) = read_panels(against, ["boxes"], nearest=True)
     shown = groups(panel)
-    names = config_names({"random", "fastv", "hired"}, Budget("kept", 0.5))
+    names = config_names({"random", "fastv", "hired", "visionzip"}, Budget("kept", 0.5))
     figure = draw_dots(panel, shown, names)
     half, _ = figure.axes
     labels = [tick.get_text() for tick in half.get_yticklabels()]
@@ -340,7 +344,7 @@ def test_dots_stand_at_points_above_random_and_take_the_colour_of_the_verdict(
     }
     assert dots["divprune"] == (pytest.approx(10.0), DOTS["above"][1])
     assert dots["hired_official"] == (pytest.approx(-9.5), DOTS["below"][1])
-    assert dots["visionzip"] == (pytest.approx(0.0, abs=1e-9), DOTS[""][1])
+    assert dots["visionzip_paper"] == (pytest.approx(0.0, abs=1e-9), DOTS[""][1])
     # Scores stand beside them, and no whisker passes what a difference can be.
     written = {labels[int(text.get_position()[1])]: text.get_text() for text in half.texts}
     assert (written["divprune"], written["hired_official"]) == ("90.0", "70.5")
@@ -355,10 +359,10 @@ def test_pictures_are_drawn_anew_from_their_tables(against: Path, tmp_path: Path
         assert after.get_xdata() == pytest.approx(before.get_xdata())
         assert after.get_ydata() == pytest.approx(before.get_ydata(), abs=0.051)
     (near,) = read_panels(against, ["boxes"], nearest=True)
-    names = config_names({"random", "fastv", "hired"}, Budget("kept", 0.5))
+    names = config_names({"random", "fastv", "hired", "visionzip"}, Budget("kept", 0.5))
     (tmp_path / "boxes.md").write_text(sweep_page(near, "tiny", names, ()))
     labels = [tick.get_text() for tick in redraw(tmp_path / "boxes.md").axes[0].get_yticklabels()]
-    assert {"before the decoder", "divprune", "visionzip"} <= set(labels)
+    assert {"before the decoder", "divprune", "visionzip_paper"} <= set(labels)
 
 
 def test_what_has_no_tables_is_not_drawn(tmp_path: Path) -> None:
@@ -370,10 +374,10 @@ def test_what_has_no_tables_is_not_drawn(tmp_path: Path) -> None:
 def test_names_of_config_files_are_found_by_their_settings() -> None:
     names = config_names({"fastv", "random", "pyramiddrop"}, Budget("kept", 0.9))
     assert names["fastv queries=mean"] == "fastv_paper"
-    assert names["fastv official"] == "fastv"
+    assert names["fastv official"] == "fastv_official"
     assert names["random layer=2"] == "random_layer2"
     # What repeats the budget is no setting: the name is the same at every ratio.
-    assert names["pyramiddrop"] == "pyramiddrop"
+    assert names["pyramiddrop"] == "pyramiddrop_paper"
 
 
 def add_f1(root: Path, method: str, ratio: float, right: float, told: bool = True) -> float:

@@ -120,7 +120,9 @@ def test_the_sweep_asks_for_the_same_samples_of_every_cell() -> None:
     methods, ratios, benchmarks = (
         params[key].split(",") for key in ("method", "ratio", "benchmark")
     )
-    assert {"none", "random", "uniform", "d3tom", "d3tom_t", "d3tom_t_reversed"} < set(methods)
+    assert {"none", "random", "uniform", "d3tom_paper", "d3tom_t_paper", "d3tom_t_reversed"} < set(
+        methods
+    )
     assert (len(ratios), len(benchmarks)) == (5, 2)
     found = [
         specs("+experiment=diffusion", f"method={method}", f"benchmark={benchmark}", "ratio=0.9")

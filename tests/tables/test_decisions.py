@@ -289,7 +289,7 @@ def test_counts_in_the_names_of_budgets_are_the_shares_that_run() -> None:
 
 
 def test_published_shares_of_the_dynamic_ratio_are_those_of_its_file() -> None:
-    text = (CONF / "method" / "rtprune_dynamic.yaml").read_text(encoding="utf-8")
+    text = (CONF / "method" / "rtprune.yaml").read_text(encoding="utf-8")
     comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
     listed = {int(a) / int(b) for a, b in re.findall(r"(\d+)/(\d+)", comment)}
     used = {run.overrides.get("method.params.typical") for _, run in runs("rtprune")} - {None}

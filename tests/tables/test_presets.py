@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from matplotlib import rc_context
 from matplotlib.text import Text
 from omegaconf import OmegaConf
@@ -17,18 +19,16 @@ import run
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.grids import grids_of
+from espalier.harness.config.group_lists import listing
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
 from espalier.harness.reports.tables import table_picture as picture
-from espalier.harness.reports.tables.panels import name_of
-from espalier.harness.reports.tables.published_tables import papers, read_paper
+from espalier.harness.reports.tables.published_tables import read_paper
 from espalier.harness.reports.tables.rebuild import asked, rebuild, write
-from espalier.harness.reports.tables.table_presets import LISTED, preset, runs_of
+from espalier.harness.reports.tables.table_presets import LISTED, preset, runs_of, titles
 from lab.pages.tables_page import page
 
-FOLDER = ROOT / "conf" / "experiment"
-TABLES = [(slug, number) for slug in papers() for number in read_paper(slug).tables]
-NAMES = sorted(name_of(*one) for one in TABLES if (FOLDER / f"{name_of(*one)}.yaml").exists())
+NAMES = sorted(titles())
 
 
 def test_the_page_is_current() -> None:
@@ -36,15 +36,12 @@ def test_the_page_is_current() -> None:
     assert text == page(), "python -m lab.pages.tables_page --write docs/tables.md"
 
 
-@pytest.mark.parametrize(("slug", "number"), TABLES)
-def test_a_preset_is_current_and_holds_the_runs_of_its_table(slug: str, number: str) -> None:
-    paper, path = read_paper(slug), FOLDER / f"{name_of(slug, number)}.yaml"
-    text = preset(paper, number)
-    assert (path.read_text() if path.exists() else None) == text, "make docs"
-    wanted = [_plain(one) for one in runs_of(paper, number)]
-    grids = [] if text is None else yaml.safe_load(text)["grids"]
-    found = [cell for grid in grids for cell in _cells(grid)]
-    assert sorted(map(sorted, found)) == sorted(map(sorted, wanted))
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_holds_the_runs_of_its_table(name: str) -> None:
+    slug, _, number = name.rpartition("_")
+    wanted = [_plain(run) for run in runs_of(read_paper(slug), number.removeprefix("table"))]
+    cells = [cell for grid in preset(name)["grids"] for cell in _cells(grid)]
+    assert sorted(map(sorted, cells)) == sorted(map(sorted, wanted))
 
 
 def _cells(grid: Mapping[str, Any]) -> list[list[str]]:
@@ -63,7 +60,7 @@ def _line(pairs: Any) -> list[str]:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_cell_of_every_grid_is_a_valid_run(name: str) -> None:
-    grids = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())["grids"]
+    grids = preset(name)["grids"]
     seen = set()
     for grid in grids[:: max(1, len(grids) // 2)]:
         first = [f"{key}={str(value).split(',')[0]}" for key, value in grid.items()]
@@ -77,7 +74,7 @@ def test_one_cell_of_every_grid_is_a_valid_run(name: str) -> None:
 def test_hydra_launches_every_grid_of_every_preset() -> None:
     """Hydra composes what is not swept before it takes one of several methods, and knows none of their settings."""
     for name in NAMES:
-        grids = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())["grids"]
+        grids = preset(name)["grids"]
         cells = [cell for grid in grids for cell in _cells(grid)]
         config = OmegaConf.create({"grids": grids})
         lines = grids_of(config, []) or []
@@ -114,11 +111,28 @@ def test_the_command_line_picks_out_of_the_grids() -> None:
     }
 
 
-def test_every_preset_has_its_table_or_figure() -> None:
-    files = {path.stem for path in FOLDER.glob("*_table*.yaml")}
-    files |= {path.stem for path in FOLDER.glob("*_fig*.yaml")}
-    assert files == set(NAMES)
+def test_hydra_finds_a_preset_by_its_name_and_nothing_is_imported_for_others() -> None:
+    assert len(NAMES) == 42
     assert len([name for name in NAMES if "_fig" in name]) == 5
+    for name, line in (
+        ("d3tom_table4", "no run fills a cell of it; valid: d3tom_table1"),
+        ("d3tom_table99", "table of d3tom='99' is unknown"),
+        ("nosuch_table1", "experiment='nosuch_table1' is unknown"),
+        ("d2pruner_tabel1", "did you mean d2pruner_table1"),
+    ):
+        with pytest.raises(UserError, match=re.escape(line)):
+            read_command([f"+experiment={name}"])
+    script = (
+        "import sys; from espalier.harness.config.compose import read_command; read_command(['ratio=0.5']); "
+        "assert not [name for name in sys.modules if name.startswith('espalier.harness.reports')]"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def test_presets_are_listed_with_their_titles() -> None:
+    lines = listing("experiment").splitlines()
+    assert "d2pruner_table1       D2Pruner (arXiv 2512.19443), Table 1: " in "\n".join(lines)
+    assert {*NAMES, "quickstart"} < {line.split()[0] for line in lines}
 
 
 def test_nothing_stands_for_a_benchmark() -> None:

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.config.group_lists import CONF
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.reports.tables.cell_runs import Wanted, wanted
 from espalier.harness.reports.tables.cell_settings import compared, told_of
 from espalier.harness.reports.tables.published_tables import FIRST, papers, read_cells, read_paper
+from espalier.harness.reports.tables.table_presets import preset, titles
 from espalier.harness.runs.run_settings import Contents, settings_of
 from espalier.harness.specs.catalogue import build_method
 from tests.tables.stored import commit, write_paper
@@ -68,11 +67,6 @@ UNSET = (
 )
 
 
-def presets() -> list[Path]:
-    folder = CONF / "experiment"
-    return sorted([*folder.glob("*_table*.yaml"), *folder.glob("*_fig*.yaml")])
-
-
 def all_runs() -> Iterator[Wanted]:
     for slug in papers():
         paper = read_paper(slug)
@@ -112,11 +106,11 @@ def row_of(line: tuple[str, ...]) -> dict[str, Any]:
 def test_presets_set_nothing_that_is_not_compared() -> None:
     """What stands outside of the grids is in no row: which cells run, and what is timed beside them."""
     keys = set()
-    for path in presets():
-        text = yaml.safe_load(path.read_text(encoding="utf-8"))
-        assert text.keys() <= {"refused", "engine", "hydra", "grids"}
-        assert text.get("engine", {}).keys() <= {"paired"}
-        keys |= {key for grid in text["grids"] for key in grid if key not in FIRST}
+    for name in titles():
+        section = preset(name)
+        assert section.keys() <= {"refused", "engine", "hydra", "grids"}
+        assert section.get("engine", {}).keys() <= {"paired"}
+        keys |= {key for grid in section["grids"] for key in grid if key not in FIRST}
     assert keys == OTHER.keys()
     assert keys == {key for run in all_runs() for key in run.overrides if key not in FIRST}
 

@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib import rc_context
 from omegaconf import OmegaConf
 
-from espalier.harness.config.compose import CONF
 from espalier.harness.config.method_lists import register
+from espalier.harness.config.method_names import method_section, setting_names
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError, plain_page
 from espalier.harness.kinds.method_stack import label_of
@@ -97,17 +97,17 @@ def file_name(benchmark: str) -> str:
 
 
 def config_names(methods: Collection[str], budget: Budget) -> dict[str, str]:
-    """Return the name of the config file for each curve name of some methods: `fastv queries=mean` is fastv_paper."""
+    """Return the name of the setting for each curve name of some methods: `fastv queries=mean` is fastv_paper."""
     register()
     found = {}
-    for path in sorted((CONF / "method").glob("*.yaml")):
-        part = OmegaConf.load(path)
+    for setting in setting_names():
+        part = OmegaConf.create(method_section(setting))
         if part.name in methods:
             # What a method's config may refer to.
             run = {"ratio": budget.ratio, "budget": {"rule": budget.rule}, "method": part}
             resolved: Any = OmegaConf.to_container(OmegaConf.create(run).method, resolve=True)
             name = _curve_name(part.name, part.variant, resolved["params"], budget)
-            found[name] = path.stem
+            found[name] = setting
     return found
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from espalier.harness.config.group_lists import CONF, read_choice
-from espalier.harness.config.lmms_task_files import read_yaml
+from espalier.harness.config.group_lists import read_choice
 from espalier.harness.config.method_lists import register
+from espalier.harness.config.method_names import method_section
 from espalier.harness.config.stand_ins import stand_ins
 from espalier.harness.reports.tables.printed_cell import Cell, place
 from espalier.harness.reports.tables.published_tables import AT, FIRST, MEASURE, Paper
@@ -135,6 +135,7 @@ def method_of(run: Wanted) -> tuple[str, str, Mapping[str, Any]]:
     section = choice("benchmark", run.overrides["benchmark"])
     return _method(
         run.overrides["method"],
+        run.overrides.get("method.variant"),
         float(run.overrides["ratio"]),
         run.overrides["budget"],
         section.get("kind", "understanding"),
@@ -145,11 +146,17 @@ def method_of(run: Wanted) -> tuple[str, str, Mapping[str, Any]]:
 
 @lru_cache(maxsize=8192)
 def _method(
-    name: str, ratio: float, rule: str, kind: str, adapter: str, own: tuple[tuple[str, Any], ...]
+    name: str,
+    variant: str | None,
+    ratio: float,
+    rule: str,
+    kind: str,
+    adapter: str,
+    own: tuple[tuple[str, Any], ...],
 ) -> tuple[str, str, Mapping[str, Any]]:
     register()
-    path = CONF / "method" / f"{name}.yaml"
-    part = read_yaml(path.read_text(encoding="utf-8"), path)
+    part = method_section(name)
+    part["variant"] = variant or part["variant"]
     part["params"] = {**part.get("params", {}), **dict(own)}
     run = {
         "ratio": ratio,

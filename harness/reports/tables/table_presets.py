@@ -1,30 +1,61 @@
-"""Write a preset for each published table that runs can fill.
+"""The presets of published tables: `+experiment=d2pruner_table1` runs every cell of that table that a run can fill.
 
-`python -m espalier.harness.reports.tables.table_presets --write conf/experiment`
-
-A preset holds what `python -m espalier tables` asks for: the runs of all cells, as few grids as hold them. It is an
-ordinary file; one that was changed by hand is overwritten only by this command.
+A preset is made from results/papers when it is chosen (harness/config/name_source.py). It holds the runs that
+`python -m espalier tables` looks for, in as few grids as hold them; cells that cannot run are left out and listed.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from textwrap import fill
 from typing import Any
 
+from espalier.harness.errors import UserError
 from espalier.harness.reports.tables.cell_runs import Wanted, text, wanted
 from espalier.harness.reports.tables.panels import called, name_of
 from espalier.harness.reports.tables.published_tables import Paper, papers, read_cells, read_paper
-from espalier.harness.specs.commands import command
-from espalier.harness.store.files.folder_checks import check_folder
 
 #: Keys of a grid whose values are lists.
 LISTED = ("method", "ratio", "benchmark")
 
 Grid = dict[str, Any]
+
+
+def is_table(name: str) -> bool:
+    """Return whether a name is made of a paper's and a table's: `d2pruner_table1`, `d2pruner_fig4`."""
+    slug, _, number = name.rpartition("_")
+    return number.startswith(("table", "fig")) and slug in papers()
+
+
+def preset(name: str) -> dict[str, Any]:
+    """Return the preset of a table, as a file of conf/experiment has it.
+
+    Raises:
+        UserError: the paper has no such table, or no run fills a cell of it.
+    """
+    slug, _, number = name.rpartition("_")
+    paper, number = read_paper(slug), number.removeprefix("table")
+    paper.table(number)
+    joined = grids(runs_of(paper, number))
+    if not joined:
+        valid = ", ".join(one for one in titles() if one.startswith(f"{slug}_"))
+        raise UserError(f"experiment={name!r}: no run fills a cell of it; valid: {valid}")
+    # Accuracy is read from the rows, unless a cell is a time.
+    engine = {} if any(needs_times(paper, number)) else {"engine": {"paired": 0}}
+    lists = [{k: ",".join(v) if k in LISTED else v for k, v in grid.items()} for grid in joined]
+    return {"refused": "skip", **engine, "hydra": {"mode": "MULTIRUN"}, "grids": lists}
+
+
+def titles() -> dict[str, str]:
+    """Return what each table with a preset shows, by the preset's name. Cost: reads all of results/papers."""
+    return {
+        name_of(
+            slug, number
+        ): f"{paper.paper} (arXiv {paper.arxiv}), {called(number)}: {entry.title}"
+        for slug in papers()
+        for paper in (read_paper(slug),)
+        for number, entry in paper.tables.items()
+        if runs_of(paper, number)
+    }
 
 
 def runs_of(paper: Paper, number: str) -> list[Mapping[str, Any]]:
@@ -52,71 +83,8 @@ def grids(runs: Sequence[Mapping[str, Any]]) -> list[Grid]:
     return found
 
 
-def preset(paper: Paper, number: str) -> str | None:
-    """Return the text of a table's preset; None where no run fills a cell."""
-    found = grids(runs_of(paper, number))
-    if not found:
-        return None
-    name = name_of(paper.slug, number)
-    entry = paper.tables[number]
-    about = (
-        f"{paper.paper} (arXiv {paper.arxiv}), {called(number)}: {entry.title}. "
-        f"`python run.py -m +experiment={name}`, then `python -m espalier tables {paper.slug} {number}`. On the "
-        "embedded model and what stands for the benchmarks (conf/stand_ins.yaml): model=seedling here, --model "
-        "seedling there. Cells that cannot run are left out and listed."
-    )
-    lines = [
-        "# @package _global_",
-        fill(about, 126, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False),
-        "refused: skip",
-    ]
-    if not any(needs_times(paper, number)):
-        lines += ["engine:", "  paired: 0 # accuracy is what these rows are for"]
-    lines += ["", "hydra:", "  mode: MULTIRUN", "", "grids:"]
-    for grid in found:
-        for index, (key, value) in enumerate(grid.items()):
-            shown = ",".join(value) if key in LISTED else text(value)
-            lines.append(f"  {'-' if index == 0 else ' '} {key}: {_quoted(shown)}")
-    return "\n".join(lines) + "\n"
-
-
 def needs_times(paper: Paper, number: str) -> Iterator[bool]:
     """Yield whether a cell's number is a time, a count or a size, by cell."""
     for cell in read_cells(paper, number):
         run = wanted(paper, cell)
         yield isinstance(run, Wanted) and not run.of.startswith("metrics.")
-
-
-def _quoted(shown: str) -> str:
-    return f'"{shown}"' if "$" in shown else shown
-
-
-def write(folder: Path) -> list[Path]:
-    """Write all presets; return the files."""
-    written = []
-    for slug in papers():
-        paper = read_paper(slug)
-        for number in paper.tables:
-            found = preset(paper, number)
-            if found is not None:
-                written.append(folder / f"{name_of(slug, number)}.yaml")
-                written[-1].write_text(found, encoding="utf-8")
-    return written
-
-
-@command
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the presets; exit code 2 and one line if a table cannot be read."""
-    parser = argparse.ArgumentParser(
-        prog="python -m espalier.harness.reports.tables.table_presets", description=__doc__
-    )
-    parser.add_argument("--write", type=Path, required=True, help="folder of presets")
-    options = parser.parse_args(argv)
-    check_folder("--write", options.write)
-    written = write(options.write)
-    print(f"{len(written)} presets in {options.write}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

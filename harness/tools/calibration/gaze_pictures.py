@@ -44,7 +44,7 @@ from espalier.methods.base import TokenReducer
 SHOWN = (
     "fastv",
     "fastv method.params.K=3",
-    "visionzip",
+    "visionzip_paper",
     "divprune",
     "d2pruner",
     "d2pruner_localization",
