@@ -48,15 +48,12 @@ class CDPruner(TokenReducer):
 
     relevance: Relevance = "words"
 
+    takes_separators = True  # projected tokens are compared
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         valid = get_args(Relevance)
         require(self.relevance in valid, "relevance", self.relevance, ", ".join(valid))
-
-    @property
-    def takes_separators(self) -> bool:
-        """Projected tokens are compared."""
-        return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the projected tokens, before the decoder."""

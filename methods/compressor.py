@@ -75,16 +75,13 @@ class CacheCompressor(Method):
     allocation: Allocation = "uniform"
     scope: Scope = "visual"
 
+    takes_separators = True  # every entry has keys and is attended to
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         require(self.allocation in RULES, "allocation", self.allocation, ", ".join(RULES))
         scopes = get_args(Scope)
         require(self.scope in scopes, "scope", self.scope, ", ".join(scopes))
-
-    @property
-    def takes_separators(self) -> bool:
-        """Every entry has keys and is attended to."""
-        return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the cache of every layer."""

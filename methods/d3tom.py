@@ -70,16 +70,13 @@ class D3ToM(DenoisingReducer):
     similarity: Similarity = "attended"
     targets: Targets = "visual"
 
+    takes_separators = True  # attention and states of the decoder
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         for name, kinds in CHOICES.items():
             value, valid = getattr(self, name), get_args(kinds)
             require(value in valid, name, value, ", ".join(valid))
-
-    @property
-    def takes_separators(self) -> bool:
-        """Attention and states of the decoder."""
-        return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the inside of layer K."""

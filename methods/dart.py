@@ -43,6 +43,8 @@ class DART(TokenReducer):
     pivot_image_token: int = 4
     pivot_text_token: int = 4
 
+    takes_separators = True  # keys and states of the decoder
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         require(self.K >= 1, "K", self.K, "1 or more (the keys of layer K-1 are read)")
@@ -50,11 +52,6 @@ class DART(TokenReducer):
             self.pivot_image_token >= 1, "pivot_image_token", self.pivot_image_token, "1 or more"
         )
         require(self.pivot_text_token >= 0, "pivot_text_token", self.pivot_text_token, "0 or more")
-
-    @property
-    def takes_separators(self) -> bool:
-        """Keys and states of the decoder."""
-        return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the site before layer K."""

@@ -35,10 +35,7 @@ class DivPrune(TokenReducer):
 
     layer: int = 0
 
-    @property
-    def takes_separators(self) -> bool:
-        """Projected tokens are compared, as in the released code."""
-        return True
+    takes_separators = True  # projected tokens are compared, as in the released code
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the prefix, or the site before `layer`."""

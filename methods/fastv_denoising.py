@@ -17,19 +17,17 @@ three cost the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from espalier.methods.base import Need, Plan, Site, View
-from espalier.methods.checks import layer_site, require
+from espalier.methods.base import Need, Site
 from espalier.methods.denoiser import DenoisingReducer
-from espalier.methods.select.topk import top
-
-SIGNAL_OF = {"deciders": "decider_attention", "last": "last_attention", "mean": "mean_attention"}
+from espalier.methods.fastv import FastV
 
 
 @dataclass(frozen=True)
-class FastVDenoising(DenoisingReducer):
+class FastVDenoising(DenoisingReducer, FastV):
     """Keeps, step by step, the visual tokens that receive the most attention.
 
     Attributes:
@@ -38,28 +36,11 @@ class FastVDenoising(DenoisingReducer):
     """
 
     K: int = 3
-    queries: Literal["deciders", "last", "mean"] = "deciders"
+    queries: Literal["deciders", "last", "mean"] = "deciders"  # type: ignore[assignment]
 
-    def __post_init__(self) -> None:
-        """Check the hyper-parameters."""
-        require(self.K >= 1, "K", self.K, "1 or more (the attention of layer K-1 is read)")
-        require(self.queries in SIGNAL_OF, "queries", self.queries, ", ".join(SIGNAL_OF))
-
-    @property
-    def takes_separators(self) -> bool:
-        """Attention alone ranks."""
-        return True
-
-    def sites(self, depth: int) -> tuple[Site, ...]:
-        """Return the site before layer K."""
-        return (layer_site("K", self.K, depth),)
+    signals: ClassVar[Mapping[str, str]] = {"deciders": "decider_attention", **FastV.signals}
 
     def needs(self, site: Site) -> tuple[Need, ...]:
         """Return the attention that layer K-1 pays to visual tokens."""
         del site
-        return (Need(SIGNAL_OF[self.queries], self.K - 1),)
-
-    def plan(self, view: View, keep: int) -> Plan:
-        """Keep the `keep` highest. Cost: O(N log N) after the deciders' rows of attention (`mean`: all rows)."""
-        (need,) = self.needs(view.site)
-        return Plan(top(view.signals[need.key].float(), keep))
+        return (Need(self.signals[self.queries], self.K - 1),)

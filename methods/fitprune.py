@@ -49,6 +49,8 @@ class FitPrune(TokenReducer):
 
     scheme: tuple[tuple[float, ...], ...] = ()
 
+    takes_separators = True  # attention alone ranks
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         above: tuple[float, ...] = (1.0,) * len(self.scheme[0]) if self.scheme else ()
@@ -58,11 +60,6 @@ class FitPrune(TokenReducer):
             valid = "shares from 0 to 1 that never rise from site to site nor from row to row"
             require(bool(row) and falls and fits, f"scheme[{number}]", list(row), valid)
             above = row
-
-    @property
-    def takes_separators(self) -> bool:
-        """Attention alone ranks."""
-        return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the sites before every layer but the first."""

@@ -37,15 +37,12 @@ class H2O(CacheCompressor):
     recent: int = 32
     repeated: bool = False
 
+    by_head = True  # each KV head keeps what its own queries look at
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         super().__post_init__()
         require(self.recent >= 1, "recent", self.recent, "1 or more")
-
-    @property
-    def by_head(self) -> bool:
-        """Each KV head keeps what its own queries look at."""
-        return True
 
     @property
     def repeats_heads(self) -> bool:

@@ -17,7 +17,4 @@ from espalier.methods.windows import InTurn
 class OnSD(InTurn):
     """Drafts a chain from the words of the prompt."""
 
-    @property
-    def text_only(self) -> bool:
-        """The draft sees no visual token."""
-        return True
+    text_only = True  # the draft sees no visual token

@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from espalier.methods.base import Need, Plan, Positions, Site, TokenReducer, View
+from espalier.methods.base import Need, Plan, Site, View
 from espalier.methods.checks import layer_site, require
 from espalier.methods.select.topk import top
+from espalier.methods.stages import Stages
 
 SIGNAL_OF = {"stage_end": "last_attention", "next_layer": "next_last_attention"}
 #: The first stage ends no earlier, unless an equal one is shorter.
@@ -37,7 +38,7 @@ EARLIEST = 2
 
 
 @dataclass(frozen=True)
-class PyramidDrop(TokenReducer):
+class PyramidDrop(Stages):
     """Keeps, stage by stage, the tokens that the last prompt token looks at.
 
     Attributes:
@@ -60,11 +61,6 @@ class PyramidDrop(TokenReducer):
         require(self.ranking in SIGNAL_OF, "ranking", self.ranking, ", ".join(SIGNAL_OF))
         require(0 <= self.ratio < 1, "ratio", self.ratio, "0 <= ratio < 1")
 
-    @property
-    def takes_separators(self) -> bool:
-        """Attention alone ranks."""
-        return True
-
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the sites between the stages."""
         if self.layers:
@@ -86,15 +82,6 @@ class PyramidDrop(TokenReducer):
             if seen / depth <= 1 - self.ratio + 1e-9:
                 return ends
         return choices[-1]
-
-    def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
-        """Return lambda, lambda^2 and so on, where `share` is what the last stage sees."""
-        return tuple(share ** (stage / n_sites) for stage in range(1, n_sites + 1))
-
-    def positions(self, depth: int) -> Positions:
-        """Close the gaps after every stage, as the released code (`pdrop_rank_drop`, and each step's positions)."""
-        del depth
-        return "renumbered"
 
     def needs(self, site: Site) -> tuple[Need, ...]:
         """Return the last prompt token's attention in the layer before the site, or in the site's own."""

@@ -19,14 +19,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from espalier.methods.base import MethodError, Need, Plan, Positions, Site, View
+from espalier.methods.base import MethodError, Need, Plan, Site, View
 from espalier.methods.checks import require
 from espalier.methods.denoiser import DenoisingReducer
 from espalier.methods.select.topk import top
+from espalier.methods.stages import Stages
 
 
 @dataclass(frozen=True)
-class PyramidDropDenoising(DenoisingReducer):
+class PyramidDropDenoising(DenoisingReducer, Stages):
     """Keeps, stage by stage and step by step, the tokens that the prompt's last token looks at.
 
     Attributes:
@@ -41,11 +42,6 @@ class PyramidDropDenoising(DenoisingReducer):
         """Check the hyper-parameters."""
         require(self.S >= 2, "S", self.S, "2 or more (tokens go between stages)")
         require(self.excess > 0, "excess", self.excess, "a number above 0")
-
-    @property
-    def takes_separators(self) -> bool:
-        """Attention alone ranks."""
-        return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the sites between the stages."""
@@ -68,15 +64,6 @@ class PyramidDropDenoising(DenoisingReducer):
                 f"method.params.excess={self.excess:g}: 0, or {1 - 1 / self.excess:.4g} < ratio < 1"
             )
         return (1 - share ** (self.S - 1),) * steps
-
-    def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
-        """Return x, x^2 and so on, where `share` is what the last stage sees."""
-        return tuple(share ** (stage / n_sites) for stage in range(1, n_sites + 1))
-
-    def positions(self, depth: int) -> Positions:
-        """Close the gaps after every stage, as PyramidDrop's released code."""
-        del depth
-        return "renumbered"
 
     def needs(self, site: Site) -> tuple[Need, ...]:
         """Return the last prompt token's attention in the layer that ends the stage."""

@@ -27,10 +27,7 @@ class Random(TokenReducer):
 
     layer: int = 0
 
-    @property
-    def takes_separators(self) -> bool:
-        """Chance alone, and which image or view a token is of."""
-        return True
+    takes_separators = True  # chance alone, and which image or view a token is of
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the prefix, or the site before `layer`."""

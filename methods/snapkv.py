@@ -43,17 +43,14 @@ class SnapKV(CacheCompressor):
     pooling: Literal["mean", "max"] = "mean"
     repeated: bool = False
 
+    by_head = True  # each KV head keeps what its own queries look at
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         super().__post_init__()
         require(self.window >= 1, "window", self.window, "1 or more")
         require(self.kernel >= 1 and self.kernel % 2 == 1, "kernel", self.kernel, "odd, 1 or more")
         require(self.pooling in POOLINGS, "pooling", self.pooling, ", ".join(POOLINGS))
-
-    @property
-    def by_head(self) -> bool:
-        """Each KV head keeps what its own queries look at."""
-        return True
 
     @property
     def repeats_heads(self) -> bool:

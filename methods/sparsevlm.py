@@ -73,6 +73,8 @@ class SparseVLM(TokenReducer):
     assignment: Joining = "cosine"
     cluster: Cluster = "sum"
 
+    takes_separators = True  # attention and states of the decoder
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         rising = all(a < b for a, b in pairwise((-1, *self.layers)))
@@ -88,11 +90,6 @@ class SparseVLM(TokenReducer):
         for key, choices in (("raters", Raters), ("assignment", Joining), ("cluster", Cluster)):
             value = getattr(self, key)
             require(value in get_args(choices), key, value, ", ".join(get_args(choices)))
-
-    @property
-    def takes_separators(self) -> bool:
-        """Attention and states of the decoder."""
-        return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the sites behind `layers`, at the same shares of the depth, no two of them the same."""

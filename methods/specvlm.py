@@ -44,17 +44,14 @@ class SpecVLM(TokenReducer):
     mass: float = 0.4
     guidance: Guidance = "layers"
 
+    takes_separators = True  # attention alone ranks
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         require(self.layer >= 1, "layer", self.layer, "1 or more (attention before it is read)")
         require(0 <= self.mass <= 1, "mass", self.mass, "a number from 0 to 1")
         valid = get_args(Guidance)
         require(self.guidance in valid, "guidance", self.guidance, ", ".join(valid))
-
-    @property
-    def takes_separators(self) -> bool:
-        """Attention alone ranks."""
-        return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the site before `layer`."""

@@ -43,6 +43,9 @@ class SpecVLMSD(InTurn):
     mass: float = 0.4
     shape: Shape = "chain"
 
+    takes_separators = True  # attention alone ranks
+    guided = True  # the target chooses what the draft sees
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         super().__post_init__()
@@ -54,19 +57,9 @@ class SpecVLMSD(InTurn):
         require(fits, "gamma", self.gamma, f"{levels}, the levels of the tree (shape=tree)")
 
     @property
-    def takes_separators(self) -> bool:
-        """Attention alone ranks."""
-        return True
-
-    @property
     def tree(self) -> tuple[int, ...]:
         """Parents of EAGLE's 25 nodes; empty for a chain."""
         return parents_of(EAGLE) if self.shape == "tree" else ()
-
-    @property
-    def guided(self) -> bool:
-        """The target chooses what the draft sees."""
-        return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the place behind the last layer: all of them have a say."""

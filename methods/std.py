@@ -34,15 +34,8 @@ class STD(InTurn):
 
     gamma: int = 9
 
-    @property
-    def takes_separators(self) -> bool:
-        """Attention alone ranks."""
-        return True
-
-    @property
-    def guided(self) -> bool:
-        """The target's prefill chooses the entries."""
-        return True
+    takes_separators = True  # attention alone ranks
+    guided = True  # the target's prefill chooses the entries
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the place behind the last layer: each has chosen by then."""

@@ -53,6 +53,8 @@ class UVPrune(TokenReducer):
     L: int | None = None
     criterion: Criterion = "similarity_variation"
 
+    takes_separators = True  # states and attention of the decoder
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         valid = get_args(Criterion)
@@ -60,11 +62,6 @@ class UVPrune(TokenReducer):
         why = "two layers of attention" if self._least > 1 else "the layers before"
         fits = self.L is None or self._least <= self.L
         require(fits, "L", self.L, f"{self._least} or more ({why} are compared)")
-
-    @property
-    def takes_separators(self) -> bool:
-        """States and attention of the decoder."""
-        return True
 
     @property
     def _least(self) -> int:
