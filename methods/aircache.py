@@ -77,12 +77,12 @@ class AirCache(CacheCompressor):
 
     def score(self, view: CacheView) -> Tensor:
         """Return (1, N), or (H_kv, N) by head. Cost: O(H E (N + E) D) for E words in the window."""
-        asked = self.observers(view)
+        observers = self.observers(view)
         # Sorted, each once: a window may be made of candidates.
-        shared = torch.cat([view.candidates, asked]).unique()
-        votes = paid(view.queries, view.keys[:, shared], view.scaling, asked, seen=shared)
-        found = votes[:, torch.searchsorted(shared, view.candidates)] / len(asked)
-        return by_kv_head(found, view.keys.shape[0] if self.per_head else 1)
+        shared = torch.cat([view.candidates, observers]).unique()
+        votes = paid(view.queries, view.keys[:, shared], view.scaling, observers, key_slots=shared)
+        mean_votes = votes[:, torch.searchsorted(shared, view.candidates)] / len(observers)
+        return by_kv_head(mean_votes, view.keys.shape[0] if self.per_head else 1)
 
     def merge(self, scores: Tensor, kept: Tensor) -> Tensor | None:
         """Return (H, N): the nearest kept candidate of the best of those that go."""

@@ -53,10 +53,12 @@ class Blame:
         """Return the innermost line of the method's own file, else of any."""
         frames: list[FrameSummary] = list(extract_tb(trace))[1:]  # the first is who asked
         code = getattr(getattr(type(self._method), self._call, None), "__code__", None)
-        own = [one for one in frames if code is not None and one.filename == code.co_filename]
+        own_frames = [
+            frame for frame in frames if code is not None and frame.filename == code.co_filename
+        ]
         if not frames:
             return ""
-        last = (own or frames)[-1]
+        last = (own_frames or frames)[-1]
         return f" at {last.filename}:{last.lineno}"
 
 

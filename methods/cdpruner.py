@@ -77,9 +77,9 @@ class CDPruner(TokenReducer):
 
 def relevance_of(tokens: Tensor, words: Tensor) -> Tensor:
     """Return (B, N) the mean cosine of each token (B, N, D) with the words (B, T, D), zero rows left out."""
-    said = normalize(words.float(), dim=-1)
+    word_units = normalize(words.float(), dim=-1)
     n_words = (words != 0).any(dim=-1).sum(dim=1).clamp(min=1)
-    mean = said.sum(dim=1) / n_words.unsqueeze(1)
+    mean = word_units.sum(dim=1) / n_words.unsqueeze(1)
     features = tokens.float()
     lengths: Tensor = vector_norm(features, dim=-1).clamp_(min=1e-12)
     return (features @ mean.unsqueeze(-1)).squeeze(-1) / lengths

@@ -44,9 +44,9 @@ def early_site(layer: int, depth: int) -> Site:
     return Site("layer", layer) if layer else Site("prefix")
 
 
-def require_finite(values: Tensor, what: str) -> Tensor:
+def require_finite(values: Tensor, name: str) -> Tensor:
     """Return `values`, or raise MethodError if any of them is NaN or infinite. Waits for the device once."""
     if not bool(torch.isfinite(values).all()):
         bad = int((~torch.isfinite(values)).sum())
-        raise MethodError(f"{what}: {bad} of {values.numel()} values are NaN or infinite")
+        raise MethodError(f"{name}: {bad} of {values.numel()} values are NaN or infinite")
     return values

@@ -117,9 +117,9 @@ class DyCoke(TokenReducer):
         frames = Frames.of(view.grid)
         back = self.compared(frames)
         thinned = torch.where(back > 0, frames.size, 0)
-        left = keep - (frames.size - thinned).sum(dim=1, keepdim=True)
-        self._require_frames(thinned, left, keep)
-        quotas = torch.where(back > 0, spread(thinned, left), frames.size)
+        budget = keep - (frames.size - thinned).sum(dim=1, keepdim=True)
+        self._require_frames(thinned, budget, keep)
+        quotas = torch.where(back > 0, spread(thinned, budget), frames.size)
         scores = -frames.likeness(view.tokens, back)
         return Plan(top_of_groups(scores, frames.index, quotas, keep))
 
@@ -133,7 +133,7 @@ class DyCoke(TokenReducer):
             back = torch.where(last | (frames.length <= WINDOW), 0, back)
         return torch.where(frames.size > 0, back, 0)
 
-    def _require_frames(self, thinned: Tensor, left: Tensor, keep: int) -> None:
+    def _require_frames(self, thinned: Tensor, budget: Tensor, keep: int) -> None:
         n_tokens = thinned.shape[1]
         fewest = 2 if self.reading == "paper" else WINDOW + 1
         if not bool((thinned.sum(dim=1) > 0).all()):
@@ -141,11 +141,11 @@ class DyCoke(TokenReducer):
                 f"dycoke needs frames to compare, and a sample of {n_tokens} visual tokens has none; valid: videos of "
                 f"{fewest} or more frames, or method.params.temporal=false"
             )
-        if bool((left < 0).any()):
-            whole = keep - int(left.min())
+        if bool((budget < 0).any()):
+            n_whole = keep - int(budget.min())
             raise MethodError(
-                f"dycoke cannot keep {keep} of {n_tokens} visual tokens: frames that stay whole hold {whole}; valid: "
-                f"{whole} to {n_tokens} (ratio 0 to {math.floor((1 - whole / n_tokens) * 1e4) / 1e4:g})"
+                f"dycoke cannot keep {keep} of {n_tokens} visual tokens: frames that stay whole hold {n_whole}; valid: "
+                f"{n_whole} to {n_tokens} (ratio 0 to {math.floor((1 - n_whole / n_tokens) * 1e4) / 1e4:g})"
             )
 
     def attend(self, view: View, last: Attended | None) -> Attended:

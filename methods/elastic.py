@@ -57,10 +57,10 @@ class Elastic(CacheCompressor):
     def score(self, view: CacheView) -> Tensor:
         """Return (1, N). Cost: O(H L^2 D) time in blocks of rows, no map is held."""
         every = torch.arange(view.queries.shape[1], device=view.queries.device)
-        found = paid(view.queries, view.keys, view.scaling, every).mean(dim=0)[view.candidates]
+        scores = paid(view.queries, view.keys, view.scaling, every).mean(dim=0)[view.candidates]
         if self.argsort_as_rank:
-            found = found.argsort(stable=True).to(found.dtype)
-        return found.unsqueeze(0)
+            scores = scores.argsort(stable=True).to(scores.dtype)
+        return scores.unsqueeze(0)
 
     def merge(self, scores: Tensor, kept: Tensor) -> Tensor | None:
         """Return (1, N): the nearest kept candidate of the best of those that go."""

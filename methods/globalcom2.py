@@ -83,7 +83,7 @@ class GlobalCom2(TokenReducer):
         crops = Crops.of(view.grid, view.signals["tile"])
         regions = Regions.of(crops)
         # The global view takes its part of the image's tokens; the crops' own parts are scaled by what it saw in them.
-        of_view = crops.over_image(crops.size * crops.whole).double()
+        of_view = crops.over_image(crops.size * crops.is_overview).double()
         of_view /= crops.over_image(crops.size).clamp(min=1)
         weights = crops.weights(crops.size * self.adjustment(crops, regions, scores), of_view)
         quotas = apportion(weights, crops.size, keep)
@@ -91,20 +91,22 @@ class GlobalCom2(TokenReducer):
 
     def adjustment(self, crops: Crops, regions: Regions, scores: Tensor) -> Tensor:
         """Return the table of r_j / R = 1 + sigma_j - 1/n; entries of global views mean nothing."""
-        there = (crops.size > 0) & ~crops.whole
+        is_crop = (crops.size > 0) & ~crops.is_overview
         gathered = crops.sums(scores * regions.covered, regions.below)
-        gathered = gathered.masked_fill(~there, -torch.inf)
+        gathered = gathered.masked_fill(~is_crop, -torch.inf)
         highest = crops.over_image(gathered, "amax").nan_to_num(neginf=0.0)
         powers = ((gathered - highest) / self.tau).exp()
         sigma = powers / crops.over_image(powers).clamp(min=1e-30)
-        return 1 + sigma - 1 / crops.over_image(there.double()).clamp(min=1)
+        return 1 + sigma - 1 / crops.over_image(is_crop.double()).clamp(min=1)
 
     def combined(self, crops: Crops, regions: Regions, scores: Tensor) -> Tensor:
         """Return the (B, N) scores by which tokens are kept within their crop."""
-        seen = regions.sampled(scores)
+        overview_scores = regions.sampled(scores)
         if self.normalise:
-            seen, scores = (part / self._length(crops, part) for part in (seen, scores))
-        return self.alpha * seen + (1 - self.alpha) * scores
+            overview_scores, scores = (
+                part / self._length(crops, part) for part in (overview_scores, scores)
+            )
+        return self.alpha * overview_scores + (1 - self.alpha) * scores
 
     def _length(self, crops: Crops, part: Tensor) -> Tensor:
         """Return (B, N) the length of the vector that `part` (B, N) is in each token's crop."""

@@ -57,5 +57,5 @@ class H2O(CacheCompressor):
     def score(self, view: CacheView) -> Tensor:
         """Return (H_kv, N), or (H, N) of repeated heads. Cost: O(H L^2 D) time in blocks of rows, no map is held."""
         every = torch.arange(view.queries.shape[1], device=view.queries.device)
-        found = paid(view.queries, view.keys, view.scaling, every)[:, view.candidates]
-        return found if self.repeated else by_kv_head(found, view.keys.shape[0])
+        scores = paid(view.queries, view.keys, view.scaling, every)[:, view.candidates]
+        return scores if self.repeated else by_kv_head(scores, view.keys.shape[0])

@@ -80,6 +80,6 @@ class HiRED(TokenReducer):
         if self.budget == "mass":
             return crops.sums(first * regions.covered, regions.below)
         # The small term keeps (1 - 0.9) * 10 from coming out as 0.999...
-        most = (crops.size * (1 - self.alpha) + 1e-9).long() * crops.whole
-        counted = best_of_groups(first, crops.index, most) & regions.covered
+        overview_limit = (crops.size * (1 - self.alpha) + 1e-9).long() * crops.is_overview
+        counted = best_of_groups(first, crops.index, overview_limit) & regions.covered
         return crops.sums(counted.float(), regions.stripes())

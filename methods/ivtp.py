@@ -70,10 +70,10 @@ class IVTP(TokenReducer):
         """
         require(depth > 1, "layers", self.layers, "none: the model has one decoder layer")
         scale = min(1.0, depth / self.depth)
-        found = [0]
+        layers = [0]
         for end in range(self.group, self.layers + 1, self.group):
-            found.append(max(found[-1] + 1, math.floor(end * scale + 0.5)))
-        return tuple(Site("layer", layer) for layer in found[1:] if layer < depth)
+            layers.append(max(layers[-1] + 1, math.floor(end * scale + 0.5)))
+        return tuple(Site("layer", layer) for layer in layers[1:] if layer < depth)
 
     def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
         """Return equal ratios down to sqrt(share) in the tower, and from there to `share` in the decoder.
@@ -84,8 +84,8 @@ class IVTP(TokenReducer):
         n_tower = n_sites - n_decoder
         halfway = 0.5 if n_tower else 0.0
         tower = (halfway * site / n_tower for site in range(1, n_tower + 1))
-        left = 1 - halfway
-        decoder = (halfway + left * site / n_decoder for site in range(1, n_decoder + 1))
+        remaining = 1 - halfway
+        decoder = (halfway + remaining * site / n_decoder for site in range(1, n_decoder + 1))
         return tuple(share**power for power in (*tower, *decoder))
 
     def needs(self, site: Site) -> tuple[Need, ...]:

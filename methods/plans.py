@@ -150,7 +150,7 @@ def require_tensor(
     if not isinstance(value, Tensor):
         raise PlanError(f"{name} is a {type(value).__name__}; valid: a tensor {wanted}")
     fits = value.dim() == len(shape) and all(
-        size in (None, given) for size, given in zip(shape, value.shape, strict=True)
+        size in (None, actual) for size, actual in zip(shape, value.shape, strict=True)
     )
     suits = value.is_floating_point() if real else value.dtype == torch.int64
     if not (fits and suits and value.device == place):

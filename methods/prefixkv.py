@@ -57,17 +57,17 @@ class PrefixKV(Elastic):
         if not self.truncated or self.allocation != "lorenz":
             return super().allocate(scores, total)
         curves = lorenz_curves(scores)
-        most = torch.tensor([len(curve) for curve in curves], dtype=torch.float64)
-        asked = float(most.sum()) - total
+        sizes = torch.tensor([len(curve) for curve in curves], dtype=torch.float64)
+        n_evicted = float(sizes.sum()) - total
         low, high = 0.0, 1.0
         for _ in range(ATTEMPTS):
             middle = (low + high) / 2
-            gone = (most - reaching(curves, middle) - PROTECTED).clamp(min=0)
-            if abs(float(gone.sum()) - asked) < TOLERANCE:
+            evicted = (sizes - reaching(curves, middle) - PROTECTED).clamp(min=0)
+            if abs(float(evicted.sum()) - n_evicted) < TOLERANCE:
                 break
-            low, high = (middle, high) if float(gone.sum()) > asked else (low, middle)
-        gone = (gone * (asked / max(float(gone.sum()), 1))).floor()
-        return (most - gone).maximum(most.clamp(max=PROTECTED)).long()
+            low, high = (middle, high) if float(evicted.sum()) > n_evicted else (low, middle)
+        evicted = (evicted * (n_evicted / max(float(evicted.sum()), 1))).floor()
+        return (sizes - evicted).maximum(sizes.clamp(max=PROTECTED)).long()
 
     def keep(self, scores: Tensor, count: int) -> Tensor:
         """Return (H, count) ascending candidates: the highest, after the first and the last where these are counted."""

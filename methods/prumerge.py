@@ -87,8 +87,10 @@ class PruMerge(TokenReducer):
             weight = (near | itself.bool()) * (attention + EPSILON).unsqueeze(1)
             return Plan(index, Mixture(weight / weight.sum(dim=2, keepdim=True)))
         matrix = itself + near * attention.unsqueeze(1)
-        rest = (~chosen * attention).unsqueeze(1)
-        return Plan(index, Mixture(torch.where(chosen.gather(1, index).unsqueeze(2), matrix, rest)))
+        remainder = (~chosen * attention).unsqueeze(1)
+        return Plan(
+            index, Mixture(torch.where(chosen.gather(1, index).unsqueeze(2), matrix, remainder))
+        )
 
 
 def first(order: Tensor, n_true: int) -> Tensor:
@@ -110,8 +112,8 @@ def with_uniform(attention: Tensor, order: Tensor, n_true: int) -> Tensor:
     quarters = attention.new_tensor([0.25, 0.75])
     low, high = torch.quantile(attention, quarters, dim=1).unsqueeze(2).unbind(0)
     chosen = first(order, n_true) & (attention > high + 1.5 * (high - low))
-    left = (~chosen).sum(dim=1, keepdim=True)
+    n_free = (~chosen).sum(dim=1, keepdim=True)
     wanted = n_true - chosen.sum(dim=1, keepdim=True)
     number = (~chosen).cumsum(dim=1)  # 1 to m; tokens already chosen repeat the one before
-    turn = 2 * number * wanted + left
-    return chosen | (turn // (2 * left) > (turn - 2 * wanted) // (2 * left))
+    turn = 2 * number * wanted + n_free
+    return chosen | (turn // (2 * n_free) > (turn - 2 * wanted) // (2 * n_free))

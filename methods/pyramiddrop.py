@@ -76,10 +76,10 @@ class PyramidDrop(Stages):
         for first in range(equal, min(EARLIEST, equal) - 1, -1):
             choices.append(tuple(stage * first for stage in range(1, self.S)))
         for ends in choices:
-            seen = sum(
+            mean_share = sum(
                 (b - a) / 2**stage for stage, (a, b) in enumerate(pairwise((0, *ends, depth)))
             )
-            if seen / depth <= 1 - self.ratio + 1e-9:
+            if mean_share / depth <= 1 - self.ratio + 1e-9:
                 return ends
         return choices[-1]
 

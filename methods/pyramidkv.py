@@ -58,5 +58,5 @@ class PyramidKV(SnapKV):
             low, high = 2 * mean - n, n
         step = (high - low) // max(depth - 1, 1)
         even = n + self.window < 2 * mean
-        found = torch.full((depth,), mean) if even else high - step * torch.arange(depth)
-        return found.clamp(1, n)
+        counts = torch.full((depth,), mean) if even else high - step * torch.arange(depth)
+        return counts.clamp(1, n)

@@ -179,8 +179,8 @@ class RTPrune(TokenReducer):
         pairs = powers.sum(dim=(1, 2)) - powers.diagonal(dim1=1, dim2=2).sum(dim=1)
         phi = pairs / max(1, n_tokens * (n_tokens - 1))
         density = edge_share(view.signals["luma"], self.tau, self.border == "image")
-        whole = (view.grid[:, :, 1] == 0).float()  # a global view shows all of the page
-        rho = (density * whole).sum(dim=1) / whole.sum(dim=1).clamp(min=1)
+        overview = (view.grid[:, :, 1] == 0).float()  # a global view shows all of the page
+        rho = (density * overview).sum(dim=1) / overview.sum(dim=1).clamp(min=1)
         return (1 - phi * (1 - rho)).clamp(max=1)
 
 
@@ -191,7 +191,7 @@ def own_count(shares: Tensor, unit: float, n_tokens: int) -> int:
         MethodError: the counts of several rows differ, so that no one plan holds for them.
     """
     owns: list[float] = shares.tolist()
-    counts = {min(max(1, math.floor(unit * own + 0.5)), n_tokens) for own in owns}
+    counts = {min(max(1, math.floor(unit * share + 0.5)), n_tokens) for share in owns}
     if len(counts) > 1:
         raise MethodError(f"ratio=dynamic decides one row at a time, and {len(owns)} rows differ")
     return counts.pop()

@@ -77,11 +77,11 @@ def parents_of(paths: Sequence[str]) -> tuple[int, ...]:
     numbers = {node: number for number, node in enumerate(sorted(nodes, key=_by_level))}
     for node in numbers:
         parent, rank = node[:-1], node[-1]
-        for other in (parent, (*parent, rank - 1) if rank else ()):
-            if other and other not in nodes:
+        for required in (parent, (*parent, rank - 1) if rank else ()):
+            if required and required not in nodes:
                 raise MethodError(
-                    f"method.params.paths={_name(node)!r} needs {_name(other)!r}; valid: trees in which every path's "
-                    "parent and likelier siblings are listed too"
+                    f"method.params.paths={_name(node)!r} needs {_name(required)!r}; valid: trees in which every "
+                    "path's parent and likelier siblings are listed too"
                 )
     return tuple(numbers.get(node[:-1], -1) for node in numbers)
 

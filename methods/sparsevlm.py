@@ -93,13 +93,13 @@ class SparseVLM(TokenReducer):
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the sites behind `layers`, at the same shares of the depth, no two of them the same."""
-        found: list[int] = [0]
+        layers: list[int] = [0]
         for layer in self.layers:
-            found.append(max(found[-1] + 1, math.floor((layer + 1) * depth / self.depth + 0.5)))
-        if found[-1] >= depth:
+            layers.append(max(layers[-1] + 1, math.floor((layer + 1) * depth / self.depth + 0.5)))
+        if layers[-1] >= depth:
             valid = f"at most {depth - 1} layers (the model has {depth} decoder layers)"
             raise MethodError(f"method.params.layers={self.layers!r} does not fit; valid: {valid}")
-        return tuple(Site("layer", layer) for layer in found[1:])
+        return tuple(Site("layer", layer) for layer in layers[1:])
 
     def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
         """Scale the schedule until `share` is left at its end; no site keeps more than all."""

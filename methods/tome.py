@@ -93,8 +93,8 @@ class ToMe(TokenReducer):
         if self.weighted:
             sizes = require_finite(view.signals["sizes"].float(), "sizes")
         sequence = view.signals["sequence"].long() if self.order == "released" else None
-        kept, slot, left = merge_to(keys, sizes, keep, sequence)
-        order = None if left is None else left[:, left.shape[1] - keep :]
+        kept, slot, remaining = merge_to(keys, sizes, keep, sequence)
+        order = None if remaining is None else remaining[:, remaining.shape[1] - keep :]
         if keep == keys.shape[1]:
             return Plan(kept, order=order)
         return Plan(kept, Assignment(slot, shares(slot, sizes)), order=order)

@@ -59,17 +59,17 @@ class UVPrune(TokenReducer):
         """Check the hyper-parameters."""
         valid = get_args(Criterion)
         require(self.criterion in valid, "criterion", self.criterion, ", ".join(valid))
-        why = "two layers of attention" if self._least > 1 else "the layers before"
-        fits = self.L is None or self._least <= self.L
-        require(fits, "L", self.L, f"{self._least} or more ({why} are compared)")
+        why = "two layers of attention" if self._first_layer > 1 else "the layers before"
+        fits = self.L is None or self._first_layer <= self.L
+        require(fits, "L", self.L, f"{self._first_layer} or more ({why} are compared)")
 
     @property
-    def _least(self) -> int:
+    def _first_layer(self) -> int:
         return 2 if self.criterion == "attention_variation" else 1
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the site before layer L."""
-        natural = LAYER if depth > LAYER else max(self._least, depth // 4)
+        natural = LAYER if depth > LAYER else max(self._first_layer, depth // 4)
         return (layer_site("L", natural if self.L is None else self.L, depth),)
 
     def needs(self, site: Site) -> tuple[Need, ...]:
@@ -103,7 +103,7 @@ class UVPrune(TokenReducer):
 
 def closeness(tokens: Tensor, words: Tensor) -> Tensor:
     """Return (B, N) the sum of cosines in fp32 of each token (B, N, D) with the words (B, T, D); zero rows add 0."""
-    said = normalize(words.float(), dim=-1).sum(dim=1)
+    words_sum = normalize(words.float(), dim=-1).sum(dim=1)
     features = tokens.float()
     lengths: Tensor = vector_norm(features, dim=-1).clamp_(min=1e-12)
-    return (features @ said.unsqueeze(-1)).squeeze(-1) / lengths
+    return (features @ words_sum.unsqueeze(-1)).squeeze(-1) / lengths

@@ -68,8 +68,8 @@ class _Signals(dict[str, Tensor]):
         raise KeyError(f"view.signals has no {key!r}; valid: {_signals(self)}")
 
 
-def _signals(there: Iterable[str]) -> str:
-    keys = ", ".join(repr(key) for key in there) or "none"
+def _signals(names: Iterable[str]) -> str:
+    keys = ", ".join(repr(key) for key in names) or "none"
     return (
         f"view.signals[...] holds what `needs` asks for, here {keys} "
         "(return (Need(name),) there; names in methods/signals.py)"
@@ -106,9 +106,9 @@ class View:
 
         def __getattr__(self, name: str) -> Any:
             """Name what a view has: signals lie in `signals`, not beside it."""
-            here = ", ".join(field.name for field in fields(View))
-            there = _signals(self.__dict__.get("signals", ()))
-            raise AttributeError(f"View has no {name!r}; valid: {here}; {there}")
+            valid = ", ".join(field.name for field in fields(View))
+            signals = _signals(self.__dict__.get("signals", ()))
+            raise AttributeError(f"View has no {name!r}; valid: {valid}; {signals}")
 
     def __post_init__(self) -> None:
         """Raise MethodError unless there is one place in the grid for each token."""

@@ -68,8 +68,8 @@ class VisionZip(TokenReducer):
         order = ranking(view.signals["cls_attention"].float())
         kept = torch.zeros_like(order, dtype=torch.bool).scatter_(1, order[:, :n_dominant], True)
         n_rest, n_targets = order.shape[1] - n_dominant, keep - n_dominant
-        rest = indices_of(~kept, n_rest)
-        targets = rest[:, :: max(1, n_rest // max(1, n_targets))][:, :n_targets]
+        others_index = indices_of(~kept, n_rest)
+        targets = others_index[:, :: max(1, n_rest // max(1, n_targets))][:, :n_targets]
         kept.scatter_(1, targets, True)
 
         slot = kept.cumsum(dim=1) - 1

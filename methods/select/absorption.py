@@ -63,8 +63,8 @@ def clusters(tokens: Tensor, kept: Tensor, scores: Tensor, share: float, size: i
     centres = density_peaks(squared, n_clusters, n_clusters)
     weights = mean_of_joined(nearest_centre(-squared, centres), n_clusters)
     flow = most_similar(unit(kept) @ unit(weights @ points).transpose(1, 2)) @ weights
-    whole = flow.new_zeros(*flow.shape[:2], n_dropped)
-    return whole.scatter(2, pool.unsqueeze(1).expand_as(flow), flow)
+    weights_of_all = flow.new_zeros(*flow.shape[:2], n_dropped)
+    return weights_of_all.scatter(2, pool.unsqueeze(1).expand_as(flow), flow)
 
 
 def nearby(similarity: Tensor, grid: Tensor, kept: Tensor, dropped: Tensor, area: float) -> Tensor:
@@ -84,8 +84,8 @@ def nearby(similarity: Tensor, grid: Tensor, kept: Tensor, dropped: Tensor, area
     """
     tiles = Tiles.of(grid)
     radius = (area * tiles.of_token(tiles.height * tiles.width).float()).sqrt().gather(1, kept)
-    apart = distances_from(grid, kept).gather(2, dropped.unsqueeze(1).expand_as(similarity))
-    near = 1 - (apart / radius.unsqueeze(2)).clamp(max=1)
+    distances = distances_from(grid, kept).gather(2, dropped.unsqueeze(1).expand_as(similarity))
+    near = 1 - (distances / radius.unsqueeze(2)).clamp(max=1)
     weight = similarity.clamp(min=0) * near
     total = weight.sum(dim=2, keepdim=True)
     return weight / torch.where(total > 0, total, 1)

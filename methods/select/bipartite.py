@@ -35,7 +35,9 @@ def match(features: Tensor) -> tuple[Tensor, Tensor]:
         (normalize(even.float(), dim=-1) @ odd).max(dim=2)
         for even in features[:, ::2].split(rows, dim=1)
     ]
-    return torch.cat([one.values for one in best], 1), torch.cat([one.indices for one in best], 1)
+    return torch.cat([maximum.values for maximum in best], 1), torch.cat(
+        [maximum.indices for maximum in best], 1
+    )
 
 
 def merge_pairs(features: Tensor, n_pairs: int) -> tuple[Tensor, Tensor]:
@@ -91,11 +93,11 @@ def merge_in_sequence(
     if extra:
         staying = staying.sort(dim=1).values
     following = torch.cat([even[:, :extra], even.gather(1, staying), odd], dim=1)
-    gone = even.gather(1, leaving)
-    stays = torch.ones_like(walk, dtype=torch.bool).scatter(1, gone, False)
+    leaving_tokens = even.gather(1, leaving)
+    stays = torch.ones_like(walk, dtype=torch.bool).scatter(1, leaving_tokens, False)
     rank = stays.cumsum(dim=1) - 1 - extra
     joined = rank.gather(1, odd.gather(1, partner.gather(1, leaving)))
-    slot = rank.scatter(1, gone, joined)[:, extra:]
+    slot = rank.scatter(1, leaving_tokens, joined)[:, extra:]
     kept = indices_of(stays[:, extra:], slot.shape[1] - n_pairs)
     return kept, slot, rank.gather(1, following)
 

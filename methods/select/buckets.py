@@ -23,17 +23,19 @@ def into_nearest(scores: Tensor, kept: Tensor, share: float, shift: int = 0) -> 
     if n_merged == 0:
         return None
     pairs = zip(scores, kept, strict=True)
-    return torch.stack([_of_head(own, stay, n_merged, shift) for own, stay in pairs])
+    return torch.stack(
+        [_of_head(head_scores, stay, n_merged, shift) for head_scores, stay in pairs]
+    )
 
 
 def _of_head(scores: Tensor, kept: Tensor, n_merged: int, shift: int) -> Tensor:
     places = torch.arange(len(scores), device=scores.device)
     near = places - shift
-    behind = torch.searchsorted(kept, near).clamp(max=len(kept) - 1)
-    right, left = kept[behind], kept[(behind - 1).clamp(min=0)]
-    nearest = torch.where((near - left).abs() <= (near - right).abs(), left, right)
+    after = torch.searchsorted(kept, near).clamp(max=len(kept) - 1)
+    following, before = kept[after], kept[(after - 1).clamp(min=0)]
+    nearest = torch.where((near - before).abs() <= (near - following).abs(), before, following)
     stays = torch.zeros_like(places, dtype=torch.bool).index_fill_(0, kept, True)
     best = scores.masked_fill(stays, float("-inf")).argsort(descending=True, stable=True)
-    found = torch.full_like(places, -1)
-    found[best[:n_merged]] = nearest[best[:n_merged]]
-    return torch.where(stays, places, found)
+    targets = torch.full_like(places, -1)
+    targets[best[:n_merged]] = nearest[best[:n_merged]]
+    return torch.where(stays, places, targets)

@@ -40,9 +40,9 @@ def pyramid(scores: Sequence[Tensor], keep: float, beta: float = BETA) -> Tensor
     """
     last = keep / beta
     first = 2 * keep - last
-    most = max(layer.shape[-1] for layer in scores)
-    if first > most:
-        first = float(most)
+    n_entries = max(layer.shape[-1] for layer in scores)
+    if first > n_entries:
+        first = float(n_entries)
         last = 2 * keep - first
     return torch.linspace(first, last, len(scores), dtype=torch.float64) / keep
 
@@ -88,8 +88,8 @@ def lorenz_curves(scores: Sequence[Tensor]) -> list[Tensor]:
     """Return of each layer (N,) how large a part of its attention the best 1, 2, ... N entries hold together."""
     curves = []
     for layer in scores:
-        found = _shared(layer).sort(descending=True).values
-        curves.append(found.cumsum(0) / found.sum().clamp(min=torch.finfo(found.dtype).tiny))
+        ranked = _shared(layer).sort(descending=True).values
+        curves.append(ranked.cumsum(0) / ranked.sum().clamp(min=torch.finfo(ranked.dtype).tiny))
     return curves
 
 
@@ -109,7 +109,7 @@ RULES: Mapping[str, Callable[[Sequence[Tensor], float], Tensor]] = {
 }
 
 
-def entries(shares: Tensor, total: int, most: Sequence[int]) -> Tensor:
+def entries(shares: Tensor, total: int, limits: Sequence[int]) -> Tensor:
     """Return (layers,) whole numbers that follow the shares and add up to `total`, each from 1 to what the layer has.
 
     What a bound takes from a layer goes to the others in proportion to their shares; the largest remainders get what
@@ -118,20 +118,20 @@ def entries(shares: Tensor, total: int, most: Sequence[int]) -> Tensor:
     Args:
         shares: (layers,), none negative.
         total: entries of all layers together.
-        most: entries that each layer has.
+        limits: entries that each layer has.
 
     Raises:
         ValueError: fewer entries than layers, or more than there are.
     """
-    if not len(shares) <= total <= sum(most):
-        raise ValueError(f"{total} entries for {len(shares)} layers that have {sum(most)}")
-    wanted = _bounded(_levelled(shares.double().cpu()), float(total), torch.tensor(most).double())
+    if not len(shares) <= total <= sum(limits):
+        raise ValueError(f"{total} entries for {len(shares)} layers that have {sum(limits)}")
+    wanted = _bounded(_levelled(shares.double().cpu()), float(total), torch.tensor(limits).double())
     # A number that is whole but for the last bits of the scale counts as whole.
-    whole = (wanted + ROUNDING).floor()
-    left = total - int(whole.sum())
-    order = _levelled(wanted - whole).argsort(descending=True, stable=True)
-    whole[order[:left]] += 1
-    return whole.long()
+    counts = (wanted + ROUNDING).floor()
+    missing = total - int(counts.sum())
+    order = _levelled(wanted - counts).argsort(descending=True, stable=True)
+    counts[order[:missing]] += 1
+    return counts.long()
 
 
 def _levelled(values: Tensor) -> Tensor:
@@ -141,16 +141,16 @@ def _levelled(values: Tensor) -> Tensor:
     return torch.empty_like(values).scatter(0, order, ranked[leads][leads.cumsum(0) - 1])
 
 
-def _bounded(shares: Tensor, total: float, most: Tensor) -> Tensor:
-    """Return (layers,) real numbers from 1 to `most`, in proportion to the shares wherever no bound holds."""
+def _bounded(shares: Tensor, total: float, limits: Tensor) -> Tensor:
+    """Return (layers,) real numbers from 1 to `limits`, in proportion to the shares wherever no bound holds."""
     # A layer without a share takes what is left when all others are full.
     shares = shares.clamp(min=FAINT * float(shares.max()))
     # The sum of bounded shares grows with their scale, which is halved in between none and all at the upper bound.
-    low, high = 0.0, float((most / shares).max())
+    low, high = 0.0, float((limits / shares).max())
     while (middle := (low + high) / 2) not in (low, high):
-        enough = float((shares * middle).clamp(min=1).minimum(most).sum()) >= total
+        enough = float((shares * middle).clamp(min=1).minimum(limits).sum()) >= total
         low, high = (low, middle) if enough else (middle, high)
-    return (shares * low).clamp(min=1).minimum(most)
+    return (shares * low).clamp(min=1).minimum(limits)
 
 
 def skew(values: Tensor) -> Tensor:

@@ -73,6 +73,6 @@ def distances_from(grid: Tensor, index: Tensor) -> Tensor:
 
     Cost: O(K N).
     """
-    apart = grid[rows_of(index), index].unsqueeze(2) - grid.unsqueeze(1)
-    squared = apart[:, :, :, 2:].float().square().sum(dim=3)
-    return squared.sqrt().masked_fill(apart[:, :, :, :2].any(dim=3), torch.inf)
+    offsets = grid[rows_of(index), index].unsqueeze(2) - grid.unsqueeze(1)
+    squared = offsets[:, :, :, 2:].float().square().sum(dim=3)
+    return squared.sqrt().masked_fill(offsets[:, :, :, :2].any(dim=3), torch.inf)

@@ -88,7 +88,7 @@ def judged_by(judge: Judge) -> Iterator[None]:
 
 def memory_limit(n_bytes: int) -> AbstractContextManager[None]:
     """Let a matrix of cosines take at most so many bytes inside the block, whatever is free; 0 holds none."""
-    return judged_by(lambda asked, device: asked <= n_bytes)
+    return judged_by(lambda wanted, device: wanted <= n_bytes)
 
 
 class Held(Cosines):
@@ -150,17 +150,19 @@ class Computed(Cosines):
         nearest = self.units.new_full(self.units.shape[:2], -2)
         for row, column, block in upper_blocks(self.units):
             block.diagonal(row - column, dim1=1, dim2=2).fill_(-2)
-            for seen, found in (
+            for maxima, block_maxima in (
                 (nearest[:, row : row + block.shape[1]], block.amax(dim=2)),
                 (nearest[:, column:], block.amax(dim=1)),
             ):
-                torch.maximum(seen, found, out=seen)
+                torch.maximum(maxima, block_maxima, out=maxima)
         return nearest
 
     def extremes(self) -> tuple[Tensor, Tensor]:
         """Return the extremes over blocks. Cost: O(N^2 D / 2)."""
-        found = [block.flatten(1).aminmax(dim=1) for _, _, block in upper_blocks(self.units)]
-        low, high = (torch.stack(side) for side in zip(*found, strict=True))
+        block_extremes = [
+            block.flatten(1).aminmax(dim=1) for _, _, block in upper_blocks(self.units)
+        ]
+        low, high = (torch.stack(side) for side in zip(*block_extremes, strict=True))
         return low.amin(dim=0), high.amax(dim=0)
 
     def rows(self, indices: Tensor) -> Tensor:
@@ -169,8 +171,8 @@ class Computed(Cosines):
         if n_asked < FEWEST:
             indices = indices.repeat(1, FEWEST)[:, :FEWEST]
         rows = self.units[rows_of(indices), indices] @ self._across
-        own = indices.unsqueeze(2)
-        return rows.scatter_(2, own, rows.gather(2, own).round_())[:, :n_asked]
+        itself = indices.unsqueeze(2)
+        return rows.scatter_(2, itself, rows.gather(2, itself).round_())[:, :n_asked]
 
     def row(self, pick: Tensor, merit: Tensor) -> Tensor:
         """Look the row up in the panel, or compute the panel of this token and those of the highest merit."""

@@ -36,7 +36,7 @@ def dpp_map(similarity: Cosines, quality: Tensor, n_keep: int) -> Chosen:
     """
     order = ranking(quality)
     n_rows, n_tokens = quality.shape
-    left = require_finite(similarity.diagonal(), "similarities")
+    residual = require_finite(similarity.diagonal(), "similarities")
     weight = quality.square()
     rows = rows_of(order)
     factor = quality.new_zeros(n_rows, n_keep, n_tokens)
@@ -44,14 +44,14 @@ def dpp_map(similarity: Cosines, quality: Tensor, n_keep: int) -> Chosen:
     gains = torch.empty_like(quality[:, :n_keep])
     for step in range(n_keep):
         # What lies in the span counts as 0, the picks themselves among it; max returns the first of equal maxima.
-        gain = threshold(left, SPANNED, 0).mul_(weight)
+        gain = threshold(residual, SPANNED, 0).mul_(weight)
         gains[:, step : step + 1], pick = gain.max(dim=1, keepdim=True)
         picks[:, step : step + 1] = pick
-        scale = left.gather(1, pick).clamp_(min=SPANNED).rsqrt_()
+        scale = residual.gather(1, pick).clamp_(min=SPANNED).rsqrt_()
         new = similarity.row(pick, gain).unsqueeze(1)
         new.baddbmm_(factor[rows, :step, pick], factor[:, :step], alpha=-1)
         torch.mul(new.squeeze(1), scale, out=factor[:, step])
-        left.addcmul_(factor[:, step], factor[:, step], value=-1).scatter_(1, pick, 0)
+        residual.addcmul_(factor[:, step], factor[:, step], value=-1).scatter_(1, pick, 0)
     # A gain of 0 means that nothing was left to choose: then no token is kept here.
     chosen = torch.zeros_like(order).scatter_reduce_(1, picks, (gains > 0).long(), "amax")
     return filled_up(chosen.bool(), order, n_keep)

@@ -46,8 +46,8 @@ class Frames:
         start = size.cumsum(dim=1) - size
 
         partner = (token - before(size, 1).gather(1, index)).clamp(min=0)
-        apart = (grid[:, :, 1:] != grid[rows_of(partner), partner, 1:]).any(dim=2)
-        different = torch.zeros_like(token).scatter_add(1, index, apart.long())
+        moved = (grid[:, :, 1:] != grid[rows_of(partner), partner, 1:]).any(dim=2)
+        different = torch.zeros_like(token).scatter_add(1, index, moved.long())
         follows = (different == 0) & (size == before(size, 1))
         follows[:, 0] = False
         # An absent frame opens a clip of its own, so that it adds to the length of no other.
@@ -80,5 +80,5 @@ def spread(sizes: Tensor, total: Tensor) -> Tensor:
     A row of zeros gets zeros. `total` must lie between 0 and the sum of the sizes.
     """
     upto = sizes.cumsum(dim=1)
-    whole = upto[:, -1:].clamp(min=1)
-    return total * upto // whole - total * (upto - sizes) // whole
+    total_size = upto[:, -1:].clamp(min=1)
+    return total * upto // total_size - total * (upto - sizes) // total_size

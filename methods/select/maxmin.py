@@ -28,10 +28,10 @@ def farthest_first(cosines: Cosines, n_keep: int) -> Tensor:
 
     Cost: `Cosines.nearest` for the first pick, then `n_keep` steps of one row and eight operations on N numbers.
     """
-    alone = _distance(require_finite(cosines.nearest(), "cosines"))
-    pick = alone.argmax(dim=1, keepdim=True)  # argmax returns the first of equal maxima
-    gap = torch.full_like(alone, torch.inf)
-    taken = torch.zeros_like(alone)
+    isolation = _distance(require_finite(cosines.nearest(), "cosines"))
+    pick = isolation.argmax(dim=1, keepdim=True)  # argmax returns the first of equal maxima
+    gap = torch.full_like(isolation, torch.inf)
+    taken = torch.zeros_like(isolation)
     picks = pick.repeat(1, n_keep)
     for step in range(n_keep):
         far = _distance(cosines.row(pick, gap)).scatter_(1, pick, DUPLICATE)

@@ -8,7 +8,7 @@ from torch import Tensor
 from espalier.methods.checks import require_finite
 
 
-def nearest(similarity: Tensor, own: Tensor, k: int) -> Tensor:
+def nearest(similarity: Tensor, token_indices: Tensor, k: int) -> Tensor:
     """Return (B, M, N) booleans: which k of N candidates are most similar to each of M tokens, itself left out.
 
     Equal similarities go to the lower index: `torch.topk` leaves that open, so only its k-th value is used. Where k
@@ -16,7 +16,7 @@ def nearest(similarity: Tensor, own: Tensor, k: int) -> Tensor:
 
     Args:
         similarity: (B, M, N) finite numbers.
-        own: (B, M) index of each token among the candidates.
+        token_indices: (B, M) index of each token among the candidates.
         k: how many.
 
     Raises:
@@ -24,12 +24,14 @@ def nearest(similarity: Tensor, own: Tensor, k: int) -> Tensor:
 
     Cost: O(M N log k), no Python loop.
     """
-    itself = torch.zeros_like(similarity, dtype=torch.bool).scatter_(2, own.unsqueeze(2), True)
+    itself = torch.zeros_like(similarity, dtype=torch.bool).scatter_(
+        2, token_indices.unsqueeze(2), True
+    )
     k = min(k, similarity.shape[2] - 1)
     if k == 0:
         return torch.zeros_like(itself)
-    others = require_finite(similarity, "similarities").masked_fill(itself, -torch.inf)
-    last = others.topk(k, dim=2).values[:, :, -1:]
-    above, level = others > last, others == last
+    candidates = require_finite(similarity, "similarities").masked_fill(itself, -torch.inf)
+    last = candidates.topk(k, dim=2).values[:, :, -1:]
+    above, level = candidates > last, candidates == last
     room = k - above.sum(dim=2, keepdim=True)
     return above | (level & (level.cumsum(dim=2) <= room))

@@ -25,8 +25,8 @@ def mixed_graph(similarity: Tensor, grid: Tensor, k: int) -> Tensor:
 
     Cost: O(N^2 log k).
     """
-    own = torch.arange(similarity.shape[1], device=similarity.device).expand_as(similarity[:, 0])
-    return nearest(similarity, own, k) | grid_neighbours(grid)
+    tokens = torch.arange(similarity.shape[1], device=similarity.device).expand_as(similarity[:, 0])
+    return nearest(similarity, tokens, k) | grid_neighbours(grid)
 
 
 def normalised(graph: Tensor) -> Tensor:

@@ -32,16 +32,16 @@ def apportion(weights: Tensor, sizes: Tensor, total: int) -> Tensor:
         1, order, size.cumsum(1) - size + filling * remaining <= total
     )
     spare = total - (sizes * full).sum(dim=1, keepdim=True)
-    rest = weight * ~full
-    share = spare * rest / rest.sum(dim=1, keepdim=True).clamp(min=1e-300)
+    open_weight = weight * ~full
+    share = spare * open_weight / open_weight.sum(dim=1, keepdim=True).clamp(min=1e-300)
     share = (
         share * 2**30
     ).round() / 2**30  # so that rounding decides neither ties nor whole numbers
-    whole = torch.where(full, sizes, torch.minimum(share.floor().long(), sizes))
-    remainder = (share - whole).masked_fill(full, -1)
-    missing = total - whole.sum(dim=1, keepdim=True)
+    floors = torch.where(full, sizes, torch.minimum(share.floor().long(), sizes))
+    remainder = (share - floors).masked_fill(full, -1)
+    missing = total - floors.sum(dim=1, keepdim=True)
     place = remainder.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    return whole + (place < missing).long()
+    return floors + (place < missing).long()
 
 
 def best_of_groups(scores: Tensor, group: Tensor, quotas: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def upper_blocks(units: Tensor) -> Iterator[tuple[int, int, Tensor]]:
     n_tokens = units.shape[1]
     across = units.transpose(1, 2)
     for start in range(0, n_tokens, BLOCK):
-        row, column = (max(0, min(start, n_tokens - least)) for least in (FEWEST, NARROWEST))
+        row, column = (max(0, min(start, n_tokens - minimum)) for minimum in (FEWEST, NARROWEST))
         block = units[:, row : row + BLOCK] @ across[:, :, column:]
         block.diagonal(row - column, dim1=1, dim2=2).round_()
         yield row, column, block
@@ -77,6 +77,6 @@ def board_of(grid: Tensor) -> Tensor:
 
 def neighbours(board: Tensor, indices: Tensor) -> Tensor:
     """Return (B, K, N) booleans: which tokens of a board (2, B, N) are among the 8 neighbours of those at `indices`."""
-    some = board.gather(2, indices.expand(2, -1, -1)).unsqueeze(3)
-    down, right = (some - board.unsqueeze(2)).abs_()
+    centres = board.gather(2, indices.expand(2, -1, -1)).unsqueeze(3)
+    down, right = (centres - board.unsqueeze(2)).abs_()
     return torch.maximum(down, right) == 1  # the chessboard distance
