@@ -71,7 +71,7 @@ def merged_entries(entries: Entries, targets: Targets) -> tuple[Tensor, Tensor]:
 
 
 def _folded(store: Tensor, leaving: Tensor, at: Tensor, onto: Tensor) -> Tensor:
-    """Return (H, S, D) with entries `leaving` added to those `at`, and all of `onto` scaled to their former mean norm."""
+    """Return (H, S, D) with entries `leaving` added to those `at`, and all of `onto` scaled to their former mean."""
     length = store[:, onto].norm(dim=-1).mean()
     total = store.index_add(1, at, store[:, leaving])
     sums = total[:, onto]

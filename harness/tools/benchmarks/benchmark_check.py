@@ -19,7 +19,7 @@ from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
 from espalier.harness.tools.benchmarks.checkpoint_prompts import same_tokens, whole_checkpoint
-from espalier.harness.tools.benchmarks.dataset_rows import Seen, read_rows
+from espalier.harness.tools.benchmarks.dataset_rows import RowSummary, read_rows
 from espalier.harness.tools.benchmarks.tiny_models import answers
 from espalier.harness.tools.doctor.findings import Finding, NotHere, examine
 
@@ -36,13 +36,13 @@ class Examination:
 
     Args:
         spec: of a run of the benchmark on the embedded model.
-        asked: of a run on the model that the user names; None: none is named.
+        user_spec: of a run on the model that the user names; None: none is named.
     """
 
     spec: RunSpec
-    asked: RunSpec | None = None
+    user_spec: RunSpec | None = None
     loaded: Loaded | None = None
-    seen: list[Seen] = field(default_factory=list)
+    summaries: list[RowSummary] = field(default_factory=list)
     prompt: str | None = None
 
     def steps(self) -> Iterator[tuple[str, Callable[[], str]]]:
@@ -50,7 +50,7 @@ class Examination:
         yield "data", self.data
         yield "rows", self.rows
         yield "answers", self.answers
-        if self.asked is not None:
+        if self.user_spec is not None:
             yield "checkpoint", self.checkpoint
             yield "tokens", self.tokens
 
@@ -61,12 +61,12 @@ class Examination:
         places = sorted({str(task.config.dataset_path) for task in self.loaded.tasks})
         rows = sum(len(task.eval_docs) for task in self.loaded.tasks)
         place = dataset.path or ", ".join(places)
-        said = (
+        summary = (
             f"{place}, split {self.loaded.tasks[0].config.test_split or dataset.split}: {rows} rows"
         )
         if dataset.samples is not None and rows != dataset.samples:
-            said += f" (the benchmark's file says {dataset.samples})"
-        return said
+            summary += f" (the benchmark's file says {dataset.samples})"
+        return summary
 
     def rows(self) -> str:
         """Read the first rows of each task."""
@@ -75,10 +75,10 @@ class Examination:
         # A judge is somebody else, and a clock has nothing to say of an empty answer.
         score = "judge" not in benchmark.needs and benchmark.new_tokens is None
         with alone(), quiet(), self.loaded.serving():
-            self.seen = [
+            self.summaries = [
                 read_rows(benchmark, task, score, self.loaded.borders) for task in self.loaded.tasks
             ]
-        return f"{sum(one.rows for one in self.seen)} rows read; first: {self.seen[0].first}"
+        return f"{sum(summary.rows for summary in self.summaries)} rows read; first: {self.summaries[0].first}"
 
     def answers(self) -> str:
         """Answer and score two samples of each task.
@@ -92,9 +92,9 @@ class Examination:
             raise NotHere("its scorer needs Java (a `java` on the PATH)")
         adapter = answers(
             self.spec,
-            max(one.clips for one in self.seen),
-            max(one.pictures for one in self.seen),
-            max(one.words for one in self.seen),
+            max(summary.clips for summary in self.summaries),
+            max(summary.pictures for summary in self.summaries),
+            max(summary.words for summary in self.summaries),
         )
         with TemporaryDirectory() as folder:
             spec = replace(self.spec, model=adapter.spec, store=Path(folder))
@@ -121,15 +121,15 @@ class Examination:
 
     def checkpoint(self) -> str:
         """Look whether the named model's checkpoint is here and whole."""
-        assert self.asked is not None
-        return whole_checkpoint(self.asked)
+        assert self.user_spec is not None
+        return whole_checkpoint(self.user_spec)
 
     def tokens(self) -> str:
         """Compare the prompts' token ids and template with those of the originals."""
-        assert self.asked is not None
+        assert self.user_spec is not None
         # The model's own family may word the task's prompts.
-        said, self.prompt = same_tokens(self.asked, open_benchmark(self.asked))
-        return said
+        summary, self.prompt = same_tokens(self.user_spec, open_benchmark(self.user_spec))
+        return summary
 
 
 def check(
@@ -146,10 +146,10 @@ def check(
         UserError: there is no such benchmark, or an override is wrong.
     """
     place = [] if path is None else [f"benchmark.path={path}"]
-    chosen = any(one.startswith("model=") for one in overrides)
-    rest = [one for one in overrides if not one.startswith("model")]
+    chosen = any(override.startswith("model=") for override in overrides)
+    embedded = [override for override in overrides if not override.startswith("model")]
     examination = Examination(
-        _spec([f"benchmark={name}", *place, *rest]),
+        _spec([f"benchmark={name}", *place, *embedded]),
         _spec([f"benchmark={name}", *place, *overrides]) if chosen else None,
     )
     findings: list[Finding] = []

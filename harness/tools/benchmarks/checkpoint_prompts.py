@@ -51,8 +51,8 @@ def unloaded(spec: RunSpec) -> Adapter:
     family = ADAPTERS.load(spec.model.adapter)
     skeleton = build_skeleton(family.model_class, family.checkpoint_config(spec.model), spec.model)
     # A skeleton lies on no device, and what a processor makes has to lie on one.
-    here = type(family.__name__, (family,), {"device": torch.device("cpu")})
-    adapter: Adapter = here(skeleton, family.load_processor(spec.model), spec.model)
+    cpu_family = type(family.__name__, (family,), {"device": torch.device("cpu")})
+    adapter: Adapter = cpu_family(skeleton, family.load_processor(spec.model), spec.model)
     return adapter
 
 
@@ -72,23 +72,23 @@ def same_tokens(spec: RunSpec, loaded: Loaded) -> tuple[str, str]:
     task = loaded.tasks[0]
     name = task.config.task
     wording = Wording(spec.benchmark.text, {name: task})
-    found: list[Tokens] = []
+    prompts: list[Tokens] = []
     with alone(), quiet(), loaded.serving():
         for row in range(min(PROMPTS, len(task.eval_docs))):
             doc = task.eval_docs[row]
             messages = wording.of(task.doc_to_messages(doc), doc, name, row)
-            found.append(compared(adapter, ChatMessages(messages=messages).to_hf_messages()))
+            prompts.append(compared(adapter, ChatMessages(messages=messages).to_hf_messages()))
     differences = [
-        f"prompt {row} differs from the original's, {one.difference}"
-        for row, one in enumerate(found)
-        if one.difference is not None
+        f"prompt {row} differs from the original's, {tokens.difference}"
+        for row, tokens in enumerate(prompts)
+        if tokens.difference is not None
     ]
-    said = differences[:1] or [
-        f"{len(found)} prompts of {', '.join(str(len(one.ours)) for one in found)} tokens as in the original"
+    summary = differences[:1] or [
+        f"{len(prompts)} prompts of {', '.join(str(len(tokens.ours)) for tokens in prompts)} tokens as in the original"
     ]
     template = other_template(spec.model, adapter.shipped)
     if template is not None:
-        said.append(template)
+        summary.append(template)
     elif spec.model.template_sha256 is not None:
-        said.append("the chat template is the one that the model's file knows")
-    return "; ".join(said), found[0].prompt
+        summary.append("the chat template is the one that the model's file knows")
+    return "; ".join(summary), prompts[0].prompt

@@ -33,7 +33,7 @@ ODD = (
 
 
 @dataclass(frozen=True)
-class Seen:
+class RowSummary:
     """What the first rows of a task showed: how many they are, and the most that one of them has."""
 
     rows: int
@@ -45,7 +45,7 @@ class Seen:
 
 def read_rows(
     benchmark: BenchmarkSpec, task: Task, score: bool, borders: Borders | None = None
-) -> Seen:
+) -> RowSummary:
     """Read the first rows of a task and everything that they show.
 
     Args:
@@ -62,63 +62,65 @@ def read_rows(
     place = f"{benchmark.dataset.path or task.config.dataset_path}, split {split}"
     if not len(docs):
         raise UserError(f"{place}: no rows")
-    there = list(docs.column_names) if hasattr(docs, "column_names") else list(docs[0])
+    columns = list(docs.column_names) if hasattr(docs, "column_names") else list(docs[0])
     for setting in NAMING:
         name = getattr(task.config, setting)
-        if isinstance(name, str) and COLUMN.fullmatch(name) and name not in there:
-            raise UserError(f"{place}: {_no_column(name, there)}, which {setting} names")
-    found = [
-        _row(f"{place}, row {number}", task, number, there, score, borders)
+        if isinstance(name, str) and COLUMN.fullmatch(name) and name not in columns:
+            raise UserError(f"{place}: {_no_column(name, columns)}, which {setting} names")
+    summaries = [
+        _row(f"{place}, row {number}", task, number, columns, score, borders)
         for number in range(min(ROWS, len(docs)))
     ]
-    most = max(found, key=lambda one: (one.clips, one.pictures, one.words))
-    return Seen(len(found), most.clips, most.pictures, most.words, found[0].first)
+    largest = max(summaries, key=lambda summary: (summary.clips, summary.pictures, summary.words))
+    return RowSummary(
+        len(summaries), largest.clips, largest.pictures, largest.words, summaries[0].first
+    )
 
 
 def _row(
-    place: str, task: Task, number: int, there: list[str], score: bool, borders: Borders | None
-) -> Seen:
+    place: str, task: Task, number: int, columns: list[str], score: bool, borders: Borders | None
+) -> RowSummary:
     # Pictures of a data set are decoded here.
-    doc = _told(place, there, lambda: task.eval_docs[number])
-    messages = _told(place, there, lambda: task.doc_to_messages(doc))
+    doc = _read_checked(place, columns, lambda: task.eval_docs[number])
+    messages = _read_checked(place, columns, lambda: task.doc_to_messages(doc))
     chat: list[dict[str, Any]] = ChatMessages(messages=messages).to_hf_messages()
     try:
         chat = chat if borders is None else borders.chat(chat)
         media = media_of(0, chat, VideoSpec(frames=2))
     except UserError as error:
         raise UserError(f"{place}: {str(error).removeprefix('chat 0 of the batch: ')}") from error
-    target = _told(place, there, lambda: task.doc_to_target(doc))
+    target = _read_checked(place, columns, lambda: task.doc_to_target(doc))
     if score:
         plain = getattr(type(task).process_results, "__wrapped__", type(task).process_results)
-        _told(place, there, lambda: plain(task, doc, [""]))
+        _read_checked(place, columns, lambda: plain(task, doc, [""]))
     text = "".join(
         part["text"] for turn in chat for part in turn["content"] if part["type"] == "text"
     )
-    shown = [f"picture {picture.width}x{picture.height}" for picture in media.pictures[:1]]
-    shown += [f"video of {clip.duration:.1f} s" for clip in media.clips[:1]]
-    return Seen(
+    parts = [f"picture {picture.width}x{picture.height}" for picture in media.pictures[:1]]
+    parts += [f"video of {clip.duration:.1f} s" for clip in media.clips[:1]]
+    return RowSummary(
         1,
         len(media.clips),
         len(media.pictures),
         len(text.split()),
-        f"{', '.join(shown) or 'no media'}; {len(text)} characters; target {str(target)[:40]!r}",
+        f"{', '.join(parts) or 'no media'}; {len(text)} characters; target {str(target)[:40]!r}",
     )
 
 
-def _told(place: str, there: list[str], read: Callable[[], Any]) -> Any:
+def _read_checked(place: str, columns: list[str], read: Callable[[], Any]) -> Any:
     """Read something of a row; whatever is wrong with it is said in one line."""
     try:
         return read()
     except KeyError as error:
         name = str(error.args[0]) if error.args else "?"
-        if name in there:
+        if name in columns:
             raise UserError(f"{place}: KeyError: {name}") from error
-        raise UserError(f"{place}: {_no_column(name, there)}") from error
+        raise UserError(f"{place}: {_no_column(name, columns)}") from error
     except ODD as error:
         raise UserError(
             f"{place}: {type(error).__name__}: {' '.join(str(error).split())}"
         ) from error
 
 
-def _no_column(name: str, there: list[str]) -> str:
-    return f"no column {name!r}; there are: {', '.join(there)}"
+def _no_column(name: str, columns: list[str]) -> str:
+    return f"no column {name!r}; there are: {', '.join(columns)}"

@@ -47,8 +47,8 @@ def data_sets(benchmark: BenchmarkSpec) -> tuple[Wanted, ...]:
     Raises:
         UserError: the task is unknown.
     """
-    found = {_wanted(config, benchmark.dataset.pinned): None for config in _configs(benchmark)}
-    return tuple(one for one in found if one is not None)
+    wanted = {_wanted(config, benchmark.dataset.pinned): None for config in _configs(benchmark)}
+    return tuple(part for part in wanted if part is not None)
 
 
 def checkpoint(model: ModelSpec) -> Wanted:
@@ -81,7 +81,7 @@ def settled(wanted: Wanted) -> Wanted:
     )
     listed = builder.config.data_files or {}
     files = [
-        str(file).partition("@")[2].partition("/")[2] for one in listed.values() for file in one
+        str(file).partition("@")[2].partition("/")[2] for paths in listed.values() for file in paths
     ]
     # What names a file exactly is no pattern.
     patterns = tuple(escape(name) for name in ("README.md", *files))
@@ -98,14 +98,14 @@ def missing(wanted: Wanted) -> list[DryRunFileInfo]:
         dry_run=True,
         tqdm_class=_Silent,
     )
-    return [one for one in files if one.will_download]
+    return [file for file in files if file.will_download]
 
 
 class _Silent(tqdm):
     """A progress bar that nobody sees: looking takes seconds, and only what is downloaded is worth a bar."""
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more | {"disable": True})
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options | {"disable": True})
 
 
 def _configs(benchmark: BenchmarkSpec) -> Iterator[Mapping[str, Any]]:

@@ -58,11 +58,11 @@ def shares(by_alpha: Sequence[Sequence[Trace]]) -> tuple[tuple[float, ...], ...]
     for traces in by_alpha:
         n_sites = len(traces[0].entering) - 1
         above = rows[-1] if rows else (1.0,) * n_sites
-        left = [
+        kept = [
             fmean(trace.entering[site + 1] / trace.entering[0] for trace in traces)
             for site in range(n_sites)
         ]
-        pairs = zip(above, left, strict=True)
+        pairs = zip(above, kept, strict=True)
         rows.append(tuple(min(high, round(low, DECIMALS)) for high, low in pairs))
     return tuple(rows)
 
@@ -86,8 +86,8 @@ def smallest_reaching(
             high = last
         else:
             low = last
-    found, tried = (fit(alpha, ratio, traces_at(alpha), stack) for alpha in (high, last))
-    return found, tried
+    best, tried = (fit(alpha, ratio, traces_at(alpha), stack) for alpha in (high, last))
+    return best, tried
 
 
 def fit(alpha: float, ratio: float, traces: Sequence[Trace], stack: StackFacts) -> Fit:

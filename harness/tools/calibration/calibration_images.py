@@ -19,7 +19,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 @dataclass
-class Seen:
+class ImageDigest:
     """How many images a calibration was made from, and the hash of their pixels."""
 
     n_images: int = 0

@@ -183,9 +183,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("source", type=Path, metavar="release")
     parser.add_argument("target", type=Path, metavar="output")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        convert(given.source, given.target, print)
+        convert(options.source, options.target, print)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

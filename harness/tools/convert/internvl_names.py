@@ -59,22 +59,22 @@ def renamer(config: Any) -> Rename:
         layer = _LAYER.fullmatch(name)
         if layer is None:
             return _swap(name, _PARTS)
-        stack, number, rest = layer.groups()
+        stack, number, suffix = layer.groups()
         if stack == "vision_model.encoder":
             place = f"model.vision_tower.encoder.layer.{number}."
-            if rest.startswith("attn.qkv."):
-                kind = rest.removeprefix("attn.qkv.")
-                return Fused({f"{place}attention.{one}_proj.{kind}": width for one in "qkv"})
-            return _swap(rest, _VIT, place)
+            if suffix.startswith("attn.qkv."):
+                kind = suffix.removeprefix("attn.qkv.")
+                return Fused({f"{place}attention.{letter}_proj.{kind}": width for letter in "qkv"})
+            return _swap(suffix, _VIT, place)
         place = f"model.language_model.layers.{number}."
-        if rest == "attention.wqkv.weight" and names is _INTERNLM2:
+        if suffix == "attention.wqkv.weight" and names is _INTERNLM2:
             # For each key head its query heads, the key and the value.
             rows = {"q": query, "k": value, "v": value}
             return Fused(
-                {f"{place}self_attn.{one}_proj.weight": n for one, n in rows.items()},
+                {f"{place}self_attn.{letter}_proj.weight": n for letter, n in rows.items()},
                 groups=text.num_key_value_heads,
             )
-        return _swap(rest, names, place)
+        return _swap(suffix, names, place)
 
     return rename
 

@@ -112,8 +112,8 @@ def _pieces(
     model = read_pieces(source / "tokenizer.model")
     # Llama's tokenizer once put a space after every special token; InternLM2's still does.
     once = kind == "LlamaTokenizer" and config.get("legacy") is False
-    others = map(_content, config.get("additional_special_tokens") or ())
-    declared = frozenset(str(token) for token in (*named.values(), *others) if token is not None)
+    further = map(_content, config.get("additional_special_tokens") or ())
+    declared = frozenset(str(token) for token in (*named.values(), *further) if token is not None)
     return Tokens(
         backend=fast_tokenizer(model, added, once),
         named=named,
@@ -169,8 +169,8 @@ def _check(tokens: Tokens, prompt: Frame) -> str:
     lead = " " if tokens.ids(prompt.render(""))[:1] == [space] else ""
     for probe in PROBES:
         text = prompt.render(probe)
-        found = tokens.backend.encode(lead + text, add_special_tokens=False).ids
-        if found != tokens.ids(text):
+        ids = tokens.backend.encode(lead + text, add_special_tokens=False).ids
+        if ids != tokens.ids(text):
             raise UserError(
                 f"the converted tokenizer gives other ids than sentencepiece for {probe!r}; nothing was written"
             )

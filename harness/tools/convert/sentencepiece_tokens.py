@@ -125,8 +125,8 @@ def reference(
     bare.CopyFrom(model)
     bare.normalizer_spec.add_dummy_prefix = spaced and not once
     pieces = SentencePieceProcessor(model_proto=bare.SerializeToString())
-    known = {token.content: (number, token) for number, token in added.items()}
-    longest = sorted(known, key=len, reverse=True)
+    by_content = {token.content: (number, token) for number, token in added.items()}
+    longest = sorted(by_content, key=len, reverse=True)
     border = re.compile("(" + "|".join(map(re.escape, longest)) + ")")
 
     def ids(text: str) -> list[int]:
@@ -134,14 +134,14 @@ def reference(
         if len(parts) > 1 and parts[0] == SPACE and parts[1] in declared:
             del parts[0]
         for place, part in enumerate(parts):
-            token = known.get(part, (0, None))[1]
+            token = by_content.get(part, (0, None))[1]
             if token is not None and token.rstrip and place + 1 < len(parts):
                 parts[place + 1] = parts[place + 1].lstrip()
             if token is not None and token.lstrip and place > 0:
                 parts[place - 1] = parts[place - 1].rstrip()
-        found: list[int] = []
+        token_ids: list[int] = []
         for part in parts:
-            found += [known[part][0]] if part in known else pieces.encode(part)
-        return found
+            token_ids += [by_content[part][0]] if part in by_content else pieces.encode(part)
+        return token_ids
 
     return ids
