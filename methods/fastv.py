@@ -6,8 +6,7 @@ Before decoder layer K the visual tokens are ranked by the attention they receiv
     paper    (queries=mean):  a_j = 1/(H Q_j) sum_h sum_q A_h[q, j]   over the Q_j queries that can see token j
 
 and the highest `keep` stay, in their order and with their position ids. The paper speaks of the attention from all
-other tokens; the released code takes the row of the last prompt token alone, and its authors confirm that this is
-meant.
+other tokens; the released code uses the row of the last prompt token alone, and its authors confirm this reading.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class FastV(TokenReducer):
     """Keeps the visual tokens that receive the most attention.
 
     Attributes:
-        K: decoder layer before which tokens go (layers 0..K-1 see all of them).
-        queries: whose attention counts, the last prompt token's or everyone's.
+        K: decoder layer before which tokens are dropped (layers 0..K-1 see all of them).
+        queries: `last`, the last prompt token's attention counts, or `mean`, that of all queries.
     """
 
     K: int = 2

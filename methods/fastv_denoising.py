@@ -5,13 +5,13 @@ merges, by the attention that they received in layer K-1, A being the mean over 
 
     deciders:  a_j = sum_{i in D} A_ij     D: the answer's tokens unveiled in the step before
     last:      a_j = A_last,j              the prompt's last token
-    mean:      a_j = 1/L sum_i A_ij        everyone, for every token sees every other
+    mean:      a_j = 1/L sum_i A_ij        all tokens, since every token sees every other
 
-The N_keep with the highest a_j stay, in their order and with their position ids; layers K to the last run without the
-others (24). The next step starts from every visual token again.
+The N_keep tokens with the highest a_j stay, in their order and with their position ids; layers K to the last run
+without the others (24). The next step starts from every visual token again.
 
-The appendix does not say whose attention ranks. Its count (24) gives the printed figures only with a first step that is
-whole, as it must be where deciders rank; hence the default. The other two leave the first step whole, too, so that all
+The appendix does not name the ranking attention. Its count (24) gives the printed figures only if the first step keeps
+all tokens, as it must if deciders rank; hence the default. The other two also leave the first step whole, so that all
 three cost the same.
 """
 
@@ -31,8 +31,8 @@ class FastVDenoising(DenoisingReducer, FastV):
     """Keeps, step by step, the visual tokens that receive the most attention.
 
     Attributes:
-        K: decoder layer before which tokens go (layers 0..K-1 see all of them).
-        queries: whose attention counts.
+        K: decoder layer before which tokens are dropped (layers 0..K-1 see all of them).
+        queries: the tokens with attention that counts.
     """
 
     K: int = 3

@@ -37,7 +37,7 @@ class H2O(CacheCompressor):
     recent: int = 32
     repeated: bool = False
 
-    by_head = True  # each KV head keeps what its own queries look at
+    by_head = True  # each KV head keeps what its own queries attend to
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
@@ -46,16 +46,16 @@ class H2O(CacheCompressor):
 
     @property
     def repeats_heads(self) -> bool:
-        """As released."""
+        """Whether heads are repeated, as in the released code."""
         return self.repeated
 
     @property
     def exempt(self) -> tuple[int, int]:
-        """The recent window."""
+        """Return the recent window."""
         return (0, self.recent)
 
     def score(self, view: CacheView) -> Tensor:
-        """Return (H_kv, N), or (H, N) of repeated heads. Cost: O(H L^2 D) time in blocks of rows, no map is held."""
+        """Return (H_kv, N), or (H, N) for repeated heads. Cost: O(H L^2 D) time in blocks of rows."""
         every = torch.arange(view.queries.shape[1], device=view.queries.device)
         scores = paid(view.queries, view.keys, view.scaling, every)[:, view.candidates]
         return scores if self.repeated else by_kv_head(scores, view.keys.shape[0])

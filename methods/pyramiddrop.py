@@ -1,7 +1,7 @@
 """PyramidDrop: visual redundancy reduction stage by stage (Xing et al., CVPR 2025, arXiv 2410.17247).
 
-The decoder is cut into S stages. At the end of each but the last, the visual tokens are ranked by the attention that
-the last prompt token pays them there, mean over heads, and the share lambda of them stays:
+The decoder is cut into S stages. At the end of each but the last, the visual tokens are ranked by the attention of the
+last prompt token, mean over heads, and the share lambda of them stays:
 
     a_j = 1/H sum_h A_h[last, j],    V_(s+1) = lambda V_s
 
@@ -11,14 +11,14 @@ the last prompt token pays them there, mean over heads, and the share lambda of 
 The published setting is S = 4 equal stages and lambda = 0.5, which is ratio=0.875 under budget=kept (half, a quarter,
 an eighth; the released code rounds down, here halves go up); any other budget is solved for lambda.
 
-Equal stages (before layers 8, 16, 24 of 32) cannot average less than the quarter of the tokens that layers 0 to 7 see
-alone; the layers by which the authors reached lower averages are not published. `ratio` lays the stages out for a share
+Equal stages (before layers 8, 16, 24 of 32) average at least a quarter of the tokens, because layers 0 to 7 see all of
+them; the layers by which the authors reached lower averages are not published. `ratio` lays the stages out for a share
 removed on average: they end before layers l, 2l, 3l, with the largest l that needs no lambda below one half for it,
 from equal stages down to l = 2. Of 32 layers, 192, 128 and 64 of 576 tokens give l = 4, 2, 2 and, by the budget,
-lambda = 0.547, 0.515, 0.307. What a layout cannot reach is refused with the range.
+lambda = 0.547, 0.515, 0.307. A budget that a layout cannot reach is refused with the valid range.
 
 The released code also closes the gaps in the positions after every stage: the tokens of a stage are counted from 0, and
-a new token takes the next number of each stage. engine.positions=method does so, too; by default positions stay.
+a new token takes the next number of each stage, as with engine.positions=method; by default positions stay.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ EARLIEST = 2
 
 @dataclass(frozen=True)
 class PyramidDrop(Stages):
-    """Keeps, stage by stage, the tokens that the last prompt token looks at.
+    """Keeps, stage by stage, the tokens that the last prompt token attends to most.
 
     Attributes:
         S: number of stages.
-        layers: decoder layers before which tokens go, ascending, instead of those that S gives; empty: those.
-        ranking: the layer whose attention ranks, at the `stage_end` or the `next_layer`.
+        layers: ascending decoder layers before which tokens are dropped; empty: the layers that S gives.
+        ranking: the layer with the ranking attention: the last of the stage (`stage_end`) or the `next_layer`.
         ratio: share of the tokens removed, on average over the layers, that the stages are laid out for; 0: equal.
     """
 

@@ -39,7 +39,7 @@ def rows(
 ) -> Iterator[Tensor]:
     """Yield the attention that the queries at `places` pay, (H, <= block, S) at a time.
 
-    Of several blocks each ends behind the last key that its queries may read: what lies beyond is zero.
+    Of several blocks each ends after the last key that its queries may read: what lies beyond is zero.
 
     Args:
         queries: (H, L, D) of the prompt, rotary positions applied.

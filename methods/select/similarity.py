@@ -43,7 +43,7 @@ def cosine(features: Tensor) -> Tensor:
 def upper_blocks(units: Tensor) -> Iterator[tuple[int, int, Tensor]]:
     """Yield the upper triangle of units @ units^T (B, N, N) in blocks: their first row, first column, and values.
 
-    A block reaches from its first column, which is not behind its first row, to the last column; the last ones may
+    A block reaches from its first column, which is not after its first row, to the last column; the last ones may
     repeat what others hold. The diagonal is rounded to 1, or 0 for a zero vector, so that what the product leaves
     beside that decides nothing.
 

@@ -1,6 +1,6 @@
 """FitPrune's schemes in plain numbers: what images lost at each alpha, what that saves, which alpha a target takes.
 
-FLOPs are those of the released code: of n visual tokens that enter a layer and k that stay behind its attention, with
+FLOPs are those of the released code: of n visual tokens that enter a layer and k that stay after its attention, with
 width d and feed-forward width m, 3 n d^2 + 2 n^2 d + k d^2 + 3 k d m. Words are not counted, and neither is what visual
 tokens and words pay each other: so counted, and not with words, the released schedules save the share in their name.
 Budgets of a run are another matter: they are counted as for every method (harness/cost/budget.py).
@@ -46,7 +46,7 @@ class Fit:
 
 
 def shares(by_alpha: Sequence[Sequence[Trace]]) -> tuple[tuple[float, ...], ...]:
-    """Return the rows of `FitPrune.scheme`: mean shares left behind each layer but the last.
+    """Return the rows of `FitPrune.scheme`: mean shares left after each layer but the last.
 
     More may be left at a later layer where more went earlier, since attention has moved by then; a family of schedules
     must not rise with alpha, so each row is at most the row before.
