@@ -1,4 +1,4 @@
-"""Which of the cache entries that go are averaged into which that stay: Elastic Cache (arXiv 2407.18121)."""
+"""Targets of evicted cache entries that are averaged into kept ones: Elastic Cache (arXiv 2407.18121)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from torch import Tensor
 
 
 def into_nearest(scores: Tensor, kept: Tensor, share: float, shift: int = 0) -> Tensor | None:
-    """Return (H, N): the nearest kept candidate of each that goes, the earlier one of two as near; itself if kept.
+    """Return (H, N): the nearest kept candidate of each evicted one, the earlier of two as near; itself if kept.
 
-    Of those that go the given share is merged, the highest scores first; the rest is dropped (-1). None drops all.
+    The given share of the evicted ones is merged, the highest scores first; the others are dropped (-1). None: all are.
 
     Args:
         scores: (H, N) of the candidates.
         kept: (H, K) ascending candidates that stay.
         share: 0 to 1.
-        shift: places by which nearness is measured too early: a candidate at j counts as one at j - shift.
+        shift: offset in measuring distance: a candidate at j counts as one at j - shift.
 
     Cost: O(H N log N).
     """

@@ -1,4 +1,4 @@
-"""High-resolution images: which tokens belong to the global view and to each crop, and where a crop lies in it."""
+"""High-resolution images: the tokens of the global view and of each crop, and the crops' regions in the view."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ class Crops:
         return table.gather(1, self.index)
 
     def sums(self, values: Tensor, crop: Tensor) -> Tensor:
-        """Return the table of sums of `values` (B, N) by `crop` (B, N), in fp64, so that no order of it shows."""
+        """Return the table of sums of `values` (B, N) by `crop` (B, N), in fp64: summation order has no effect."""
         return torch.zeros_like(values, dtype=torch.double).scatter_add(1, crop, values.double())
 
     def over_image(self, table: Tensor, reduce: Literal["sum", "amax"] = "sum") -> Tensor:
-        """Return the table of what the entries of an image's crops come to, the same for all of them."""
+        """Return the table of the reduced entries of each image's crops, the same for all crops of an image."""
         reduced = torch.zeros_like(table).scatter_reduce(
             1, self.image, table, reduce, include_self=reduce == "sum"
         )
         return reduced.gather(1, self.image)
 
     def weights(self, importance: Tensor, overview_share: Tensor | float) -> Tensor:
-        """Return the table of budgets, in tokens if everything were kept: in proportion to these, `keep` is dealt out.
+        """Return the table of weights by which `keep` is distributed, as numbers of tokens if everything were kept.
 
-        Every image gets as many as it has tokens. Of these its global view gets the share `overview_share`, all of them
+        Every image gets as many as it has tokens. Its global view gets the share `overview_share`, all of them
         if there are no crops; the crops get the rest, each in proportion to its `importance` (a table, 0 or more). The
         share is one number, or a table that holds an image's for each of its crops.
         """
@@ -83,10 +83,10 @@ class Crops:
 
 @dataclass(frozen=True)
 class Regions:
-    """Where the crops lie in the global view of their image.
+    """Regions of the crops in the global view of their image.
 
-    The global view is taken to show the whole image, stretched to its own shape, and the plane of stitched crops the
-    same image without padding: so a place in one is the same place, relative to height and width, in the other.
+    The global view is assumed to show the whole image, stretched to its own shape, and the plane of stitched crops the
+    same image without padding: so relative positions are the same in both.
 
     Attributes:
         crops: the partition.
@@ -107,7 +107,7 @@ class Regions:
         """Lay the crops over the global views. Cost: O(N).
 
         Raises:
-            MethodError: the model does not stitch crops, so nothing says where they lie. Waits for the device once.
+            MethodError: the model does not stitch crops, so their regions are unknown. One device synchronisation.
         """
         _, view, row, column = crops.grid.long().unbind(dim=2)
         if bool((view > 1).any()):
@@ -118,7 +118,7 @@ class Regions:
         overview, plane = (_rectangle(crops.grid, view == number) for number in (0, 1))
         covered = (view == 0) & (plane[1] > 0)
         start, height, width = plane
-        # The token of the plane over which the middle of the cell lies.
+        # The token of the plane under the middle of the cell.
         down = (2 * row + 1) * height // (2 * overview[1]).clamp(min=1)
         right = (2 * column + 1) * width // (2 * overview[2]).clamp(min=1)
         under = torch.where(covered, start + down * width + right, 0)
@@ -155,7 +155,7 @@ class Regions:
 
 
 def _between(place: Tensor, length: Tensor, plane: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the lines of the global view on either side of each line of the plane, and how near the second is."""
+    """Return the lines of the global view on either side of each line of the plane, and the weight of the second."""
     exact = (place + 0.5) * length / plane.clamp(min=1) - 0.5
     exact = torch.minimum(exact, (length - 1).float()).clamp(min=0)
     before = exact.floor().long()
@@ -163,7 +163,7 @@ def _between(place: Tensor, length: Tensor, plane: Tensor) -> tuple[Tensor, Tens
 
 
 def _rectangle(grid: Tensor, inside: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return first token, height and width of what `inside` (B, N) marks in each token's image, (B, N) each."""
+    """Return first token, height and width of the area marked by `inside` (B, N) in each token's image, (B, N) each."""
     image, _, row, column = grid.long().unbind(dim=2)
     n_tokens = image.shape[1]
     place = torch.where(inside, torch.arange(n_tokens, device=image.device), n_tokens)

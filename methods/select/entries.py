@@ -1,4 +1,4 @@
-"""Merging inside a cached prompt: keys and values of tokens that leave are added to those of tokens that stay."""
+"""Merging inside a cached prompt: keys and values of dropped tokens are added to those of kept ones."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """What one layer's cache holds of one sample's prompt, and who stays.
+    """The cache entries of one layer for one sample's prompt, and the visual tokens that stay.
 
     Attributes:
         keys: (H, S, D) without their rotary positions, in at least fp32.
         values: (H, S, D_v).
         visual: (N,) entries of the visual tokens, ascending.
-        kept: (K,) which of the N stay, ascending.
+        kept: (K,) ascending indices among the N of those that stay.
     """
 
     keys: Tensor
@@ -51,9 +51,9 @@ class Entries:
 def merged_entries(entries: Entries, targets: Targets) -> tuple[Tensor, Tensor]:
     """Return keys and values (H, S - N + K, D) of the staying entries, each leaving one merged into the most similar.
 
-    Of entries that stay, `targets` take in others: each one that leaves goes to the target with the highest cosine of
-    keys, mean over heads, the first of equals. Keys and values are added up, and every target's vector then gets, head
-    by head, the length that targets had on average before, over tokens and heads.
+    Each leaving entry goes to the target with the highest cosine of keys, mean over heads, the first of equals. Keys
+    and values are added, and every target's vector is then scaled, head by head, to the mean former length of targets
+    over tokens and heads.
 
     Args:
         entries: of one layer and sample.

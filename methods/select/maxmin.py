@@ -15,9 +15,9 @@ DUPLICATE = 1e-6
 def farthest_first(cosines: Cosines, n_keep: int) -> Tensor:
     """Return (B, n_keep) ascending indices that greedily maximise the smallest distance 1 - cos between kept tokens.
 
-    The first pick is the token whose nearest other token is farthest; each next pick is the token farthest from all
-    picks so far. Picks are never repeated. Equal distances go to the lower index; so do duplicates, whose distances to
-    a third token may differ by the rounding of a product.
+    The first pick is the token with the largest distance to its nearest other token; each next pick is the token
+    farthest from all picks so far. Picks are never repeated. Equal distances go to the lower index; so do duplicates,
+    although their distances to a third token may differ by the rounding of a product.
 
     Args:
         cosines: of N tokens.
@@ -45,5 +45,5 @@ def farthest_first(cosines: Cosines, n_keep: int) -> Tensor:
 
 
 def _distance(cosine: Tensor) -> Tensor:
-    """Return 1 - cos, of which all duplicates share the smallest."""
+    """Return 1 - cos, at least DUPLICATE, which all duplicates share."""
     return torch.rsub(cosine, 1).clamp_(min=DUPLICATE)

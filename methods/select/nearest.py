@@ -9,10 +9,10 @@ from espalier.methods.checks import require_finite
 
 
 def nearest(similarity: Tensor, token_indices: Tensor, k: int) -> Tensor:
-    """Return (B, M, N) booleans: which k of N candidates are most similar to each of M tokens, itself left out.
+    """Return (B, M, N) booleans: the k of N candidates most similar to each of M tokens, without itself.
 
-    Equal similarities go to the lower index: `torch.topk` leaves that open, so only its k-th value is used. Where k
-    is N - 1 or more, all others are.
+    Equal similarities go to the lower index: `torch.topk` does not define that, so only its k-th value is used. If k is
+    N - 1 or more, all others are marked.
 
     Args:
         similarity: (B, M, N) finite numbers.

@@ -10,10 +10,10 @@ from espalier.methods.select.similarity import grid_neighbours
 
 
 def mixed_graph(similarity: Tensor, grid: Tensor, k: int) -> Tensor:
-    """Return (B, N, N) booleans: from whom (columns) each token (rows) takes.
+    """Return (B, N, N) booleans: the tokens (columns) from which each token (rows) receives.
 
-    A token takes from its 8 neighbours in the grid of its tile and from the k tokens most similar to it. As in the
-    released code the latter is no mutual relation: who is among another's most similar need not have it among its own.
+    A token receives from its 8 neighbours in the grid of its tile and from the k tokens most similar to it. As in the
+    released code the second relation is directed.
 
     Args:
         similarity: (B, N, N) finite numbers; the diagonal is ignored.

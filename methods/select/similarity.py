@@ -10,8 +10,8 @@ from torch.nn.functional import normalize
 
 #: Rows of one block of the upper triangle: few enough to stay in the cache, and enough for a product at full speed.
 BLOCK = 192
-#: Blocks have at least this many rows and columns, where there are as many tokens: thinner products are slower, and
-#: round in another way with some libraries.
+#: Blocks have at least this many rows and columns if there are as many tokens: thinner products are slower, and round
+#: differently with some libraries.
 FEWEST, NARROWEST = 16, 256
 
 
@@ -23,7 +23,7 @@ def unit(features: Tensor) -> Tensor:
 def cosine(features: Tensor) -> Tensor:
     """Return (B, N, N) cosine similarities of (B, N, D) features, computed in fp32, exactly symmetric.
 
-    A zero vector has similarity 0 to everything, itself included; of all others the diagonal is 1.
+    A zero vector has similarity 0 to everything, itself included; otherwise the diagonal is 1.
 
     Cost: O(N^2 D / 2), 4 N^2 bytes a row: only the upper triangle is multiplied out.
     """
@@ -34,7 +34,7 @@ def cosine(features: Tensor) -> Tensor:
         end = row + block.shape[1]
         matrix[:, row:end, column:] = block
         matrix[:, column:, row:end] = block.transpose(1, 2)
-        # A library may round x . y in another way than y . x, so of the square on the diagonal one half counts.
+        # A library may round x . y and y . x differently, so only one half of the square on the diagonal is used.
         upper = block[:, :, row - column : end - column].triu()
         matrix[:, row:end, row:end] = upper + upper.triu(1).transpose(1, 2)
     return matrix
@@ -43,9 +43,8 @@ def cosine(features: Tensor) -> Tensor:
 def upper_blocks(units: Tensor) -> Iterator[tuple[int, int, Tensor]]:
     """Yield the upper triangle of units @ units^T (B, N, N) in blocks: their first row, first column, and values.
 
-    A block reaches from its first column, which is not after its first row, to the last column; the last ones may
-    repeat what others hold. The diagonal is rounded to 1, or 0 for a zero vector, so that what the product leaves
-    beside that decides nothing.
+    A block reaches from its first column, which is not after its first row, to the last column; the last blocks may
+    repeat entries. The diagonal is rounded to 1, or 0 for a zero vector, so that its rounding error has no effect.
 
     Cost: O(N^2 D / 2) for all blocks, and the memory of one.
     """

@@ -1,4 +1,4 @@
-"""Edges: the share of a patch's pixels whose Sobel gradient is steep."""
+"""Edges: the share of a patch's pixels with a steep Sobel gradient."""
 
 from __future__ import annotations
 
