@@ -1,4 +1,4 @@
-"""Can a benchmark run here? Its data are read, its samples shown to a small model, its answers scored."""
+"""Check whether a benchmark can run here: read its data, answer samples with a small model, score the answers."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from espalier.harness.tools.benchmarks.dataset_rows import RowSummary, read_rows
 from espalier.harness.tools.benchmarks.tiny_models import answers
 from espalier.harness.tools.doctor.findings import Finding, NotHere, examine
 
-#: Samples that are answered, of each task of a group.
+#: Samples to answer for each task of a group.
 SAMPLES = 2
 
-#: Answers are cut short: they only have to come.
+#: Tokens of an answer; its content does not matter.
 STEPS = 8
 
 
 @dataclass
 class Examination:
-    """The steps of a check, each with what the ones before it found.
+    """The steps of a check, with the results that later steps need.
 
     Args:
         spec: of a run of the benchmark on the embedded model.
-        user_spec: of a run on the model that the user names; None: none is named.
+        user_spec: of a run on the model that the user names; None: no model is named.
     """
 
     spec: RunSpec
@@ -46,7 +46,7 @@ class Examination:
     prompt: str | None = None
 
     def steps(self) -> Iterator[tuple[str, Callable[[], str]]]:
-        """Yield the steps in order; the first that fails is the last that makes sense, but for the checkpoint's."""
+        """Yield the steps in order; after a failure only the checkpoint's still make sense."""
         yield "data", self.data
         yield "rows", self.rows
         yield "answers", self.answers
@@ -72,7 +72,7 @@ class Examination:
         """Read the first rows of each task."""
         assert self.loaded is not None
         benchmark = self.spec.benchmark
-        # A judge is somebody else, and a clock has nothing to say of an empty answer.
+        # An empty answer is not worth a judge's request, and a timed benchmark has no score.
         score = "judge" not in benchmark.needs and benchmark.new_tokens is None
         with alone(), quiet(), self.loaded.serving():
             self.summaries = [
@@ -84,8 +84,8 @@ class Examination:
         """Answer and score two samples of each task.
 
         Raises:
-            NotHere: scoring takes what this machine lacks.
-            UserError: a sample cannot be answered or scored, or a metric is no number.
+            NotHere: scoring needs something that this machine lacks.
+            UserError: a sample cannot be answered or scored, or a metric is not a number.
         """
         needs = self.spec.benchmark.needs
         if "java" in needs and shutil.which("java") is None:
@@ -120,7 +120,7 @@ class Examination:
         return f"{done.n_samples} samples by {adapter.spec.name} (not a result): {scored or 'no metric has a value'}"
 
     def checkpoint(self) -> str:
-        """Look whether the named model's checkpoint is here and whole."""
+        """Check that the named model's checkpoint is here and complete."""
         assert self.user_spec is not None
         return whole_checkpoint(self.user_spec)
 
@@ -135,12 +135,12 @@ class Examination:
 def check(
     name: str, path: Path | None = None, overrides: Sequence[str] = ()
 ) -> tuple[list[Finding], str | None]:
-    """Return what every step found, and the prompt of the first answered sample.
+    """Return the findings of all steps, and the prompt of the first answered sample.
 
     Args:
         name: as after `benchmark=`.
-        path: goes before `benchmark.path`.
-        overrides: of a run, for example `model=llava15_7b`: also that model's checkpoint is looked at.
+        path: replaces `benchmark.path`.
+        overrides: of a run, for example `model=llava15_7b`: that model's checkpoint is checked too.
 
     Raises:
         UserError: there is no such benchmark, or an override is wrong.

@@ -1,4 +1,4 @@
-"""A published model beside a benchmark: its checkpoint whole, its prompts those of the originals."""
+"""Check a published model for a benchmark: its checkpoint is complete, and its prompts equal the originals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPTS = 3
 
 
 def whole_checkpoint(spec: RunSpec) -> str:
-    """Say where a model's checkpoint lies, after reading the header of every weight file.
+    """Return where a model's checkpoint is, after reading the header of every weight file.
 
     Raises:
         NotHere: the model has random weights.
@@ -50,7 +50,7 @@ def unloaded(spec: RunSpec) -> Adapter:
     """Return the adapter of a checkpoint without its weights: processor, configuration and template are there."""
     family = ADAPTERS.load(spec.model.adapter)
     skeleton = build_skeleton(family.model_class, family.checkpoint_config(spec.model), spec.model)
-    # A skeleton lies on no device, and what a processor makes has to lie on one.
+    # A skeleton is on no device, but the output of a processor must be on one.
     cpu_family = type(family.__name__, (family,), {"device": torch.device("cpu")})
     adapter: Adapter = cpu_family(skeleton, family.load_processor(spec.model), spec.model)
     return adapter

@@ -1,4 +1,4 @@
-"""Rows of a benchmark as its task reads them: columns there, media whole."""
+"""Rows of a benchmark as its task reads them: columns exist, media open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from espalier.harness.models.chat_media import media_of
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.run_spec import VideoSpec
 
-#: Rows that are read.
+#: Rows to read.
 ROWS = 5
 
 #: A name that a task file gives in place of a function: of a column, not a template and not a text.
@@ -25,7 +25,7 @@ COLUMN = re.compile(r"[A-Za-z_]\w*")
 #: Settings of a task file that may name a column.
 NAMING = ("doc_to_text", "doc_to_target", "doc_to_choice")
 
-#: What reading a row, or a first look at all of them, that is not as its task expects it raises.
+#: Errors of reading rows that are not as their task expects.
 ODD = (
     *(KeyError, IndexError, TypeError, ValueError, AttributeError, OSError, AssertionError),
     *(ZeroDivisionError, SystemExit),
@@ -34,7 +34,7 @@ ODD = (
 
 @dataclass(frozen=True)
 class RowSummary:
-    """What the first rows of a task showed: how many they are, and the most that one of them has."""
+    """A summary of the first rows of a task: their number, and the largest counts in one row."""
 
     rows: int
     clips: int
@@ -46,16 +46,16 @@ class RowSummary:
 def read_rows(
     benchmark: BenchmarkSpec, task: Task, score: bool, borders: Borders | None = None
 ) -> RowSummary:
-    """Read the first rows of a task and everything that they show.
+    """Read the first rows of a task and all their media.
 
     Args:
-        benchmark: for what an error says.
+        benchmark: named in errors.
         task: loaded.
-        score: whether an empty answer is scored too; not where that asks somebody.
+        score: whether an empty answer is scored too; false if that would call a judge.
         borders: where media may come from; None: from anywhere.
 
     Raises:
-        UserError: naming data set, split and row: a column that is not there, media that cannot be read.
+        UserError: with data set, split and row: a column is missing, or media cannot be read.
     """
     docs = task.eval_docs
     split = task.config.test_split or task.config.validation_split
@@ -108,7 +108,7 @@ def _row(
 
 
 def _read_checked(place: str, columns: list[str], read: Callable[[], Any]) -> Any:
-    """Read something of a row; whatever is wrong with it is said in one line."""
+    """Call `read`; turn any fault of the row into a one-line UserError."""
     try:
         return read()
     except KeyError as error:

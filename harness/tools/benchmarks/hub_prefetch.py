@@ -99,7 +99,7 @@ def _room(wanted: Sequence[Wanted], home: Path) -> None:
 
 
 def _fetch(wanted: Wanted, home: Path) -> None:
-    """Download the files of one repository that are not here, and put its media where tasks look for them."""
+    """Download the missing files of one repository, and put its media where tasks look for them."""
     with _in_one_line(wanted):
         folder = Path(
             snapshot_download(

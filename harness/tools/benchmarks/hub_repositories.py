@@ -1,4 +1,4 @@
-"""Which repositories of the hub a benchmark's tasks read, and how much of them is not here yet."""
+"""The hub repositories that a benchmark's tasks read, and their missing files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Wanted:
         kind: `dataset` or `model`.
         revision: commit, branch or tag; None: the main branch.
         patterns: which files; None: all.
-        config: the data set's configuration whose tables are read.
+        config: the data set's configuration that is read.
         unpack: where archives of it belong, below HF_HOME; None: nothing is unpacked.
         link: whether that place is a link to the downloaded files instead.
     """
@@ -42,7 +42,7 @@ class Wanted:
 
 
 def data_sets(benchmark: BenchmarkSpec) -> tuple[Wanted, ...]:
-    """Return what the tasks of a benchmark read, as their files say it; not what their functions ask for besides.
+    """Return the repositories in the task files of a benchmark, without those that task functions read.
 
     Raises:
         UserError: the task is unknown.
@@ -102,7 +102,7 @@ def missing(wanted: Wanted) -> list[DryRunFileInfo]:
 
 
 class _Silent(tqdm):
-    """A progress bar that nobody sees: looking takes seconds, and only what is downloaded is worth a bar."""
+    """A silent progress bar: listing takes seconds, and only downloads need a bar."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options | {"disable": True})
@@ -110,7 +110,7 @@ class _Silent(tqdm):
 
 def _configs(benchmark: BenchmarkSpec) -> Iterator[Mapping[str, Any]]:
     """Yield the settings of each task file of a benchmark; functions in them are not imported."""
-    # Both import all of lmms-eval, which takes seconds: whoever has data in this repository need not pay.
+    # Both import all of lmms-eval, which takes seconds and is not needed for data of this repository.
     from lmms_eval.tasks import TaskManager
     from lmms_eval.utils import load_yaml_config
 
@@ -140,7 +140,7 @@ def _configs(benchmark: BenchmarkSpec) -> Iterator[Mapping[str, Any]]:
 
 
 def _wanted(config: Mapping[str, Any], pinned: Mapping[str, str]) -> Wanted | None:
-    """Return what one task file reads, at the revision that is pinned; None if its data lie beside it."""
+    """Return the repository of one task file at the pinned revision; None if its data are local."""
     path, kwargs = config.get("dataset_path"), config.get("dataset_kwargs") or {}
     # Formats are names without an owner; folders are paths.
     if path is None or path.count("/") != 1 or Path(path).is_absolute():

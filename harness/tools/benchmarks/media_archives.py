@@ -1,4 +1,4 @@
-"""Archives of media unpacked where lmms-eval's tasks look for them; what was interrupted goes on."""
+"""Unpack archives of media where lmms-eval's tasks look for them; an interrupted run continues."""
 
 from __future__ import annotations
 

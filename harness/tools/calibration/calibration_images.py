@@ -1,4 +1,4 @@
-"""Images for calibration: training scenes, or a sample of a folder; and what is asked about each."""
+"""Images for calibration: training scenes, or a sample of a folder; and the question about each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 @dataclass
 class ImageDigest:
-    """How many images a calibration was made from, and the hash of their pixels."""
+    """The number of images of a calibration, and a hash of their pixels."""
 
     n_images: int = 0
     pixels: hashlib._Hash = field(default_factory=hashlib.sha256)

@@ -159,7 +159,7 @@ def calibrate(
         advance: called with the number of images done after each pass.
 
     Raises:
-        MethodError: a layer lies outside the model.
+        MethodError: the model has no such layer.
     """
     # The engine brings in transformers, seconds that a refused command line need not pay.
     from espalier.harness.engine.session import Session

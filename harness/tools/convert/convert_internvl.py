@@ -53,7 +53,7 @@ def convert(source: Path, target: Path, say: Callable[[str], None]) -> None:
     Args:
         source: directory of the release: config.json, conversation.py, tokenizer files, safetensors shards.
         target: directory to write, new or empty.
-        say: told what happens.
+        say: called with progress lines.
 
     Raises:
         UserError: the release is incomplete, of another kind, holds unknown tensors, or `target` is in use.

@@ -20,7 +20,7 @@ _ROPES = {
     "phi3": {"su": "longrope", "longrope": "longrope"},
 }
 
-#: What config.json says of the text stack under the same names.
+#: Keys of the text stack with the same names in config.json.
 _TEXT = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
@@ -52,7 +52,7 @@ def configuration(release: Mapping[str, Any], image_token: int, own_head: bool) 
     Args:
         release: the release's config.json.
         image_token: id of the placeholder of one visual token.
-        own_head: the release holds an output head beside the embedding.
+        own_head: whether the release has an output head apart from the embedding.
 
     Raises:
         UserError: it is not a release of InternVL2, or one that the library's model cannot be.
@@ -91,7 +91,7 @@ def configuration(release: Mapping[str, Any], image_token: int, own_head: bool) 
 def _take(
     release: Mapping[str, Any], block: str, keys: Sequence[str] | Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what a block of config.json says under `keys`."""
+    """Return the values of `keys` in a block of config.json."""
     section = release.get(block)
     if not isinstance(section, dict):
         raise UserError(f"this is not a release of InternVL: config.json has no {block!r}")

@@ -22,7 +22,7 @@ from espalier.harness.tools.convert.sentencepiece_tokens import (
     reference,
 )
 
-#: Questions whose ids are compared: languages, digits, white space, code, and what only bytes can spell.
+#: Texts for comparing ids: languages, digits, white space, code, and characters that need byte tokens.
 PROBES = (
     "What is shown in this picture? Answer with a single word.",
     "  two  spaces,\ttabs\n\nand lines \n",

@@ -83,7 +83,7 @@ def check_names(
     expected: Mapping[str, Shape],
     optional: Collection[str] = (),
 ) -> None:
-    """Refuse a release whose tensors are not exactly those of the model.
+    """Refuse a release unless its tensors are exactly those of the model.
 
     Args:
         shapes: of the release, by its names.
@@ -129,7 +129,7 @@ def rewrite(
         shards: of the release, already checked.
         rename: from its names to the model's.
         folder: where to write; it exists.
-        say: told after each shard.
+        say: called after each shard.
 
     Cost: memory of one shard; data types stay.
     """

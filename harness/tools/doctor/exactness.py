@@ -121,7 +121,7 @@ def close_logits(overrides: Sequence[str], reference: Sequence[str], tolerance: 
 
 
 def speculative(device: str, transport: str, *settings: str) -> str:
-    """A draft beside its target changes no answer, and none is given up."""
+    """Check that a draft changes no answer and that none is abandoned."""
     overrides = [f"model.device={device}", f"method.draft_options={{device: {device}}}", *settings]
     job = job_of("method=pearl", *overrides, f"engine.transport={transport}")
     adapter = model_on(f"model.device={device}")
