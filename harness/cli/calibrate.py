@@ -44,7 +44,11 @@ from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import command
 from espalier.harness.store.files.folder_checks import check_folder
 from espalier.harness.tools.calibration.bisection import Fit, Trace, shares, smallest_reaching
-from espalier.harness.tools.calibration.calibration_images import Seen, folder_images, scene_images
+from espalier.harness.tools.calibration.calibration_images import (
+    ImageDigest,
+    folder_images,
+    scene_images,
+)
 from espalier.harness.tools.calibration.fitprune_fit import ALPHAS, trace
 from espalier.harness.tools.calibration.prior_maps import Recorder, calibrate
 from espalier.methods.base import MethodError
@@ -190,7 +194,7 @@ def _measure(request: CalibrationRequest, adapter: Adapter, images: Iterator[Ima
 
 def _fit(request: CalibrationRequest, adapter: Adapter, images: Iterator[Image]) -> list[str]:
     """Store the scheme, then bisect for the ratio; its last steps need alphas between the scheme's."""
-    images_seen = Seen()
+    images_seen = ImageDigest()
     with _progress("calibrating", request.n_images) as advance:
         traces = trace(adapter, images, request.prompt, ALPHAS, images_seen, advance)
     scheme = shares([traces[alpha] for alpha in ALPHAS])
@@ -202,7 +206,9 @@ def _fit(request: CalibrationRequest, adapter: Adapter, images: Iterator[Image])
         if alpha not in traces:
             with _progress(f"alpha={alpha:g}", request.n_images) as advance:
                 traces.update(
-                    trace(adapter, request.images(), request.prompt, (alpha,), Seen(), advance)
+                    trace(
+                        adapter, request.images(), request.prompt, (alpha,), ImageDigest(), advance
+                    )
                 )
         return traces[alpha]
 
@@ -221,7 +227,7 @@ def _words(fit: Fit) -> str:
     return f"{fit.alpha:g}, saves {1 - fit.flops:.4f}{missed}, removed inside each layer {removed}"
 
 
-def _made_from(request: CalibrationRequest, images: Seen) -> dict[str, Any]:
+def _made_from(request: CalibrationRequest, images: ImageDigest) -> dict[str, Any]:
     return {
         "images": images.n_images,
         "images_sha256": images.pixels.hexdigest(),

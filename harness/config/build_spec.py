@@ -212,7 +212,7 @@ def variant_of(key: str, part: Mapping[str, Any]) -> str:
     Raises:
         UserError: the section has no such variant.
     """
-    listed = tuple(part.get("variants") or ())
+    listed: tuple[str, ...] = tuple(part.get("variants") or ())
     variant = choice(f"{key}.variant", part["variant"], listed or VARIANTS)
     if listed or variant == VARIANTS[0]:
         return variant

@@ -170,7 +170,7 @@ class EntryMerger:
         )
         merged_keys, merged_values = self._method.merged(entries)
         # Closed gaps: positions count from the first token.
-        places = slice(0, merged_keys.shape[1]) if self._setup.renumber else entries.left
+        places = slice(0, merged_keys.shape[1]) if self._setup.renumber else entries.staying
         rotated_keys = rotate(merged_keys, *(table[places] for table in tables))
         return rotated_keys.to(keys.dtype), merged_values.to(values.dtype)
 

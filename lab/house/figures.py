@@ -63,8 +63,10 @@ def longest_chain(graph: dict[str, set[str]]) -> list[str]:
 
     @cache
     def chain(name: str) -> tuple[str, ...]:
-        chains = [chain(target) for target in sorted(graph[name])]
-        return (name, *max(chains, key=lambda names: len(names), default=()))
+        longest: tuple[str, ...] = ()
+        for target in sorted(graph[name]):
+            longest = max(longest, chain(target), key=len)
+        return (name, *longest)
 
     sys.setrecursionlimit(10_000)
     return list(max((chain(name) for name in graph), key=len))
