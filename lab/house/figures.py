@@ -65,7 +65,8 @@ def longest_chain(graph: dict[str, set[str]]) -> list[str]:
     def chain(name: str) -> tuple[str, ...]:
         longest: tuple[str, ...] = ()
         for target in sorted(graph[name]):
-            longest = max(longest, chain(target), key=len)
+            reached = chain(target)
+            longest = reached if len(reached) > len(longest) else longest
         return (name, *longest)
 
     sys.setrecursionlimit(10_000)
