@@ -76,7 +76,7 @@ class DecodeSteps:
         corrected = dict(kwargs)
         if self._embedding is not None:
             self._positions = kwargs["position_ids"]
-            corrected["position_ids"] = self._closed(self.stage(0))
+            corrected["position_ids"] = self._closed_positions(self.stage(0))
         # If tokens are hidden, the layers' masks hide them.
         stage = self._stages[0] if self._emulate else self.stage(0)
         hidden, cache = kwargs["inputs_embeds"], kwargs["past_key_values"]
@@ -104,7 +104,7 @@ class DecodeSteps:
             changed["position_embeddings"] = self._rotary(stage, hidden)
         return changed
 
-    def _closed(self, stage: Stage) -> Tensor:
+    def _closed_positions(self, stage: Stage) -> Tensor:
         """Return (B, t): the positions that follow the tokens of a stage."""
         assert self._positions is not None  # `arguments` has read them
         dropped = [a - b for a, b in zip(self._stages[0].counts, stage.counts, strict=True)]
@@ -115,7 +115,9 @@ class DecodeSteps:
         """Return the rotary tables of a step, built once for each stage and device."""
         key = (id(stage), hidden.device)
         if key not in self._tables:
-            self._tables[key] = rotary_tables(self._embedding, hidden, self._closed(stage))
+            self._tables[key] = rotary_tables(
+                self._embedding, hidden, self._closed_positions(stage)
+            )
         return self._tables[key]
 
     def _mask(

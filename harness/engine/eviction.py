@@ -227,7 +227,7 @@ class ScoredEviction:
             (row_scores.shape[0] for row_scores in scores if row_scores is not None), default=1
         )
         if heads > kv_heads:
-            keys, values = self._repeated(cache_layer, heads // kv_heads)
+            keys, values = self._repeat_heads(cache_layer, heads // kv_heads)
             kv_heads = heads
         alive = torch.zeros(n_rows, heads, width, dtype=torch.bool, device=keys.device)
         lengths, visuals, specials = [], [], []
@@ -273,7 +273,7 @@ class ScoredEviction:
         layer_valid = valid.view(n_rows, heads, -1)[:, 0]
         return Stage(layer, layer_valid, padded, empty, tuple(visuals), empty, empty)
 
-    def _repeated(self, cache_layer: Any, copies: int) -> tuple[Tensor, Tensor]:
+    def _repeat_heads(self, cache_layer: Any, copies: int) -> tuple[Tensor, Tensor]:
         """Return keys and values with a copy for each query head.
 
         Raises:

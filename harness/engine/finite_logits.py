@@ -46,9 +46,9 @@ class FiniteLogits:
 
     def __init__(self, head: nn.Module) -> None:
         self._sums: list[Tensor] = []
-        self._handle: RemovableHandle = head.register_forward_hook(self._look)
+        self._handle: RemovableHandle = head.register_forward_hook(self._add_sum)
 
-    def _look(self, module: nn.Module, args: Any, output: Tensor) -> None:
+    def _add_sum(self, module: nn.Module, args: Any, output: Tensor) -> None:
         self._sums.append(output[:, -1].sum(-1, dtype=torch.float32))
 
     def close(self) -> None:
@@ -96,16 +96,16 @@ def record_non_finite(adapter: Parts) -> Iterator[list[str]]:
     """
     module_names: list[str] = []
 
-    def look(name: str, output: Any) -> None:
+    def check_output(name: str, output: Any) -> None:
         tensor = output[0] if isinstance(output, tuple) else output
         if isinstance(tensor, Tensor) and not bool(tensor.isfinite().all()):
             module_names.append(name)
 
     def after(name: str) -> Any:
-        return lambda module, args, output: look(name, output)
+        return lambda module, args, output: check_output(name, output)
 
     def before(name: str) -> Any:
-        return lambda module, args: look(name, args)
+        return lambda module, args: check_output(name, args)
 
     layers = adapter.decoder.layers
     projector = adapter.projector

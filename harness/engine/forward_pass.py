@@ -19,7 +19,7 @@ from espalier.harness.engine.decode_steps import DecodeSteps
 from espalier.harness.engine.engine_guards import require_one_beam
 from espalier.harness.engine.finite_logits import FiniteLogits
 from espalier.harness.engine.layer_hooks import LayerHooks
-from espalier.harness.engine.layout import Layout, Stage
+from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.positions import check_order
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.prompt import Prompt
@@ -147,12 +147,12 @@ class Pass:
         self._setup = setup
         self._decoder = setup.adapter.decoder
         self._prompt = prompt
-        self._prefill = Prefill(setup, layout, samples, step)
-        self._sites = make_sites(self._prefill)
+        self.prefill = Prefill(setup, layout, samples, step)
+        self.sites = make_sites(self.prefill)
         self._vision = VisionSide(setup, self.clock, reads_features(setup.sites))
-        self._layers = LayerHooks(self._prefill, self._sites, lambda: self._steps)
+        self._layers = LayerHooks(self.prefill, self.sites, lambda: self._steps)
         evicting, depth = setup.evicting, len(self._decoder.layers)
-        self._eviction = None if evicting is None else evicting.begin(self._prefill, depth)
+        self.eviction = None if evicting is None else evicting.begin(self.prefill, depth)
         self._steps: DecodeSteps
         self._finite: FiniteLogits
         #: Positions (..., L) of the prompt as passed to the decoder.
@@ -172,7 +172,7 @@ class Pass:
     @property
     def clock(self) -> Clock:
         """Times the phases of the batch."""
-        return self._prefill.clock
+        return self.prefill.clock
 
     # ------------------------------------------------------------------ life
 
@@ -182,7 +182,7 @@ class Pass:
             opening.callback(self._remove_hooks)
             if self._prompt is None:
                 opening.enter_context(self._vision)
-            for sites in self._sites:
+            for sites in self.sites:
                 opening.callback(sites.close)
                 sites.open()
             self._entry = [
@@ -207,25 +207,6 @@ class Pass:
         _remove(self._entry)
         _remove(self._handles)
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The tokens alive in the decoder's layers, first to last, as far as it has run."""
-        return tuple(self._prefill.stages)
-
-    def prefill_stage(self) -> Stage | None:
-        """Return the stage in force while a prefill runs, None outside one."""
-        return self._prefill.active_stage()
-
-    def watch_cache(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Pass queries and keys of a decoder layer to the cache eviction."""
-        if self._eviction is not None:
-            self._eviction.score_layer(layer, query, key, scaling)
-
-    def watch_tower(self, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Pass queries and keys of the running tower block to the sites."""
-        for sites in self._sites:
-            sites.watch(query, key, scaling)
-
     # ------------------------------------------------------------------ the prompt
 
     def _before_decoder(self, module: nn.Module, args: Any, kwargs: Arguments) -> Any:
@@ -239,10 +220,10 @@ class Pass:
         if self._prompt is not None:
             kwargs, features = self._prompt.enter(kwargs), self._prompt.features
         self.following = kwargs["position_ids"][..., -1:] + 1
-        kwargs = self._prefill.start(kwargs)
+        kwargs = self.prefill.start(kwargs)
         if self._setup.decode_site is not None:
-            require_one_beam(self._prefill.beams)
-        for sites in self._sites:
+            require_one_beam(self.prefill.beams)
+        for sites in self.sites:
             kwargs = sites.enter(kwargs, features)
         self.positions = kwargs["position_ids"]
         self._handles += self._layers.install()
@@ -252,21 +233,21 @@ class Pass:
         """Check positions on several axes against the released models' rule, outside every timed phase."""
         axes, rows = self._setup.adapter.facts.rotary_axes, kwargs["position_ids"].shape[-2]
         if axes > 1:
-            layout = self._prefill.layout
+            layout = self.prefill.layout
             check_order(kwargs["position_ids"], layout.repeat(rows // layout.rows), axes)
 
     def _after_decoder(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not self._prefill.running:
+        if not self.prefill.running:
             return
-        self._prefill.running = False
+        self.prefill.running = False
         self.clock.stop("prefill")
         cache = output.past_key_values
         if cache is None:
             return
-        stages, config, setup = self._prefill.stages, self._decoder.config, self._setup
-        if self._eviction is not None:
+        stages, config, setup = self.prefill.stages, self._decoder.config, self._setup
+        if self.eviction is not None:
             with self.clock.phase("select"):
-                stages = [*stages, *self._eviction.shorten(cache)]
+                stages = [*stages, *self.eviction.shorten(cache)]
         self._cache_bytes = kv_bytes(cache)
         self._cache_lengths = tuple(layer.keys.shape[-2] for layer in cache.layers)
         self.step_mask = self._make_step_mask()
@@ -283,8 +264,8 @@ class Pass:
         site = self._setup.decode_site
         if site is None:
             return None
-        below = next(stage for stage in reversed(self._prefill.stages) if stage.first < site.layer)
-        return DecodeStepMask(self._setup.method, site, self._prefill.layout, below)
+        below = next(stage for stage in reversed(self.prefill.stages) if stage.first < site.layer)
+        return DecodeStepMask(self._setup.method, site, self.prefill.layout, below)
 
     # ------------------------------------------------------------------ the answer
 
@@ -299,14 +280,14 @@ class Pass:
         Raises:
             NonFiniteLogits: they contain NaN or infinity.
         """
-        self._finite.check(self._prefill.samples, lengths)
+        self._finite.check(self.prefill.samples, lengths)
 
     def step_records(self) -> tuple[Record, ...]:
         """Return each row's record of a denoising step, or of the run of a prompt before all steps.
 
         The caller counts the time of steps. A step caches nothing.
         """
-        rows, has_cache = self._prefill.layout.rows, bool(self._cache_lengths)
+        rows, has_cache = self.prefill.layout.rows, bool(self._cache_lengths)
         summary = RecordSummary(
             times_ms=sample_times(self.clock.totals_ms(), rows, 1),
             new_tokens=[0] * rows,
@@ -316,7 +297,7 @@ class Pass:
             shared=("vision",),
             held=None if has_cache else [[0] * rows] * len(self._decoder.layers),
         )
-        return make_records(self._prefill, self._sites, summary)
+        return make_records(self.prefill, self.sites, summary)
 
     def finish(
         self,
@@ -337,7 +318,7 @@ class Pass:
             NonFiniteLogits: a token was chosen from logits that contain NaN or infinity.
         """
         self.clock.stop("decode")
-        rows = self._prefill.layout.rows
+        rows = self.prefill.layout.rows
         new_tokens = answer_lengths(ids, self._setup.adapter.end_ids)
         self.check_finite(new_tokens)
         n_steps = ids.shape[1] - 1 if steps is None else steps
@@ -348,11 +329,11 @@ class Pass:
             attended=[None] * rows if self.step_mask is None else self.step_mask.means(new_tokens),
             cache_bytes=self._cache_bytes,
             shared=() if self._prompt is None else ("vision",),
-            held=None if self._eviction is None else self._eviction.held_visual,
-            held_special=None if self._eviction is None else self._eviction.held_special,
+            held=None if self.eviction is None else self.eviction.held_visual,
+            held_special=None if self.eviction is None else self.eviction.held_special,
             loop=loop,
         )
-        records = make_records(self._prefill, self._sites, summary)
+        records = make_records(self.prefill, self.sites, summary)
         stacked = None if logits is None else torch.stack(logits, dim=1)
         return Generated(ids, records, stacked, self._cache_lengths)
 

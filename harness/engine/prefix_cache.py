@@ -85,7 +85,9 @@ def cache_prompt(
             past_key_values=cache,
             use_cache=True,
         )
-        return CachedPrompt(cache, layout, current_pass.stages, current_pass.step_records())
+        return CachedPrompt(
+            cache, layout, tuple(current_pass.prefill.stages), current_pass.step_records()
+        )
 
 
 def run_answer(
@@ -107,7 +109,7 @@ def run_answer(
     Cost: a layer's linear maps on G tokens, attention of G queries to the remaining entries and themselves.
     """
     hooks = _AnswerHooks(setup, cached_prompt.layout, stages)
-    with hooks.hooked():
+    with hooks.install():
         states: Tensor = setup.adapter.decoder(
             inputs_embeds=embeddings,
             position_ids=hooks.positions(stages[0], embeddings),
@@ -127,7 +129,7 @@ class _AnswerHooks:
         self._layer_arguments: dict[tuple[int, torch.device], dict[str, Any]] = {}
 
     @contextmanager
-    def hooked(self) -> Iterator[None]:
+    def install(self) -> Iterator[None]:
         """Hook the layers for the length of a block."""
         handles = [
             layer.register_forward_pre_hook(partial(self._hook, number), with_kwargs=True)

@@ -65,18 +65,20 @@ class Prompt:
         """
         times = kwargs["inputs_embeds"].shape[0] // self.layout.rows
         missing = {
-            name: self._repeated(name, times) for name in self.arguments if kwargs.get(name) is None
+            name: self._repeat_argument(name, times)
+            for name in self.arguments
+            if kwargs.get(name) is None
         }
-        embeddings = self._repeated("inputs_embeds", times)
+        embeddings = self._repeat_argument("inputs_embeds", times)
         return {**kwargs, **missing, "inputs_embeds": embeddings}
 
-    def _repeated(self, name: str, times: int) -> Any:
+    def _repeat_argument(self, name: str, times: int) -> Any:
         """Repeat an argument sample by sample, as `generate` does for beams."""
         value = self.arguments[name]
         if times == 1:
             return value
         parts = value if isinstance(value, list | tuple) else (value,)
-        repeated = [_repeat(part, self.layout, times) for part in parts]
+        repeated = [_repeat_rows(part, self.layout, times) for part in parts]
         if any(part is None for part in repeated):
             raise UserError(
                 f"generation.num_beams={times}: a prompt cannot repeat the {name} of this family for beams; "
@@ -168,7 +170,7 @@ def _signals(setup: SessionSetup, layout: Layout) -> dict[str, Tensor]:
     return {key: torch.empty(0) for key in setup.signals.before_decoder()}  # never read
 
 
-def _repeat(value: Any, layout: Layout, times: int) -> Tensor | None:
+def _repeat_rows(value: Any, layout: Layout, times: int) -> Tensor | None:
     """Repeat a tensor with one row for each sample or visual token; return None for anything else."""
     if not isinstance(value, Tensor):
         return None

@@ -115,14 +115,14 @@ def survivors(stage: Stage, decision: Decision) -> Tensor:
     n_slots = stage.valid.shape[1]
     # Right-padded entries must not touch a real slot: they are written to an extra column that is cut off.
     alive = torch.nn.functional.pad(stage.valid, (0, 1))
-    slots = _padded(stage.slots, stage.counts, n_slots)
+    slots = _fill_padding(stage.slots, stage.counts, n_slots)
     alive.scatter_(1, slots, torch.zeros_like(slots, dtype=torch.bool))
-    kept = _padded(take(stage.slots, decision.kept, -1), decision.counts, n_slots)
+    kept = _fill_padding(take(stage.slots, decision.kept, -1), decision.counts, n_slots)
     alive.scatter_(1, kept, torch.ones_like(kept, dtype=torch.bool))
     return alive[:, :n_slots]
 
 
-def _padded(slots: Tensor, counts: Sequence[int], filler: int) -> Tensor:
+def _fill_padding(slots: Tensor, counts: Sequence[int], filler: int) -> Tensor:
     """Replace the right padding of (B, N) slots by `filler`."""
     if all(count == slots.shape[1] for count in counts):
         return slots

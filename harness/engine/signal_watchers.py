@@ -44,7 +44,7 @@ class ActivePass:
 
     def stage(self) -> Stage | None:
         """Return the current stage while a prefill runs, None otherwise."""
-        return None if self._pass is None else self._pass.prefill_stage()
+        return None if self._pass is None else self._pass.prefill.active_stage()
 
     def as_selection(self, watcher: Watcher) -> Watcher:
         """Return the watcher, timed as selection and inactive outside a run."""
@@ -59,12 +59,13 @@ class ActivePass:
     def watch_tower(self, query: Tensor, key: Tensor, scaling: float) -> None:
         """Pass queries and keys of a tower block to the sites inside the tower."""
         if self._pass is not None:
-            self._pass.watch_tower(query, key, scaling)
+            for sites in self._pass.sites:
+                sites.watch(query, key, scaling)
 
     def watch_cache(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
         """Pass queries and keys of a decoder layer to the cache eviction."""
-        if self._pass is not None:
-            self._pass.watch_cache(layer, query, key, scaling)
+        if self._pass is not None and self._pass.eviction is not None:
+            self._pass.eviction.score_layer(layer, query, key, scaling)
 
     def watch_step(self, query: Tensor, key: Tensor, scaling: float) -> None:
         """Pass queries and keys of the layer below a decode site; this counts as decoding, not as selection."""

@@ -1,4 +1,4 @@
-"""Decoding steps the slow way: whole forwards without a cache, and masks written by hand for each layer and token."""
+"""Decoding steps the slow way: full forwards without a cache, with explicit masks for each layer and token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from espalier.harness.models.adapter import Adapter
 from tests.family_runs import extended, positions
 
-#: From the step's number, from 1, and the (N,) attention paid below the site to (N,) booleans: what it attends to.
+#: Maps the step's number, from 1, and the (N,) attention below the site to the (N,) booleans of attended tokens.
 Choose = Callable[[int, Tensor], Tensor]
 
 
@@ -60,7 +60,7 @@ def forward(
     masks: Sequence[Tensor],
     places: Sequence[Tensor] | None = None,
 ) -> Any:
-    """Run the model once without a cache, each layer under its own (L, L) mask and, if given, at (L,) places."""
+    """Run the model once without a cache, each layer under its own (L, L) mask and, if given, at (L,) positions."""
 
     def by_hand(layer: int) -> Any:
         added = torch.zeros(1, 1, *masks[layer].shape, dtype=torch.float64)
@@ -84,7 +84,7 @@ def forward(
 
 
 def rotary(adapter: Adapter, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines (1, L, Dh) of (L,) places, from the formula of RoPE (in fp32, as the models do)."""
+    """Return cosines and sines (1, L, Dh) of (L,) positions, from the formula of RoPE (in fp32, as the models do)."""
     config = adapter.decoder.config
     half = torch.arange(adapter.facts.text.head_dim // 2)
     angle = places.float()[:, None] / config.rope_parameters["rope_theta"] ** (half / len(half))

@@ -1,4 +1,4 @@
-"""Decoding steps that attend to part of the cache are exact: against whole forwards, emulation, and rows alone."""
+"""Decoding steps that attend to part of the cache are exact: compared with full forwards, emulation, single rows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Turns(Scatter):
 
 @dataclass(frozen=True)
 class Everything(Turns):
-    """Attends to all entries, said in one of two ways."""
+    """Attends to all entries, expressed in one of two ways."""
 
     explicit: bool = False
 
@@ -113,7 +113,7 @@ def test_steps_equal_whole_forwards_with_handwritten_masks(load, name, where):
             return (image + row + 2 * column + step) % 3 > 0 if step > 1 else paid >= 0
 
         expected = step_logits(eager, inputs, got.ids, drops, 2, choose)
-        # The models normalise in single precision whatever their own.
+        # The models normalise in single precision regardless of their own.
         assert span(got.logits - expected) < 2e-6 * span(expected)
         assert torch.equal(got.records[0].origin, kept[-1])
         everything = step_logits(eager, inputs, got.ids, drops, 2, lambda step, paid: paid >= 0)

@@ -1,4 +1,4 @@
-"""DeepStack: every token gets the features that are its own behind each of the first layers, merged ones a mixture."""
+"""DeepStack: every token gets its own features after each of the first layers, merged tokens a mixture."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.methods.runs import kept_by
 from tests.tiny import Scatter
 
 NAMES = ("qwen3_vl", "qwen3_vl_video", "qwen3_vl_mixed")
-#: Features are added behind layers 0, 1 and 2.
+#: Features are added after layers 0, 1 and 2.
 LAYERS = 3
 HALF = Budget("kept", 0.5)
 
 
 class Watch:
-    """What the first layers put out and the next ones take in, at the prefill, and the model's features."""
+    """Outputs of the first layers and inputs of the next ones, at the prefill, and the model's features."""
 
     def __init__(self, adapter: Any) -> None:
         self.features: list[Tensor] = []
@@ -55,7 +55,7 @@ class Watch:
         return hook
 
     def added(self, number: int) -> Tensor:
-        """What was added behind a layer: (B, M, D)."""
+        """Return (B, M, D) features added after a layer."""
         return self.next[number] - self.out[number]
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ def test_a_site_between_layers_changes_what_is_added_behind_them_alone(site: int
 
 @dataclass(frozen=True)
 class Pairs(TokenReducer):
-    """Merges each token with the next; the first of a pair stays. `matrix` says the same as a Mixture."""
+    """Merges each token with the next; the first of a pair stays. `matrix` gives the same as a Mixture."""
 
     where: Site
     matrix: bool = False
@@ -132,7 +132,7 @@ class Pairs(TokenReducer):
 @pytest.mark.parametrize("matrix", [False, True])
 @pytest.mark.parametrize("site", [Site("prefix"), Site("vision"), Site("layer", 1)])
 def test_merged_tokens_get_features_merged_alike(site: Site, matrix: bool) -> None:
-    """A layer site merges what is still to come; what was added before it is in the tokens that it merges."""
+    """A layer site merges features not yet added; those added before are part of the merged tokens."""
     for rows in ((0,), ROWS):
         watch, done = watched("qwen3_vl", Pairs(site, matrix), HALF, *rows)
         for number in range(site.layer if site.where == "layer" else 0, LAYERS):
@@ -170,7 +170,7 @@ def test_methods_drop_as_the_slow_reference_hides(
 
 
 def test_features_matter() -> None:
-    """Without them the model says something else, so that the tests above compare more than the rest of it."""
+    """Without features the model answers differently, so the tests above are not vacuous."""
     tiny = Tiny("qwen3_vl")
 
     def strip(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Answers behind an evicted cache equal those of the whole cache with everything else hidden."""
+"""Answers after eviction equal those of the full cache with the evicted entries hidden."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run(adapter, method, chats, ratio=0.6, reducer=None, budget=0.0, **changes):
 
 @contextmanager
 def noted(monkeypatch):
-    """The layers' keys and values as they are after eviction."""
+    """Yield the layers' keys and values after eviction."""
     caches, original = [], ScoredEviction.shorten
 
     def shorten(self, cache):
@@ -79,14 +79,14 @@ def noted(monkeypatch):
 
 
 def places(full, shortened):
-    """Which slots of (H, L, D) keys are left, as (H, L) booleans: random keys are all different."""
+    """Return (H, L) booleans of the remaining slots of (H, L, D) keys: random keys are all different."""
     equal = (full.unsqueeze(2) == shortened.unsqueeze(1)).all(-1)
     assert (equal.sum(1) == 1).all(), "something is left that was not there, or twice"
     return equal.any(-1)
 
 
 def whole_cache_logits(adapter, inputs, ids, masks, stored=None):
-    """Logits of an answer (1, T) with the whole cache and (H, L) masks of its slots for each layer."""
+    """Return the logits of an answer (1, T) with the full cache and (H, L) masks of its slots for each layer."""
     cache = DynamicCache()
     with Session(adapter, NoReduction(), Budget("kept", 0)) as session:
         first, following = session.prefill(inputs, cache)
@@ -141,12 +141,12 @@ def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, nam
         for layer, (keys, _) in zip(full_cache.layers, caches[0], strict=True)
     ]
     expected = whole_cache_logits(adapter, inputs, got.ids, masks)
-    # The models normalise in single precision whatever their own.
+    # The models normalise in single precision regardless of their own.
     assert (got.logits[0] - expected).abs().max() < 2e-6 * expected.abs().max()
     hidden = [torch.ones_like(mask) for mask in masks]
     plain = whole_cache_logits(adapter, inputs, got.ids, hidden)
     assert (got.logits[0, 1:] - plain[1:]).abs().max() > 1e-4, "nothing was evicted"
-    # The first token knows the whole prompt.
+    # The first token sees the full prompt.
     assert (got.logits[0, 0] - plain[0]).abs().max() < 2e-6 * plain.abs().max()
 
     layout, record = adapter.layout(inputs), got.records[0]
@@ -279,7 +279,7 @@ def test_what_goes_is_averaged_into_what_stays(load, monkeypatch, name, params):
     visual = layout.visual[0].tolist()
     for layer, stores in zip(full_cache.layers, caches[0], strict=True):
         for full, short in zip((layer.keys[0], layer.values[0]), stores, strict=True):
-            # Words are as they were; the kept entries are means of neighbours that make up all visual ones.
+            # Words are unchanged; the kept entries are means of neighbours that make up all visual ones.
             n_words = full.shape[1] - len(visual)
             n_kept = short.shape[2] - n_words
             kept = short[0, :, visual[0] : visual[0] + n_kept]

@@ -1,4 +1,4 @@
-"""Logits that are not finite fail their sample, by the name of the module where they began."""
+"""Logits that are not finite fail their sample, and the error names the first such module."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_overflow_of_half_precision_is_found_as_well(folder: Path) -> None:
 
 
 def test_the_step_and_the_row_are_those_that_went_wrong(folder: Path) -> None:
-    """The prefill is finite everywhere, and only one row ever says the token whose embedding is not."""
+    """The prefill is finite everywhere, and only one row ever generates the token with an embedding that is not."""
     adapter = load_llava(folder, "float32")
     ids = generate(adapter, CHATS, **SHORT).ids
     only = [
@@ -124,7 +124,7 @@ def test_what_stands_behind_an_answers_end_does_not_count() -> None:
 
 
 def test_windows_of_a_decoder_are_looked_at() -> None:
-    """A side whose stack returns what a broken model would."""
+    """A side with a stack that returns the output of a broken model."""
     first = torch.zeros(7)
     broken = torch.zeros(1, 7)
     broken[0, 3] = float("nan")
@@ -150,7 +150,7 @@ def test_windows_of_a_decoder_are_looked_at() -> None:
 
 @pytest.mark.parametrize("method", ["method=uniform ratio=0.5", "method=autoregressive"])
 def test_a_model_with_a_broken_layer_has_no_score(method: str, tmp_path: Path) -> None:
-    """It used to be answered token by token with the first id, and scored 0.0."""
+    """Such samples used to get the first id as every token, and a score of 0.0."""
     command = read_command(["limit=2", "model.device=cpu", "engine.warmup=0", *method.split()])
     assert command is not None
     spec = build_spec(command.cells[0])

@@ -51,7 +51,7 @@ def said(
 
 
 def check(adapter: Adapter, inputs: Any, settings: dict[str, Any], **session: Any) -> Generated:
-    """Hold the loop to the library's, and return its answer."""
+    """Compare the loop with the library's, and return its answer."""
     settings = {"suppress_tokens": list(adapter.items(inputs)), **settings}
     ours = said(adapter, inputs, "loop", settings, **session)
     wanted = said(adapter, inputs, "generate", settings, **session)
@@ -89,7 +89,7 @@ def test_every_family_alone_and_padded(
 
 
 def ends(adapter: Adapter, inputs: Any, settings: dict[str, Any]) -> list[int]:
-    """Two tokens that the batch says in its midst, so that its rows end there at different places."""
+    """Two tokens in the middle of the batch's answers, so that its rows end at different positions."""
     settings = {"suppress_tokens": list(adapter.items(inputs)), **settings}
     ids = said(adapter, inputs, "generate", settings).ids
     return [int(ids[0, 3]), int(ids[1, 5])]

@@ -35,7 +35,7 @@ def watched(name: str, chats: list) -> list[View]:
 
 
 def tower_pictures(name: str, inputs: dict) -> list[np.ndarray]:
-    """The tower's pictures (3, S, S) in the order of the projector's units, in colours from 0 to 1."""
+    """Return the tower's images (3, S, S) in the order of the projector's units, in colours from 0 to 1."""
     adapter = adapter_of(name)
     images = adapter.processor.image_processor
     pixels = list(inputs["pixel_values"].double())
@@ -49,7 +49,7 @@ def tower_pictures(name: str, inputs: dict) -> list[np.ndarray]:
 
 
 def slow_luma(picture: np.ndarray, row: int, column: int, side: int) -> np.ndarray:
-    """Luma of one cell of a picture with its border, pixel by pixel."""
+    """Return the luma of one cell of an image with its border, pixel by pixel."""
     size = picture.shape[1]
     cell = np.zeros((side + 2, side + 2))
     for y in range(-1, side + 1):
@@ -61,7 +61,7 @@ def slow_luma(picture: np.ndarray, row: int, column: int, side: int) -> np.ndarr
     return cell
 
 
-#: Cells along the edge of a picture, and their pixels.
+#: Cells along the edge of an image, and their pixels.
 CELLS = {
     "llava": (4, 7),
     "llava_next": (4, 7),
@@ -73,7 +73,7 @@ CELLS = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_global_views_are_cut_where_their_tokens_stand(name: str):
-    """Row by row of the batch, whatever the tower's pictures before it were."""
+    """Row by row of the batch, regardless of the tower's earlier images."""
     adapter, (cells, side) = adapter_of(name), CELLS[name]
     for sample_chat in FAMILIES[name].chats:
         inputs = adapter.encode([sample_chat])
@@ -92,7 +92,7 @@ def test_global_views_are_cut_where_their_tokens_stand(name: str):
 
 
 def whole_views(name: str, inputs: dict, n_pictures: int) -> list[int]:
-    """Which picture is each image's global view."""
+    """Return the number of each image's global view."""
     images = inputs["pixel_values"].shape[0]
     if name == "llava_next":
         return [image * inputs["pixel_values"].shape[1] for image in range(images)]
@@ -106,7 +106,7 @@ def whole_views(name: str, inputs: dict, n_pictures: int) -> list[int]:
 
 @pytest.mark.parametrize("name", ["llava_next", "internvl", "deepseek_ocr_gundam"])
 def test_crops_are_cut_by_the_projectors_units(name: str):
-    """Unit u of the projector is cell u of the pictures the tower was given, fillers left out."""
+    """Unit u of the projector is cell u of the tower's images, without fillers."""
     adapter = adapter_of(name)
     sample_chat = FAMILIES[name].chats[1]
     inputs = adapter.encode([sample_chat])
@@ -158,7 +158,7 @@ def test_pictures_that_cells_do_not_fill_lose_their_edge():
 
 
 def slow_edges(luma: np.ndarray, tau: float, bordered: bool) -> float:
-    """Share of steep pixels of one patch with border."""
+    """Return the share of steep pixels of one patch with border."""
     k = np.array([[1, 0, -1], [2, 0, -2], [1, 0, -1]])
     side = luma.shape[0] - 2
     if not bordered:
@@ -187,7 +187,7 @@ def test_edges_equal_the_slow_ones(tau: float, whole: bool):
 
 
 def test_blank_patches():
-    """White paper meets grey zeros at the patch's border; grey letterbox and whole pictures have no edge inside."""
+    """White paper meets grey zeros at the patch's border; grey letterbox and full images have no edge inside."""
     white, grey = torch.ones(66, 66), torch.full((66, 66), 127 / 255 * 2 - 1)
     patches = torch.stack([white, grey, -white]).unsqueeze(0)
     assert edge_share(patches, 0.2, whole=False)[0].tolist() == [252 / 4096, 0, 252 / 4096]

@@ -50,7 +50,7 @@ def test_masses_are_column_means_of_the_eager_head_max_map(folder, sdpa, one):
             wanted = [sum(largest[q][j] for q in asking) / len(asking) for j in visual]
             values = view.signals[signal][0]
             assert values.dtype == torch.float64
-            # Eager attention takes its softmax in fp32 whatever the weights are.
+            # Eager attention computes its softmax in fp32 for any dtype of the weights.
             assert (values - torch.tensor(wanted, dtype=torch.float64)).abs().max() < 1e-7
 
 

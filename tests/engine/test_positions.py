@@ -1,4 +1,4 @@
-"""Closed gaps between layers are exact: against whole forwards, emulation, and rows alone."""
+"""Closed gaps between layers are exact: compared with full forwards, emulation, and single rows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def span(tensor):
 
 
 def living(adapter, inputs, method, counts):
-    """Say by layer which visual tokens are alive there, from the method's own hash of coordinates."""
+    """Return the alive visual tokens of each layer, from the method's hash of coordinates."""
     (grid,) = adapter.layout(inputs).grid
     alive = [torch.arange(len(grid))] * DEPTH
     for site, count in zip(method.sites(DEPTH), counts, strict=True):
@@ -58,7 +58,7 @@ def living(adapter, inputs, method, counts):
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", ["llava", "onevision_video", "internvl"])
 def test_every_layer_counts_its_own_tokens_while_reading_and_answering(name, where):
-    """One whole forward with masks and places written by hand: each layer's are those of its tokens alone."""
+    """Compare with one full forward with explicit masks and positions: each layer's are those of its own tokens."""
     adapter, eager, method = adapter_of(name), adapter_of(name, attention="eager"), Scatter(where)
     sample_chat = FAMILIES[name].chats[1]
     inputs = adapter.encode([sample_chat])
@@ -79,7 +79,7 @@ def test_every_layer_counts_its_own_tokens_while_reading_and_answering(name, whe
     assert not torch.equal(places[0], places[-1])
     expected = forward(eager, longer, masks, places).logits[:, prompt - 1 :]
     assert span(got.logits - expected) < 2e-6 * span(expected)
-    # The test is not vacuous: neither the places of the first layer nor a prefill alone will do.
+    # The test is not vacuous: neither the positions of the first layer nor a correct prefill suffices.
     assert span(got.logits - run(name, method, [sample_chat], positions="original").logits) > 1e-3
     first = forward(eager, longer, masks, [places[0]] * DEPTH).logits[:, prompt - 1 :]
     assert span(first - expected) > 1e-3
@@ -142,7 +142,7 @@ def test_what_released_codes_between_layers_do(method, as_released):
     "method", [RELEASED, SparseVLM(layers=(0, 2), depth=DEPTH, schedule=(9, 4))]
 )
 def test_method_does_what_the_release_does(method):
-    """Its later stages also rank by closed gaps, as the release's do."""
+    """Its later stages also rank by closed gaps, as in the released code."""
     adapter, chats = adapter_of("llava"), FAMILIES["llava"].chats
 
     def logits(positions, backend="drop"):
@@ -170,7 +170,7 @@ def test_positions_on_several_axes_stay():
 
 
 def test_a_decoding_loop_of_the_callers_own_is_refused():
-    """It could not know that a token has another position in every stage."""
+    """The library cannot know that a token has a different position in every stage."""
     adapter = adapter_of("llava")
     inputs = adapter.encode([FAMILIES["llava"].chats[0]])
 

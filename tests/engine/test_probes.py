@@ -1,4 +1,4 @@
-"""Signals equal what eager attention would have returned, without eager attention ever running."""
+"""Signals equal the values of eager attention, without eager attention running."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_blocks_do_not_change_the_mean():
 
 
 def test_probes_equal_whole_maps_written_out():
-    """Grouped heads, and a second row with padding: what real queries that may see a key pay it on average."""
+    """Grouped heads, and a second row with padding: the mean attention of the real queries that may see a key."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(2, 4, 11, 8, generator=generator, dtype=torch.float64)
     key = torch.randn(2, 2, 11, 8, generator=generator, dtype=torch.float64)
@@ -100,7 +100,7 @@ def test_probes_equal_whole_maps_written_out():
 
 
 def test_blocks_that_idled_have_the_forward_that_they_had():
-    """Also one of their own, as accelerate's hooks put there."""
+    """Also a forward set on the instance, as by accelerate's hooks."""
     plain, hooked = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     hooked.forward = lambda hidden: hidden + 1
     states = torch.ones(1, 2)
@@ -127,7 +127,7 @@ def test_padded_batch_gives_the_signals_of_single_rows(sdpa):
 
 
 def test_signals_after_an_earlier_drop_see_only_what_is_left(sdpa):
-    """The second site's row comes from a layer where half of the tokens are gone; emulation agrees."""
+    """The second site's row comes from a layer with half of the tokens dropped; emulation agrees."""
     where = (Site("layer", 1), Site("layer", 3))
     fast = record(sdpa, Recorder(where), CHATS[:1], ratio=0.5)
     slow = record(sdpa, Recorder(where), CHATS[:1], ratio=0.5, backend="emulate")
@@ -160,7 +160,7 @@ def test_tower_signals_equal_eager(sdpa, eager):
 
 
 def test_tower_signals_follow_their_own_image(sdpa):
-    """Two images in one row: its signals are those of the images alone, one after the other."""
+    """Two images in one row: its signals are those of the single images, concatenated."""
     needs = (Need("cls_attention"),)
     two_images = record(sdpa, Recorder((Site("vision"),), needs), [chat("w1", 1, 2)])[0]
     one_image = record(sdpa, Recorder((Site("vision"),), needs), [chat("w1", 1)])[0]
@@ -204,7 +204,7 @@ def test_generators_depend_on_run_seed_and_sample_alone(sdpa):
 
 
 def test_two_sites_share_a_tower_signal_that_comes_in_parts(tmp_path):
-    """Qwen's tower calls its attention once an image; what both sites read is captured once."""
+    """Qwen's tower calls its attention once an image; a signal read by both sites is captured once."""
     family = FAMILIES["qwen2_vl"]
     adapter = load_tiny(family.spec, save_tiny(family.spec, tmp_path), "float32")
     two = next(

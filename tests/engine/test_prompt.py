@@ -1,4 +1,4 @@
-"""A kept prompt is the inputs over again: the same answers, logits and records, whoever starts from it, and when."""
+"""A stored prompt is equivalent to its inputs: the same answers, logits and records, for any method at any time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.family_runs import ROWS, Tiny, generation
 from tests.tiny import Recorder, Scatter, chat
 
 HALF = Budget("kept", 0.5)
-#: Of the methods that start behind the prompt: nothing to do, scores inside, choices in front by states and by chance.
+#: Methods that start from a prompt: no reduction, scores inside the decoder, choices before it by states and at random.
 SHARING = ("none", "fastv", "divprune", "random")
 PLACES = (("vision",), ("prefix",), (0,), (2,), (1, 3))
 
@@ -43,7 +43,7 @@ def answered(tiny: Tiny, method: TokenReducer, start: Any, *rows: int, **changes
 
 
 def same(actual: Generated, expected: Generated) -> bool:
-    """Say whether two batches were answered alike, to the bit."""
+    """Return whether two batches have bit-identical answers."""
     logits = (actual.logits is None) == (expected.logits is None)
     if actual.logits is not None and expected.logits is not None:
         logits = torch.equal(actual.logits, expected.logits)
@@ -69,7 +69,7 @@ def equal(actual: Tensor | None, expected: Tensor | None) -> bool:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_methods_that_share_a_prompt_answer_as_from_the_inputs(name: str) -> None:
-    """Rows of unequal numbers of images, videos and words, in one batch and alone; one method comes back."""
+    """Rows of unequal numbers of images, videos and words, in one batch and as single rows; one method runs twice."""
     tiny = Tiny(name, "float32")
     methods = [method_of(one) for one in SHARING]
     for rows in (ROWS, (1,)):
@@ -85,7 +85,7 @@ def test_methods_that_share_a_prompt_answer_as_from_the_inputs(name: str) -> Non
     ("name", "backend"), [*((name, "drop") for name in FAMILIES), ("qwen2_5_vl_mixed", "emulate")]
 )
 def test_every_place_behind_the_tower_starts_from_one_prompt(name: str, backend: str) -> None:
-    """Features that are merged and projected once more among them."""
+    """Includes features that are merged and projected again."""
     tiny = Tiny(name)
     methods = [Scatter(place, True) for place in PLACES]
     prompt = shared_prompt(tiny.adapter, tiny.inputs(), methods)
@@ -127,7 +127,7 @@ def test_a_decoding_loop_of_ones_own_starts_from_a_prompt(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llava", "onevision_image", "internvl", "qwen2_5_vl_mixed"])
 def test_what_the_tower_says_is_kept_for_those_who_ask(name: str) -> None:
-    """Values of class token, keys and states; and extra layers of the tower that run for nobody else count as ever."""
+    """Values of class token, keys and states; extra tower layers, run only for the method, are counted as usual."""
     tiny = Tiny(name)
     signals = ("cls_attention", "tower_keys", "tower_states", "projected")
     method = Recorder((Site("prefix"), Site("layer", 2)), tuple(map(Need, signals)))
@@ -198,7 +198,7 @@ def test_nobody_changes_a_prompt_and_the_model_is_left_as_it_was() -> None:
 
 
 def test_what_a_family_hands_to_its_text_stack_beside_the_words_is_kept() -> None:
-    """Where the pixels are missing, the model has none of it; beams would need a row for each sample."""
+    """Without pixels the model has no such argument; beams would need a row for each sample."""
     tiny = Tiny("llava")
     prompt = shared_prompt(tiny.adapter, tiny.inputs())
     embeddings, levels = prompt.arguments["inputs_embeds"], [torch.ones(4, 32)]

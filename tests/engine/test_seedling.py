@@ -1,4 +1,4 @@
-"""The engine's proofs once more, on the trained embedded model and its own questions."""
+"""The engine's comparisons again, on the trained embedded model and its own questions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOWER, DEPTH = 3, 6
 
 
 def kind_of(case: tuple[str, dict[str, Any]]) -> tuple[object, ...]:
-    """What the engine does for a method: where it acts, and how."""
+    """Return the kinds of engine behaviour that a method uses: where it acts, and how."""
     method = build(case)
     places = [site.where for site in method.all_sites(TOWER, DEPTH)]
     return tuple(places), method.decode_site(DEPTH), method.adaptive, method.proportional

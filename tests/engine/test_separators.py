@@ -1,4 +1,4 @@
-"""Newline and separator tokens of pictures as candidates, and shares over all positions of a picture."""
+"""Newline and separator tokens of images as candidates, and shares over all positions of an image."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.engine.test_eviction import noted, places, whole_cache_logits
 from tests.families import FAMILIES
 from tests.family_runs import Tiny, adapter_of, generation
 
-#: One for each way in which a family separates: rows, rows of frames, the end alone, rows and the end of all views.
+#: One model for each kind of separators: rows, rows of frames, the end alone, rows and the end of all views.
 NAMES = ("llava_next", "llava_video", "onevision_image", "onevision_video", "deepseek_ocr")
 WHOLE = Budget("kept", 0.0)
 STEPS = 4
@@ -77,7 +77,7 @@ def test_a_share_of_candidates_is_one_of_all_positions(name, ratio):
         share = max(math.floor((1 - ratio) * depth * places_of_image + 0.5 + 1e-9), depth)
         assert sum(record.held) == share
         check_held(evicting, record)
-        # As they stay, the share is one of the others.
+        # Separators stay, so the share is one of the other tokens.
         n_left = max(math.floor((1 - ratio) * depth * before.visual + 0.5 + 1e-9), depth)
         assert sum(before.held) == n_left
         block = cache_blocks(evicting, [before])["cache"]
@@ -112,7 +112,7 @@ def test_steps_equal_the_whole_cache_with_evicted_separators_hidden(monkeypatch,
         words = torch.zeros_like(is_special).index_fill(0, layout.words[0], True)
         assert all(mask[:, words].all() for mask in masks), "words are never evicted"
         n_evicted += sum(int((~mask[:, is_special & ~words]).sum()) for mask in masks)
-        # And a row of a padded batch is what it is alone.
+        # A row of a padded batch equals the single row.
         assert got.records[0].held == batch.records[row].held
         assert got.ids[0].tolist() == batch.ids[row].tolist()
     assert n_evicted > 0, "no separator was evicted"
@@ -257,7 +257,7 @@ def test_methods_of_patches_are_refused_in_one_line(label, why):
         assert f"engine.separators='candidates': method='{label}' {why}" in line
         assert "valid: keep" in line
         assert "\n" not in line
-    # Where separators stay nothing is refused.
+    # If separators stay, nothing is refused.
     kind_of(method, spec).normalise(replace(spec, engine=EngineSpec()), method)
 
 

@@ -1,4 +1,4 @@
-"""Dropping is exact: against the plain model, against the slow reference, across batches and beams."""
+"""Dropping is exact: compared with the plain model and the slow reference, across batches and beams."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_merging_without_dropping_is_applied(double, where):
 
 
 def test_merging_before_the_decoder_computes_the_plan(double):
-    """What layer 0 receives is the kept tokens' merged values at the kept tokens' positions."""
+    """Layer 0 receives the kept tokens' merged values at the kept tokens' positions."""
     captured = {}
 
     def spy(module, args, kwargs):
@@ -226,7 +226,7 @@ def test_merged_features_are_projected_once_more(double):
 
 
 def test_an_answer_ends_with_its_first_end_token_and_padding_does_not_count():
-    """Also where the padding is the end token itself, as in many checkpoints."""
+    """Also if the padding is the end token itself, as in many checkpoints."""
     ids = torch.tensor([[5, 9, 2, 2, 2], [5, 6, 7, 8, 9], [3, 2, 0, 0, 0], [2, 2, 2, 2, 2]])
     assert answer_lengths(ids, (2,)) == [3, 5, 2, 1]
     assert answer_lengths(ids, (2, 9)) == [2, 5, 2, 1]

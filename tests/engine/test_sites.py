@@ -1,4 +1,4 @@
-"""A kind of site knows what it shortens; what nothing carries out is refused instead of mistaken for another kind."""
+"""Sites that are not implemented are refused instead of mistaken for another kind."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_a_site_knows_what_it_shortens(site: Site, layer: int | None) -> None:
 
 
 @pytest.mark.parametrize("where", ["cache", "decode"])
-def test_what_nothing_carries_out_is_refused_and_shortens_no_prompt(where: str) -> None:
+def test_what_is_not_implemented_is_refused_and_shortens_no_prompt(where: str) -> None:
     method = At((Site("prefix"), Site(where, 2)))  # type: ignore[arg-type]
     with pytest.raises(MethodError, match="shortens no input"):
         frame_of(method, tiny_spec("llava").facts, 16, 8)
-    with pytest.raises(MethodError, match=f"^At acts at a '{where}' site, which nothing"):
+    with pytest.raises(MethodError, match=f"^At acts at a '{where}' site, which is not"):
         Session(Tiny("llava").adapter, method, Budget("kept", 0.5))
 
 

@@ -24,7 +24,7 @@ from espalier.methods.none import NoReduction
 from tests.arithmetic import Calculator, make_spec, sums, write_task
 from tests.tiny import CHATS, DEPTH, Scatter, chat, load_llava, save_llava
 
-#: What one call of each part takes, in milliseconds.
+#: Duration of one call of each part, in milliseconds.
 TOWER, PROJECTOR, LAYER, ROWS, PLAN = 120, 30, 12, 42, 60
 STEPS = 3
 GENERATION = {"max_new_tokens": STEPS + 1, "do_sample": False, "suppress_tokens": [3]}
@@ -33,7 +33,7 @@ LAYER_2 = Site("layer", 2)
 
 
 class Now:
-    """Nanoseconds that pass only where something says so."""
+    """A clock in nanoseconds that advances only explicitly."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -58,7 +58,7 @@ def now(adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Now]:
     def hook(cost: int) -> Any:
         return lambda module, args, output: now.spend(cost)
 
-    # In front of the engine's own, which close their phase when the projector is done.
+    # Before the engine's hooks, which end their phase when the projector is done.
     handles = [part.register_forward_hook(hook(cost), prepend=True) for part, cost in parts]
     yield now
     for handle in handles:
@@ -148,7 +148,7 @@ def test_signals_count_as_selection_where_they_are_computed(
 
 
 def test_what_a_layer_runs_ahead_for_a_method_is_selection(adapter: Adapter, now: Now) -> None:
-    """The next layer's projections run once more for the sake of its attention row."""
+    """The next layer's projections run again for its attention row."""
     layer = adapter.decoder.layers[2].self_attn.q_proj
     handle = layer.register_forward_hook(lambda *_: now.spend(ROWS))
     method = Timed(now, wants=(Need("next_last_attention"),))
@@ -159,14 +159,14 @@ def test_what_a_layer_runs_ahead_for_a_method_is_selection(adapter: Adapter, now
 
 
 def test_unequal_rows_pay_for_every_plan_that_is_made(adapter: Adapter, now: Now) -> None:
-    """Two images in the second row: its count is another, so a second plan is made."""
+    """Two images in the second row: its count differs, so a second plan is made."""
     times_ms = times(run(adapter, Timed(now), CHATS))
     assert times_ms["select"] == 2 * PLAN / 3
     assert times_ms["prefill"] == (DEPTH * LAYER + 2 * PLAN) / 3
 
 
 def test_a_step_is_timed_by_the_steps_that_ran(adapter: Adapter, now: Now) -> None:
-    """The first token comes out of the prefill; an answer of one token has no step."""
+    """The prefill gives the first token; an answer of one token has no step."""
     times_ms = times(run(adapter, Timed(now), BATCHES[0], max_new_tokens=1))
     assert (times_ms["decode"], times_ms["decode_per_token"]) == (0, 0)
 
@@ -207,7 +207,7 @@ ENTRY = 2 * 2 * 8 * 4
 @pytest.mark.parametrize("beams", [1, 2])
 @pytest.mark.parametrize("method", [NoReduction(), Scatter((2,)), Scatter(("prefix",))])
 def test_bytes_are_those_of_one_answer(adapter: Adapter, method: TokenReducer, beams: int) -> None:
-    """Beams hold a cache each while they are searched; a sample's figure is that of one, or rows would not compare."""
+    """Beams hold a cache each during the search; a sample's figure is that of one beam, so that rows are comparable."""
     (record,) = run(adapter, method, BATCHES[0], num_beams=beams).records
     assert record.kv_bytes == (sum(record.entering) + DEPTH * record.text) * ENTRY
     assert record.kv_entries == sum(record.entering)
@@ -215,7 +215,7 @@ def test_bytes_are_those_of_one_answer(adapter: Adapter, method: TokenReducer, b
     assert {one.kv_bytes for one in padded.records} == {sum(padded.cache_lengths) * ENTRY}
 
 
-# ------------------------------------------------------------------ what a run makes of it
+# ------------------------------------------------------------------ the run's row
 
 
 class Slower(Calculator):

@@ -1,4 +1,4 @@
-"""Ordinary answers in the engine's indexed cache: those of the library's own cache, to the bit, whatever the batch."""
+"""Ordinary answers in the engine's indexed cache: bit-identical to those with the library's cache, for every batch."""
 
 from __future__ import annotations
 

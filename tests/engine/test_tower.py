@@ -1,4 +1,4 @@
-"""Methods inside the vision tower: against a tower run by hand, against emulation, across batches; and what is left."""
+"""Methods inside the vision tower: compared with a tower run by hand, with emulation, and across batches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.methods.towers import TOWERS, chats_of, check_in_tower
 
 @dataclass(frozen=True)
 class Thinning(TokenReducer):
-    """A test method for tower blocks: keeps by a hash of the place, merges or not, and remembers its views."""
+    """A test method for tower blocks: keeps by a hash of the position, merges or not, and stores its views."""
 
     blocks: tuple[int, ...] = (0, 1)
     merge: str = "none"
@@ -105,7 +105,7 @@ def test_a_row_of_a_batch_costs_what_it_costs_alone() -> None:
 
 
 def by_hand(tower, pixels: Tensor, counts: list[int], weigh: bool) -> tuple[Tensor, Tensor]:
-    """One picture through a CLIP tower of two blocks in plain products, merging by `Thinning(merge="sizes")`."""
+    """One image through a CLIP tower of two blocks in plain products, merging by `Thinning(merge="sizes")`."""
     hidden = tower.pre_layrnorm(tower.embeddings(pixels))[0]
     place = torch.arange(len(hidden) - 1)
     side = round(len(place) ** 0.5)
@@ -229,7 +229,7 @@ def test_work_counts_what_the_blocks_ran() -> None:
     (record,) = kept_by(adapter, Thinning(), chats, 0.6).records
     n, (first, second) = record.visual + 1, record.kept
     facts = adapter.facts
-    # Block 0 attends with all and maps what is left; block 1 attends with that and maps the rest.
+    # Block 0 attends with all slots and maps the kept ones; block 1 attends with these and maps those kept again.
     assert record.work.spared_attention == n - (first + 1)
     assert record.work.spared_mlp == (n - first - 1) + (n - second - 1)
     assert record.work.spared_pairs == n**2 - (first + 1) ** 2
@@ -264,7 +264,7 @@ def test_counts_are_shared_out_in_proportion_and_never_fall_back() -> None:
 
 
 def test_a_picture_draws_by_its_row_and_its_place_in_it() -> None:
-    """Not by its place in the batch, or no row would get what it gets alone."""
+    """Generators do not depend on the position in the batch, so that a row gets the same as a single row."""
     run = object.__new__(TowerPlanner)
     run._owners = ImageOwners([0, 1, 1, 2], [4] * 4, torch.ones(4, 4, dtype=torch.bool))
     run._generator_of = lambda row, picture, site: (row, picture, site)

@@ -1,4 +1,4 @@
-"""Layers that were run once for all are the layers over again: the same answers, logits and records to the bit."""
+"""Stored layers are equivalent to running them: bit-identical answers, logits and records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.families import FAMILIES
 from tests.family_runs import ROWS, Tiny, generation
 from tests.tiny import Scatter
 
-#: Scores of words in the layer below, of the last word, rolled out over all layers before; states; nothing at all.
+#: Scores of words in the layer below, of the last word, rolled out over all earlier layers; states; no signal.
 METHODS = ("none", "fastv", "sparsevlm", "pyramiddrop", "divprune")
 
 
@@ -26,7 +26,7 @@ def trunk_of(tiny: Tiny, prompt: Any, depth: int, **changes: Any) -> Any:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_methods_start_behind_layers_that_they_leave_alone(name: str) -> None:
-    """Rows of unequal length in one batch, and one alone; the trunk is longer than some of them can use."""
+    """Rows of unequal length in one batch, and a single row; the trunk is longer than some of them can use."""
     tiny = Tiny(name, "float32")
     depth = tiny.adapter.facts.text.layers
     methods: list[TokenReducer] = [method_of(one) for one in METHODS]
@@ -42,7 +42,7 @@ def test_methods_start_behind_layers_that_they_leave_alone(name: str) -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_trunk_ends_where_its_room_is_used_up(attention: str) -> None:
-    """Whoever wants more layers runs the rest; under eager attention nobody may read queries, and none are kept."""
+    """Layers beyond the trunk run normally; under eager attention queries cannot be read, and none are stored."""
     tiny = Tiny("llava", "float32", attention)
     method = Scatter((3,))
     prompt = shared_prompt(tiny.adapter, tiny.inputs(), [method])

@@ -1,4 +1,4 @@
-"""Who sees whom: three ways held against pairs written out, on small tensors and in a text stack without causality."""
+"""Attention visibility: three kinds compared with explicit pairs, on small tensors and in a non-causal stack."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ WAYS = {"causal": Causal(), "bidirectional": Bidirectional(), "prefix": Prefix(t
 
 
 def sees(way: str, row: int, query: int, key: int) -> bool:
-    """What each word says, one pair at a time."""
+    """Return whether a query sees a key, one pair at a time."""
     if way == "bidirectional":
         return True
     return key <= query or (way == "prefix" and key < ENDS[row])
 
 
 def pairs(way: str) -> Tensor:
-    """(2, S, S): which valid keys each query sees."""
+    """Return (2, S, S): which valid keys each query sees."""
     visible = torch.zeros(2, SLOTS, SLOTS, dtype=torch.bool)
     for row in range(2):
         for query in range(SLOTS):
@@ -76,7 +76,7 @@ def heads() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_probe_sees_what_the_stack_sees(way: str) -> None:
-    """Maps of whole heads, and of them means, largest values and products, query by query."""
+    """Maps of all heads, and their means, maxima and products, query by query."""
     visibility, (query, key) = WAYS[way], heads()
     logits = 0.3 * query @ key.repeat_interleave(2, 1).transpose(2, 3)
     maps = logits.masked_fill(~pairs(way)[:, None], -1e30).softmax(-1)
@@ -172,7 +172,7 @@ def test_dropping_equals_emulation_without_causality(free, where, chats) -> None
 
 
 def test_a_later_token_reaches_an_earlier_one(folder, free) -> None:
-    """What makes the test above one of a stack without causality: words behind the image change its tokens."""
+    """The test above is not vacuous: words after the image change its tokens."""
     for adapter, changed in ((load_llava(folder), False), (free, True)):
         views = []
         for chats in (CHATS[:1], [[{**CHATS[0][0], "content": [*CHATS[0][0]["content"][:-1]]}]]):

@@ -1,4 +1,4 @@
-"""Signals of the prompt's words, and of visual tokens dropped since, against what the plain model computes."""
+"""Signals of the prompt's words, and of visual tokens dropped since, compared with the plain model."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def test_signals_equal_what_the_plain_model_computes(sdpa, eager, one):
     assert close(signals["normed"], eager.decoder.norm(entering[visual]))
     assert close(signals["text_normed"], eager.decoder.norm(entering[words]))
     assert torch.equal(signals["all_positions"], visual)
-    # Words before the image see none of it, the others see all of it.
+    # Words before the image see none of its tokens, the others see all.
     assert (words < visual.min()).any()
     assert not signals["text_attention"][words < visual.min()].any()
     assert (signals["text_attention"][words > visual.max()] > 0).all()
 
 
 def test_a_padded_batch_gives_the_signals_of_single_rows(sdpa):
-    # The method is asked once for each token count: rows 0 and 2 hold one image, row 1 two.
+    # The method plans once for each token count: rows 0 and 2 hold one image, row 1 two.
     views = {view.tokens.shape[1]: view for view in record(sdpa, CHATS)}
     for row, (n_tokens, place) in enumerate([(16, 0), (32, 0), (16, 1)]):
         together = {key: value[place] for key, value in views[n_tokens].signals.items()}

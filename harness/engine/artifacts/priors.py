@@ -178,16 +178,16 @@ def resize_prior(prior: Prior, grid: Tensor) -> Tensor:
         )
     tiles = Tiles.of(grid)
     sizes = (tiles.of_token(tiles.height), tiles.of_token(tiles.width))
-    resized = _resized(prior[0], grid, sizes)
+    resized = _resize(prior[0], grid, sizes)
     for number, values in enumerate(prior[1:], 1):
-        resized = torch.where(view >= number, _resized(values, grid, sizes), resized)
+        resized = torch.where(view >= number, _resize(values, grid, sizes), resized)
     return resized
 
 
-def _resized(values: Tensor, grid: Tensor, sizes: tuple[Tensor, Tensor]) -> Tensor:
+def _resize(values: Tensor, grid: Tensor, sizes: tuple[Tensor, Tensor]) -> Tensor:
     """Return a map (h, w) at the position of each token of grid (B, N, 4), in views of `sizes`, (B, N) each."""
     (top_row, bottom_row, row_weight), (left_column, right_column, column_weight) = (
-        _between(grid[..., 2 + axis], sizes[axis], values.shape[axis]) for axis in (0, 1)
+        _neighbours(grid[..., 2 + axis], sizes[axis], values.shape[axis]) for axis in (0, 1)
     )
     values = values.float()
     upper_values = torch.lerp(
@@ -199,7 +199,7 @@ def _resized(values: Tensor, grid: Tensor, sizes: tuple[Tensor, Tensor]) -> Tens
     return torch.lerp(upper_values, lower_values, row_weight)
 
 
-def _between(place: Tensor, length: Tensor, source: int) -> tuple[Tensor, Tensor, Tensor]:
+def _neighbours(place: Tensor, length: Tensor, source: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the two source indices around each position of an axis and the weight of the second."""
     position = ((place + 0.5) * (source / length.clamp(min=1)) - 0.5).clamp(0, source - 1)
     low = position.floor().long()

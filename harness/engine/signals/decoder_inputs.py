@@ -18,17 +18,17 @@ class DecoderInput(Producer):
     """Base of signals taken from the decoder's input."""
 
     shared = True
-    _taken: Tensor | None = None
+    _states: Tensor | None = None
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """Drop the tokens of the last pass."""
-        self._taken = None
+        self._states = None
 
     @property
-    def taken(self) -> Tensor:
+    def states(self) -> Tensor:
         """Tokens taken in this pass."""
-        assert self._taken is not None  # the decoder is entered before any site
-        return self._taken
+        assert self._states is not None  # the decoder is entered before any site
+        return self._states
 
 
 class Projected(DecoderInput):
@@ -36,11 +36,11 @@ class Projected(DecoderInput):
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Take all visual tokens."""
-        self._taken = take(hidden, layout.visual, -2)
+        self._states = take(hidden, layout.visual, -2)
 
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n, D)."""
-        return request.select(self.taken)
+        return request.select(self.states)
 
 
 class AllProjected(Projected):
@@ -48,8 +48,8 @@ class AllProjected(Projected):
 
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, M, D)."""
-        real = request.real.to(self.taken.device)
-        return self.taken[request.rows] * real.unsqueeze(-1)
+        real = request.real.to(self.states.device)
+        return self.states[request.rows] * real.unsqueeze(-1)
 
 
 class TextEmbeddings(DecoderInput):
@@ -57,8 +57,8 @@ class TextEmbeddings(DecoderInput):
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Take the words."""
-        self._taken = word_states(hidden, layout.words)
+        self._states = word_states(hidden, layout.words)
 
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, T, D)."""
-        return self.taken[request.rows]
+        return self.states[request.rows]

@@ -68,7 +68,7 @@ class TowerAttention(UnitSignal):
 
     def _watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
         if self.need.signal.startswith("wide"):
-            query, key = _one_head(query), _one_head(key)
+            query, key = _merge_heads(query), _merge_heads(key)
             scaling = query.shape[-1] ** -0.5
         values = self.read(query, key, scaling)
         self._parts = [*self._parts, self.context.parts.to_units(values)]
@@ -111,7 +111,7 @@ class ClassAttention(TowerAttention):
         return received_unmasked(query, key, scaling)
 
 
-def _one_head(states: Tensor) -> Tensor:
+def _merge_heads(states: Tensor) -> Tensor:
     """Return (B, 1, S, H Dh) of (B, H, S, Dh)."""
     return states.transpose(1, 2).flatten(2).unsqueeze(1)
 

@@ -46,14 +46,14 @@ class VisionSites(Sites):
         projected = prefill.tokens(kwargs["inputs_embeds"])
         decision = prefill.decide(number, blended, projected)
         if decision.merged:
-            decision = _projected(prefill.setup.adapter, decision)
+            decision = _project_merged(prefill.setup.adapter, decision)
             counts = zip(decision.counts, layout.blended, strict=True)
             reprojected = tuple(0 if mixed else count for count, mixed in counts)
             prefill.reprojected = reprojected[:: prefill.beams]
         return gather_arguments(prefill, decision, kwargs)
 
 
-def _projected(adapter: Parts, decision: Decision) -> Decision:
+def _project_merged(adapter: Parts, decision: Decision) -> Decision:
     """Return the decision with merged features projected to the decoder's width."""
     merged = tuple(
         replace(group, values=_project(adapter, group.values)) if group.features else group

@@ -183,10 +183,10 @@ class _GeneratedAnswer:
 
 
 #: Modes of the engine's loop. Beams and all other modes are left to the library.
-LOOPED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+LOOP_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 #: Arguments of `generate` that only the library's loops support.
-LIBRARYS = (
+LIBRARY_ARGUMENTS = (
     *("streamer", "synced_gpus", "custom_generate"),
     *("output_scores", "output_attentions", "output_hidden_states"),
 )
@@ -212,12 +212,12 @@ def generate_answers(
         The answers, and the loop that generated them.
     """
     arguments = {**inputs, **generation, "past_key_values": answer_cache(adapter.decoder)}
-    config = _resolved(adapter, generation)
-    if decode == "loop" and _loops(config, generation):
+    config = _resolved_config(adapter, generation)
+    if decode == "loop" and _loop_supports(config, generation):
         current_pass.completes = True
         loop = AnswerLoop(adapter, current_pass)
         result: LoopOutput = adapter.model.generate(
-            **{**arguments, **_stopping(config, generation)}, custom_generate=loop
+            **{**arguments, **_stop_criteria(config, generation)}, custom_generate=loop
         )
         return result, "loop"
     output = adapter.model.generate(**arguments, return_dict_in_generate=True)
@@ -225,7 +225,7 @@ def generate_answers(
     return LoopOutput(ids, getattr(output, "logits", None), ids.shape[1] - 1), "generate"
 
 
-def _resolved(adapter: Parts, generation: Mapping[str, Any]) -> GenerationConfig:
+def _resolved_config(adapter: Parts, generation: Mapping[str, Any]) -> GenerationConfig:
     """Return the settings as `generate` will resolve them."""
     settings = {name: value for name, value in generation.items() if name != "generation_config"}
     generation_config = generation.get("generation_config")
@@ -235,14 +235,14 @@ def _resolved(adapter: Parts, generation: Mapping[str, Any]) -> GenerationConfig
     return resolved
 
 
-def _loops(config: GenerationConfig, generation: Mapping[str, Any]) -> bool:
+def _loop_supports(config: GenerationConfig, generation: Mapping[str, Any]) -> bool:
     """Return whether the engine's loop supports these settings."""
-    if any(generation.get(name) or getattr(config, name, None) for name in LIBRARYS):
+    if any(generation.get(name) or getattr(config, name, None) for name in LIBRARY_ARGUMENTS):
         return False
-    return config.get_generation_mode() in LOOPED
+    return config.get_generation_mode() in LOOP_MODES
 
 
-def _stopping(config: GenerationConfig, generation: Mapping[str, Any]) -> dict[str, Any]:
+def _stop_criteria(config: GenerationConfig, generation: Mapping[str, Any]) -> dict[str, Any]:
     """Return stop strings as criteria: `generate` does not pass its tokenizer on to a custom loop."""
     tokenizer = generation.get("tokenizer")
     if config.stop_strings is None or tokenizer is None:  # without a tokenizer `generate` raises

@@ -182,15 +182,15 @@ class RowMask:
 
     def __init__(self, valid: Tensor, groups: int, dtype: torch.dtype) -> None:
         self._valid, self._groups, self._dtype = valid, groups, dtype
-        self._mask = self._written(0)
+        self._mask = self._build(0)
 
     def of(self, keys: int) -> Tensor:
         """Return (B, 1, groups, keys), to be added to the logits. Cost: none, except in one step of `ROOM`."""
         if keys > self._mask.shape[-1]:
-            self._mask = self._written(keys)
+            self._mask = self._build(keys)
         return self._mask[..., :keys]
 
-    def _written(self, keys: int) -> Tensor:
+    def _build(self, keys: int) -> Tensor:
         rows, slots = self._valid.shape
         # Kernels need rows that start at multiples of 16 bytes, and copy a mask with other rows.
         room = -(-(max(keys, slots) + ROOM) // ROOM) * ROOM

@@ -75,7 +75,7 @@ class TextStack:
                 and folds_heads
                 and not ragged
             ):
-                return self._fixed(self._graphs).run(ids, places[0])
+                return self._recorded_steps(self._graphs).run(ids, places[0])
             if visible is not None:
                 if not folds_heads:
                     self._check_branches(ragged)
@@ -109,7 +109,7 @@ class TextStack:
         # A model spread over devices ends on the last one; callers read on the first.
         return logits.to(self.device)
 
-    def _fixed(self, graphs: Graphs) -> FixedSteps:
+    def _recorded_steps(self, graphs: Graphs) -> FixedSteps:
         """Return the answer's recorded steps, created at the first call."""
         if self._steps is None:
             shape = self._groups, self._dtype
