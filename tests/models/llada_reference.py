@@ -22,17 +22,17 @@ class Reference:
     Args:
         tensors: by the release's names.
         pooled: whether views are pooled 2 x 2 before they are stitched (LaViDa); otherwise a plane of more than
-            `most` views is shrunk (LLaDA-V).
+            `max_views` views is shrunk (LLaDA-V).
         side: pixels along an edge of a tile.
         patch: pixels along an edge of a patch.
         most: see `pooled`.
     """
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], pooled: bool, side: int, patch: int, max_tiles: int
+        self, tensors: Mapping[str, Tensor], pooled: bool, side: int, patch: int, max_views: int
     ):
         self.of = {name: value.double() for name, value in tensors.items()}
-        self.pooled, self.side, self.patch, self.most = pooled, side, patch, max_tiles
+        self.pooled, self.side, self.patch, self.max_views = pooled, side, patch, max_views
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         out = x @ self.of[f"{name}.weight"].T
@@ -98,7 +98,7 @@ class Reference:
         )
         plane = unpadded(plane, size)
         n = len(global_view)
-        shrink = sqrt(plane.shape[0] * plane.shape[1] / (self.most * n * n))
+        shrink = sqrt(plane.shape[0] * plane.shape[1] / (self.max_views * n * n))
         if not self.pooled and shrink > 1.1:
             plane = resized(plane, int(plane.shape[0] // shrink), int(plane.shape[1] // shrink))
         tokens = list(global_view.flatten(0, 1))

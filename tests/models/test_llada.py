@@ -50,7 +50,7 @@ SIZES = [(50, 40), (40, 70), (31, 20), (90, 200), (200, 90), (35, 35), (56, 84)]
 
 @cache
 def reference_of(family: str) -> Reference:
-    return Reference(tensors_of(family), family == "lavida", SIDES[family], 7, most=2)
+    return Reference(tensors_of(family), family == "lavida", SIDES[family], 7, max_views=2)
 
 
 @cache
