@@ -14,7 +14,7 @@ from espalier.harness.paths import ROOT
 #: Takes and frees 36 MB ten times, before, inside and behind; prints the page faults of each, and the megabytes kept.
 FAULTS = """
 import resource
-from espalier.harness.evaluation.prefetch import fed
+from espalier.harness.evaluation.prefetch import read_ahead
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -27,7 +27,7 @@ def resident():
         return int(file.read().split()[1]) * resource.getpagesize() / 1e6
 
 outside, start = faults(), resident()
-with fed([1, 2], 1, lambda: lambda item, check: item):
+with read_ahead([1, 2], 1, lambda: lambda item, check: item):
     inside, held = faults(), resident()
 print(outside, inside, faults(), held - start, resident() - start)
 """

@@ -108,7 +108,7 @@ def test_a_reader_that_is_gone_is_named_and_the_run_goes_on(
     done = evaluate_session(spec, model, Journal(tmp_path / "journal.jsonl"))
     assert [one.answer for one in done.samples] == [str(i + 7) for i in range(5)]
     (line,) = [one for one in capsys.readouterr().err.splitlines() if "engine.prefetch" in one]
-    assert "gone (can't start new thread)" in line
+    assert "ended (can't start new thread)" in line
 
 
 def test_a_reader_that_dies_in_between_is_survived(
@@ -123,7 +123,7 @@ def test_a_reader_that_dies_in_between_is_survived(
     feeder._thread = threading.Thread(target=whole, name="feeder", daemon=True)
     with feeder:
         assert [feeder.take() for _ in range(3)] == [0, None, None]
-    assert "gone (it ended early)" in capsys.readouterr().err
+    assert "ended (it ended early)" in capsys.readouterr().err
 
 
 @dataclass

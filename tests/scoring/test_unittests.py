@@ -17,8 +17,7 @@ from espalier.harness.evaluation.scoring.unittests.equations import (
     tokens,
 )
 from espalier.harness.evaluation.scoring.unittests.table_grid import GridCell, grids, laid_out
-from espalier.harness.evaluation.scoring.unittests.text_tests import plain
-from espalier.harness.evaluation.scoring.unittests.unit_test import CHECKS, passes
+from espalier.harness.evaluation.scoring.unittests.unit_test import CHECKS, passes, plain
 
 HTML = (
     '<table><thead><tr><th rowspan="2">Year</th><th colspan="2">Sales</th></tr><tr><th>North</th><th>South</th></tr>'
