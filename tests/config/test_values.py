@@ -63,18 +63,18 @@ def test_options_of_wandb_have_their_types(options: dict[str, object], words: st
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
-        ("tables.__main__", ("d2pruner", "1")),
-        ("report.__main__", ("--benchmarks", "seedling_rec", "--out", "{out}")),
-        ("report.cache", ("--write", "{out}")),
-        ("report.decoders", ("--write", "{out}")),
-        ("report.diffusion", ("--write", "{out}")),
-        ("report.anchors", ()),
-        ("pages.report.__main__", ("--out", "{out}")),
-        ("wandb_sync", ("--dry",)),
-        ("store.__main__", ("ls",)),
-        ("store.__main__", ("verify",)),
-        ("store.__main__", ("gc",)),
-        ("sweep.__main__", ("status",)),
+        ("reports.tables.rebuild", ("d2pruner", "1")),
+        ("cli.curves", ("--benchmarks", "seedling_rec", "--out", "{out}")),
+        ("reports.curves.cache_report", ("--write", "{out}")),
+        ("reports.curves.decoder_report", ("--write", "{out}")),
+        ("reports.curves.diffusion_report", ("--write", "{out}")),
+        ("reports.curves.anchors", ()),
+        ("cli.report", ("--out", "{out}")),
+        ("cli.wandb", ("--dry",)),
+        ("cli.store", ("ls",)),
+        ("cli.store", ("verify",)),
+        ("cli.store", ("gc",)),
+        ("cli.sweep", ("status",)),
     ],
 )
 def test_a_store_that_is_not_there_is_an_error(
@@ -84,7 +84,7 @@ def test_a_store_that_is_not_there_is_an_error(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = importlib.import_module(f"harness.{module}")
+    command = importlib.import_module(f"espalier.harness.{module}")
     filled = [text.format(out=tmp_path / "out") for text in arguments]
     assert command.main([*filled, "--store", store]) == 2
     printed = capsys.readouterr()
