@@ -9,15 +9,16 @@ They vote over visual and elite keys, mean over the window:
     I_j = 1/|E| sum_{i in E} softmax(Q_E [K_V; K_E]^T / sqrt(D) + M)[i, j],                  (6) to (8)
     M_ij = 0 if j stands at i or before it in the prompt, else -infinity.
 
-(7) is printed without M. The model's own attention is causal, and so is that of (4): a word reads no key behind it.
+(7) is printed without M. The model's own attention is causal, and so is (4): a word does not read later keys.
 
-The instruction is all text but the system prompt. Here it is the text behind the last picture, or, with `text=between`,
-that behind the first one, where some words stand between pictures; what stands before the first picture cannot be told
-from a system prompt.
+The instruction is all text but the system prompt. Here it is the text after the last picture, or, with `text=between`
+and words between pictures, the text after the first one; text before the first picture cannot be distinguished from a
+system prompt.
 
 Layer budgets (3.4): r_l = (s'_t + s'_k) / 2 * r from the strength, sum I, and the skewness of a layer's importance,
-each with mean one over layers (9) to (11). Heads are not spoken of: attention is averaged over all of them and a layer
-has one window and one choice; `per_head` averages over the heads of a KV head instead. Negative skewness counts as 0.
+each scaled to mean one over layers (9) to (11). The paper does not mention heads: here attention is averaged over all
+of them, and a layer has one window and one choice; `per_head` averages over the query heads of a KV head instead.
+Negative skewness counts as 0.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from espalier.methods.select.buckets import into_nearest
 
 WINDOWS = ("elite", "all", "continuous", "visual")
 TEXTS = ("behind", "between")
-#: So that ties at the threshold are kept whatever their last bit.
+#: Keeps ties at the threshold whatever their last bit.
 SLACK = 1e-12
 
 
 @dataclass(frozen=True)
 class AirCache(CacheCompressor):
-    """Keeps the visual entries that a few telling words of the question look at.
+    """Keeps the visual entries that the most relevant words of the question attend to.
 
     Attributes:
         alpha: part of the largest attention from which a word belongs to the window.
@@ -50,7 +51,7 @@ class AirCache(CacheCompressor):
         size: of a continuous or visual window.
         text: which words make up the instruction: those `behind` the last picture, or those `between` pictures, too.
         per_head: whether each KV head has a choice of its own.
-        merged: share of the entries that go which are averaged into the nearest that stays (Table 11: it hurts).
+        merged: share of the evicted entries that are averaged into the nearest kept one (Table 11: it hurts).
     """
 
     allocation: Allocation = "strength_and_skewness"
@@ -72,20 +73,20 @@ class AirCache(CacheCompressor):
 
     @property
     def by_head(self) -> bool:
-        """As set."""
+        """Return `per_head`."""
         return self.per_head
 
     def score(self, view: CacheView) -> Tensor:
         """Return (1, N), or (H_kv, N) by head. Cost: O(H E (N + E) D) for E words in the window."""
-        asked = self.observers(view)
+        observers = self.observers(view)
         # Sorted, each once: a window may be made of candidates.
-        shared = torch.cat([view.candidates, asked]).unique()
-        votes = paid(view.queries, view.keys[:, shared], view.scaling, asked, seen=shared)
-        found = votes[:, torch.searchsorted(shared, view.candidates)] / len(asked)
-        return by_kv_head(found, view.keys.shape[0] if self.per_head else 1)
+        shared = torch.cat([view.candidates, observers]).unique()
+        votes = paid(view.queries, view.keys[:, shared], view.scaling, observers, key_slots=shared)
+        mean_votes = votes[:, torch.searchsorted(shared, view.candidates)] / len(observers)
+        return by_kv_head(mean_votes, view.keys.shape[0] if self.per_head else 1)
 
     def merge(self, scores: Tensor, kept: Tensor) -> Tensor | None:
-        """Return (H, N): the nearest kept candidate of the best of those that go."""
+        """Return (H, N): the nearest kept candidate of each evicted one that is merged."""
         return into_nearest(scores, kept, self.merged)
 
     def observers(self, view: CacheView) -> Tensor:
@@ -106,12 +107,12 @@ class AirCache(CacheCompressor):
         return torch.cat([view.between, view.words])
 
     def attention_of_last_word(self, view: CacheView) -> Tensor:
-        """Return (T,): what the last word pays each word, among words alone, mean over heads. Equation (4)."""
+        """Return (T,) the attention of the last word to each word, over words alone, mean over heads. Equation (4)."""
         words = self.instruction(view)
         last, keys = view.queries[:, words[-1:]], view.keys[:, words]
         return logits(last, keys, view.scaling).softmax(dim=-1).mean(dim=(0, 1))
 
 
 def elite(attention: Tensor, alpha: float) -> Tensor:
-    """Return the indices of the words whose attention (T,) reaches alpha times the largest. Equation (5)."""
+    """Return the indices of the words with at least alpha times the largest attention (T,). Equation (5)."""
     return (attention >= alpha * attention.max() - SLACK).nonzero().squeeze(1)

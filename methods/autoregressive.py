@@ -1,7 +1,7 @@
-"""Autoregressive decoding: the target says one token after another, and nobody drafts.
+"""Autoregressive decoding: the target generates one token at a time, without a draft.
 
-The baseline that every decoder's speed-up is measured against. It goes through the same loop, caches and clocks as they
-do, so that a speed-up compares ways of decoding and not two programs.
+The baseline of every decoder's speed-up. It uses the same loop, caches and clocks, so that a speed-up compares ways of
+decoding and not two programs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a method is: small bases, and the plain data that passes between a method and the engine.
+"""What a method is: small base classes, and the plain data exchanged between a method and the engine.
 
 A method never sees a model. It declares where it acts (`Site`) and what it must read (`Need`), receives a frozen
-`View` of tensors, and answers with a `Plan`. The engine alone touches the model: it gathers the views, applies the
-plans and restores everything afterwards. The same five words carry all kinds of method:
+`View` of tensors, and returns a `Plan`. Only the engine touches the model: it gathers the views, applies the plans and
+restores everything afterwards. All kinds of method use the same terms:
 
-| kind                       | base            | where                          | answers with          |
+| kind                       | base            | where                          | returns               |
 | -------------------------- | --------------- | ------------------------------ | --------------------- |
 | prune, merge (image, video)| TokenReducer    | `vision`, `prefix`, `layer`    | `Plan`                |
 | inside the vision tower    | TokenReducer    | `tower`, picture by picture    | `Plan`                |
@@ -13,10 +13,10 @@ plans and restores everything afterwards. The same five words carry all kinds of
 | KV-cache compression       | CacheCompressor | `cache`, once for each layer   | scores and allocation |
 | speculative decoding       | Decoder         | reads the target at one site   | tokens for the draft  |
 
-The words are defined in methods/views.py and methods/plans.py, the bases in methods/reducers.py and
+They are defined in methods/views.py and methods/plans.py, the bases in methods/reducers.py and
 methods/decoders.py; decoders by the kind of their window are in methods/windows.py, cache compressors in
 methods/compressor.py, denoising reducers in methods/denoiser.py, two methods on one prompt in methods/composed.py.
-methods/signals.py lists what a method may read. A method's file imports from here.
+methods/signals.py lists what a method may read. A method's file imports from this module.
 """
 
 from __future__ import annotations

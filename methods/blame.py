@@ -10,19 +10,19 @@ import torch
 from espalier.methods.plans import PlanError
 from espalier.methods.views import MethodError, Site
 
-#: Longest part of a foreign message that a line repeats.
+#: Characters of a foreign message that a line repeats at most.
 LONGEST = 300
 
 
 class Blame:
-    """A block in which a method's own code runs; whatever it raises is a PlanError with the cause.
+    """A context manager for a method's own code: any exception becomes a PlanError that names the cause.
 
-    MethodErrors keep their words. Memory that ran out passes, for a smaller batch may do.
+    MethodErrors keep their text. Out-of-memory errors pass through, because a smaller batch may fit.
 
     Args:
-        method: whose code runs.
+        method: owner of the code.
         call: the name of the function that is called.
-        site: where; None: at no site.
+        site: where it runs; None: at no site.
     """
 
     def __init__(self, method: object, call: str, site: Site | None = None) -> None:
@@ -38,7 +38,7 @@ class Blame:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Put a name on what was raised."""
+        """Raise a PlanError with the method, the place and the reason."""
         name = f"method {type(self._method).__name__}{self._where}"
         if isinstance(error, PlanError):
             raise PlanError(f"{name}: {error}") from error.__cause__
@@ -51,12 +51,14 @@ class Blame:
 
     def _place(self, trace: TracebackType | None) -> str:
         """Return the innermost line of the method's own file, else of any."""
-        frames: list[FrameSummary] = list(extract_tb(trace))[1:]  # the first is who asked
+        frames: list[FrameSummary] = list(extract_tb(trace))[1:]  # the first is the caller
         code = getattr(getattr(type(self._method), self._call, None), "__code__", None)
-        own = [one for one in frames if code is not None and one.filename == code.co_filename]
+        own_frames = [
+            frame for frame in frames if code is not None and frame.filename == code.co_filename
+        ]
         if not frames:
             return ""
-        last = (own or frames)[-1]
+        last = (own_frames or frames)[-1]
         return f" at {last.filename}:{last.lineno}"
 
 

@@ -1,19 +1,19 @@
 """CDPruner: "Beyond Attention or Similarity: Maximizing Conditional Diversity" (Zhang et al., 2025, arXiv 2506.10967).
 
-Of the projected tokens x the set S is kept that greedily maximises the determinant of its part of the kernel
+Keeps the set S of projected tokens x that greedily maximises the determinant of its submatrix of the kernel
 
     L = diag(r~) cos(x, x) diag(r~),    r~_i = (r_i - min r + 1e-6) / (max r - min r)
 
-(MAP of a determinantal point process: tokens unlike one another and relevant to the prompt), in their order. The
-authors take the relevance r from CLIP's text tower, which multimodal models come without. Here r_i is the mean over
+(MAP of a determinantal point process: tokens dissimilar to each other and relevant to the prompt), in their order. The
+authors take the relevance r from CLIP's text tower, which multimodal models do not include. Here r_i is the mean over
 the prompt's words w of cos(x_i, w) between a projected token and the words' embeddings, both as they enter the
 decoder, and more similar is more relevant (the authors' code negates the cosine, which they say is particular to
-CLIP's patches). Words are all that the prompt says beside the images, the template's own included. If all tokens
-are equally relevant (max = min), r~ is 1.
+CLIP's patches). Words are all text of the prompt, the template included. If all tokens are equally relevant
+(max = min), r~ is 1.
 
-Their code scales and selects in each crop of a high-resolution image by itself and leaves its budget equal in all;
-here one selection is made for all tokens of a sample. Where their factorisation runs out of rank it returns tokens
-twice; here the most relevant of the rest fill the count. The exponent that trades relevance for diversity is off in
+Their code scales and selects in each crop of a high-resolution image separately, with an equal budget; here one
+selection covers all tokens of a sample. Where their factorisation runs out of rank it returns tokens twice; here the
+most relevant remaining tokens fill the count. The exponent that trades relevance for diversity is off in
 their code and is not offered.
 """
 
@@ -40,7 +40,7 @@ Relevance = Literal["words", "none"]
 
 @dataclass(frozen=True)
 class CDPruner(TokenReducer):
-    """Keeps tokens that are unlike one another and like the prompt's words.
+    """Keeps tokens that are dissimilar to each other and similar to the prompt's words.
 
     Attributes:
         relevance: `words`, or `none` for diversity without a condition (all tokens equally relevant).
@@ -48,15 +48,12 @@ class CDPruner(TokenReducer):
 
     relevance: Relevance = "words"
 
+    takes_separators = True  # projected tokens are compared
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         valid = get_args(Relevance)
         require(self.relevance in valid, "relevance", self.relevance, ", ".join(valid))
-
-    @property
-    def takes_separators(self) -> bool:
-        """Projected tokens are compared."""
-        return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the projected tokens, before the decoder."""
@@ -64,7 +61,7 @@ class CDPruner(TokenReducer):
         return (Site("prefix"),)
 
     def needs(self, site: Site) -> tuple[Need, ...]:
-        """Return the words' embeddings, if they count."""
+        """Return the words' embeddings if relevance counts."""
         del site
         return (Need("text_embeddings"),) if self.relevance == "words" else ()
 
@@ -80,9 +77,9 @@ class CDPruner(TokenReducer):
 
 def relevance_of(tokens: Tensor, words: Tensor) -> Tensor:
     """Return (B, N) the mean cosine of each token (B, N, D) with the words (B, T, D), zero rows left out."""
-    said = normalize(words.float(), dim=-1)
+    word_units = normalize(words.float(), dim=-1)
     n_words = (words != 0).any(dim=-1).sum(dim=1).clamp(min=1)
-    mean = said.sum(dim=1) / n_words.unsqueeze(1)
+    mean = word_units.sum(dim=1) / n_words.unsqueeze(1)
     features = tokens.float()
     lengths: Tensor = vector_norm(features, dim=-1).clamp_(min=1e-12)
     return (features @ mean.unsqueeze(-1)).squeeze(-1) / lengths

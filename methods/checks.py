@@ -11,13 +11,13 @@ from espalier.methods.base import MethodError, Site, Window
 
 
 def require(holds: bool, key: str, value: Any, valid: str) -> None:
-    """Raise MethodError with the config key, the value and what is valid, unless `holds`."""
+    """Raise MethodError with the config key, the value and the valid values, unless `holds`."""
     if not holds:
         raise MethodError(f"method.params.{key}={value!r} is out of range; valid: {valid}")
 
 
 def require_window(key: str, window: Window) -> None:
-    """Raise MethodError unless a window holds a token or is found by measuring."""
+    """Raise MethodError unless a window is a positive number, `auto` or `best`."""
     holds = window in ("auto", "best") if isinstance(window, str) else window >= 1
     require(holds, key, window, "1 or more, auto or best")
 
@@ -26,7 +26,7 @@ def layer_site(key: str, layer: int, depth: int) -> Site:
     """Return the site before decoder layer `layer`, for methods that read the layer below it.
 
     Raises:
-        MethodError: there is no layer below, or the model ends before.
+        MethodError: `layer` is 0, or not a layer of the model.
     """
     valid = f"1 to {depth - 1} (the model has {depth} decoder layers)"
     require(1 <= layer < depth, key, layer, valid)
@@ -37,16 +37,16 @@ def early_site(layer: int, depth: int) -> Site:
     """Return the prefix for layer 0 and the site before a decoder layer for any other.
 
     Raises:
-        MethodError: the model ends before that layer.
+        MethodError: the model has no such layer.
     """
     valid = f"0 (before the decoder) to {depth - 1} (the model has {depth} decoder layers)"
     require(0 <= layer < depth, "layer", layer, valid)
     return Site("layer", layer) if layer else Site("prefix")
 
 
-def require_finite(values: Tensor, what: str) -> Tensor:
+def require_finite(values: Tensor, name: str) -> Tensor:
     """Return `values`, or raise MethodError if any of them is NaN or infinite. Waits for the device once."""
     if not bool(torch.isfinite(values).all()):
         bad = int((~torch.isfinite(values)).sum())
-        raise MethodError(f"{what}: {bad} of {values.numel()} values are NaN or infinite")
+        raise MethodError(f"{name}: {bad} of {values.numel()} values are NaN or infinite")
     return values

@@ -1,4 +1,4 @@
-"""Two methods on one prompt: a reducer drops tokens, then a compressor evicts cache entries of those that are left."""
+"""Two methods on one prompt: a reducer drops tokens, then a compressor evicts cache entries of the remaining ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Composed(Method):
 
     Attributes:
         reducer: shortens the prompt; the run's budget is its own.
-        compressor: evicts entries of what is left.
+        compressor: evicts entries of the remaining tokens.
         cache_ratio: share of these that goes.
     """
 
@@ -24,7 +24,7 @@ class Composed(Method):
 
     @property
     def takes_separators(self) -> bool:
-        """If both do."""
+        """Whether both methods take them."""
         return all(part.takes_separators for part in self.parts)
 
     @property
@@ -37,10 +37,10 @@ class Composed(Method):
         return self.reducer.sites(depth) + self.compressor.sites(depth)
 
     def needs(self, site: Site) -> tuple[Need, ...]:
-        """Return what the one that acts at `site` reads there."""
+        """Return the needs of the method that acts at `site`."""
         return (self.compressor if site.where == "cache" else self.reducer).needs(site)
 
     def read_sites(self, blocks: int, depth: int) -> tuple[Site, ...]:
-        """Return where either of them reads."""
+        """Return the sites where either method reads."""
         reducer, compressor = self.reducer, self.compressor
         return reducer.read_sites(blocks, depth) + compressor.read_sites(blocks, depth)

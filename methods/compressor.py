@@ -30,11 +30,11 @@ class CacheView:
         queries: (H, L, D) queries of the prompt, rotary positions applied.
         keys: (H_kv, L, D) keys, one copy for each KV head; query head h reads key head h // (H / H_kv).
         scaling: factor of the products of queries and keys.
-        candidates: (N,) ascending slots that may go.
+        candidates: (N,) ascending slots that may be evicted.
         visual: (V,) ascending slots of visual tokens.
-        words: (T,) ascending slots of the words behind the last visual token, the last prompt token included.
-        generator: random numbers of this sample, for those that need any.
-        between: ascending slots of the words behind the first visual token that are none of `words`; None: there are
+        words: (T,) ascending slots of the words after the last visual token, the last prompt token included.
+        generator: random numbers of this sample, for methods that need them.
+        between: ascending slots of the words after the first visual token that are not in `words`; None: there are
             none.
         pictures: (V,) number of the image or video of each visual token, ascending; None: there is one.
     """
@@ -69,22 +69,19 @@ class CacheCompressor(Method):
 
     Attributes:
         allocation: how the budget is split over layers.
-        scope: what may go: visual entries alone, or all of the prompt but `exempt`.
+        scope: what may be evicted: visual entries alone, or all of the prompt except `exempt`.
     """
 
     allocation: Allocation = "uniform"
     scope: Scope = "visual"
+
+    takes_separators = True  # every entry has keys and is attended to
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         require(self.allocation in RULES, "allocation", self.allocation, ", ".join(RULES))
         scopes = get_args(Scope)
         require(self.scope in scopes, "scope", self.scope, ", ".join(scopes))
-
-    @property
-    def takes_separators(self) -> bool:
-        """Every entry has keys and is attended to."""
-        return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the cache of every layer."""
@@ -97,44 +94,44 @@ class CacheCompressor(Method):
 
     @property
     def by_head(self) -> bool:
-        """Whether each KV head keeps entries of its own choice."""
+        """Whether each KV head chooses its own entries."""
         return False
 
     @property
     def repeats_heads(self) -> bool:
-        """Whether every query head keeps a copy of keys and values of its own, as released codes hold them."""
+        """Whether every query head keeps its own copy of keys and values, as some released codes do."""
         return False
 
     @property
     def exempt(self) -> tuple[int, int]:
-        """How many of the first and of the last slots of a prompt never go where all of it may (`scope=prompt`)."""
+        """Numbers of first and last slots that are never evicted under `scope=prompt`."""
         return (0, 1)
 
     @property
     def merge_shift(self) -> int:
-        """How many slots before an entry that goes lies the one that `merge` averages in its place; 0: itself.
+        """Offset in slots from an evicted entry back to the one that `merge` averages in its place; 0: itself.
 
-        Not 0 of released codes alone.
+        Nonzero only for readings of released codes.
         """
         return 0
 
     def slack(self, depth: int) -> int:
         """Return by how many entries `allocate` may exceed its total in a decoder of `depth` layers.
 
-        Not 0 of released codes alone whose whole numbers miss the budget; a row says what was held.
+        Nonzero only for readings of released codes that miss the budget by rounding; a row records the count.
         """
         del depth
         return 0
 
     @abstractmethod
     def score(self, view: CacheView) -> Tensor:
-        """Return (H, N) scores of the candidates; larger stays longer.
+        """Return (H, N) scores of the candidates; the highest stay.
 
-        H is 1 (one choice for all heads), the number of KV heads, or that of query heads where heads are repeated.
+        H is 1 (one choice for all heads), the number of KV heads, or the number of query heads if heads are repeated.
         """
 
     def allocate(self, scores: Sequence[Tensor], total: int) -> Tensor:
-        """Return (layers,) whole numbers that add up to `total` (but for `slack`): what each layer keeps, at least one.
+        """Return (layers,) how many entries each layer keeps, at least one; they sum to `total`, up to `slack`.
 
         Args:
             scores: of each layer, as `score` returned them.
@@ -150,7 +147,7 @@ class CacheCompressor(Method):
     def merge(self, scores: Tensor, kept: Tensor) -> Tensor | None:
         """Return (H, N): the candidate that each one is averaged into, itself if kept, -1 if dropped.
 
-        None, the default, drops all that is not kept.
+        None, the default, drops all evicted entries.
 
         Args:
             scores: (H, N) as `score` returned them.

@@ -49,7 +49,7 @@ Selection = Literal["graph", "importance"]
 
 @dataclass(frozen=True)
 class D2Pruner(TokenReducer):
-    """Keeps important tokens that are not alike.
+    """Keeps important tokens that are not similar to each other.
 
     Attributes:
         K: decoder layer before which tokens go: 2, and 5 for localization with LLaVA.
@@ -106,14 +106,14 @@ class D2Pruner(TokenReducer):
         low, high = (side[:, None, None] for side in semantic.extremes())
         spread = require_finite(high - low, "similarities")
         flat = spread < FLAT
-        # Where all are alike this stretches them to 1 and a rounding more.
+        # Where all are identical this stretches them to 1, up to rounding.
         low, spread = torch.where(flat, low - 1, low), torch.where(flat, 1, spread)
         return Fused(semantic, low, spread, board_of(view.grid), self.alpha, self.theta_sim)
 
 
 @dataclass(frozen=True)
 class Fused:
-    """The edges of equations (5), (7) and (8), worked out for the tokens asked about; a token is adjacent to itself.
+    """The edges of equations (5), (7) and (8), computed on request; a token is adjacent to itself.
 
     Attributes:
         semantic: S_sem.
@@ -132,11 +132,11 @@ class Fused:
     theta_sim: float
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Return (B, K, N) booleans: what is adjacent to the tokens `indices` (B, K)."""
+        """Return (B, K, N) booleans: the tokens adjacent to `indices` (B, K)."""
         return self._edges(self.semantic.rows(indices), indices)
 
     def row(self, pick: Tensor, merit: Tensor) -> Tensor:
-        """Return (B, N) booleans: what is adjacent to the tokens `pick` (B, 1); for `merit` see `Cosines.row`."""
+        """Return (B, N) booleans: the tokens adjacent to `pick` (B, 1); for `merit` see `Cosines.row`."""
         return self._edges(self.semantic.row(pick, merit).unsqueeze(1), pick).squeeze(1)
 
     def _edges(self, similarity: Tensor, indices: Tensor) -> Tensor:

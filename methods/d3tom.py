@@ -1,31 +1,31 @@
 """D3ToM: decider-guided dynamic token merging for diffusion MLLMs (AAAI 2026, arXiv 2511.12280).
 
 At each denoising step, between attention and MLP of decoder layer K, the answer's tokens unveiled in the step before
-(the deciders D, eq. 4) rank the visual tokens by what they pay them in that layer, A being the mean over heads:
+(the deciders D, eq. 4) rank the visual tokens by the attention they pay them in that layer, A being the mean over
+heads:
 
     s_j  = sum_{i in D} A_ij                                                       (5), (6)
     keep = the N_keep tokens with the highest s_j, the lower index first           (7)
     c(i) = argmax_{j in keep} cos(z_i, z_j)       for every other visual token i   (9)
     h_j <- h_j + sum_{i: c(i) = j} h_i                                             (10)
 
-    paper    (state=attended, similarity=attended): h and z are the states behind the layer's attention
+    paper    (state=attended, similarity=attended): h and z are the states after the layer's attention
     official (state=entering, similarity=normed):   h are the states x that entered the layer, and a kept token then
              adds its own attention's output: h_j = x_j + sum x_i + att_j; z is the layer's input norm of x
 
-The merged sequence is this step's alone: the next one starts from every visual token again. Before the first step
-nobody is unveiled, so it runs whole. The released code also counts the positions of the tokens left from 0 on behind
-layer K; engine.positions=method does so, too.
+The merged sequence lasts for one step: the next one starts from every visual token again. Before the first step no
+token is unveiled, so that step keeps all. The released code also renumbers the positions of the remaining tokens from 0
+after layer K, as engine.positions=method does.
 
-Where the prompt is cached (Section 4.4), A is what the deciders pay its entries in layer K, and in every layer behind
-K those of visual tokens not kept go into those that stay, keys k without rotary positions and values v alike:
+Where the prompt is cached (Section 4.4), A is the deciders' attention to its entries in layer K, and in every layer
+after K the entries of dropped visual tokens merge into kept ones, keys k without rotary positions and values v alike:
 
     c(i) = argmax_j cos(mean over heads k_i, mean over heads k_j)                  (20)
-    k_j <- nu_k s / |s|,  s = k_j + sum_{i: c(i) = j} k_i,  and v_j so, too        (21)
+    k_j <- nu_k s / |s|,  s = k_j + sum_{i: c(i) = j} k_i,  and likewise v_j       (21)
 
-    nu is the mean norm of such vectors before, over heads and all j. Of the printed formulas little is legible; the
-    rule is that of the released code, in which j is any entry that stays, words included (targets=prompt). In the
-    paper's words tokens merge into the visual ones that are kept (targets=visual). Each step merges the whole cache
-    anew.
+    nu is the mean norm of these vectors before merging, over heads and all j. The printed formulas are hardly legible;
+    the rule is that of the released code, in which j is any remaining entry, words included (targets=prompt). In the
+    paper's text tokens merge into the kept visual ones (targets=visual). Each step merges the whole cache anew.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ CHOICES = {"merging": Merging, "state": State, "similarity": Similarity, "target
 
 @dataclass(frozen=True)
 class D3ToM(DenoisingReducer):
-    """Merges what the deciders look at least into what they look at most.
+    """Merges the tokens that the deciders attend to least into those that they attend to most.
 
     Attributes:
         K: decoder layer inside which tokens merge; its attention still sees all of them.
         merging: whether a group's states are added up (eq. 10) or averaged.
         state: which states merge.
         similarity: which states are compared.
-        targets: of a cached prompt, which entries take in others.
+        targets: entries of a cached prompt that others merge into.
     """
 
     merges_entries: ClassVar[bool] = True
@@ -70,16 +70,13 @@ class D3ToM(DenoisingReducer):
     similarity: Similarity = "attended"
     targets: Targets = "visual"
 
+    takes_separators = True  # attention and states of the decoder
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         for name, kinds in CHOICES.items():
             value, valid = getattr(self, name), get_args(kinds)
             require(value in valid, name, value, ", ".join(valid))
-
-    @property
-    def takes_separators(self) -> bool:
-        """Attention and states of the decoder."""
-        return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the inside of layer K."""
@@ -88,13 +85,13 @@ class D3ToM(DenoisingReducer):
         return (Site("block", self.K),)
 
     def needs(self, site: Site) -> tuple[Need, ...]:
-        """Return the deciders' rows, and the normed states if they are what is compared."""
+        """Return the deciders' attention, and the normed states if these are compared."""
         del site
         rows = Need("decider_attention")
         return (rows, Need("layer_normed")) if self.similarity == "normed" else (rows,)
 
     def positions(self, depth: int) -> Positions:
-        """Close the gaps behind layer K, as the released code."""
+        """Return `renumbered`: the released code closes the gaps after layer K."""
         del depth
         return "renumbered"
 
@@ -125,5 +122,5 @@ def nearest_kept(states: Tensor, kept: Tensor) -> Tensor:
     units = normalize(states.float() if states.element_size() < 4 else states, dim=-1)
     cosine = require_finite(units @ units[rows_of(kept), kept].transpose(1, 2), "cosine of states")
     slot = cosine.argmax(dim=2)
-    own = slot.new_tensor(range(kept.shape[1])).expand_as(kept)
-    return slot.scatter(1, kept, own)
+    own_slots = slot.new_tensor(range(kept.shape[1])).expand_as(kept)
+    return slot.scatter(1, kept, own_slots)

@@ -1,14 +1,14 @@
 """D3ToM-t: D3ToM with a share that changes from step to step (AAAI 2026, arXiv 2511.12280, eq. 11).
 
-Early steps settle what the answer is about and need more of the image than late ones. Over the T - 1 steps that merge,
+Early steps decide what the answer is about and need more of the image than late ones. Over the T - 1 steps that merge,
 u = 0 .. T - 2,
 
     r_u = r_min + (r_max - r_min) u / (T - 2),    r_min = max(0, 2 r - 1),    r_max = min(1, 2 r),
 
-so that the mean is r exactly. These are the points with which the paper's Table 2 comes out; where r_u is 1 one token
-stays, for a sequence has to merge into something. Table 6 has the same shares from high to low. The released code
-counts the other way about from what the paper says, t = 1 .. T - 1: r_t = r_min + (1 - r_min) (1 - t / T), whose mean
-is not r. Where the prompt is cached it is told of no step, and the share stays r.
+so that the mean is exactly r. These points reproduce the paper's Table 2; where r_u is 1 one token stays, because the
+others have to merge into something. Table 6 uses the same shares from high to low. The released code counts in the
+opposite direction, t = 1 .. T - 1: r_t = r_min + (1 - r_min) (1 - t / T), with a mean other than r. With a cached
+prompt it does not know the step, and the share stays r.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Direction = Literal["low_to_high", "high_to_low", "released"]
 
 @dataclass(frozen=True)
 class D3ToMT(D3ToM):
-    """Merges little at the beginning and much at the end.
+    """Merges few tokens in early steps and many in late ones.
 
     Attributes:
         direction: of the share from the first step to the last; `released`: as the released code has it.
@@ -39,7 +39,7 @@ class D3ToMT(D3ToM):
         require(self.direction in valid, "direction", self.direction, ", ".join(valid))
 
     def ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
-        """Return the share removed at each step, none at the first; nothing ever if `ratio` is 0."""
+        """Return the share removed at each step, 0 at the first; all 0 if `ratio` is 0."""
         low, high = max(0.0, 2 * ratio - 1), min(1.0, 2 * ratio)
         if ratio == 0 or steps <= 2:
             return super().ratios(ratio, steps)

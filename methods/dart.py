@@ -1,7 +1,7 @@
 """DART: "Duplication Matters More", duplication-aware reduction of tokens (Wen et al., EMNLP 2025, arXiv 2502.11494).
 
 Before decoder layer K, with the keys k of layer K-1 (rotary positions applied) and its output x after the decoder's
-final norm, a few pivots p are chosen, visual tokens and words behind the image, each by the largest
+final norm, a few pivots p are chosen, visual tokens and words after the image, each by the largest
 
     |k_i|_1, summed over heads
 
@@ -36,12 +36,14 @@ class DART(TokenReducer):
     Attributes:
         K: decoder layer before which tokens go (layers 0..K-1 see all of them).
         pivot_image_token: visual pivots.
-        pivot_text_token: pivots among the words behind the image.
+        pivot_text_token: pivots among the words after the image.
     """
 
     K: int = 2
     pivot_image_token: int = 4
     pivot_text_token: int = 4
+
+    takes_separators = True  # keys and states of the decoder
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
@@ -50,11 +52,6 @@ class DART(TokenReducer):
             self.pivot_image_token >= 1, "pivot_image_token", self.pivot_image_token, "1 or more"
         )
         require(self.pivot_text_token >= 0, "pivot_text_token", self.pivot_text_token, "0 or more")
-
-    @property
-    def takes_separators(self) -> bool:
-        """Keys and states of the decoder."""
-        return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the site before layer K."""
@@ -103,7 +100,7 @@ def _norms(keys: Tensor) -> Tensor:
 
 
 def _quotas(chooses: Tensor, total: int) -> Tensor:
-    """Return (B, P) how many of `total` each pivot takes: equal shares, what is left over to the first."""
+    """Return (B, P) how many of `total` each pivot takes: equal shares, the remainder to the first ones."""
     count = chooses.sum(dim=1, keepdim=True)
     number = chooses.cumsum(dim=1) - 1
     return (total // count + (number < total % count)) * chooses

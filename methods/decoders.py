@@ -11,8 +11,8 @@ from espalier.methods.method import Method
 from espalier.methods.reducers import TokenReducer
 from espalier.methods.views import Site, View
 
-#: Tokens drafted in a round. auto: the ratio of the measured times of one step of target and draft. best: what promises
-#: most by the times and the acceptance of the answers so far.
+#: Tokens drafted in a round. auto: the ratio of the measured times of one step of target and draft. best: the number
+#: with the highest expected speed by the times and the acceptance of the answers so far.
 Window = int | Literal["auto", "best"]
 
 #: Who drafts: nobody (the target decodes alone), a draft model, or the target itself on a part of its cache.
@@ -21,10 +21,10 @@ Source = Literal["nobody", "model", "cache"]
 
 @dataclass(frozen=True)
 class Decoder(Method):
-    """Speculative decoding: who drafts, what the draft sees of the images, how far it goes, and when.
+    """Speculative decoding: who drafts, what the draft sees of the images, how many tokens it proposes, and when.
 
-    The target keeps every token. What a decoder reads at its sites is the target's prefill, and what it chooses there
-    is what the draft sees. The budget's ratio is the share of visual tokens that the draft does without.
+    The target keeps every token. A decoder reads the target's prefill at its sites and chooses there what the draft
+    sees. The budget's ratio is the share of visual tokens that the draft does without.
     """
 
     drafts: ClassVar[bool] = True
@@ -59,16 +59,16 @@ class Decoder(Method):
 
     @property
     def reducer(self) -> TokenReducer | None:
-        """What the draft does to its own visual tokens, where the target does not guide it; None: nothing."""
+        """The reducer that the draft applies to its own visual tokens if the target does not guide it; None: none."""
         return None
 
     def sites(self, depth: int) -> tuple[Site, ...]:
-        """Return where the target is read: one site if `guided`, else none; layer `depth` is behind the last one."""
+        """Return where the target is read: one site if `guided`, else none; layer `depth` means after the last one."""
         del depth
         return ()
 
     def choose(self, view: View, keep: int) -> Tensor:
-        """Choose what the draft sees, a pure function of its arguments.
+        """Choose the visual tokens that the draft sees; a pure function of its arguments.
 
         Returns:
             (B, keep) visual tokens, ascending; where the draft is the target on a part of its cache,

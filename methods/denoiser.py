@@ -13,22 +13,22 @@ from espalier.methods.select.entries import Entries
 
 @dataclass(frozen=True)
 class DenoisingReducer(TokenReducer):
-    """Answers with a `Plan` at each of its sites in every denoising step; `View.step` is the step's number.
+    """Returns a `Plan` at each of its sites in every denoising step; `View.step` is the step's number.
 
-    Where the prompt is cached there are no states of visual tokens in a step. A method that can act on the cache's
-    entries instead says so, and answers with `chosen` at its site's layer and with `merged` in every layer behind it.
+    With a cached prompt a step has no states of visual tokens. A method that can act on the cache's entries instead
+    sets `merges_entries`, and implements `chosen` for its site's layer and `merged` for every layer after it.
     """
 
     in_one_prefill: ClassVar[bool] = False
 
-    #: Whether it acts on a cached prompt, too.
+    #: Whether it also acts on a cached prompt.
     merges_entries: ClassVar[bool] = False
 
     def ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
-        """Return the share of the visual tokens that the last site leaves out at each of `steps` steps.
+        """Return the share of the visual tokens that is gone after the last site, at each of `steps` steps.
 
-        Nobody has been unveiled before the first step, so there is nobody to decide and every token stays; behind it
-        the mean is `ratio`.
+        No token is unveiled before the first step, so there are no deciders and every token stays; the mean of the
+        other steps is `ratio`.
 
         Raises:
             MethodError: the method has no such ratio.
@@ -36,23 +36,23 @@ class DenoisingReducer(TokenReducer):
         return (0.0, *(ratio,) * (steps - 1))
 
     def cached_ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
-        """Return the shares where the prompt is cached: the same, unless the released code does otherwise there."""
+        """Return the shares for a cached prompt: the same, unless the released code differs there."""
         return self.ratios(ratio, steps)
 
     def chosen(self, attention: Tensor, keep: int) -> Tensor:
         """Return (B, keep) ascending indices of the visual tokens that stay.
 
         Args:
-            attention: (B, N) what the deciders pay the cached entry of each visual token in the site's layer.
+            attention: (B, N) the deciders' attention to the cached entry of each visual token in the site's layer.
             keep: 1 to N.
         """
         raise NotImplementedError(f"{type(self).__name__} does not act on cached entries")
 
     def merged(self, entries: Entries) -> tuple[Tensor, Tensor]:
-        """Return keys and values (H, S - N + K, D) of one layer in which fewer tokens are left."""
+        """Return keys and values (H, S - N + K, D) of one layer after merging."""
         raise NotImplementedError(f"{type(self).__name__} does not act on cached entries")
 
 
 def as_denoiser(method: Method) -> DenoisingReducer | None:
-    """Return a method that is asked at every denoising step; None if it is of another kind."""
+    """Return a method that acts at every denoising step; None if it is of another kind."""
     return method if isinstance(method, DenoisingReducer) else None

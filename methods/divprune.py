@@ -5,14 +5,14 @@ diversity):
 
     d(i, j) = 1 - cos(x_i, x_j),    first: argmax_i min_{j != i} d(i, j),    next: argmax_i min_{j in S} d(i, j)
 
-Kept tokens are emitted in their order. Where the released code can return a token twice (all that is left
-duplicates what is kept), a kept token is never picked again here.
+Kept tokens stay in their order. Where the released code can return a token twice (all remaining tokens duplicate
+kept ones), a kept token is never picked again here.
 
 On models that end each row of crops with a newline token (LLaVA-NeXT, LLaVA-OneVision) the released code runs over the
-whole visual sequence: newlines are candidates, may push patches out, and count among what is kept. Here they are always
-kept, are no candidates and do not count: of LLaVA-NeXT's 2,880 patches and 48 newlines, a share of 0.098 is 287 tokens
-in the released code and 282 patches and the 48 newlines here. With engine.separators=candidates it is those 287 here,
-too. In a row, `tokens.positions` counts newlines in either case, and `tokens.visual` where they are candidates.
+whole visual sequence: newlines are candidates, may displace patches, and count as kept. Here they are always kept, are
+not candidates and do not count: of LLaVA-NeXT's 2,880 patches and 48 newlines, a share of 0.098 is 287 tokens
+in the released code, and 282 patches plus the 48 newlines here; with engine.separators=candidates it is 287 here as
+well. In a row, `tokens.positions` counts newlines in either case, and `tokens.visual` where they are candidates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from espalier.methods.select.maxmin import farthest_first
 
 @dataclass(frozen=True)
 class DivPrune(TokenReducer):
-    """Keeps tokens that are as unlike one another as possible.
+    """Keeps tokens that are as dissimilar to each other as possible.
 
     Attributes:
         layer: decoder layer before which tokens go; 0, before the decoder, is the paper's place.
@@ -35,10 +35,7 @@ class DivPrune(TokenReducer):
 
     layer: int = 0
 
-    @property
-    def takes_separators(self) -> bool:
-        """Projected tokens are compared, as in the released code."""
-        return True
+    takes_separators = True  # projected tokens are compared, as in the released code
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the prefix, or the site before `layer`."""

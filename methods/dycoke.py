@@ -5,11 +5,10 @@ an earlier one, place by place, and loses the tokens that repeat it: of T tokens
 
     frame 1 with frame 0,    frame 3 with frame 2,    then frame 2 with frame 0;    cos(x_t[i], x_s[i])
 
-all on the tokens as they came. Frame 0 stays whole, so that 1 - 3/4 K of a video is left. The authors speak of
-merging; nothing is averaged. K follows from the budget: thinned frames share what `keep` leaves for them at the same K,
-rounded up or down, evenly over time. Windows start anew where the frames' size changes. A video's last window may be
-shorter: its frames are compared as far as they are there. A frame is what the model makes of it: Qwen's is two frames
-of the file.
+all on the original tokens. Frame 0 stays whole, so that 1 - 3/4 K of a video remains. The authors call it merging, but
+nothing is averaged. K follows from the budget: thinned frames share what `keep` leaves for them at the same K, rounded
+up or down, evenly over time. Windows restart where the frames' size changes. A video's last window may be shorter: its
+frames are compared as far as they exist. A frame is a frame of the model's input: Qwen's is two frames of the file.
 
     paper     every window is thinned
     official  the third frame of the last window stays whole, and videos of four frames or fewer are refused
@@ -23,17 +22,16 @@ that the newest token attends to most in layer l - 1, mean over heads. Let a be 
     paper     the first step attends to all, and the second one chooses; its entries stay as long as cos(a, a of the
               step that chose them) is at least `threshold`; then they are chosen anew among all
     official  they are chosen anew wherever cos(a, a of the step before) is below `threshold`; at all other steps every
-              entry is attended to. The first step has none before it, and its cosine is 0
+              entry is attended to. The first step has no predecessor, and its cosine is 0
 
-(The released code never forgets a, so that only the first sample of a process starts like this, and any other with the
-attention of the sample before. No answer depends on its neighbours here: every sample starts like the first.
-Its count of visual entries is one short, so that the last one is always attended to and P is of the others; here the
+(The released code never resets a, so that only the first sample of a process starts like this, and any other with the
+attention of the previous sample. Here no answer depends on its neighbours: every sample starts like the first. Its
+count of visual entries is one short, so that the last one is always attended to and P refers to the others; here the
 last is chosen like any other.)
 
-Any entry may come back, so the cache keeps them all: this part saves no memory, and arithmetic
-only in kernels that skip masked entries. Text and what has
-been generated is always attended to. The budget's ratio is that of the first part; the second one is on at every ratio,
-0 included.
+Any entry may come back, so the cache keeps them all: this part saves no memory, and arithmetic only in kernels that
+skip masked entries. Text and generated tokens are always attended to. The budget's ratio applies to the first part; the
+second one is active at every ratio, 0 included.
 """
 
 from __future__ import annotations
@@ -61,13 +59,12 @@ ATTENTION = Need("last_attention")
 
 @dataclass(frozen=True)
 class DyCoke(TokenReducer):
-    """Thins frames that repeat earlier ones, and attends to the visual entries that the newest token looks at.
+    """Thins frames that repeat earlier ones, and attends to the visual entries that the newest token attends to most.
 
     Attributes:
-        temporal: whether tokens go before the decoder; false leaves the decoding part, which works on images too.
-        l: first decoder layer that attends to part of the visual entries.
-        P: share of the visual entries that it does not attend to, 0 for no decoding part.
-        threshold: cosine from which two steps' attention counts as the same.
+        temporal: whether tokens are dropped before the decoder; false leaves the decoding part, which works on images
+        too. l: first decoder layer that attends to part of the visual entries. P: share of the visual entries that it
+        does not attend to; 0: no decoding part. threshold: cosine from which two steps' attention counts as the same.
         reading: of the paper or of the released code.
     """
 
@@ -101,7 +98,7 @@ class DyCoke(TokenReducer):
         return (ATTENTION,) if site.where == "decode" else ()
 
     def needs_frames(self) -> bool:
-        """Frames are compared."""
+        """Return whether frames are compared."""
         return self.temporal
 
     def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
@@ -109,7 +106,7 @@ class DyCoke(TokenReducer):
         return (1 - (1 - share) * (WINDOW - 1) / WINDOW,) * n_sites
 
     def plan(self, view: View, keep: int) -> Plan:
-        """Keep what differs from the frame before. Cost: O(N (D + log N)); the device is waited for three times.
+        """Keep the tokens that differ from an earlier frame. Cost: O(N (D + log N)), three device synchronisations.
 
         Raises:
             MethodError: no frame can be compared with an earlier one, or those that stay whole hold more than `keep`.
@@ -117,14 +114,14 @@ class DyCoke(TokenReducer):
         frames = Frames.of(view.grid)
         back = self.compared(frames)
         thinned = torch.where(back > 0, frames.size, 0)
-        left = keep - (frames.size - thinned).sum(dim=1, keepdim=True)
-        self._require_frames(thinned, left, keep)
-        quotas = torch.where(back > 0, spread(thinned, left), frames.size)
+        budget = keep - (frames.size - thinned).sum(dim=1, keepdim=True)
+        self._require_frames(thinned, budget, keep)
+        quotas = torch.where(back > 0, spread(thinned, budget), frames.size)
         scores = -frames.likeness(view.tokens, back)
         return Plan(top_of_groups(scores, frames.index, quotas, keep))
 
     def compared(self, frames: Frames) -> Tensor:
-        """Return (B, N) how many frames back each frame is compared, 0 for those that stay whole or are not there."""
+        """Return (B, N) how many frames back each frame is compared; 0 for frames that stay whole or are absent."""
         number = frames.place % WINDOW
         back = torch.tensor(BACK, device=number.device)[number]
         if self.reading == "official":
@@ -133,7 +130,7 @@ class DyCoke(TokenReducer):
             back = torch.where(last | (frames.length <= WINDOW), 0, back)
         return torch.where(frames.size > 0, back, 0)
 
-    def _require_frames(self, thinned: Tensor, left: Tensor, keep: int) -> None:
+    def _require_frames(self, thinned: Tensor, budget: Tensor, keep: int) -> None:
         n_tokens = thinned.shape[1]
         fewest = 2 if self.reading == "paper" else WINDOW + 1
         if not bool((thinned.sum(dim=1) > 0).all()):
@@ -141,20 +138,20 @@ class DyCoke(TokenReducer):
                 f"dycoke needs frames to compare, and a sample of {n_tokens} visual tokens has none; valid: videos of "
                 f"{fewest} or more frames, or method.params.temporal=false"
             )
-        if bool((left < 0).any()):
-            whole = keep - int(left.min())
+        if bool((budget < 0).any()):
+            n_whole = keep - int(budget.min())
             raise MethodError(
-                f"dycoke cannot keep {keep} of {n_tokens} visual tokens: frames that stay whole hold {whole}; valid: "
-                f"{whole} to {n_tokens} (ratio 0 to {math.floor((1 - whole / n_tokens) * 1e4) / 1e4:g})"
+                f"dycoke cannot keep {keep} of {n_tokens} visual tokens: frames that stay whole hold {n_whole}; valid: "
+                f"{n_whole} to {n_tokens} (ratio 0 to {math.floor((1 - n_whole / n_tokens) * 1e4) / 1e4:g})"
             )
 
     def attend(self, view: View, last: Attended | None) -> Attended:
-        """Choose the entries of this step. Cost: O(N log N); the device is waited for once."""
+        """Choose the entries of this step. Cost: O(N log N), one device synchronisation."""
         now = view.signals[ATTENTION.key].float()
         official = self.reading == "official"
         if last is None and not official:
             return Attended(None, now)
-        # The small term keeps 0.1 * 10 from coming out as 0.999...
+        # The small term keeps 0.1 * 10 from becoming 0.999...
         n_attended = math.floor((1 - self.P) * now.shape[1] + 1e-9)
         best = ranking(now)[:, :n_attended]
         chosen = torch.zeros_like(now, dtype=torch.bool).scatter_(1, best, True)
@@ -168,5 +165,5 @@ class DyCoke(TokenReducer):
 
 
 def _likeness(now: Tensor, last: Attended | None) -> Tensor:
-    """Return (B,) cosines of an attention with the one that the last step noted; 0 if there was none."""
+    """Return (B,) cosines of an attention with the reference of the last step; 0 if there was none."""
     return now.new_zeros(now.shape[0]) if last is None else cosine_similarity(now, last.reference)

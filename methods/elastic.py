@@ -1,14 +1,15 @@
 """Elastic Cache: "Efficient Inference of Vision Instruction-Following Models" (Liu et al., ECCV 2024).
 
-arXiv 2407.18121. An entry is worth the attention that all queries of the prompt pay it, mean over heads; all heads of
-a layer keep the same entries. Those that go are merged: each is averaged, keys and values, into the kept entry nearest
-to it in the sequence. AirCache (arXiv 2503.23956, Table 11) finds that merging hurts and leaves it out: `merged=0`.
+arXiv 2407.18121. An entry's score is the attention that all queries of the prompt pay it, mean over heads; all heads of
+a layer keep the same entries. Evicted entries are merged: each is averaged, keys and values, into the kept entry
+nearest to it in the sequence. AirCache (arXiv 2503.23956, Table 11) finds that merging hurts and leaves it out:
+`merged=0`.
 
-official: the released code takes the values of an argsort for ranks, so that what it keeps is not the top: entry j goes
-if the index of the j-th smallest score is among the first f. And it counts entries that go from behind the protected
-first slot, but reads them from slot 0 on: in place of entry j the one before it, which may be one that stays, is
-averaged into the kept entry nearest to j - 1. Not followed: one entry more goes than the ratio asks for, positions go
-on from the length that is left, and while it decodes one entry at a fixed place goes for each new token or so.
+official: the released code uses the values of an argsort as ranks, so that it does not keep the top: entry j is evicted
+if the index of the j-th smallest score is among the first f. It also counts evicted entries from the protected first
+slot, but reads them from slot 0: instead of entry j the one before it, which may be a kept one, is averaged into the
+kept entry nearest to j - 1. Not followed: it evicts one entry more than the ratio asks for, continues positions from
+the shortened length, and while decoding evicts about one entry at a fixed place for each new token.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ class Elastic(CacheCompressor):
     """Keeps the entries that received the most attention, one choice for all heads.
 
     Attributes:
-        merged: share of the entries that go which are averaged into the nearest that stays, the highest scores first;
-            the rest is dropped.
-        argsort_as_rank: the released code's mistake in what stays.
-        shifted_merge: its mistake in what is merged: the entry before each that goes, into the one nearest to that.
+        merged: share of the evicted entries that are averaged into the nearest kept one, the highest scores first; the
+            others are dropped.
+        argsort_as_rank: the released code's error in choosing what stays.
+        shifted_merge: its error in merging: the entry before each evicted one merges, into the one nearest to that.
     """
 
     merged: float = 1.0
@@ -46,22 +47,22 @@ class Elastic(CacheCompressor):
 
     @property
     def exempt(self) -> tuple[int, int]:
-        """The first slot and the last."""
+        """Return the first slot and the last."""
         return (1, 1)
 
     @property
     def merge_shift(self) -> int:
-        """As released: by the protected first slot."""
+        """Return 1 for the released code's shift by the protected first slot."""
         return 1 if self.shifted_merge else 0
 
     def score(self, view: CacheView) -> Tensor:
-        """Return (1, N). Cost: O(H L^2 D) time in blocks of rows, no map is held."""
+        """Return (1, N). Cost: O(H L^2 D) time in blocks of rows, without a stored map."""
         every = torch.arange(view.queries.shape[1], device=view.queries.device)
-        found = paid(view.queries, view.keys, view.scaling, every).mean(dim=0)[view.candidates]
+        scores = paid(view.queries, view.keys, view.scaling, every).mean(dim=0)[view.candidates]
         if self.argsort_as_rank:
-            found = found.argsort(stable=True).to(found.dtype)
-        return found.unsqueeze(0)
+            scores = scores.argsort(stable=True).to(scores.dtype)
+        return scores.unsqueeze(0)
 
     def merge(self, scores: Tensor, kept: Tensor) -> Tensor | None:
-        """Return (1, N): the nearest kept candidate of the best of those that go."""
+        """Return (1, N): the nearest kept candidate of each evicted one that is merged."""
         return into_nearest(scores, kept, self.merged, self.merge_shift)

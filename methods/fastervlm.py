@@ -2,9 +2,9 @@
 
 Before the decoder, the tokens are ranked by the attention that the tower's class token pays their patches, mean over
 heads, in the layer whose output the projector reads, and the highest stay in raster order. The class token of each
-crop and of each frame sees that crop alone, so scores do not compare across them: as in the released code, every crop
-keeps the same share. That code drops AnyRes padding and newlines before it counts; here a crop's share is taken of the
-tokens that it has in the prompt. Paper and code do not differ otherwise.
+crop and of each frame sees that crop alone, so scores are not comparable across crops: as in the released code, every
+crop keeps the same share. That code drops AnyRes padding and newlines before it counts; here a crop's share refers to
+its tokens in the prompt. Paper and code do not differ otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from espalier.methods.select.quotas import apportion, top_of_groups
 
 @dataclass(frozen=True)
 class FasterVLM(TokenReducer):
-    """Keeps the patches that the class token looks at, the same share of every crop."""
+    """Keeps the patches that the class token attends to most, the same share of every crop."""
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the prefix: projected tokens go, nothing is merged."""

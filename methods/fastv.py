@@ -6,20 +6,18 @@ Before decoder layer K the visual tokens are ranked by the attention they receiv
     paper    (queries=mean):  a_j = 1/(H Q_j) sum_h sum_q A_h[q, j]   over the Q_j queries that can see token j
 
 and the highest `keep` stay, in their order and with their position ids. The paper speaks of the attention from all
-other tokens; the released code takes the row of the last prompt token alone, and its authors confirm that this is
-meant.
+other tokens; the released code uses the row of the last prompt token alone, and its authors confirm this reading.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.checks import layer_site, require
 from espalier.methods.select.topk import top
-
-SIGNAL_OF = {"last": "last_attention", "mean": "mean_attention"}
 
 
 @dataclass(frozen=True)
@@ -27,22 +25,21 @@ class FastV(TokenReducer):
     """Keeps the visual tokens that receive the most attention.
 
     Attributes:
-        K: decoder layer before which tokens go (layers 0..K-1 see all of them).
-        queries: whose attention counts, the last prompt token's or everyone's.
+        K: decoder layer before which tokens are dropped (layers 0..K-1 see all of them).
+        queries: `last`, the last prompt token's attention counts, or `mean`, that of all queries.
     """
 
     K: int = 2
     queries: Literal["last", "mean"] = "last"
 
+    takes_separators = True  # attention alone ranks
+    #: What `queries` reads.
+    signals: ClassVar[Mapping[str, str]] = {"last": "last_attention", "mean": "mean_attention"}
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         require(self.K >= 1, "K", self.K, "1 or more (the attention of layer K-1 is read)")
-        require(self.queries in SIGNAL_OF, "queries", self.queries, ", ".join(SIGNAL_OF))
-
-    @property
-    def takes_separators(self) -> bool:
-        """Attention alone ranks."""
-        return True
+        require(self.queries in self.signals, "queries", self.queries, ", ".join(self.signals))
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the site before layer K."""
@@ -51,8 +48,9 @@ class FastV(TokenReducer):
     def needs(self, site: Site) -> tuple[Need, ...]:
         """Return the attention that layer K-1 pays to visual tokens."""
         del site
-        return (Need(SIGNAL_OF[self.queries]),)
+        return (Need(self.signals[self.queries]),)
 
     def plan(self, view: View, keep: int) -> Plan:
-        """Keep the `keep` highest. Cost: O(N log N) after one row of attention (`mean`: all rows)."""
-        return Plan(top(view.signals[SIGNAL_OF[self.queries]].float(), keep))
+        """Keep the `keep` highest. Cost: O(N log N) after the rows of attention that count: one, or all (`mean`)."""
+        (need,) = self.needs(view.site)
+        return Plan(top(view.signals[need.key].float(), keep))

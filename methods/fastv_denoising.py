@@ -5,61 +5,42 @@ merges, by the attention that they received in layer K-1, A being the mean over 
 
     deciders:  a_j = sum_{i in D} A_ij     D: the answer's tokens unveiled in the step before
     last:      a_j = A_last,j              the prompt's last token
-    mean:      a_j = 1/L sum_i A_ij        everyone, for every token sees every other
+    mean:      a_j = 1/L sum_i A_ij        all tokens, since every token sees every other
 
-The N_keep with the highest a_j stay, in their order and with their position ids; layers K to the last run without the
-others (24). The next step starts from every visual token again.
+The N_keep tokens with the highest a_j stay, in their order and with their position ids; layers K to the last run
+without the others (24). The next step starts from every visual token again.
 
-The appendix does not say whose attention ranks. Its count (24) gives the printed figures only with a first step that is
-whole, as it must be where deciders rank; hence the default. The other two leave the first step whole, too, so that all
+The appendix does not name the ranking attention. Its count (24) gives the printed figures only if the first step keeps
+all tokens, as it must if deciders rank; hence the default. The other two also leave the first step whole, so that all
 three cost the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from espalier.methods.base import Need, Plan, Site, View
-from espalier.methods.checks import layer_site, require
+from espalier.methods.base import Need, Site
 from espalier.methods.denoiser import DenoisingReducer
-from espalier.methods.select.topk import top
-
-SIGNAL_OF = {"deciders": "decider_attention", "last": "last_attention", "mean": "mean_attention"}
+from espalier.methods.fastv import FastV
 
 
 @dataclass(frozen=True)
-class FastVDenoising(DenoisingReducer):
+class FastVDenoising(DenoisingReducer, FastV):
     """Keeps, step by step, the visual tokens that receive the most attention.
 
     Attributes:
-        K: decoder layer before which tokens go (layers 0..K-1 see all of them).
-        queries: whose attention counts.
+        K: decoder layer before which tokens are dropped (layers 0..K-1 see all of them).
+        queries: the tokens with attention that counts.
     """
 
     K: int = 3
-    queries: Literal["deciders", "last", "mean"] = "deciders"
+    queries: Literal["deciders", "last", "mean"] = "deciders"  # type: ignore[assignment]
 
-    def __post_init__(self) -> None:
-        """Check the hyper-parameters."""
-        require(self.K >= 1, "K", self.K, "1 or more (the attention of layer K-1 is read)")
-        require(self.queries in SIGNAL_OF, "queries", self.queries, ", ".join(SIGNAL_OF))
-
-    @property
-    def takes_separators(self) -> bool:
-        """Attention alone ranks."""
-        return True
-
-    def sites(self, depth: int) -> tuple[Site, ...]:
-        """Return the site before layer K."""
-        return (layer_site("K", self.K, depth),)
+    signals: ClassVar[Mapping[str, str]] = {"deciders": "decider_attention", **FastV.signals}
 
     def needs(self, site: Site) -> tuple[Need, ...]:
         """Return the attention that layer K-1 pays to visual tokens."""
         del site
-        return (Need(SIGNAL_OF[self.queries], self.K - 1),)
-
-    def plan(self, view: View, keep: int) -> Plan:
-        """Keep the `keep` highest. Cost: O(N log N) after the deciders' rows of attention (`mean`: all rows)."""
-        (need,) = self.needs(view.site)
-        return Plan(top(view.signals[need.key].float(), keep))
+        return (Need(self.signals[self.queries], self.K - 1),)

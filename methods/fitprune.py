@@ -1,27 +1,27 @@
 """FitPrune: "Fit and Prune: Fast and Training-free Visual Token Pruning" (Ye et al., AAAI 2025, arXiv 2409.10197).
 
-Every decoder layer drops tokens by its own attention. With M = max over heads of A_h, n_t words behind the image and n
-visual tokens that are left,
+Every decoder layer drops tokens by its own attention. With M = max over heads of A_h, n_t words after the image and n
+remaining visual tokens,
 
     c_j = 1/n_t sum over words q of M[q, j],    s_j = 1/n sum over visual q of M[q, j],    score c_j s_j
 
-How many go where is fitted beforehand (harness/tools/calibration/fitprune_fit.py). For an alpha from 0 to 1 a layer
-may lose the
-largest set that leaves, of both sums, the share 1 - alpha of what they are without pruning: of the tokens in ascending
-order of c and of s the longest beginnings that may go, and of these the intersection. The mean over images of what is
-left behind each layer is one row of `scheme`; a budget lies between two rows.
+The number of tokens that each layer drops is fitted beforehand (harness/tools/calibration/fitprune_fit.py). For an
+alpha from 0 to 1 a layer may lose the largest set that leaves the share 1 - alpha of both unpruned sums: the
+intersection of the longest admissible prefixes of the tokens in ascending order of c and of s. The mean remaining share
+after each layer, over images, is one row of `scheme`; a budget lies between two rows.
 
 The paper drops inside layer l, between attention and feed-forward. Nothing dropped comes back, and the feed-forward
 works token by token, so dropping before layer l + 1 gives the same outputs; only the feed-forward of layer l on its own
 dropped tokens is not saved. Hence a site before every layer but the first; what the last layer drops changes nothing.
 
-Both sources select alike. They differ in the fit: the released code states tables of token counts for LLaVA-1.5, found
-with the last alpha that its bisection tried, whether that reached the target or not; here it is the smallest that does.
+Paper and released code select alike. They differ in the fit: the code has tables of token counts for LLaVA-1.5, fitted
+with the last alpha that its bisection tried, whether it reached the target or not; here alpha is the smallest that
+does.
 
 As published, s is not corrected for the causal mask: early tokens are seen by more visual queries, which favours them.
 
-The maps of all visual queries in every layer are inherent to the method. They are summed up block by block, but the
-time they take is not small.
+The method needs the attention maps of all visual queries in every layer. They are summed block by block, which takes
+considerable time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from espalier.methods.select.words import words_after
 
 @dataclass(frozen=True)
 class FitPrune(TokenReducer):
-    """Drops in every layer what neither words nor image look at, as many as a fitted scheme says.
+    """Drops in every layer the tokens that neither words nor image attend to, as many as a fitted scheme gives.
 
     Attributes:
         scheme: shares of the visual tokens left after each site; one row for each of the evenly spaced alphas between 0
@@ -48,6 +48,8 @@ class FitPrune(TokenReducer):
     """
 
     scheme: tuple[tuple[float, ...], ...] = ()
+
+    takes_separators = True  # attention alone ranks
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
@@ -58,11 +60,6 @@ class FitPrune(TokenReducer):
             valid = "shares from 0 to 1 that never rise from site to site nor from row to row"
             require(bool(row) and falls and fits, f"scheme[{number}]", list(row), valid)
             above = row
-
-    @property
-    def takes_separators(self) -> bool:
-        """Attention alone ranks."""
-        return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the sites before every layer but the first."""
@@ -91,7 +88,7 @@ class FitPrune(TokenReducer):
         return tuple((1 - weight) * low + weight * high for low, high in pairs)
 
     def needs(self, site: Site) -> tuple[Need, ...]:
-        """Return both attentions in the layer before the site, and where the words stand, which is asked once."""
+        """Return both attentions in the layer before the site, and the positions of the words."""
         places = ("text_positions", "visual_positions") if site.layer == 1 else ()
         return tuple(map(Need, ("text_received_max", "visual_received_max", *places)))
 
@@ -105,7 +102,7 @@ def attentions(view: View) -> tuple[Tensor, Tensor]:
     """Return c and s, (B, N) each, in fp32.
 
     Raises:
-        MethodError: a prompt has no words behind the image.
+        MethodError: a prompt has no words after the image.
     """
     signals = view.signals
     if "text_positions" in signals:

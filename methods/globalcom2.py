@@ -1,6 +1,6 @@
 """GlobalCom2: "Global Compression Commander" for high-resolution images (Liu et al., AAAI 2026, arXiv 2501.05179).
 
-Before the decoder, the global view commands how its n crops are compressed. With s_G the class token's scores of the
+Before the decoder, the global view controls how its n crops are compressed. With s_G the class token's scores of the
 global view, s_L those of a crop's own, and R = keep / N,
 
     s_j = sum of s_G over the region of crop j,    sigma = softmax(s / tau) over the crops
@@ -14,11 +14,11 @@ and the global view keeps the share R by s_G.
     official (scores=logits, normalise=true):     its logits before the softmax, mean over heads, in the tower's last
              layer; s^_G and s_L have unit length in each crop, padding left out, before they are added
 
-Attention sums to 1 over the view, so with tau = 10 it gives all crops the same share; only logits tell them apart.
+Attention sums to 1 over the view, so with tau = 10 all crops get nearly the same share; only logits distinguish them.
 The code keeps the global view's tokens by descending score; here all stay in order. It cuts the view into equal
 rectangles; here padding is gone, and regions are those of the image. Counts are exact: what a full crop cannot take
-goes to the others, fractions by largest remainders. Several images, and frames of a video, get the same share each; the
-code reads the wrong attention where there are several, which is not followed.
+goes to the others, and fractions go by largest remainders. Several images, and frames of a video, get the same share
+each; the code reads the wrong attention for several images, which is not followed.
 
 An image of one view is that view's top `keep`; the authors define the method for cropped images only.
 """
@@ -83,28 +83,30 @@ class GlobalCom2(TokenReducer):
         crops = Crops.of(view.grid, view.signals["tile"])
         regions = Regions.of(crops)
         # The global view takes its part of the image's tokens; the crops' own parts are scaled by what it saw in them.
-        of_view = crops.over_image(crops.size * crops.whole).double()
+        of_view = crops.over_image(crops.size * crops.is_overview).double()
         of_view /= crops.over_image(crops.size).clamp(min=1)
         weights = crops.weights(crops.size * self.adjustment(crops, regions, scores), of_view)
         quotas = apportion(weights, crops.size, keep)
         return Plan(top_of_groups(self.combined(crops, regions, scores), crops.index, quotas, keep))
 
     def adjustment(self, crops: Crops, regions: Regions, scores: Tensor) -> Tensor:
-        """Return the table of r_j / R = 1 + sigma_j - 1/n; entries of global views mean nothing."""
-        there = (crops.size > 0) & ~crops.whole
+        """Return the table of r_j / R = 1 + sigma_j - 1/n; entries of global views are unused."""
+        is_crop = (crops.size > 0) & ~crops.is_overview
         gathered = crops.sums(scores * regions.covered, regions.below)
-        gathered = gathered.masked_fill(~there, -torch.inf)
+        gathered = gathered.masked_fill(~is_crop, -torch.inf)
         highest = crops.over_image(gathered, "amax").nan_to_num(neginf=0.0)
         powers = ((gathered - highest) / self.tau).exp()
         sigma = powers / crops.over_image(powers).clamp(min=1e-30)
-        return 1 + sigma - 1 / crops.over_image(there.double()).clamp(min=1)
+        return 1 + sigma - 1 / crops.over_image(is_crop.double()).clamp(min=1)
 
     def combined(self, crops: Crops, regions: Regions, scores: Tensor) -> Tensor:
         """Return the (B, N) scores by which tokens are kept within their crop."""
-        seen = regions.sampled(scores)
+        overview_scores = regions.sampled(scores)
         if self.normalise:
-            seen, scores = (part / self._length(crops, part) for part in (seen, scores))
-        return self.alpha * seen + (1 - self.alpha) * scores
+            overview_scores, scores = (
+                part / self._length(crops, part) for part in (overview_scores, scores)
+            )
+        return self.alpha * overview_scores + (1 - self.alpha) * scores
 
     def _length(self, crops: Crops, part: Tensor) -> Tensor:
         """Return (B, N) the length of the vector that `part` (B, N) is in each token's crop."""

@@ -37,28 +37,25 @@ class H2O(CacheCompressor):
     recent: int = 32
     repeated: bool = False
 
+    by_head = True  # each KV head keeps what its own queries attend to
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         super().__post_init__()
         require(self.recent >= 1, "recent", self.recent, "1 or more")
 
     @property
-    def by_head(self) -> bool:
-        """Each KV head keeps what its own queries look at."""
-        return True
-
-    @property
     def repeats_heads(self) -> bool:
-        """As released."""
+        """Whether heads are repeated, as in the released code."""
         return self.repeated
 
     @property
     def exempt(self) -> tuple[int, int]:
-        """The recent window."""
+        """Return the recent window."""
         return (0, self.recent)
 
     def score(self, view: CacheView) -> Tensor:
-        """Return (H_kv, N), or (H, N) of repeated heads. Cost: O(H L^2 D) time in blocks of rows, no map is held."""
+        """Return (H_kv, N), or (H, N) for repeated heads. Cost: O(H L^2 D) time in blocks of rows."""
         every = torch.arange(view.queries.shape[1], device=view.queries.device)
-        found = paid(view.queries, view.keys, view.scaling, every)[:, view.candidates]
-        return found if self.repeated else by_kv_head(found, view.keys.shape[0])
+        scores = paid(view.queries, view.keys, view.scaling, every)[:, view.candidates]
+        return scores if self.repeated else by_kv_head(scores, view.keys.shape[0])

@@ -1,18 +1,18 @@
 """HiRED: attention-guided token dropping for high-resolution images (Arif et al., AAAI 2025, arXiv 2408.10945).
 
-Before the decoder, the budget B of an image is dealt out first: its global view gets alpha B, its crops share the rest
-by how much of the global view's class-token attention in the tower's first layer, A(0), falls on them; then every view
-keeps the patches to which its class token pays the most attention in the layer that the projector reads, A(-2):
+Before the decoder, the budget B of an image is distributed first: its global view gets alpha B, and its crops share the
+remainder in proportion to the global view's class-token attention in the tower's first layer, A(0), that falls on them.
+Then every view keeps the patches with the most class-token attention in the layer that the projector reads, A(-2):
 
     paper    (budget=mass):    s_i = sum of A(0) over the region of crop i,       n_i = (1 - alpha) B s_i / sum s
     official (budget=stripes): s_i = how many of the (1 - alpha) N0 highest A(0) of the N0 patches of the global view
                                lie in the i-th of equal runs of its raster order
 
 The released code cuts the flat map into runs, which are horizontal stripes and not the crops' regions. It also selects
-before padding is cut off, so that fewer tokens come out; padding is gone here before the method is asked, regions are
-those of the image itself, and all counts are exact: a view that is full passes on what it cannot take, and fractions go
-by largest remainders instead of being cut off. It puts no newline tokens behind rows; here they stay. Several images,
-and frames of a video, get the same share each.
+before padding is cut off, so that fewer tokens remain; here padding is removed before the method acts, regions are
+those of the image itself, and all counts are exact: a full view passes on what it cannot take, and fractions go by
+largest remainders instead of being cut off. It puts no newline tokens after rows; here they stay. Several images, and
+frames of a video, get the same share each.
 
 An image of one view is that view's top `keep`, as the authors do for LLaVA-1.5.
 """
@@ -35,7 +35,7 @@ FIRST = Need("cls_attention", layer=0)
 
 @dataclass(frozen=True)
 class HiRED(TokenReducer):
-    """Deals the budget out over the crops, then keeps what each crop's class token looks at.
+    """Distributes the budget over the crops, then keeps what each crop's class token attends to most.
 
     Attributes:
         alpha: share of an image's budget that goes to its global view.
@@ -80,6 +80,6 @@ class HiRED(TokenReducer):
         if self.budget == "mass":
             return crops.sums(first * regions.covered, regions.below)
         # The small term keeps (1 - 0.9) * 10 from coming out as 0.999...
-        most = (crops.size * (1 - self.alpha) + 1e-9).long() * crops.whole
-        counted = best_of_groups(first, crops.index, most) & regions.covered
+        overview_limit = (crops.size * (1 - self.alpha) + 1e-9).long() * crops.is_overview
+        counted = best_of_groups(first, crops.index, overview_limit) & regions.covered
         return crops.sums(counted.float(), regions.stripes())

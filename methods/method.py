@@ -1,4 +1,4 @@
-"""What all kinds of method have in common."""
+"""The common base of all kinds of method."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from espalier.methods.views import Need, Site
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """Common to all bases: a frozen dataclass whose fields are the hyper-parameters under the paper's names."""
+    """A frozen dataclass: its fields are the hyper-parameters, under the paper's names."""
 
-    #: Whether one prefill with `Plan`s is all that it asks for, which is what an engine session carries.
+    #: Whether the method acts by `Plan`s in one prefill alone, as an engine session carries out.
     in_one_prefill: ClassVar[bool] = False
-    #: Whether a draft guesses the answer ahead: then the budget's ratio is what the draft does without, and may be 1.
+    #: Whether a draft proposes tokens: then the budget's ratio is the share that the draft does without, and may be 1.
     drafts: ClassVar[bool] = False
 
     @property
@@ -27,13 +27,13 @@ class Method(ABC):
     def takes_separators(self) -> bool:
         """Whether newline and separator tokens of pictures may be candidates (`engine.separators`).
 
-        False where the vision tower or places in the patch grid (`View.grid`) are read, where these have none.
+        False if the method reads the vision tower or places in the patch grid (`View.grid`), which they lack.
         """
         return False
 
     @property
     def parts(self) -> tuple[Method, ...]:
-        """Return the methods that it is made of: itself, unless it is a composition."""
+        """Return the methods of a composition; of any other method, itself."""
         return (self,)
 
     @abstractmethod

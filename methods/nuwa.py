@@ -5,16 +5,16 @@ Stage 1 acts on the tower's output. With a_j the attention that the class token 
     salience   paper: s_j = a_j |k_j|,    official: s_j = a_j
 
 each square of 2 x 2 patches offers its best one, two, three or all four, the fewest that make `keep` over all squares
-(the authors' one, two and three for 112, 224 and 336 of 576), and the `keep` best of those offered stay. They then take
-in what lies around them and looks alike. With h_j the mean of the tower's hidden states over its last third,
+(the authors' one, two and three for 112, 224 and 336 of 576), and the `keep` best offers stay. They then absorb similar
+patches around them. With h_j the mean of the tower's hidden states over its last third,
 
     W_ij = max(0, cos(h_i, h_j)) (1 - min(1, dist_ij / sqrt(reach))),    x'_i = x_i + sum_{j != i} W_ij / sum_m W_im x_j
 
 over all patches j, m of the same image and view, kept ones too (own weight 1 is set after the rows are normalised).
 Pillars stay as they are:
 
-    paper:    the kept patches whose |k_i| is above the 0.75 quantile among them
-    official: those whose a_i is above the 0.55 quantile
+    paper:    the kept patches with |k_i| above the 0.75 quantile among them
+    official: those with a_i above the 0.55 quantile
 
 Stage 2 acts halfway through the decoder (before layer 16 of 32) and keeps the tokens with the highest
 
@@ -53,7 +53,7 @@ Guide = Literal["attention", "text"]
 
 @dataclass(frozen=True)
 class Nuwa(TokenReducer):
-    """Keeps salient patches of every region, mends them with their surroundings, and thins them out in the decoder.
+    """Keeps salient patches of every region, merges their surroundings into them, and drops more in the decoder.
 
     Attributes:
         layer: decoder layer before which stage 2 acts; None: half of the depth.
@@ -92,7 +92,7 @@ class Nuwa(TokenReducer):
         return (Site("vision"), layer_site("layer", layer, depth))
 
     def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
-        """Return what each stage keeps: seven times as much (by default) in the first, but no more than all."""
+        """Return the share that each stage keeps: by default seven times as much in the first, at most all."""
         del n_sites
         return (min(1.0, share / self.second), share)
 
@@ -125,7 +125,7 @@ class Nuwa(TokenReducer):
         return Plan(index, Mixture(taken_in(states, view.grid, index, pillar, self.reach**0.5)))
 
     def guidance(self, view: View) -> Tensor:
-        """Return (B, N) what the tokens are ranked by in stage 2."""
+        """Return (B, N) the scores of stage 2."""
         if self.guide == "attention":
             return view.signals["last_attention"].float()
         # A cosine has the same order with the sum as with the mean, whatever the padding.

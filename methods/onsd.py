@@ -1,9 +1,9 @@
-"""A draft that reads and does not see (Gagrani et al., 2024, arXiv 2404.08856): speculative decoding from text alone.
+"""Speculative decoding with a text-only draft (Gagrani et al., 2024, arXiv 2404.08856).
 
 The draft's prompt is the target's without its images: their tokens, and the row ends and separators between them, are
-left out and the places closed up. Its prefill is short and no vision tower runs for it, but what only the image tells
-it cannot know. Rounds are those of plain speculative decoding. The paper trains a small language model for the purpose;
-any draft with the target's vocabulary will do, a vision-language model included, whose language part is used then.
+left out and the positions closed up. Its prefill is short and needs no vision tower, but it cannot know what only the
+image shows. Rounds are those of plain speculative decoding. The paper trains a small language model; any draft with the
+target's vocabulary works, also the language part of a vision-language model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,4 @@ from espalier.methods.windows import InTurn
 class OnSD(InTurn):
     """Drafts a chain from the words of the prompt."""
 
-    @property
-    def text_only(self) -> bool:
-        """The draft sees no visual token."""
-        return True
+    text_only = True  # the draft sees no visual token

@@ -1,7 +1,7 @@
 """ParallelVLM (CVPR 2026, arXiv 2603.19610): draft and target side by side, from the prefill on.
 
-Parallel prefill: the target, which keeps all m visual tokens V of the prompt, prefills. As soon as it has passed its
-early layers they choose what the draft is given, so that the draft's own prefill is hidden behind the target's others:
+Parallel prefill: the target, which keeps all m visual tokens V of the prompt, prefills. Its early layers choose what
+the draft gets as soon as they are done, so that the draft's prefill runs while the target's other layers do:
 
     (4)  V* = TopK(dS), K = (1 - alpha) m, alpha = ratio
     (5)  V* = UV-Prune(M_p(V, X), alpha)
@@ -14,10 +14,10 @@ Parallel decoding: the rounds of PEARL (methods/pearl.py), with the window of
     (6)  gamma = c* = T_p / T_q(alpha)
 
 T_p and T_q being the measured times of one step of the target and of the pruned draft: pruning makes the draft faster,
-and a faster draft gets further while the target verifies.
+and a faster draft proposes more tokens while the target verifies.
 
 The other guidances are the paper's ablations: UV-Prune's criteria without variation, without similarity or without
-both, chance and an even sample in the target's place, a draft that prunes itself, and one that keeps everything.
+both, a random and an even sample instead of the target's choice, a draft that prunes itself, and one that keeps all.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class ParallelVLM(AtOnce):
 
     @property
     def takes_separators(self) -> bool:
-        """As what chooses for the draft does."""
+        """Whether the method that chooses for the draft takes them."""
         return (self.reducer or self._rule()).takes_separators
 
     @property
     def guided(self) -> bool:
-        """Whether the choice is made on the target's side."""
+        """Whether the target makes the choice."""
         return self.guidance not in ("none", "self")
 
     @property
@@ -93,7 +93,7 @@ class ParallelVLM(AtOnce):
         return self._rule().plan(view, keep).kept
 
     def _rule(self) -> TokenReducer:
-        """Return what chooses on the target's side."""
+        """Return the method that chooses on the target's side."""
         if self.guidance == "none" or self.guidance == "self":
             return NoReduction()
         if self.guidance == "random":

@@ -1,4 +1,4 @@
-"""What a method answers: which tokens stay, and how the others flow into them."""
+"""What a method returns: which tokens stay, and how the others merge into them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a token reducer decided. Plans are data; harness/engine applies them in one place.
+    """The decision of a token reducer at one site. Plans are data; harness/engine applies them in one place.
 
     Attributes:
         kept: (B, K) indices of the kept tokens, ascending, relative to `View.tokens`.
@@ -64,7 +64,7 @@ class Plan:
         order: (B, K) at `tower` sites, places in `kept` in the order in which the next site's `sequence` has them; the
             tokens themselves stay ascending. None: ascending there, too.
         entering: at `block` sites, whether what merges are the states that entered the layer, to which each kept token
-            then adds what its own attention put out; otherwise the states behind the attention merge.
+            then adds what its own attention put out; otherwise the states after the attention merge.
     """
 
     kept: Tensor
@@ -150,7 +150,7 @@ def require_tensor(
     if not isinstance(value, Tensor):
         raise PlanError(f"{name} is a {type(value).__name__}; valid: a tensor {wanted}")
     fits = value.dim() == len(shape) and all(
-        size in (None, given) for size, given in zip(shape, value.shape, strict=True)
+        size in (None, actual) for size, actual in zip(shape, value.shape, strict=True)
     )
     suits = value.is_floating_point() if real else value.dtype == torch.int64
     if not (fits and suits and value.device == place):
@@ -170,7 +170,7 @@ def _require_site(field: str, where: str, view: View) -> None:
 
 
 def _fault(kept: Tensor, n_tokens: int) -> str:
-    """Name the first row's fault of indices that are no plan."""
+    """Return what is wrong with the first invalid row of indices."""
     for number, row in enumerate(kept.tolist()):
         outside = [index for index in row if not 0 <= index < n_tokens]
         twice = [index for place, index in enumerate(row) if index in row[:place]]

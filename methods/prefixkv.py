@@ -5,11 +5,12 @@ attention: sorted and summed up, a layer's scores make a Lorenz curve, and one t
 halving, gives each the shortest prefix that reaches p. Here the search runs on each sample; the paper averages over
 a few samples beforehand. Nothing is merged.
 
-official: the released curves hold the first slot and the last, which always stay, and count them out behind the
-threshold: of a layer of L entries, max(0, L - n(p) - 2) go. Here these two are the first and the last of what may go.
-The search ends where the entries that go are within five of those asked for, scales each layer's number to the total
-and cuts off its fraction, so that up to an entry a layer stays too many. It does not end where no threshold comes that
-near; here it gives up after 50 halvings. Not followed: averages over samples, and what goes during decoding.
+official: the released curves include the first slot and the last, which always stay, and subtract them after the
+threshold: of a layer of L entries, max(0, L - n(p) - 2) are evicted. Here these two are the first and the last
+candidate. The search ends when the number of evicted entries is within five of the target, scales each layer's number
+to the total and cuts off its fraction, so that a layer may keep up to one entry too many. It does not end if no
+threshold comes that close; here it stops after 50 halvings. Not followed: averages over samples, and eviction during
+decoding.
 """
 
 from __future__ import annotations
@@ -45,32 +46,32 @@ class PrefixKV(Elastic):
 
     @property
     def exempt(self) -> tuple[int, int]:
-        """The first slot and the last; where the released code counts, they are among what may go."""
+        """Return the first slot and the last; in the official reading they are candidates instead."""
         return (0, 0) if self.truncated else super().exempt
 
     def slack(self, depth: int) -> int:
-        """Return what may stay too many: a fraction a layer, and what the search is off where nothing scales it."""
+        """Return how many entries too many may stay: a fraction a layer, and the error of an unscaled search."""
         return 2 * depth + TOLERANCE if self.truncated else 0
 
     def allocate(self, scores: Sequence[Tensor], total: int) -> Tensor:
-        """Return (layers,) whole numbers: the base's, or the released ones, with the two protected entries."""
+        """Return (layers,) counts: the base's, or the released code's with the two protected entries."""
         if not self.truncated or self.allocation != "lorenz":
             return super().allocate(scores, total)
         curves = lorenz_curves(scores)
-        most = torch.tensor([len(curve) for curve in curves], dtype=torch.float64)
-        asked = float(most.sum()) - total
+        sizes = torch.tensor([len(curve) for curve in curves], dtype=torch.float64)
+        n_evicted = float(sizes.sum()) - total
         low, high = 0.0, 1.0
         for _ in range(ATTEMPTS):
             middle = (low + high) / 2
-            gone = (most - reaching(curves, middle) - PROTECTED).clamp(min=0)
-            if abs(float(gone.sum()) - asked) < TOLERANCE:
+            evicted = (sizes - reaching(curves, middle) - PROTECTED).clamp(min=0)
+            if abs(float(evicted.sum()) - n_evicted) < TOLERANCE:
                 break
-            low, high = (middle, high) if float(gone.sum()) > asked else (low, middle)
-        gone = (gone * (asked / max(float(gone.sum()), 1))).floor()
-        return (most - gone).maximum(most.clamp(max=PROTECTED)).long()
+            low, high = (middle, high) if float(evicted.sum()) > n_evicted else (low, middle)
+        evicted = (evicted * (n_evicted / max(float(evicted.sum()), 1))).floor()
+        return (sizes - evicted).maximum(sizes.clamp(max=PROTECTED)).long()
 
     def keep(self, scores: Tensor, count: int) -> Tensor:
-        """Return (H, count) ascending candidates: the highest, after the first and the last where these are counted."""
+        """Return (H, count) ascending candidates: the first and the last if they are candidates, then the highest."""
         if self.truncated:
             scores = scores.clone()
             scores[:, [0, -1]] = scores.amax() + 1

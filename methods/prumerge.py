@@ -1,19 +1,19 @@
 """LLaVA-PruMerge: "Adaptive Token Reduction for Efficient LMMs" (Shang et al., ICCV 2025, arXiv 2403.15388).
 
 Acts on the tower's output, before the projector. a_j is the attention that the class token pays patch j in the
-tower's last layer, whose queries and keys are taken as one head over their full width C: softmax(q k^T / sqrt C).
+tower's last layer, its queries and keys taken as one head over their full width C: softmax(q k^T / sqrt C).
 PruMerge keeps the patches with the highest a. PruMerge+ (`uniform`) keeps the outliers only, a above
 Q3 + 1.5 (Q3 - Q1) over the sample, and fills up with patches spread evenly over the raster. Every kept patch i then
-takes in the k other patches, kept ones too, whose keys in that layer have the highest cosine with its own, NN(i):
+absorbs the k other patches, kept ones too, with the highest cosine of keys in that layer, NN(i):
 
     paper    (merging=average):  x'_i = sum_{j in i, NN(i)} a_j x_j / sum_{j in i, NN(i)} a_j
     official (merging=sum):      x'_i = x_i + sum_{j in NN(i)} a_j x_j, and one more token sum_{j not kept} a_j x_j
 
-The authors keep as many patches as there are outliers, and in PruMerge+ some three times that many more. Rows that
-are decided together have one count here, so that count is the budget's: `keep` tokens in all, the one more of the
-official reading among them; more outliers than fit lose the weakest. The official raster samples start at the first
-patch with a step derived from the number of outliers, which no budget fixes. Tokens stand in raster order (the
-authors put the highest attention first), the one more at the last place that is not kept (the authors put it last).
+The authors keep as many patches as there are outliers, and in PruMerge+ about three times that many more. Here all rows
+of a batch have one count, the budget's: `keep` tokens in all, the extra token of the official reading included; if more
+outliers exist than fit, the weakest are dropped. The official raster samples start at the first patch with a step
+derived from the number of outliers, which no budget fixes. Tokens stand in raster order (the authors put the highest
+attention first), the extra token at the last place that is not kept (the authors put it last).
 Towers without a class token: the attention that a patch receives or the pooling query pays, in one head likewise.
 """
 
@@ -40,7 +40,7 @@ EPSILON = 1e-12
 
 @dataclass(frozen=True)
 class PruMerge(TokenReducer):
-    """Keeps the patches the class token looks at, and adds to each what its keys resemble.
+    """Keeps the patches that the class token attends to most, and merges patches with similar keys into them.
 
     Attributes:
         k: how many others each kept patch takes in.
@@ -87,8 +87,10 @@ class PruMerge(TokenReducer):
             weight = (near | itself.bool()) * (attention + EPSILON).unsqueeze(1)
             return Plan(index, Mixture(weight / weight.sum(dim=2, keepdim=True)))
         matrix = itself + near * attention.unsqueeze(1)
-        rest = (~chosen * attention).unsqueeze(1)
-        return Plan(index, Mixture(torch.where(chosen.gather(1, index).unsqueeze(2), matrix, rest)))
+        remainder = (~chosen * attention).unsqueeze(1)
+        return Plan(
+            index, Mixture(torch.where(chosen.gather(1, index).unsqueeze(2), matrix, remainder))
+        )
 
 
 def first(order: Tensor, n_true: int) -> Tensor:
@@ -102,7 +104,7 @@ def last_of(mask: Tensor) -> Tensor:
 
 
 def with_uniform(attention: Tensor, order: Tensor, n_true: int) -> Tensor:
-    """Return (B, N) booleans, `n_true` in each row: outliers, then places spread evenly over what is left.
+    """Return (B, N) booleans, `n_true` in each row: outliers, then places spread evenly over the others.
 
     Of m tokens left, in raster order, the q-th is taken if q r / m + 1/2 and (q + 1) r / m + 1/2 have another integer
     between them: r of them, as evenly as integers allow, and none nearer to one end.
@@ -110,8 +112,8 @@ def with_uniform(attention: Tensor, order: Tensor, n_true: int) -> Tensor:
     quarters = attention.new_tensor([0.25, 0.75])
     low, high = torch.quantile(attention, quarters, dim=1).unsqueeze(2).unbind(0)
     chosen = first(order, n_true) & (attention > high + 1.5 * (high - low))
-    left = (~chosen).sum(dim=1, keepdim=True)
+    n_free = (~chosen).sum(dim=1, keepdim=True)
     wanted = n_true - chosen.sum(dim=1, keepdim=True)
     number = (~chosen).cumsum(dim=1)  # 1 to m; tokens already chosen repeat the one before
-    turn = 2 * number * wanted + left
-    return chosen | (turn // (2 * left) > (turn - 2 * wanted) // (2 * left))
+    turn = 2 * number * wanted + n_free
+    return chosen | (turn // (2 * n_free) > (turn - 2 * wanted) // (2 * n_free))

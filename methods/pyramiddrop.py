@@ -1,7 +1,7 @@
 """PyramidDrop: visual redundancy reduction stage by stage (Xing et al., CVPR 2025, arXiv 2410.17247).
 
-The decoder is cut into S stages. At the end of each but the last, the visual tokens are ranked by the attention that
-the last prompt token pays them there, mean over heads, and the share lambda of them stays:
+The decoder is cut into S stages. At the end of each but the last, the visual tokens are ranked by the attention of the
+last prompt token, mean over heads, and the share lambda of them stays:
 
     a_j = 1/H sum_h A_h[last, j],    V_(s+1) = lambda V_s
 
@@ -11,14 +11,14 @@ the last prompt token pays them there, mean over heads, and the share lambda of 
 The published setting is S = 4 equal stages and lambda = 0.5, which is ratio=0.875 under budget=kept (half, a quarter,
 an eighth; the released code rounds down, here halves go up); any other budget is solved for lambda.
 
-Equal stages (before layers 8, 16, 24 of 32) cannot average less than the quarter of the tokens that layers 0 to 7 see
-alone; the layers by which the authors reached lower averages are not published. `ratio` lays the stages out for a share
+Equal stages (before layers 8, 16, 24 of 32) average at least a quarter of the tokens, because layers 0 to 7 see all of
+them; the layers by which the authors reached lower averages are not published. `ratio` lays the stages out for a share
 removed on average: they end before layers l, 2l, 3l, with the largest l that needs no lambda below one half for it,
 from equal stages down to l = 2. Of 32 layers, 192, 128 and 64 of 576 tokens give l = 4, 2, 2 and, by the budget,
-lambda = 0.547, 0.515, 0.307. What a layout cannot reach is refused with the range.
+lambda = 0.547, 0.515, 0.307. A budget that a layout cannot reach is refused with the valid range.
 
 The released code also closes the gaps in the positions after every stage: the tokens of a stage are counted from 0, and
-a new token takes the next number of each stage. engine.positions=method does so, too; by default positions stay.
+a new token takes the next number of each stage, as with engine.positions=method; by default positions stay.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from espalier.methods.base import Need, Plan, Positions, Site, TokenReducer, View
+from espalier.methods.base import Need, Plan, Site, View
 from espalier.methods.checks import layer_site, require
 from espalier.methods.select.topk import top
+from espalier.methods.stages import Stages
 
 SIGNAL_OF = {"stage_end": "last_attention", "next_layer": "next_last_attention"}
 #: The first stage ends no earlier, unless an equal one is shorter.
@@ -37,13 +38,13 @@ EARLIEST = 2
 
 
 @dataclass(frozen=True)
-class PyramidDrop(TokenReducer):
-    """Keeps, stage by stage, the tokens that the last prompt token looks at.
+class PyramidDrop(Stages):
+    """Keeps, stage by stage, the tokens that the last prompt token attends to most.
 
     Attributes:
         S: number of stages.
-        layers: decoder layers before which tokens go, ascending, instead of those that S gives; empty: those.
-        ranking: the layer whose attention ranks, at the `stage_end` or the `next_layer`.
+        layers: ascending decoder layers before which tokens are dropped; empty: the layers that S gives.
+        ranking: the layer with the ranking attention: the last of the stage (`stage_end`) or the `next_layer`.
         ratio: share of the tokens removed, on average over the layers, that the stages are laid out for; 0: equal.
     """
 
@@ -60,11 +61,6 @@ class PyramidDrop(TokenReducer):
         require(self.ranking in SIGNAL_OF, "ranking", self.ranking, ", ".join(SIGNAL_OF))
         require(0 <= self.ratio < 1, "ratio", self.ratio, "0 <= ratio < 1")
 
-    @property
-    def takes_separators(self) -> bool:
-        """Attention alone ranks."""
-        return True
-
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the sites between the stages."""
         if self.layers:
@@ -80,21 +76,12 @@ class PyramidDrop(TokenReducer):
         for first in range(equal, min(EARLIEST, equal) - 1, -1):
             choices.append(tuple(stage * first for stage in range(1, self.S)))
         for ends in choices:
-            seen = sum(
+            mean_share = sum(
                 (b - a) / 2**stage for stage, (a, b) in enumerate(pairwise((0, *ends, depth)))
             )
-            if seen / depth <= 1 - self.ratio + 1e-9:
+            if mean_share / depth <= 1 - self.ratio + 1e-9:
                 return ends
         return choices[-1]
-
-    def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
-        """Return lambda, lambda^2 and so on, where `share` is what the last stage sees."""
-        return tuple(share ** (stage / n_sites) for stage in range(1, n_sites + 1))
-
-    def positions(self, depth: int) -> Positions:
-        """Close the gaps after every stage, as the released code (`pdrop_rank_drop`, and each step's positions)."""
-        del depth
-        return "renumbered"
 
     def needs(self, site: Site) -> tuple[Need, ...]:
         """Return the last prompt token's attention in the layer before the site, or in the site's own."""

@@ -7,31 +7,32 @@ mean over heads, and the share x of them stays:
     a_j = A_last,j,    V_s = x^s N,    s = 0 .. S-1,    x = excess (1 - r)            (25)
 
 So the ratio r sets the share of one stage. The appendix calls it the average reduction; it is neither that,
-1 - (1 + x + .. + x^(S-1)) / S, nor what the last stage does without, 1 - x^(S-1): at r = 0.9 they are 0.706 and 0.997.
-Rows tell what came about (`extra.achieved`). r must be above 1 - 1 / excess, where x is 1; r = 0 drops nothing. Whoever
-wants a mean that is met takes `pyramiddrop` with budget=average, which acts at every step as well.
+1 - (1 + x + .. + x^(S-1)) / S, nor the reduction in the last stage, 1 - x^(S-1): at r = 0.9 they are 0.706 and 0.997.
+Rows record the achieved shares (`extra.achieved`). r must be above 1 - 1 / excess, where x is 1; r = 0 drops nothing.
+For an exact mean use `pyramiddrop` with budget=average, which acts at every step as well.
 
-The appendix does not say whose attention ranks; here it is that of PyramidDrop itself, which needs no word of the
-answer, so that the first step can drop as its count (25) has it.
+The appendix does not name the ranking attention; here it is PyramidDrop's own, which needs no token of the answer, so
+that the first step can drop tokens as its count (25) requires.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from espalier.methods.base import MethodError, Need, Plan, Positions, Site, View
+from espalier.methods.base import MethodError, Need, Plan, Site, View
 from espalier.methods.checks import require
 from espalier.methods.denoiser import DenoisingReducer
 from espalier.methods.select.topk import top
+from espalier.methods.stages import Stages
 
 
 @dataclass(frozen=True)
-class PyramidDropDenoising(DenoisingReducer):
-    """Keeps, stage by stage and step by step, the tokens that the prompt's last token looks at.
+class PyramidDropDenoising(DenoisingReducer, Stages):
+    """Keeps, stage by stage and step by step, the tokens that the prompt's last token attends to most.
 
     Attributes:
         S: number of stages.
-        excess: what a stage keeps of the one before it, over the share that the ratio leaves.
+        excess: share that a stage keeps of the one before it, divided by 1 - ratio.
     """
 
     S: int = 4
@@ -42,11 +43,6 @@ class PyramidDropDenoising(DenoisingReducer):
         require(self.S >= 2, "S", self.S, "2 or more (tokens go between stages)")
         require(self.excess > 0, "excess", self.excess, "a number above 0")
 
-    @property
-    def takes_separators(self) -> bool:
-        """Attention alone ranks."""
-        return True
-
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the sites between the stages."""
         valid = f"2 to {depth} (the model has {depth} decoder layers)"
@@ -54,7 +50,7 @@ class PyramidDropDenoising(DenoisingReducer):
         return tuple(Site("layer", stage * depth // self.S) for stage in range(1, self.S))
 
     def ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
-        """Return the share that the last stage does without, 1 - x^(S-1), the same at every step.
+        """Return the share removed in the last stage, 1 - x^(S-1), the same at every step.
 
         Raises:
             MethodError: x is 1 or more, so that no stage would drop anything.
@@ -68,15 +64,6 @@ class PyramidDropDenoising(DenoisingReducer):
                 f"method.params.excess={self.excess:g}: 0, or {1 - 1 / self.excess:.4g} < ratio < 1"
             )
         return (1 - share ** (self.S - 1),) * steps
-
-    def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
-        """Return x, x^2 and so on, where `share` is what the last stage sees."""
-        return tuple(share ** (stage / n_sites) for stage in range(1, n_sites + 1))
-
-    def positions(self, depth: int) -> Positions:
-        """Close the gaps after every stage, as PyramidDrop's released code."""
-        del depth
-        return "renumbered"
 
     def needs(self, site: Site) -> tuple[Need, ...]:
         """Return the last prompt token's attention in the layer that ends the stage."""

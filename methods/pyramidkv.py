@@ -3,14 +3,14 @@
 Entries are chosen as by SnapKV, with a window of 8 and maxima over 7 slots; layers share the budget as a pyramid, from
 2 k - k / beta entries in the first down to k / beta in the last, and add up to it exactly.
 
-official: the released code takes whole steps, and what rounding them down leaves adds to every layer: of k entries a
+official: the released code takes whole steps, and the rounding adds entries to every layer: of k entries a
 layer on average, n candidates and L layers,
 
-    low = floor(k / beta), high = 2 k - low, or high = n, low = 2 k - n where that is more than there are;
+    low = floor(k / beta), high = 2 k - low, or high = n, low = 2 k - n if that exceeds n;
     layer l keeps high - l floor((high - low) / (L - 1)).
 
 With 128 entries in 32 layers (8 of them the window) that is 4 % too many. Prompts shorter than 2 k share evenly. Keys
-and values are repeated for every query head, as in SnapKV's, and its window is not followed into the picture either.
+and values are repeated for every query head, as in SnapKV's code; its window does not extend into the picture here.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class PyramidKV(SnapKV):
     whole_steps: bool = False
 
     def slack(self, depth: int) -> int:
-        """Return what whole steps may add: less than one entry for each step to a layer, and the mean's rounding."""
+        """Return how many entries whole steps may add: less than one a layer for each step, and rounding."""
         return depth * (depth - 1) // 2 + depth if self.whole_steps else 0
 
     def allocate(self, scores: Sequence[Tensor], total: int) -> Tensor:
-        """Return (layers,) whole numbers: the base's, or the released ones, at least one of each layer."""
+        """Return (layers,) counts: the base's, or the released code's, at least one for each layer."""
         candidates, depth = {layer.shape[-1] for layer in scores}, len(scores)
         # Layers from which a reducer dropped tokens have fewer, which the released code does not know.
         if not self.whole_steps or self.allocation != "pyramid" or len(candidates) > 1:
@@ -58,5 +58,5 @@ class PyramidKV(SnapKV):
             low, high = 2 * mean - n, n
         step = (high - low) // max(depth - 1, 1)
         even = n + self.window < 2 * mean
-        found = torch.full((depth,), mean) if even else high - step * torch.arange(depth)
-        return found.clamp(1, n)
+        counts = torch.full((depth,), mean) if even else high - step * torch.arange(depth)
+        return counts.clamp(1, n)

@@ -1,8 +1,7 @@
 """Random tokens: the floor that a method must beat.
 
-Uniform sampling without replacement, the same share in each image or tile. Every sample has its own generator,
-seeded by the run's seed and the sample's id, so the choice depends neither on the batch nor on the order of the
-samples.
+Uniform sampling without replacement, the same share in each image or tile. Every sample has its own generator, seeded
+by the run's seed and the sample's id, so that the choice depends neither on the batch nor on the order of samples.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ class Random(TokenReducer):
 
     layer: int = 0
 
-    @property
-    def takes_separators(self) -> bool:
-        """Chance alone, and which image or view a token is of."""
-        return True
+    takes_separators = True  # chance alone, and which image or view a token is of
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the prefix, or the site before `layer`."""

@@ -1,6 +1,6 @@
 """Random cache entries: the floor that a compressor must beat at equal bytes.
 
-Uniform sampling without replacement, for each layer anew, from a generator seeded by the run and the sample.
+Uniform sampling without replacement, separately in each layer, from a generator seeded by the run and the sample.
 """
 
 from __future__ import annotations

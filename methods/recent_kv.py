@@ -1,4 +1,4 @@
-"""The most recent cache entries: what a sliding window keeps of the picture, its last tokens."""
+"""The most recent cache entries: the last tokens of the picture, as a sliding window keeps them."""
 
 from __future__ import annotations
 

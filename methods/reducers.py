@@ -22,9 +22,9 @@ class TokenReducer(Method):
 
     @property
     def adaptive(self) -> bool:
-        """Whether `plan` may return another count than asked.
+        """Whether `plan` may return another count than `keep`.
 
-        The engine then asks for one row at a time, and the budget holds for the mean over a set at most.
+        The engine then plans one row at a time, and the budget can hold only in the mean over samples.
         """
         return False
 
@@ -54,8 +54,8 @@ class TokenReducer(Method):
     def decode_site(self, depth: int) -> Site | None:
         """Return where the method chooses what decoding steps attend to, `Site("decode", layer)`, or None.
 
-        It is no part of `sites`: nothing is dropped there, and the budget does not count it. Layers from `layer` on
-        follow `attend`; `needs` may ask for `last_attention`, which the new token pays in layer `layer - 1`.
+        It is not one of `sites`: nothing is dropped there, and the budget does not count it. Layers from `layer` on
+        follow `attend`; `needs` may name `last_attention`, the new token's attention in layer `layer - 1`.
         """
         del depth
         return None
@@ -65,7 +65,7 @@ class TokenReducer(Method):
 
         Args:
             view: `tokens` are (B, N, 0), since only the cache is left of them.
-            last: what it answered at the step before, None at the first one.
+            last: its result at the step before; None at the first one.
         """
         raise NotImplementedError(f"{type(self).__name__} has a decode site and no `attend`")
 
@@ -76,8 +76,8 @@ class TokenReducer(Method):
     def positions(self, depth: int) -> Positions:
         """Return what the method's released code does with positions; `engine.positions=method` follows it.
 
-        The habit of most: closed gaps where the prompt is built, before the decoder; original ones between its layers.
-        A model whose positions have several axes keeps them whatever this says.
+        By default: closed gaps for tokens dropped before the decoder, original positions between its layers. A model
+        with positions on several axes always keeps them.
         """
         before_decoder = all(site.where != "layer" for site in self.sites(depth))
         return "renumbered" if before_decoder else "original"
@@ -100,11 +100,11 @@ class TokenReducer(Method):
         """Choose `keep` of the view's N tokens, 1 to N; a pure function of its arguments."""
 
     def answer(self, view: View, keep: int) -> Plan:
-        """Return the plan, checked on the way in and out; this is what the engine calls.
+        """Return the plan after checking arguments and result; the engine calls this.
 
         Raises:
-            PlanError: `keep` lies outside 1 to N (to an adaptive method it may be more, for it is only a wish), `plan`
-                fails, or what it returns breaks the contract.
+            PlanError: `keep` lies outside 1 to N (an adaptive method may get more, since it need not follow it), `plan`
+                fails, or its result is invalid.
         """
         n_tokens = view.tokens.shape[1]
         if keep < 1 or (keep > n_tokens and not self.adaptive):

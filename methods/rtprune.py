@@ -1,6 +1,6 @@
 """RTPrune: "Reading-Twice Inspired Token Pruning for Efficient DeepSeek-OCR Inference" (ICML 2026, arXiv 2605.00392).
 
-Acts once, on the visual tokens T as they enter the decoder: N grid tokens, newlines and separators are none of them.
+Acts once, on the visual tokens T as they enter the decoder: N grid tokens, without newlines and separators.
 
     (1)  C_k = |T_k|_2                         the M tokens with the highest norm are kept, the other N - M give
     (2)  P = optimal transport between kept and giving tokens, (3) scores cos(T_i, T_j), (4) dustbin score z,
@@ -18,8 +18,8 @@ over the tokens not kept, W from the same tokens T:
     gtp         D^-1/2 A D^-1/2 over all N tokens; A_ij = 1 if j is one of i's 8 neighbours in the grid or one of the 8
                 nearest to i in cosine, which is directed as in GTP-ViT's code; D are the sums of A's rows
 
-The paper does not say how these were carried over. Here nothing of their own selection remains, nothing flows between
-kept tokens, and no kept token gives up its own weight.
+The paper does not say how these were adapted. Here their own selection is not used, nothing flows between kept tokens,
+and no kept token gives up its own weight.
 
 `ratio=dynamic` lets each sample keep a share of its own. The paper removes r of its tokens,
 
@@ -27,19 +27,19 @@ kept tokens, and no kept token gives up its own weight.
     (8)  rho = mean over the global view's patches of the share of pixels with Sobel gradient > tau
     (9)  r = phi (1 - rho)
 
-of the picture in [-1, 1], (10) in BT.601 luma. `border=patch` takes each patch alone, with zeros around it, as the code
-does: white paper then has edges at every patch's border, grey letterbox has none. Here a ratio is asked for, and it is
-met in the mean over samples:
+of the picture in [-1, 1], (10) in BT.601 luma. `border=patch` pads each patch with zeros, as the code does: white paper
+then has edges at every patch's border, grey letterbox has none. Here the run states a ratio, which is met in the mean
+over samples:
 
     k = round(keep (1 - r) / typical),   at least 1, at most N;   all tokens where nothing is to be removed
 
 with `typical` the mean of 1 - r over samples like these. A ratio of 1 - typical gives every sample the paper's own
 count, up to rounding (the paper rounds down). To measure `typical` on other data, run once with typical=1 and any ratio
-above 0: it is `kept` over `requested` of the row's site. Where a ratio is so small that samples meet the upper bound N,
+above 0: it is `kept` over `requested` of the row's site. If the ratio is so small that samples reach the upper bound N,
 the mean falls short of it.
 
-Kept tokens keep their positions, as in the released code. That code also folds runs of newline tokens whose rows have
-lost all tokens into one; here only visual tokens ever go, and every newline stays.
+Kept tokens keep their positions, as in the released code. That code also folds runs of newline tokens of empty rows
+into one; here only visual tokens are dropped, and every newline stays.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ NEIGHBOURS, RECYCLED, CLUSTER, AREA = 8, 0.3, 10, 280 / 576
 
 @dataclass(frozen=True)
 class RTPrune(TokenReducer):
-    """Keeps the longest tokens and adds a little of the others to them.
+    """Keeps the tokens with the highest norm and adds a small part of the others to them.
 
     Attributes:
         merging: how dropped tokens flow into kept ones.
@@ -116,7 +116,7 @@ class RTPrune(TokenReducer):
 
     @property
     def adaptive(self) -> bool:
-        """Whether each sample keeps a count of its own."""
+        """Whether each sample has its own count."""
         return self.ratio == "dynamic"
 
     def sites(self, depth: int) -> tuple[Site, ...]:
@@ -130,7 +130,7 @@ class RTPrune(TokenReducer):
         return "original"
 
     def needs(self, site: Site) -> tuple[Need, ...]:
-        """Return the picture where the text on it counts."""
+        """Return the picture's luma if the ratio is dynamic."""
         del site
         return (Need("luma"),) if self.adaptive else ()
 
@@ -179,19 +179,19 @@ class RTPrune(TokenReducer):
         pairs = powers.sum(dim=(1, 2)) - powers.diagonal(dim1=1, dim2=2).sum(dim=1)
         phi = pairs / max(1, n_tokens * (n_tokens - 1))
         density = edge_share(view.signals["luma"], self.tau, self.border == "image")
-        whole = (view.grid[:, :, 1] == 0).float()  # a global view shows all of the page
-        rho = (density * whole).sum(dim=1) / whole.sum(dim=1).clamp(min=1)
+        overview = (view.grid[:, :, 1] == 0).float()  # a global view shows all of the page
+        rho = (density * overview).sum(dim=1) / overview.sum(dim=1).clamp(min=1)
         return (1 - phi * (1 - rho)).clamp(max=1)
 
 
 def own_count(shares: Tensor, unit: float, n_tokens: int) -> int:
-    """Return round(unit share), 1 to `n_tokens`, of the only row, or of rows that agree. Waits for the device once.
+    """Return round(unit share), 1 to `n_tokens`, of the only row, or of rows that agree. One device synchronisation.
 
     Raises:
         MethodError: the counts of several rows differ, so that no one plan holds for them.
     """
     owns: list[float] = shares.tolist()
-    counts = {min(max(1, math.floor(unit * own + 0.5)), n_tokens) for own in owns}
+    counts = {min(max(1, math.floor(unit * share + 0.5)), n_tokens) for share in owns}
     if len(counts) > 1:
         raise MethodError(f"ratio=dynamic decides one row at a time, and {len(owns)} rows differ")
     return counts.pop()

@@ -1,12 +1,12 @@
 """Speculative decoding with a tree of drafts: the static tree of EAGLE (Li et al., ICML 2024, arXiv 2401.15077).
 
-Where the draft's likeliest token is refused its second may stand, so several are drafted at a place, fewer the deeper
-and the less likely. A node is named by ranks: "0.1" is the second likeliest token behind the likeliest first one. Of
-the 25 nodes 4, 8, 8, 3 and 2 lie on the five levels; a round takes five forwards of the draft, one a level, and one of
-the target, in which every node sees its own ancestors only. Siblings are tried likeliest first; a refused one leaves
-the target's row, and what stands with its row at last is distributed as without a draft.
+If the draft's likeliest token is rejected its second may be accepted, so several are drafted at a place, fewer at
+deeper levels and after less likely tokens. A node is named by ranks: "0.1" is the second likeliest token after the
+likeliest first one. The five levels have 4, 8, 8, 3 and 2 of the 25 nodes; a round takes five forwards of the draft,
+one a level, and one of the target, in which every node sees its own ancestors only. Siblings are tried likeliest first;
+a rejected one is removed from the target's distribution, so that the accepted token is distributed as without a draft.
 
-A tree does not overlap with its verification: what to draft next would have to be known for every leaf.
+Drafting does not overlap with verification: the next tree would have to be drafted for every leaf.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ def parents_of(paths: Sequence[str]) -> tuple[int, ...]:
     """Return each node's parent, -1 for a first token; nodes are numbered level by level, siblings by rank.
 
     Raises:
-        MethodError: no path, a path that is not ranks with dots between, one listed twice, or one whose parent or
-            whose likelier sibling is missing.
+        MethodError: no path, a path that is not ranks with dots between, one listed twice, or one without its parent or
+        its
+            likelier sibling.
     """
     require(bool(paths), "paths", list(paths), "one path or more, for example ['0', '1', '0.0']")
     nodes: set[tuple[int, ...]] = set()
@@ -77,11 +78,11 @@ def parents_of(paths: Sequence[str]) -> tuple[int, ...]:
     numbers = {node: number for number, node in enumerate(sorted(nodes, key=_by_level))}
     for node in numbers:
         parent, rank = node[:-1], node[-1]
-        for other in (parent, (*parent, rank - 1) if rank else ()):
-            if other and other not in nodes:
+        for required in (parent, (*parent, rank - 1) if rank else ()):
+            if required and required not in nodes:
                 raise MethodError(
-                    f"method.params.paths={_name(node)!r} needs {_name(other)!r}; valid: trees in which every path's "
-                    "parent and likelier siblings are listed too"
+                    f"method.params.paths={_name(node)!r} needs {_name(required)!r}; valid: trees in which every "
+                    "path's parent and likelier siblings are listed too"
                 )
     return tuple(numbers.get(node[:-1], -1) for node in numbers)
 

@@ -1,4 +1,4 @@
-"""Every signal that a method may ask for, by name."""
+"""All signals that a method may need, by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIGNALS: Mapping[str, str] = {
     "last_attention": "(B, N) attention that the last prompt token pays each visual token, mean over heads, fp32",
     "next_last_attention": "(B, N) `last_attention` in the site's own layer, which has not run yet",
     "mean_attention": "(B, N) attention a visual token receives, mean over all queries that can see it and heads, fp32",
-    "text_received_max": "(B, N) attention a visual token receives, largest over heads, mean over the words behind the "
+    "text_received_max": "(B, N) attention a visual token receives, largest over heads, mean over the words after the "
     "image, fp32",
     "visual_received_max": "(B, N) attention a visual token receives, largest over heads, mean over the visual tokens "
     "left, fp32",

@@ -4,12 +4,12 @@ The last w queries of the prompt, the observation window, vote for the entries b
 
     s_j = sum_{i in window} A_h[i, j],
 
-votes are pooled along the sequence so that neighbours of a hit stay too, and each KV head keeps its highest: one copy,
+votes are pooled along the sequence so that neighbours of a hit stay too, and each KV head keeps its highest entries,
 chosen by the mean vote of the query heads that read it.
 
 official: the released code chooses after it has repeated keys and values for every query head, so that the cache of a
-model with grouped heads grows by the size of a group, whatever is evicted. Not followed: its window is the last w
-tokens of the prompt, whatever they are; where fewer words stand behind the picture, here it is these words.
+model with grouped heads grows by the size of a group. Not followed: its window is the last w tokens of the prompt of
+any kind; if fewer words stand after the picture, here the window is these words.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ POOLINGS = ("mean", "max")
 
 @dataclass(frozen=True)
 class SnapKV(CacheCompressor):
-    """Keeps the entries that the last words of the prompt look at.
+    """Keeps the entries that the last words of the prompt attend to most.
 
     Attributes:
-        window: queries that vote; of a shorter run of words behind the picture all of them.
+        window: number of queries that vote; all words after the picture if there are fewer.
         kernel: slots that are pooled around each, an odd number; 1 pools nothing.
         pooling: their mean (slots beyond the ends count as zero) or their largest.
         repeated: the released code's copies, one for each query head.
@@ -43,6 +43,8 @@ class SnapKV(CacheCompressor):
     pooling: Literal["mean", "max"] = "mean"
     repeated: bool = False
 
+    by_head = True  # each KV head keeps what its own queries attend to
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         super().__post_init__()
@@ -51,27 +53,22 @@ class SnapKV(CacheCompressor):
         require(self.pooling in POOLINGS, "pooling", self.pooling, ", ".join(POOLINGS))
 
     @property
-    def by_head(self) -> bool:
-        """Each KV head keeps what its own queries look at."""
-        return True
-
-    @property
     def repeats_heads(self) -> bool:
-        """As released."""
+        """Whether heads are repeated, as in the released code."""
         return self.repeated
 
     @property
     def exempt(self) -> tuple[int, int]:
-        """The observation window."""
+        """Return the observation window."""
         return (0, self.window)
 
     def score(self, view: CacheView) -> Tensor:
-        """Return (H_kv, N), or (H, N) of repeated heads. Cost: O(H w L D)."""
+        """Return (H_kv, N), or (H, N) for repeated heads. Cost: O(H w L D)."""
         window = view.words[-self.window :]
         votes = paid(view.queries, view.keys, view.scaling, window)
         if not self.repeated:
             votes = by_kv_head(votes, view.keys.shape[0])
-        # Only what lies before the window is pooled, as in the released code.
+        # Only entries before the window are pooled, as in the released code.
         before = votes[:, : int(window[0])].unsqueeze(1)
         pool = avg_pool1d if self.pooling == "mean" else max_pool1d
         pooled = pool(before, self.kernel, stride=1, padding=self.kernel // 2).squeeze(1)

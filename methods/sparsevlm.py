@@ -1,6 +1,6 @@
 """SparseVLM: "Visual Token Sparsification for Efficient VLM Inference" (Zhang et al., ICML 2025, arXiv 2410.04417).
 
-Raters are chosen once, from the embeddings E of visual tokens v and of the words t behind the image:
+Raters are chosen once, from the embeddings E of visual tokens v and of the words t after the image:
 
     r_t = mean over v of softmax_t(E_v . E_t),    raters: the words with r_t at least (official: above) the mean
 
@@ -14,16 +14,16 @@ finds c = floor(n_recycled / theta) + 1 centres with c neighbours, each recycled
     paper    (assignment=cosine, cluster=sum):       by cosine, and a cluster becomes the sum of its tokens
     official (assignment=euclidean, cluster=mean):   by Euclidean distance, and it becomes their mean
 
-and the cluster stands at its centre's place. (The released code puts clusters behind all kept tokens. It also closes
-the gaps in the positions after every pruning layer, and a new token's position is the length of each layer's own cache:
-engine.positions=method does so, too.) No noise is added to the densities: ties go to the lower index. `keep` counts
-clusters: as many tokens are kept as make, with the clusters that follow from them, exactly `keep`; clusters are at
-most half of it.
+and the cluster stands at its centre's place. (The released code puts clusters after all kept tokens. It also closes
+the gaps in the positions after every pruning layer, and a new token's position is the length of each layer's own cache,
+as with engine.positions=method.) No noise is added to the densities: ties go to the lower index. `keep` includes
+clusters: kept tokens and the clusters that follow from their number make exactly `keep`; clusters are at most half of
+it.
 
-How many stay: the paper and the first release count them by the rank of the raters' attention map, sample by sample, so
-that no budget could be asked for; here a budget decides. Releases from 1.5 on state counts for each pruning layer, of
-576: 300, 200, 110 and, with clusters, 309, 204, 113 where they speak of 192 tokens; these proportions are scaled by one
-factor until the budget is met. Unscaled they average 206.5 (145.4, 114.1, 82.3 for "128", "96", "64"):
+How many stay: the paper and the first release derive the count from the rank of the raters' attention map, sample by
+sample, so that no budget can be stated; here a budget decides. Releases from 1.5 on state counts for each pruning
+layer, of 576: 300, 200, 110 and, with clusters, 309, 204, 113 where they speak of 192 tokens; these proportions are
+scaled by one factor until the budget is met. Unscaled they average 206.5 (145.4, 114.1, 82.3 for "128", "96", "64"):
 ratio=0.6415, 0.7475, 0.8019, 0.8572 under budget=average. Release 2 keeps positions, re-weighs attention by position
 and takes the 14 heads that look at the image most; that is another method and not offered.
 """
@@ -51,7 +51,7 @@ Cluster = Literal["sum", "mean"]
 
 @dataclass(frozen=True)
 class SparseVLM(TokenReducer):
-    """Keeps what the words most relevant to the image look at, and merges the best of the rest.
+    """Keeps the tokens that the words most relevant to the image attend to, and merges the best of the others.
 
     Attributes:
         layers: 0-based decoder layers after which tokens go.
@@ -73,6 +73,8 @@ class SparseVLM(TokenReducer):
     assignment: Joining = "cosine"
     cluster: Cluster = "sum"
 
+    takes_separators = True  # attention and states of the decoder
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         rising = all(a < b for a, b in pairwise((-1, *self.layers)))
@@ -89,20 +91,15 @@ class SparseVLM(TokenReducer):
             value = getattr(self, key)
             require(value in get_args(choices), key, value, ", ".join(get_args(choices)))
 
-    @property
-    def takes_separators(self) -> bool:
-        """Attention and states of the decoder."""
-        return True
-
     def sites(self, depth: int) -> tuple[Site, ...]:
-        """Return the sites behind `layers`, at the same shares of the depth, no two of them the same."""
-        found: list[int] = [0]
+        """Return the sites after `layers`, at the same shares of the depth, each once."""
+        layers: list[int] = [0]
         for layer in self.layers:
-            found.append(max(found[-1] + 1, math.floor((layer + 1) * depth / self.depth + 0.5)))
-        if found[-1] >= depth:
+            layers.append(max(layers[-1] + 1, math.floor((layer + 1) * depth / self.depth + 0.5)))
+        if layers[-1] >= depth:
             valid = f"at most {depth - 1} layers (the model has {depth} decoder layers)"
             raise MethodError(f"method.params.layers={self.layers!r} does not fit; valid: {valid}")
-        return tuple(Site("layer", layer) for layer in found[1:])
+        return tuple(Site("layer", layer) for layer in layers[1:])
 
     def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
         """Scale the schedule until `share` is left at its end; no site keeps more than all."""
@@ -110,18 +107,18 @@ class SparseVLM(TokenReducer):
         return tuple(min(1.0, share * count / self.schedule[-1]) for count in self.schedule)
 
     def positions(self, depth: int) -> Positions:
-        """Close the gaps after every pruning layer, as the releases before 2."""
+        """Return `renumbered`: releases before 2 close the gaps after every pruning layer."""
         del depth
         return "renumbered"
 
     def needs(self, site: Site) -> tuple[Need, ...]:
-        """Return the words' attention in the layer before the site, and what the raters are chosen by."""
+        """Return the words' attention in the layer before the site, and the embeddings that choose the raters."""
         del site
         names = ("text_attention", "text_positions", "all_positions")
         return tuple(map(Need, (*names, "text_embeddings", "all_projected")))
 
     def plan(self, view: View, keep: int) -> Plan:
-        """Keep what the raters look at, then recycle.
+        """Keep the tokens that the raters attend to most, then recycle.
 
         Cost: O(M T D) for the raters (M visual and T text tokens), O(T N + N log N) for the ranking, O(R^2 (D + log R))
         for R recycled tokens; the device is waited for six times.

@@ -1,17 +1,16 @@
 """SpecVLM's attention-guided pruning (Ji et al., EMNLP 2025, arXiv 2508.16201), as a reducer by itself.
 
-A visual token j is worth what the words behind the images pay it, the template's end included:
+The score of a visual token j is the attention of the words after the images, the template's end included:
 
     s_j = mean over layers l, heads h and words t of A^l_h[t, j]
 
-    stage I:  the highest s_j, the fewest whose sum reaches 0.4 of the sum of all, at most `keep`
-    stage II: of the m tokens left, in their order, the f that are missing: those at floor(q (m - 1) / (f - 1)),
-              q = 0 to f - 1, so that they are spread evenly (one alone: the first)
+    stage I:  the fewest tokens with the highest s_j that reach 0.4 of the sum of all, at most `keep`
+    stage II: of the m other tokens, in their order, the f that are missing: those at floor(q (m - 1) / (f - 1)),
+              q = 0 to f - 1, so that they are spread evenly (f = 1: the first)
 
 In the paper a verifier scores the video for its draft model, with the attention of all its layers. Here the model
-prunes itself before decoder layer `layer`, so only the layers before it have anything to say: all of them
-(guidance=layers, the nearest to the paper) or the one just before (guidance=last). The paper states no such layer; 2 is
-where others prune.
+prunes itself before decoder layer `layer`, so only the layers before it count: all of them (guidance=layers, the
+nearest to the paper) or the one just before (guidance=last). The paper states no such layer; 2 is common.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Guidance = Literal["layers", "last"]
 
 @dataclass(frozen=True)
 class SpecVLM(TokenReducer):
-    """Keeps what the words look at until a share of their attention is covered, then fills up evenly.
+    """Keeps the tokens that the words attend to most, up to a share of their attention, then fills up evenly.
 
     Attributes:
         layer: decoder layer before which tokens go.
@@ -44,17 +43,14 @@ class SpecVLM(TokenReducer):
     mass: float = 0.4
     guidance: Guidance = "layers"
 
+    takes_separators = True  # attention alone ranks
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         require(self.layer >= 1, "layer", self.layer, "1 or more (attention before it is read)")
         require(0 <= self.mass <= 1, "mass", self.mass, "a number from 0 to 1")
         valid = get_args(Guidance)
         require(self.guidance in valid, "guidance", self.guidance, ", ".join(valid))
-
-    @property
-    def takes_separators(self) -> bool:
-        """Attention alone ranks."""
-        return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the site before `layer`."""
@@ -77,7 +73,7 @@ class SpecVLM(TokenReducer):
         return Plan(indices_of(chosen | spread(~chosen, keep), keep))
 
     def scores(self, view: View) -> Tensor:
-        """Return (B, N) the mean attention of the words behind the images."""
+        """Return (B, N) the mean attention of the words after the images."""
         signals = view.signals
         after = words_after(signals["text_positions"], signals["visual_positions"]).float()
         weight = (after / after.sum(dim=1, keepdim=True)).unsqueeze(1)

@@ -1,16 +1,16 @@
-"""SpecVLM (Ji et al., EMNLP 2025, arXiv 2508.16201): the target's attention says what a video's draft may go without.
+"""SpecVLM (Ji et al., EMNLP 2025, arXiv 2508.16201): the target's attention chooses what the draft sees of a video.
 
-Most of a long video is redundant to the draft, whose steps are dear because its cache is long. So the target reads the
-prompt first, and what it attends to while it does decides what the draft is given: with the attention of all layers l,
-heads h and of the words t behind the video, the template's end included,
+Most of a long video is redundant for the draft, and its steps are expensive because its cache is long. So the target
+reads the prompt first, and its attention decides what the draft gets: over all layers l, heads h and the words t after
+the video, the template's end included,
 
     s_j = mean over l, h and t of A^l_h[t, j]
 
-    stage I:  the highest s_j until their sum reaches 0.4 of the whole
-    stage II: evenly spaced ones of the others, up to the count
+    stage I:  the tokens with the highest s_j until their sum reaches 0.4 of the total
+    stage II: evenly spaced tokens of the others, up to the count
 
-(methods/specvlm.py has both, and lets a model prune itself by them). The draft's prefill waits for the target's to end,
-since the last layer has a say. Rounds are those of plain speculative decoding, with a chain of drafted tokens or with
+(methods/specvlm.py has both as a reducer). The draft's prefill waits for the end of the target's, since the last layer
+counts too. Rounds are those of plain speculative decoding, with a chain of drafted tokens or with
 the tree of methods/sd_tree.py.
 """
 
@@ -32,7 +32,7 @@ Shape = Literal["chain", "tree"]
 
 @dataclass(frozen=True)
 class SpecVLMSD(InTurn):
-    """Drafts from what the target's words look at and an even sample of the rest.
+    """Drafts from the tokens that the target's words attend to most and an even sample of the others.
 
     Attributes:
         gamma: tokens drafted in a round; of a tree its levels, which are five.
@@ -42,6 +42,9 @@ class SpecVLMSD(InTurn):
 
     mass: float = 0.4
     shape: Shape = "chain"
+
+    takes_separators = True  # attention alone ranks
+    guided = True  # the target chooses what the draft sees
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
@@ -54,22 +57,12 @@ class SpecVLMSD(InTurn):
         require(fits, "gamma", self.gamma, f"{levels}, the levels of the tree (shape=tree)")
 
     @property
-    def takes_separators(self) -> bool:
-        """Attention alone ranks."""
-        return True
-
-    @property
     def tree(self) -> tuple[int, ...]:
         """Parents of EAGLE's 25 nodes; empty for a chain."""
         return parents_of(EAGLE) if self.shape == "tree" else ()
 
-    @property
-    def guided(self) -> bool:
-        """The target chooses what the draft sees."""
-        return True
-
     def sites(self, depth: int) -> tuple[Site, ...]:
-        """Return the place behind the last layer: all of them have a say."""
+        """Return the place after the last layer: all layers count."""
         return (Site("layer", depth),)
 
     def needs(self, site: Site) -> tuple[Need, ...]:

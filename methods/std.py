@@ -1,12 +1,12 @@
 """Sparse-to-dense decoding (Zhang et al., ACL 2025, arXiv 2505.19155): the target drafts on a part of its own cache.
 
-No second model and no second prefill: once the prompt is read, every layer keeps all entries of words and its K visual
-ones that the words pay most attention, and drafting attends to these alone. Verification attends to everything, and its
-keys and values are the ones that stay. K = (1 - ratio) N, the same for every layer; the choice is a layer's own, is
-shared by its heads and holds for the whole answer. Positions are those of the full prompt.
+No second model and no second prefill: after the prefill, drafting attends in every layer to all entries of words and to
+the K visual entries that the words attend to most. Verification attends to everything, and its keys and values stay in
+the cache. K = (1 - ratio) N, the same for every layer; each layer makes its own choice, which its heads share and which
+holds for the whole answer. Positions are those of the full prompt.
 
-Drafting costs a full pass over the weights, so only what the cache costs is saved; in return nearly all tokens stand,
-and the window is long.
+Drafting costs a full pass over the weights, so only the cost of the cache is saved; in return nearly all tokens are
+accepted, and the window is long.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from espalier.methods.windows import InTurn
 
 @dataclass(frozen=True)
 class STD(InTurn):
-    """Drafts with the target, whose layers attend to the words and the visual entries that these look at.
+    """Drafts with the target itself: layers attend to the words and to the visual entries that these attend to most.
 
     Attributes:
         gamma: tokens drafted in a round.
@@ -34,18 +34,11 @@ class STD(InTurn):
 
     gamma: int = 9
 
-    @property
-    def takes_separators(self) -> bool:
-        """Attention alone ranks."""
-        return True
-
-    @property
-    def guided(self) -> bool:
-        """The target's prefill chooses the entries."""
-        return True
+    takes_separators = True  # attention alone ranks
+    guided = True  # the target's prefill chooses the entries
 
     def sites(self, depth: int) -> tuple[Site, ...]:
-        """Return the place behind the last layer: each has chosen by then."""
+        """Return the place after the last layer: all layers have chosen by then."""
         return (Site("layer", depth),)
 
     def needs(self, site: Site) -> tuple[Need, ...]:

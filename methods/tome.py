@@ -4,7 +4,7 @@ Acts inside every block of the vision tower, between attention and MLP. The toke
 places) and B (odd places); k is the key of this block, mean over heads, and s_j how many patches token j stands for:
 
     1. b(a) = argmax over B of cos(k_a, k_b)
-    2. the r tokens of A whose cosine with their b(a) is highest are merged into it
+    2. the r tokens of A with the highest cosine to their b(a) are merged into it
     3. x'_b = (s_b x_b + sum_a s_a x_a) / (s_b + sum_a s_a),    s'_b = s_b + sum_a s_a
     4. the following blocks attend with softmax(q k^T / sqrt d + log s)             proportional attention
 
@@ -13,16 +13,16 @@ every block, as in the paper, until fewer than 2r tokens are left; from there on
 2^-L of the tokens, and a higher ratio is refused. (Pictures that share a budget may round to a little more than half;
 such a block repeats steps 1 and 2 on what it has, with the mean keys of merged tokens.)
 
-A class token is neither merged nor merged into. The paper leaves open in which order tokens alternate:
+A class token is neither merged nor merged into. The paper does not state the order in which tokens alternate:
 
     raster      in every block by their order in the raster; a class token has no place: patch 0 is in A
-    released    as the released code does it. A class token has place 0, so that patch 0 is in B, and the pairs are
-                others from the first block on. The next block alternates in the order that this one hands on, what is
-                left of A before all of B; what is left of A is ordered by place, without a class token by descending
-                cosine. Without one, the first block's pairs are the same in both orders.
+    released    as in the released code. A class token has place 0, so that patch 0 is in B, and the pairs differ from
+                the first block on. The next block alternates in the order of this one's output: the remainder of A
+                before all of B, the remainder ordered by place, without a class token by descending cosine. Without a
+                class token, the first block's pairs are the same in both orders.
 
-Either way a merged token stands at b's place in the raster when it leaves the tower, for its grid position too; the
-released code, made for classifiers, hands on its own order, which no projector or language model was trained on.
+Either way a merged token leaves the tower at b's place in the raster, also for its grid position; the released code,
+made for classifiers, keeps its own order, which no projector or language model was trained on.
 
 Ports to language models average the tokens of each merge without regard to sizes and attend as before:
 `weighted=false`, `proportional=false`.
@@ -44,7 +44,7 @@ Order = Literal["raster", "released"]
 
 @dataclass(frozen=True)
 class ToMe(TokenReducer):
-    """Merges, block by block of the tower, the patches whose keys are alike.
+    """Merges, block by block of the tower, the patches with similar keys.
 
     Attributes:
         proportional: step 4.
@@ -66,7 +66,7 @@ class ToMe(TokenReducer):
         return tuple(Site("tower", block) for block in range(blocks))
 
     def sites(self, depth: int) -> tuple[Site, ...]:
-        """Return none: all is done before the decoder."""
+        """Return no site: the method acts before the decoder."""
         del depth
         return ()
 
@@ -93,8 +93,8 @@ class ToMe(TokenReducer):
         if self.weighted:
             sizes = require_finite(view.signals["sizes"].float(), "sizes")
         sequence = view.signals["sequence"].long() if self.order == "released" else None
-        kept, slot, left = merge_to(keys, sizes, keep, sequence)
-        order = None if left is None else left[:, left.shape[1] - keep :]
+        kept, slot, remaining = merge_to(keys, sizes, keep, sequence)
+        order = None if remaining is None else remaining[:, remaining.shape[1] - keep :]
         if keep == keys.shape[1]:
             return Plan(kept, order=order)
         return Plan(kept, Assignment(slot, shares(slot, sizes)), order=order)

@@ -1,4 +1,4 @@
-"""Evenly spaced cache entries: the same share of every part of the picture, in every layer the same."""
+"""Evenly spaced cache entries: the same share of every part of the picture, the same entries in every layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class UniformKV(CacheCompressor):
     """Keeps entries at even distances, one choice for all heads and layers."""
 
     def score(self, view: CacheView) -> Tensor:
-        """Return (1, N): the van der Corput order of the places, whose first k are spread evenly. Cost: O(N log N)."""
+        """Return (1, N): the van der Corput order of the places; its first k are spread evenly. Cost: O(N log N)."""
         n = len(view.candidates)
         bits = max(1, (n - 1).bit_length())
         places = torch.arange(1 << bits)

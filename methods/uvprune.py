@@ -1,14 +1,14 @@
 """UV-Prune: the pruning of "ParallelVLM: Lossless Video-LLM Acceleration" (CVPR 2026, arXiv 2603.19610), by itself.
 
 A visual token v matters if the layers move it towards the prompt's words x. With S^l(i, j) = cos(v_i, x_j) between
-the hidden states behind l layers (l = 0: as they enter the decoder), the paper's equation (3) telescopes:
+the hidden states after l layers (l = 0: as they enter the decoder), the paper's equation (3) telescopes:
 
     dS_i = sum_j sum_{l=1..L} (S^l(i, j) - S^{l-1}(i, j)) = sum_j (S^L(i, j) - S^0(i, j))
 
-so that two layers suffice, and as sum_j cos(v_i, x_j) = v_i/|v_i| . sum_j x_j/|x_j|, no matrix over pairs does either.
+so that two layers suffice; and since sum_j cos(v_i, x_j) = v_i/|v_i| . sum_j x_j/|x_j|, no matrix of pairs is needed.
 The tokens with the highest dS stay, before decoder layer L. In the paper they are the tokens of a draft model, chosen
-by its verifier (methods/parallelvlm.py); here the model prunes itself, whose layers 0 to L-1 still see every token.
-Words are all that the prompt says beside the images, the template's own included.
+by its verifier (methods/parallelvlm.py); here the model prunes itself, and its layers 0 to L-1 still see every token.
+Words are all text of the prompt, the template included.
 
 The paper compares four criteria (figures 7 and 9). With A^l(j, i) the attention, mean over heads, that word j pays
 token i in layer l, counted from 0:
@@ -18,8 +18,8 @@ token i in layer l, counted from 0:
     attention_variation:   sum_j (A^{L-1}(j, i) - A^0(j, i)), which telescopes in the same way
     attention:             sum_j A^{L-1}(j, i)
 
-It does not spell out the last two. Attention belongs to a layer as similarity does to what lies behind one, so L layers
-have one step less between them, and attention_variation needs two.
+It does not spell out the last two. Attention belongs to a layer, similarity to the output of one, so L layers have one
+attention step less, and attention_variation needs two layers.
 """
 
 from __future__ import annotations
@@ -53,26 +53,23 @@ class UVPrune(TokenReducer):
     L: int | None = None
     criterion: Criterion = "similarity_variation"
 
+    takes_separators = True  # states and attention of the decoder
+
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         valid = get_args(Criterion)
         require(self.criterion in valid, "criterion", self.criterion, ", ".join(valid))
-        why = "two layers of attention" if self._least > 1 else "the layers before"
-        fits = self.L is None or self._least <= self.L
-        require(fits, "L", self.L, f"{self._least} or more ({why} are compared)")
+        why = "two layers of attention" if self._first_layer > 1 else "the layers before"
+        fits = self.L is None or self._first_layer <= self.L
+        require(fits, "L", self.L, f"{self._first_layer} or more ({why} are compared)")
 
     @property
-    def takes_separators(self) -> bool:
-        """States and attention of the decoder."""
-        return True
-
-    @property
-    def _least(self) -> int:
+    def _first_layer(self) -> int:
         return 2 if self.criterion == "attention_variation" else 1
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the site before layer L."""
-        natural = LAYER if depth > LAYER else max(self._least, depth // 4)
+        natural = LAYER if depth > LAYER else max(self._first_layer, depth // 4)
         return (layer_site("L", natural if self.L is None else self.L, depth),)
 
     def needs(self, site: Site) -> tuple[Need, ...]:
@@ -91,7 +88,7 @@ class UVPrune(TokenReducer):
         return Plan(top(self.scores(view), keep))
 
     def scores(self, view: View) -> Tensor:
-        """Return (B, N) what the tokens are worth, in fp32."""
+        """Return the scores (B, N) in fp32."""
         signals = view.signals
         if self.criterion in ("attention", "attention_variation"):
             paid = signals["text_attention"].float().sum(dim=1)
@@ -106,7 +103,7 @@ class UVPrune(TokenReducer):
 
 def closeness(tokens: Tensor, words: Tensor) -> Tensor:
     """Return (B, N) the sum of cosines in fp32 of each token (B, N, D) with the words (B, T, D); zero rows add 0."""
-    said = normalize(words.float(), dim=-1).sum(dim=1)
+    words_sum = normalize(words.float(), dim=-1).sum(dim=1)
     features = tokens.float()
     lengths: Tensor = vector_norm(features, dim=-1).clamp_(min=1e-12)
-    return (features @ said.unsqueeze(-1)).squeeze(-1) / lengths
+    return (features @ words_sum.unsqueeze(-1)).squeeze(-1) / lengths

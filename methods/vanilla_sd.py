@@ -1,10 +1,10 @@
-"""Speculative decoding (Leviathan et al., ICML 2023, arXiv 2211.17192): a small model drafts, the large one judges.
+"""Speculative decoding (Leviathan et al., ICML 2023, arXiv 2211.17192): a small model drafts, the large one verifies.
 
-A round: the draft says gamma tokens, and one forward of the target judges all of them. The first ones that stand are
-kept, and the target adds a token of its own: what it says in place of the first refused one, or one more behind all of
-them. A token x that the draft drew with q(x) stands with min(1, p(x) / q(x)), and in a refused one's place comes a draw
-from norm(max(0, p - q)), so that the answer is distributed as the target's own; greedily, it stands if it is the
-target's likeliest.
+A round: the draft proposes gamma tokens, and one forward of the target verifies all of them. The longest accepted
+prefix is kept, and the target adds one token: its own in place of the first rejected one, or one more after all of
+them. A token x drawn by the draft with q(x) is accepted with min(1, p(x) / q(x)), and a rejected one is replaced by a
+draw from norm(max(0, p - q)), so that the answer has the target's distribution; greedily, a token is accepted if it is
+the target's likeliest.
 
 The draft sees every image or frame with all its tokens, so the ratio has no meaning here.
 """

@@ -1,4 +1,4 @@
-"""What a method is asked: where it acts, what it reads there, and the tensors it is shown."""
+"""The input of a method: where it acts, what it reads there, and the tensors that it gets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Site:
 
     @property
     def shortens(self) -> int | None:
-        """The decoder layer whose input gets shorter: 0 for all that happens before; None: the prompt stays whole."""
+        """The decoder layer that gets a shorter input: 0 for sites before it; None: the prompt stays whole."""
         if self.where in BEFORE_DECODER:
             return 0
         if self.where == "block":
@@ -46,7 +46,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Need:
-    """A signal that must be in the view. `layer=None` means the natural one.
+    """A signal that must be in the view. `layer=None` means the default layer.
 
     For attention signals that is the decoder layer just before the site; for tower signals the layer whose output the
     projector reads.
@@ -57,19 +57,19 @@ class Need:
 
     @property
     def key(self) -> str:
-        """Name under which the tensor stands in `View.signals`."""
+        """Name of the tensor in `View.signals`."""
         return self.signal if self.layer is None else f"{self.signal}@{self.layer}"
 
 
 class _Signals(dict[str, Tensor]):
-    """The signals of a view; one that `needs` does not ask for is an error that names those it does."""
+    """The signals of a view; the error for a missing one lists those that `needs` asks for."""
 
     def __missing__(self, key: str) -> Tensor:
         raise KeyError(f"view.signals has no {key!r}; valid: {_signals(self)}")
 
 
-def _signals(there: Iterable[str]) -> str:
-    keys = ", ".join(repr(key) for key in there) or "none"
+def _signals(names: Iterable[str]) -> str:
+    keys = ", ".join(repr(key) for key in names) or "none"
     return (
         f"view.signals[...] holds what `needs` asks for, here {keys} "
         "(return (Need(name),) there; names in methods/signals.py)"
@@ -105,13 +105,13 @@ class View:
     if not TYPE_CHECKING:  # or any name would be an attribute to a type checker
 
         def __getattr__(self, name: str) -> Any:
-            """Name what a view has: signals lie in `signals`, not beside it."""
-            here = ", ".join(field.name for field in fields(View))
-            there = _signals(self.__dict__.get("signals", ()))
-            raise AttributeError(f"View has no {name!r}; valid: {here}; {there}")
+            """Raise an error that lists the fields: signals are in `signals`."""
+            valid = ", ".join(field.name for field in fields(View))
+            signals = _signals(self.__dict__.get("signals", ()))
+            raise AttributeError(f"View has no {name!r}; valid: {valid}; {signals}")
 
     def __post_init__(self) -> None:
-        """Raise MethodError unless there is one place in the grid for each token."""
+        """Raise MethodError unless the grid has one place for each token."""
         object.__setattr__(self, "signals", _Signals(self.signals))
         if self.grid.shape != (*self.tokens.shape[:2], 4):
             raise MethodError(

@@ -2,15 +2,15 @@
 
 Acts on the tower's output, before the projector. Of `keep` tokens, round(54/64 keep) are dominant: the patches to
 which the class token pays the most attention. Of the other patches, in raster order, every (rest // C)-th is a
-contextual target, C in all; each remaining patch j joins the target t whose key (mean over heads) has the highest
-cosine with its own:
+contextual target, C in all; each remaining patch j joins the target t with the highest cosine of keys (mean over
+heads):
 
     paper    (contextual=mean):             x'_t = mean of x_t and of all x_j that joined t
     official (contextual=target_plus_mean): x'_t = x_t + mean of all x_j that joined t, or x_t if none did
 
 The authors count the class token itself as one dominant token and hand it to the language model. Here the class
 token never reaches the projector, so its slot goes to the next dominant patch. A contextual token stands at its
-target's place in raster order (as in the authors' code for Qwen2.5-VL; their code for LLaVA puts them behind all
+target's place in raster order (as in the authors' code for Qwen2.5-VL; their code for LLaVA puts them after all
 dominant ones). On LLaVA-NeXT their code neither cuts padding off nor puts newline tokens between rows; here padding is
 gone and newlines stay.
 """
@@ -35,7 +35,7 @@ Contextual = Literal["mean", "target_plus_mean"]
 
 @dataclass(frozen=True)
 class VisionZip(TokenReducer):
-    """Keeps the patches the class token looks at, and merges the others by their keys.
+    """Keeps the patches that the class token attends to most, and merges the others by their keys.
 
     Attributes:
         dominant_share: share of the kept tokens that are dominant; the rest are contextual.
@@ -58,7 +58,7 @@ class VisionZip(TokenReducer):
         return (Site("vision"),)
 
     def needs(self, site: Site) -> tuple[Need, ...]:
-        """Return the class token's attention and the keys, of the layer whose output the projector reads."""
+        """Return the class token's attention and the keys of the layer that feeds the projector."""
         del site
         return (Need("cls_attention"), Need("tower_keys"))
 
@@ -68,8 +68,8 @@ class VisionZip(TokenReducer):
         order = ranking(view.signals["cls_attention"].float())
         kept = torch.zeros_like(order, dtype=torch.bool).scatter_(1, order[:, :n_dominant], True)
         n_rest, n_targets = order.shape[1] - n_dominant, keep - n_dominant
-        rest = indices_of(~kept, n_rest)
-        targets = rest[:, :: max(1, n_rest // max(1, n_targets))][:, :n_targets]
+        others_index = indices_of(~kept, n_rest)
+        targets = others_index[:, :: max(1, n_rest // max(1, n_targets))][:, :n_targets]
         kept.scatter_(1, targets, True)
 
         slot = kept.cumsum(dim=1) - 1
@@ -79,7 +79,7 @@ class VisionZip(TokenReducer):
         return Plan(indices_of(kept, keep), Assignment(slot, weights))
 
     def _join(self, keys: Tensor, targets: Tensor, slot: Tensor) -> Tensor:
-        """Return (B, N) the slot of the target whose key is nearest to each token's, -1 where there is no target."""
+        """Return (B, N) the slot of the target with the key nearest to each token's, -1 without a target."""
         if targets.shape[1] == 0:
             return torch.full_like(slot, -1)
         units = normalize(keys.float(), dim=-1)

@@ -1,4 +1,4 @@
-"""Two bases for decoders whose window is a hyper-parameter: a number, or one that may follow the measured times."""
+"""Two bases of decoders with a window as hyper-parameter: a number, or one that may follow the measured times."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class InTurn(Decoder):
 
 @dataclass(frozen=True)
 class AtOnce(Decoder):
-    """Goes on drafting while the target verifies, so that the best window depends on how fast both are.
+    """Drafts while the target verifies, so that the best window depends on the speed of both.
 
     Attributes:
         gamma: tokens drafted in a round; `auto`: as many as fit into one step of the target; `best`: fewer where what

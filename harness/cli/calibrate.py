@@ -45,7 +45,11 @@ from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import command
 from espalier.harness.store.files.folder_checks import check_folder
 from espalier.harness.tools.calibration.bisection import Fit, Trace, shares, smallest_reaching
-from espalier.harness.tools.calibration.calibration_images import Seen, folder_images, scene_images
+from espalier.harness.tools.calibration.calibration_images import (
+    ImageDigest,
+    folder_images,
+    scene_images,
+)
 from espalier.harness.tools.calibration.fitprune_fit import ALPHAS, trace
 from espalier.harness.tools.calibration.prior_maps import Recorder, calibrate
 from espalier.methods.base import MethodError
@@ -189,7 +193,7 @@ def _measure(request: Request, adapter: Adapter, images: Iterator[Image]) -> lis
 
 def _fit(request: Request, adapter: Adapter, images: Iterator[Image]) -> list[str]:
     """Store the scheme, then bisect for the ratio; its last steps ask for alphas between the scheme's."""
-    seen = Seen()
+    seen = ImageDigest()
     with _progress("calibrating", request.n_images) as advance:
         known = trace(adapter, images, request.prompt, ALPHAS, seen, advance)
     scheme = shares([known[alpha] for alpha in ALPHAS])
@@ -199,7 +203,9 @@ def _fit(request: Request, adapter: Adapter, images: Iterator[Image]) -> list[st
         if alpha not in known:
             with _progress(f"alpha={alpha:g}", request.n_images) as advance:
                 known.update(
-                    trace(adapter, request.images(), request.prompt, (alpha,), Seen(), advance)
+                    trace(
+                        adapter, request.images(), request.prompt, (alpha,), ImageDigest(), advance
+                    )
                 )
         return known[alpha]
 
@@ -218,7 +224,7 @@ def _words(fit: Fit) -> str:
     return f"{fit.alpha:g}, saves {1 - fit.flops:.4f}{missed}, removed inside each layer {removed}"
 
 
-def _made_from(request: Request, seen: Seen) -> dict[str, Any]:
+def _made_from(request: Request, seen: ImageDigest) -> dict[str, Any]:
     return {
         "images": seen.n_images,
         "images_sha256": seen.pixels.hexdigest(),

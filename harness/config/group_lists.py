@@ -30,14 +30,12 @@ def listing(group: str) -> str:
     names = choices(group)
     if group == "method":
         variants = (", ".join(read_choice(group, name).get("variants", ())) for name in names)
-        rows = [
-            (name, words, comment(group, name)) for name, words in zip(names, variants, strict=True)
-        ]
+        methods = zip(names, variants, map(partial(comment, group), names), strict=True)
         hint = "method.variant=<one of its variants>: official, the released code, or paper; the first is the default"
-        return f"{_table((group, 'variants', ''), rows)}\n{hint}\n"
+        return f"{_table((group, 'variants', ''), [*methods])}\n{hint}\n"
     if group != "benchmark":
-        rows = [(name, comment(group, name)) for name in names]
-        return _table((group, ""), [*rows, *_without_file(group)])
+        files = [(name, comment(group, name)) for name in names]
+        return _table((group, ""), [*files, *_without_file(group)])
     head = ("benchmark", "title", "kind", "samples", "needs")
     rows = [_line(name, read_choice(group, name)) for name in names]
     hint = "benchmark=task:<name>: any other task of lmms-eval with written answers, by its own metrics"

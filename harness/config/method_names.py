@@ -79,7 +79,7 @@ def of_variant(*, _parent_: Container, _node_: Node) -> Any:
 
     Null if the section has no such variant, which `build_spec` refuses.
     """
-    section = _parent_._get_parent()
+    section: Any = _parent_._get_parent()
     values = section["variants"].get(section["variant"]) or {}
     return values.get(_node_._key())
 

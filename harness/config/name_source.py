@@ -95,16 +95,18 @@ class NameSource(ConfigSource):
         return True
 
     def is_group(self, config_path: str) -> bool:
-        """Return whether a path is the group of anchors, which has no folder."""
-        return config_path == ANCHOR
+        """Return whether a path is the group of anchors, which has no folder, or the top that lists it."""
+        return config_path in ("", ANCHOR)
 
     def is_config(self, config_path: str) -> bool:
         """Return whether a path is that of a former name or of a table."""
         return serves(*_parts(config_path))
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Return the names of anchors, and no others."""
-        return list(_anchors()) if config_path == ANCHOR else []
+        """Return the group of anchors and their names, and no others."""
+        if config_path == "":
+            return [] if results_filter == ObjectType.CONFIG else [ANCHOR]
+        return [*_anchors()] if config_path == ANCHOR and results_filter != ObjectType.GROUP else []
 
 
 def _parts(config_path: str) -> tuple[str, str]:

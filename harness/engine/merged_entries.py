@@ -150,7 +150,7 @@ class Merging:
         )
         merged, beside = self._method.merged(entries)
         # Gaps are closed by counting from the first token on.
-        places = slice(0, merged.shape[1]) if self._setup.renumber else entries.left
+        places = slice(0, merged.shape[1]) if self._setup.renumber else entries.staying
         turned = rotated(merged, *(table[places] for table in tables))
         return turned.to(keys.dtype), beside.to(values.dtype)
 

@@ -195,7 +195,7 @@ def _module(method: Method) -> ModuleType:
 
 
 def _link(name: str, module: ModuleType) -> str:
-    return f"[{name}](../{module.__name__.replace('.', '/')}.py)"
+    return f"[{name}](../{module.__name__.removeprefix('espalier.').replace('.', '/')}.py)"
 
 
 def _signals(method: Method, sites: Iterable[Site]) -> str:

@@ -1,4 +1,4 @@
-"""How dropped tokens may flow into kept ones: weights (B, K, J) of J dropped tokens in K kept slots."""
+"""Weights (B, K, J) by which J dropped tokens merge into K kept slots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from espalier.methods.select.topk import ranking, rows_of
 
 
 def mean_of_joined(joined: Tensor, n_kept: int) -> Tensor:
-    """Return weights by which every slot gets the mean of the tokens that joined it, nothing where none did.
+    """Return weights by which every slot gets the mean of the tokens that joined it, 0 for a slot without any.
 
     Args:
         joined: (B, J) the slot of each token, -1 for none.
@@ -27,7 +27,7 @@ def mean_of_joined(joined: Tensor, n_kept: int) -> Tensor:
 
 
 def most_similar(similarity: Tensor) -> Tensor:
-    """Return weights by which each token joins the kept one it resembles most (VisionZip), the first of equals.
+    """Return weights by which each token joins the most similar kept one (VisionZip), the first of equals.
 
     Args:
         similarity: (B, K, J) of kept and dropped tokens.
@@ -38,23 +38,23 @@ def most_similar(similarity: Tensor) -> Tensor:
 
 
 def clusters(tokens: Tensor, kept: Tensor, scores: Tensor, share: float, size: int) -> Tensor:
-    """Return weights by which the best of the dropped tokens flow on as clusters (SparseVLM's recycling).
+    """Return weights by which the best dropped tokens merge as clusters (SparseVLM's recycling).
 
     The best floor(share J) + 1 of the J dropped tokens form floor(that / size) + 1 clusters: density peaks by Euclidean
-    distance, means. Each cluster joins the kept token with the highest cosine to its mean; a kept token gets the mean
-    of the clusters that joined it.
+    distance, then means. Each cluster joins the kept token with the highest cosine to its mean; a kept token gets the
+    mean of the clusters that joined it.
 
     Args:
         tokens: (B, J, D) dropped tokens, J at least 1.
         kept: (B, K, D) kept tokens.
-        scores: (B, J) what makes a dropped token worth recycling.
-        share: of the dropped tokens that is recycled, 0 to 1.
-        size: tokens to a cluster, more or less; at least 1.
+        scores: (B, J) priority of recycling a dropped token.
+        share: share of the dropped tokens that is recycled, 0 to 1.
+        size: approximate number of tokens in a cluster, at least 1.
 
     Cost: O(R^2 (D + log R)) for R recycled tokens.
     """
     n_dropped = tokens.shape[1]
-    # The small term keeps 0.3 * 10 from coming out as 2.999...
+    # The small term keeps 0.3 * 10 from becoming 2.999...
     n_recycled = min(int(share * n_dropped + 1e-9) + 1, n_dropped)
     n_clusters = min(n_recycled // size + 1, n_recycled)
     pool = ranking(scores)[:, :n_recycled].sort(dim=1).values
@@ -63,8 +63,8 @@ def clusters(tokens: Tensor, kept: Tensor, scores: Tensor, share: float, size: i
     centres = density_peaks(squared, n_clusters, n_clusters)
     weights = mean_of_joined(nearest_centre(-squared, centres), n_clusters)
     flow = most_similar(unit(kept) @ unit(weights @ points).transpose(1, 2)) @ weights
-    whole = flow.new_zeros(*flow.shape[:2], n_dropped)
-    return whole.scatter(2, pool.unsqueeze(1).expand_as(flow), flow)
+    weights_of_all = flow.new_zeros(*flow.shape[:2], n_dropped)
+    return weights_of_all.scatter(2, pool.unsqueeze(1).expand_as(flow), flow)
 
 
 def nearby(similarity: Tensor, grid: Tensor, kept: Tensor, dropped: Tensor, area: float) -> Tensor:
@@ -84,8 +84,8 @@ def nearby(similarity: Tensor, grid: Tensor, kept: Tensor, dropped: Tensor, area
     """
     tiles = Tiles.of(grid)
     radius = (area * tiles.of_token(tiles.height * tiles.width).float()).sqrt().gather(1, kept)
-    apart = distances_from(grid, kept).gather(2, dropped.unsqueeze(1).expand_as(similarity))
-    near = 1 - (apart / radius.unsqueeze(2)).clamp(max=1)
+    distances = distances_from(grid, kept).gather(2, dropped.unsqueeze(1).expand_as(similarity))
+    near = 1 - (distances / radius.unsqueeze(2)).clamp(max=1)
     weight = similarity.clamp(min=0) * near
     total = weight.sum(dim=2, keepdim=True)
     return weight / torch.where(total > 0, total, 1)

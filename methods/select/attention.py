@@ -1,4 +1,4 @@
-"""Attention of one prompt, computed again for chosen queries: beside a fused kernel no map is ever held."""
+"""Attention of one prompt, recomputed for chosen queries, since a fused kernel stores no map."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-#: Query rows computed at once, fewer where that would be more than so many products.
+#: Query rows computed at once, fewer if they would need more than CELLS products.
 BLOCK = 256
 CELLS = 2**24
 
@@ -19,14 +19,14 @@ def logits(queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
     """
     exact = torch.promote_types(queries.dtype, torch.float32)
     heads, n_rows, width = queries.shape
-    # The heads that read the same keys are rows of one product, so that keys are not copied for each of them.
+    # Heads that read the same keys are rows of one product, so that keys are not copied for each head.
     grouped = queries.to(exact).reshape(keys.shape[0], -1, width)
     return torch.bmm(grouped, keys.to(exact).mT).view(heads, n_rows, -1).mul_(scaling)
 
 
-def causal(places: Tensor, seen: Tensor) -> Tensor:
-    """Return (R, S): whether a query at one place of the prompt may read a key at another."""
-    return seen <= places.unsqueeze(1)
+def causal(places: Tensor, key_slots: Tensor) -> Tensor:
+    """Return (R, S) booleans: whether a query at one place of the prompt may read the key at another."""
+    return key_slots <= places.unsqueeze(1)
 
 
 def rows(
@@ -35,30 +35,30 @@ def rows(
     scaling: float,
     places: Tensor,
     block: int = BLOCK,
-    seen: Tensor | None = None,
+    key_slots: Tensor | None = None,
 ) -> Iterator[Tensor]:
-    """Yield the attention that the queries at `places` pay, (H, <= block, S) at a time.
+    """Yield the attention of the queries at `places`, (H, <= block, S) at a time.
 
-    Of several blocks each ends behind the last key that its queries may read: what lies beyond is zero.
+    With several blocks, each ends at the last key that its queries may read: attention beyond it is zero.
 
     Args:
         queries: (H, L, D) of the prompt, rotary positions applied.
         keys: (H_kv, S, D).
         scaling: factor of the products.
-        places: (R,) ascending slots of the queries that are asked.
+        places: (R,) ascending slots of the queries.
         block: query rows computed at once, at most.
-        seen: (S,) ascending slots of the keys; None: every slot of the prompt.
+        key_slots: (S,) ascending slots of the keys; None: every slot of the prompt.
 
-    Cost: O(H R S D) time, half of it where all rows are asked; memory of the keys in fp32 and of CELLS products.
+    Cost: O(H R S D) time, half of it for all rows; memory of the keys in fp32 and of CELLS products.
     """
-    slots = torch.arange(keys.shape[1], device=keys.device) if seen is None else seen
+    slots = torch.arange(keys.shape[1], device=keys.device) if key_slots is None else key_slots
     keys = keys.to(torch.promote_types(queries.dtype, torch.float32))
     height = max(min(block, CELLS // (queries.shape[0] * len(slots))), 1)
-    for asked in places.split(height):
-        # A window is one block, and nobody waits for its device.
-        end = len(slots) if len(places) <= height else int((slots <= asked[-1]).sum())
-        found = logits(queries[:, asked], keys[:, :end], scaling)
-        yield found.masked_fill_(~causal(asked, slots[:end]), float("-inf")).softmax(dim=-1)
+    for query_slots in places.split(height):
+        # A window is one block, without a device synchronisation.
+        end = len(slots) if len(places) <= height else int((slots <= query_slots[-1]).sum())
+        scores = logits(queries[:, query_slots], keys[:, :end], scaling)
+        yield scores.masked_fill_(~causal(query_slots, slots[:end]), float("-inf")).softmax(dim=-1)
 
 
 def paid(
@@ -67,17 +67,17 @@ def paid(
     scaling: float,
     places: Tensor,
     block: int = BLOCK,
-    seen: Tensor | None = None,
+    key_slots: Tensor | None = None,
 ) -> Tensor:
-    """Return (H, S): what the queries at `places` pay each key together. Arguments and cost as `rows`."""
+    """Return (H, S) the attention of the queries at `places` to each key, summed. Arguments and cost as `rows`."""
     exact = torch.promote_types(queries.dtype, torch.float32)
     total = torch.zeros(queries.shape[0], keys.shape[1], dtype=exact, device=keys.device)
-    for attention in rows(queries, keys, scaling, places, block, seen):
+    for attention in rows(queries, keys, scaling, places, block, key_slots):
         total[:, : attention.shape[-1]] += attention.sum(dim=1)
     return total
 
 
 def by_kv_head(values: Tensor, kv_heads: int) -> Tensor:
     """Return (H_kv, ...): the mean over the query heads that read the same key head."""
-    found: Tensor = values.unflatten(0, (kv_heads, -1)).mean(dim=1)
-    return found
+    means: Tensor = values.unflatten(0, (kv_heads, -1)).mean(dim=1)
+    return means

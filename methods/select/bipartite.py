@@ -1,7 +1,7 @@
-"""Bipartite matching: tokens at even places look for partners among those at odd places, and the best pairs merge.
+"""Bipartite matching: tokens at even places find partners among those at odd places, and the best pairs merge.
 
-Places are those of the raster, or of a sequence (B, E + N) in which the tokens stand in any order, E = 1 where a class
-token comes first, as -1: it takes an even place, is never merged, and nothing merges into it.
+Places follow the raster, or a sequence (B, E + N) of the tokens in any order. E = 1 if a class token comes first, as
+-1: it takes an even place, is never merged, and nothing merges into it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ BLOCK_BYTES = 64 * 2**20
 def match(features: Tensor) -> tuple[Tensor, Tensor]:
     """Return the best partner of each token at an even place, as two (B, ceil(N/2)) tensors.
 
-    The first is the highest cosine with a token at an odd place, in fp32, the second which of those tokens has it (0
-    for place 1, 1 for place 3); of equal cosines the first wins. A zero vector has cosine 0 to everything.
+    The first is the highest cosine with a token at an odd place, in fp32, the second the index of that token (0 for
+    place 1, 1 for place 3); of equal cosines the first wins. A zero vector has cosine 0 to everything.
 
     Args:
         features: (B, N, D), N at least 2.
@@ -35,14 +35,16 @@ def match(features: Tensor) -> tuple[Tensor, Tensor]:
         (normalize(even.float(), dim=-1) @ odd).max(dim=2)
         for even in features[:, ::2].split(rows, dim=1)
     ]
-    return torch.cat([one.values for one in best], 1), torch.cat([one.indices for one in best], 1)
+    return torch.cat([maximum.values for maximum in best], 1), torch.cat(
+        [maximum.indices for maximum in best], 1
+    )
 
 
 def merge_pairs(features: Tensor, n_pairs: int) -> tuple[Tensor, Tensor]:
-    """Return (B, N - n_pairs) ascending indices of what stays and (B, N) the slot that each token goes to.
+    """Return (B, N - n_pairs) ascending indices of the remaining tokens and (B, N) the slot of each token.
 
     The `n_pairs` tokens at even places with the highest cosines go to their partners, equal ones by lower index; a
-    partner may take in several, and its place is the group's.
+    partner may absorb several, and the group takes its place.
 
     Args:
         features: (B, N, D).
@@ -65,10 +67,10 @@ def merge_pairs(features: Tensor, n_pairs: int) -> tuple[Tensor, Tensor]:
 def merge_in_sequence(
     features: Tensor, sequence: Tensor, n_pairs: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `merge_pairs` returns for places in a sequence, and the sequence of what stays (B, E + N - n_pairs).
+    """Return the result of `merge_pairs` for places in a sequence, and the remaining sequence (B, E + N - n_pairs).
 
-    There what is left of the even places comes before all odd ones: in the order it had where there is a class token,
-    by descending cosine where there is none. That is the order in which ToMe's released code hands tokens on.
+    In it the remaining tokens of even places come before all odd ones: in their order with a class token, by descending
+    cosine without one. That is the order of the output of ToMe's released code.
 
     Args:
         features: (B, N, D).
@@ -81,7 +83,7 @@ def merge_in_sequence(
     Cost: that of `match` and O(N log N).
     """
     extra = sequence.shape[1] - features.shape[1]
-    # From here on a class token is token 0, a vector without direction.
+    # Here a class token becomes token 0, a zero vector.
     walk, features = sequence + extra, pad(features, (0, 0, extra, 0))
     rows = rows_of(walk)
     cosine, partner = match(features[rows, walk])
@@ -91,11 +93,11 @@ def merge_in_sequence(
     if extra:
         staying = staying.sort(dim=1).values
     following = torch.cat([even[:, :extra], even.gather(1, staying), odd], dim=1)
-    gone = even.gather(1, leaving)
-    stays = torch.ones_like(walk, dtype=torch.bool).scatter(1, gone, False)
+    leaving_tokens = even.gather(1, leaving)
+    stays = torch.ones_like(walk, dtype=torch.bool).scatter(1, leaving_tokens, False)
     rank = stays.cumsum(dim=1) - 1 - extra
     joined = rank.gather(1, odd.gather(1, partner.gather(1, leaving)))
-    slot = rank.scatter(1, gone, joined)[:, extra:]
+    slot = rank.scatter(1, leaving_tokens, joined)[:, extra:]
     kept = indices_of(stays[:, extra:], slot.shape[1] - n_pairs)
     return kept, slot, rank.gather(1, following)
 
@@ -105,7 +107,7 @@ def merge_to(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Merge in rounds: half of the tokens at most in each, so one is enough for `keep >= N / 2`.
 
-    In the next round a group's features are the mean of its tokens' by their sizes.
+    In the next round a group's features are the mean of its tokens', weighted by sizes.
 
     Args:
         features: (B, N, D).
@@ -114,8 +116,8 @@ def merge_to(
         sequence: (B, E + N) the order in which places are counted; None: that of the raster.
 
     Returns:
-        (B, keep) ascending indices of what stays, (B, N) the slot of each token, and (B, E + keep) the sequence of
-        what stays, None if there was none.
+        (B, keep) ascending indices of the remaining tokens, (B, N) the slot of each token, and (B, E + keep) the
+        remaining sequence, None if there was none.
 
     Raises:
         MethodError: a cosine is NaN or infinite.
@@ -145,5 +147,5 @@ def shares(slot: Tensor, sizes: Tensor) -> Tensor:
 
 
 def totals(slot: Tensor, sizes: Tensor) -> Tensor:
-    """Return (B, N) the sizes (B, N) summed up by slot (B, N, each at least 0), 0 where there is no such slot."""
+    """Return (B, N) the sizes (B, N) summed by slot (B, N, each at least 0), 0 for an empty slot."""
     return torch.zeros_like(sizes).scatter_add(1, slot, sizes)

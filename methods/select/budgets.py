@@ -1,4 +1,4 @@
-"""How a cache budget is split over layers: from what each layer scored to whole numbers of entries that add up.
+"""Layer budgets of a cache: from the scores of each layer to whole numbers of entries with a given sum.
 
 Each rule returns the share of every layer, real numbers with mean one; `entries` turns shares into counts.
 """
@@ -13,13 +13,13 @@ from torch import Tensor
 #: Halvings of the threshold's interval, PrefixKV.
 HALVINGS = 60
 
-#: PyramidKV: its last layer has this part of the mean.
+#: PyramidKV: the mean divided by this is the budget of the last layer.
 BETA = 20
 
-#: Of the largest share: what a layer without one counts as.
+#: Part of the largest share that a layer without a share counts as.
 FAINT = 1e-9
 
-#: Far above the error of a scale in doubles, far below what tells two shares apart.
+#: Far above the error of a scale in doubles, far below the difference of two shares.
 ROUNDING = 1e-6
 
 #: Shares and remainders that differ by less are equal.
@@ -40,9 +40,9 @@ def pyramid(scores: Sequence[Tensor], keep: float, beta: float = BETA) -> Tensor
     """
     last = keep / beta
     first = 2 * keep - last
-    most = max(layer.shape[-1] for layer in scores)
-    if first > most:
-        first = float(most)
+    n_entries = max(layer.shape[-1] for layer in scores)
+    if first > n_entries:
+        first = float(n_entries)
         last = 2 * keep - first
     return torch.linspace(first, last, len(scores), dtype=torch.float64) / keep
 
@@ -85,16 +85,16 @@ def lorenz(scores: Sequence[Tensor], keep: float) -> Tensor:
 
 
 def lorenz_curves(scores: Sequence[Tensor]) -> list[Tensor]:
-    """Return of each layer (N,) how large a part of its attention the best 1, 2, ... N entries hold together."""
+    """Return for each layer (N,) the part of its attention in its best 1, 2, ... N entries together."""
     curves = []
     for layer in scores:
-        found = _shared(layer).sort(descending=True).values
-        curves.append(found.cumsum(0) / found.sum().clamp(min=torch.finfo(found.dtype).tiny))
+        ranked = _shared(layer).sort(descending=True).values
+        curves.append(ranked.cumsum(0) / ranked.sum().clamp(min=torch.finfo(ranked.dtype).tiny))
     return curves
 
 
 def reaching(curves: Sequence[Tensor], threshold: float) -> Tensor:
-    """Return (layers,): how many entries a layer needs for this part of its attention; at least one."""
+    """Return (layers,) how many entries a layer needs for this part of its attention, at least one."""
     counts = [min(int((curve < threshold).sum()) + 1, len(curve)) for curve in curves]
     return torch.tensor(counts, dtype=torch.float64)
 
@@ -109,48 +109,48 @@ RULES: Mapping[str, Callable[[Sequence[Tensor], float], Tensor]] = {
 }
 
 
-def entries(shares: Tensor, total: int, most: Sequence[int]) -> Tensor:
-    """Return (layers,) whole numbers that follow the shares and add up to `total`, each from 1 to what the layer has.
+def entries(shares: Tensor, total: int, limits: Sequence[int]) -> Tensor:
+    """Return (layers,) whole numbers in proportion to the shares with sum `total`, each from 1 to the layer's entries.
 
-    What a bound takes from a layer goes to the others in proportion to their shares; the largest remainders get what
-    rounding leaves, the first layer first among equals. Shares that differ in their last bits alone are equal.
+    Entries that a bound takes from a layer go to the others in proportion to their shares; the largest remainders get
+    the entries lost to rounding, the first layer first among equals. Shares that differ in their last bits are equal.
 
     Args:
         shares: (layers,), none negative.
         total: entries of all layers together.
-        most: entries that each layer has.
+        limits: entries that each layer has.
 
     Raises:
         ValueError: fewer entries than layers, or more than there are.
     """
-    if not len(shares) <= total <= sum(most):
-        raise ValueError(f"{total} entries for {len(shares)} layers that have {sum(most)}")
-    wanted = _bounded(_levelled(shares.double().cpu()), float(total), torch.tensor(most).double())
-    # A number that is whole but for the last bits of the scale counts as whole.
-    whole = (wanted + ROUNDING).floor()
-    left = total - int(whole.sum())
-    order = _levelled(wanted - whole).argsort(descending=True, stable=True)
-    whole[order[:left]] += 1
-    return whole.long()
+    if not len(shares) <= total <= sum(limits):
+        raise ValueError(f"{total} entries for {len(shares)} layers that have {sum(limits)}")
+    wanted = _bounded(_levelled(shares.double().cpu()), float(total), torch.tensor(limits).double())
+    # A number that is whole up to the last bits of the scale counts as whole.
+    counts = (wanted + ROUNDING).floor()
+    missing = total - int(counts.sum())
+    order = _levelled(wanted - counts).argsort(descending=True, stable=True)
+    counts[order[:missing]] += 1
+    return counts.long()
 
 
 def _levelled(values: Tensor) -> Tensor:
-    """Return values (N,), those that are alike but for rounding as the least of them."""
+    """Return values (N,) in which those that differ by rounding alone become the smallest of them."""
     ranked, order = values.sort()
     leads = ranked.diff(prepend=ranked[:1] - 1) > ALIKE
     return torch.empty_like(values).scatter(0, order, ranked[leads][leads.cumsum(0) - 1])
 
 
-def _bounded(shares: Tensor, total: float, most: Tensor) -> Tensor:
-    """Return (layers,) real numbers from 1 to `most`, in proportion to the shares wherever no bound holds."""
-    # A layer without a share takes what is left when all others are full.
+def _bounded(shares: Tensor, total: float, limits: Tensor) -> Tensor:
+    """Return (layers,) real numbers from 1 to `limits`, in proportion to the shares wherever no bound holds."""
+    # A layer without a share gets the remainder when all others are full.
     shares = shares.clamp(min=FAINT * float(shares.max()))
     # The sum of bounded shares grows with their scale, which is halved in between none and all at the upper bound.
-    low, high = 0.0, float((most / shares).max())
+    low, high = 0.0, float((limits / shares).max())
     while (middle := (low + high) / 2) not in (low, high):
-        enough = float((shares * middle).clamp(min=1).minimum(most).sum()) >= total
+        enough = float((shares * middle).clamp(min=1).minimum(limits).sum()) >= total
         low, high = (low, middle) if enough else (middle, high)
-    return (shares * low).clamp(min=1).minimum(most)
+    return (shares * low).clamp(min=1).minimum(limits)
 
 
 def skew(values: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ def _shared(layer: Tensor) -> Tensor:
 
 
 def _mean_one(values: Tensor) -> Tensor:
-    """Return values scaled to mean one; of nothing but zeros, ones."""
+    """Return values scaled to mean one; ones if all are zero."""
     values = values.double().cpu()
     mean = values.mean()
     return values / mean if float(mean) > 0 else torch.ones_like(values)

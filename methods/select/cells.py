@@ -1,4 +1,4 @@
-"""Squares of the patch grid: which patch lies in which, the best of each, and distances."""
+"""Square cells of the patch grid: the cell of each patch, the best patches of each cell, and distances."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from espalier.methods.select.topk import ranking, rows_of
 
 
 def cells(grid: Tensor, side: int) -> Tensor:
-    """Return (B, N) a number for each square of `side` x `side` patches, the same for the patches in it.
+    """Return (B, N) the number of each patch's square of `side` x `side` patches.
 
     Squares start at the first row and column of each image and view; the last ones are cut off where the grid ends.
 
@@ -28,7 +28,7 @@ def cells(grid: Tensor, side: int) -> Tensor:
 
 
 def place_in_cell(scores: Tensor, cell: Tensor) -> Tensor:
-    """Return (B, N) how many tokens of the same cell (B, N) rank before each token; equal scores by lower index.
+    """Return (B, N) the rank of each token within its cell (B, N), from 0; equal scores by lower index.
 
     Raises:
         MethodError: a score is NaN or infinite.
@@ -45,9 +45,10 @@ def place_in_cell(scores: Tensor, cell: Tensor) -> Tensor:
 
 
 def best_of_cells(scores: Tensor, cell: Tensor, largest: int, n_true: int) -> Tensor:
-    """Return (B, N) booleans: the `n_true` highest of what the cells (B, N) of up to `largest` tokens offer.
+    """Return (B, N) booleans: the `n_true` highest among the offers of the cells (B, N) of up to `largest` tokens.
 
-    Every cell offers its best, as many as any other (or all that it has): the fewest that make `n_true` together.
+    Every cell offers its best tokens, each the same number (or all that it has): the fewest that make `n_true`
+    together.
 
     Raises:
         MethodError: a score is NaN or infinite.
@@ -73,6 +74,6 @@ def distances_from(grid: Tensor, index: Tensor) -> Tensor:
 
     Cost: O(K N).
     """
-    apart = grid[rows_of(index), index].unsqueeze(2) - grid.unsqueeze(1)
-    squared = apart[:, :, :, 2:].float().square().sum(dim=3)
-    return squared.sqrt().masked_fill(apart[:, :, :, :2].any(dim=3), torch.inf)
+    offsets = grid[rows_of(index), index].unsqueeze(2) - grid.unsqueeze(1)
+    squared = offsets[:, :, :, 2:].float().square().sum(dim=3)
+    return squared.sqrt().masked_fill(offsets[:, :, :, :2].any(dim=3), torch.inf)

@@ -1,7 +1,7 @@
-"""Cosines of all pairs of tokens, held in memory where there is room and computed as they are asked for elsewhere.
+"""Cosines of all pairs of tokens: a matrix in memory if it fits, else rows computed on request.
 
-Both ways give the same cosines but for rounding, which depends on the shape of a product, the threads that share it and
-the library that computes it. Picks that differ by rounding alone can change places from one machine to another.
+Both give the same cosines up to rounding, which depends on the shape of a product, the number of threads and the
+library. Picks that differ by rounding alone can change places from one machine to another.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 from espalier.methods.select.similarity import FEWEST, cosine, unit, upper_blocks
 from espalier.methods.select.topk import rows_of
 
-#: Bytes that a matrix may take where nobody says otherwise.
+#: Bytes that a matrix may take by default.
 LIMIT = 2**30
-#: Rows computed at a time where the matrix is not held: the one asked for, and those likely to be asked for next.
+#: Rows computed at a time without a matrix: the requested one, and those likely to be requested next.
 PANEL = 32
 
-#: Says whether so many bytes may be held on a device.
+#: Returns whether a number of bytes may be held on a device.
 Judge = Callable[[int, torch.device], bool]
 
 _JUDGE: ContextVar[Judge] = ContextVar("judge", default=lambda n_bytes, device: n_bytes <= LIMIT)
@@ -53,14 +53,14 @@ class Cosines(ABC):
 
         Args:
             pick: (B, 1) index.
-            merit: (B, N) floats: the larger, the sooner a token may be picked next.
+            merit: (B, N) floats: tokens with larger values are likely to be picked next.
         """
 
 
 def cosines(features: Tensor) -> Cosines:
-    """Return the cosines of (B, N, D) features: held if 4 B N^2 bytes fit the memory, else computed when asked for.
+    """Return the cosines of (B, N, D) features: a matrix if 4 B N^2 bytes fit the memory, else computed on request.
 
-    Fewer than 16 tokens are held always.
+    Fewer than 16 tokens always get a matrix.
     """
     n_rows, n_tokens, _ = features.shape
     if n_tokens < FEWEST or fits(4 * n_rows * n_tokens**2, features.device):
@@ -69,16 +69,16 @@ def cosines(features: Tensor) -> Cosines:
 
 
 def fits(n_bytes: int, device: torch.device) -> bool:
-    """Return whether a matrix of this size may be held, by the judge in force.
+    """Return whether a matrix of this size may be held, by the current judge.
 
-    The answer decides about time and memory, and about no pick beyond rounding.
+    The result affects time and memory, and picks by rounding alone.
     """
     return _JUDGE.get()(n_bytes, device)
 
 
 @contextmanager
 def judged_by(judge: Judge) -> Iterator[None]:
-    """Let `judge` say inside the block which matrices of cosines may be held."""
+    """Let `judge` decide inside the block which matrices of cosines may be held."""
     token = _JUDGE.set(judge)
     try:
         yield
@@ -87,8 +87,8 @@ def judged_by(judge: Judge) -> Iterator[None]:
 
 
 def memory_limit(n_bytes: int) -> AbstractContextManager[None]:
-    """Let a matrix of cosines take at most so many bytes inside the block, whatever is free; 0 holds none."""
-    return judged_by(lambda asked, device: asked <= n_bytes)
+    """Let a matrix of cosines take at most `n_bytes` inside the block, whatever is free; 0 holds none."""
+    return judged_by(lambda wanted, device: wanted <= n_bytes)
 
 
 class Held(Cosines):
@@ -106,7 +106,7 @@ class Held(Cosines):
         return self.matrix.diagonal(dim1=1, dim2=2).clone()
 
     def nearest(self) -> Tensor:
-        """Return the row maxima beside the diagonal. Cost: O(N^2), one pass."""
+        """Return the row maxima off the diagonal. Cost: O(N^2), one pass."""
         before, diagonal = self.diagonal(), self.matrix.diagonal(dim1=1, dim2=2)
         diagonal.fill_(-2)
         nearest = self.matrix.amax(dim=2)
@@ -123,15 +123,15 @@ class Held(Cosines):
         return self.matrix[rows_of(indices), indices]
 
     def row(self, pick: Tensor, merit: Tensor) -> Tensor:
-        """Gather one row; the device never waits."""
+        """Gather one row, without a device synchronisation."""
         del merit
         return self.matrix.flatten(0, 1).index_select(0, (pick + self._start).squeeze(1))
 
 
 class Computed(Cosines):
-    """Nothing of the matrix is held but the last panel of rows.
+    """Cosines of which only the last panel of rows is held.
 
-    The device waits once for each row, to learn whether the panel has it.
+    Each row costs one device synchronisation, to find out whether the panel has it.
     """
 
     def __init__(self, units: Tensor) -> None:
@@ -150,17 +150,19 @@ class Computed(Cosines):
         nearest = self.units.new_full(self.units.shape[:2], -2)
         for row, column, block in upper_blocks(self.units):
             block.diagonal(row - column, dim1=1, dim2=2).fill_(-2)
-            for seen, found in (
+            for maxima, block_maxima in (
                 (nearest[:, row : row + block.shape[1]], block.amax(dim=2)),
                 (nearest[:, column:], block.amax(dim=1)),
             ):
-                torch.maximum(seen, found, out=seen)
+                torch.maximum(maxima, block_maxima, out=maxima)
         return nearest
 
     def extremes(self) -> tuple[Tensor, Tensor]:
         """Return the extremes over blocks. Cost: O(N^2 D / 2)."""
-        found = [block.flatten(1).aminmax(dim=1) for _, _, block in upper_blocks(self.units)]
-        low, high = (torch.stack(side) for side in zip(*found, strict=True))
+        block_extremes = [
+            block.flatten(1).aminmax(dim=1) for _, _, block in upper_blocks(self.units)
+        ]
+        low, high = (torch.stack(side) for side in zip(*block_extremes, strict=True))
         return low.amin(dim=0), high.amax(dim=0)
 
     def rows(self, indices: Tensor) -> Tensor:
@@ -169,8 +171,8 @@ class Computed(Cosines):
         if n_asked < FEWEST:
             indices = indices.repeat(1, FEWEST)[:, :FEWEST]
         rows = self.units[rows_of(indices), indices] @ self._across
-        own = indices.unsqueeze(2)
-        return rows.scatter_(2, own, rows.gather(2, own).round_())[:, :n_asked]
+        itself = indices.unsqueeze(2)
+        return rows.scatter_(2, itself, rows.gather(2, itself).round_())[:, :n_asked]
 
     def row(self, pick: Tensor, merit: Tensor) -> Tensor:
         """Look the row up in the panel, or compute the panel of this token and those of the highest merit."""

@@ -16,9 +16,9 @@ def squared_distances(points: Tensor) -> Tensor:
     """
     centred = points.float() - points.float().mean(dim=1, keepdim=True)
     lengths = centred.square().sum(dim=2)
-    both = lengths.unsqueeze(2) + lengths.unsqueeze(1) - 2 * centred @ centred.transpose(1, 2)
+    products = lengths.unsqueeze(2) + lengths.unsqueeze(1) - 2 * centred @ centred.transpose(1, 2)
     # Rounding makes the product slightly asymmetric, which would decide between points that are equally dense.
-    distances = (both + both.transpose(1, 2)).clamp_(min=0) / (2 * points.shape[2])
+    distances = (products + products.transpose(1, 2)).clamp_(min=0) / (2 * points.shape[2])
     distances.diagonal(dim1=1, dim2=2).zero_()
     return distances
 
@@ -62,5 +62,5 @@ def nearest_centre(closeness: Tensor, centres: Tensor) -> Tensor:
         centres: (B, C) ascending indices.
     """
     joined = closeness[rows_of(centres), centres].argmax(dim=1)
-    own = torch.arange(centres.shape[1], device=centres.device).expand_as(centres)
-    return joined.scatter(1, centres, own)
+    centre_slots = torch.arange(centres.shape[1], device=centres.device).expand_as(centres)
+    return joined.scatter(1, centres, centre_slots)

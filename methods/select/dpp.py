@@ -10,16 +10,16 @@ from espalier.methods.checks import require_finite
 from espalier.methods.select.cosines import Cosines
 from espalier.methods.select.topk import Chosen, filled_up, ranking, rows_of
 
-#: A token of which less than this share is new to the picks is in their span: what is left is rounding of fp32.
+#: A token with a smaller residual than this is in the span of the picks: the residual is rounding of fp32.
 SPANNED = 1e-5
 
 
 def dpp_map(similarity: Cosines, quality: Tensor, n_keep: int) -> Chosen:
     """Return n_keep tokens that greedily maximise det of diag(quality) similarity diag(quality).
 
-    With s_j what is left of similarity[j, j] after projecting token j onto the picks so far (one row of a Cholesky
+    With s_j the residual of similarity[j, j] after projecting token j onto the picks so far (one row of a Cholesky
     factor for each pick), the next pick maximises quality_j^2 s_j; equal values go to the lower index. The factor is
-    that of the similarity, not of the kernel: the picks are the same, and s_j says by itself when a token lies in the
+    that of the similarity, not of the kernel: the picks are the same, and s_j alone shows when a token lies in the
     span of the picks, however small its quality. Once all tokens do (more are asked for than the rank), those of the
     highest quality fill the rest, so that the count is exact and nothing is chosen by rounding noise.
 
@@ -36,22 +36,22 @@ def dpp_map(similarity: Cosines, quality: Tensor, n_keep: int) -> Chosen:
     """
     order = ranking(quality)
     n_rows, n_tokens = quality.shape
-    left = require_finite(similarity.diagonal(), "similarities")
+    residual = require_finite(similarity.diagonal(), "similarities")
     weight = quality.square()
     rows = rows_of(order)
     factor = quality.new_zeros(n_rows, n_keep, n_tokens)
     picks = torch.empty_like(order[:, :n_keep])
     gains = torch.empty_like(quality[:, :n_keep])
     for step in range(n_keep):
-        # What lies in the span counts as 0, the picks themselves among it; max returns the first of equal maxima.
-        gain = threshold(left, SPANNED, 0).mul_(weight)
+        # Tokens in the span count as 0, including the picks themselves; max returns the first of equal maxima.
+        gain = threshold(residual, SPANNED, 0).mul_(weight)
         gains[:, step : step + 1], pick = gain.max(dim=1, keepdim=True)
         picks[:, step : step + 1] = pick
-        scale = left.gather(1, pick).clamp_(min=SPANNED).rsqrt_()
+        scale = residual.gather(1, pick).clamp_(min=SPANNED).rsqrt_()
         new = similarity.row(pick, gain).unsqueeze(1)
         new.baddbmm_(factor[rows, :step, pick], factor[:, :step], alpha=-1)
         torch.mul(new.squeeze(1), scale, out=factor[:, step])
-        left.addcmul_(factor[:, step], factor[:, step], value=-1).scatter_(1, pick, 0)
-    # A gain of 0 means that nothing was left to choose: then no token is kept here.
+        residual.addcmul_(factor[:, step], factor[:, step], value=-1).scatter_(1, pick, 0)
+    # A gain of 0 means that no candidate remained: then no token is kept here.
     chosen = torch.zeros_like(order).scatter_reduce_(1, picks, (gains > 0).long(), "amax")
     return filled_up(chosen.bool(), order, n_keep)

@@ -13,7 +13,7 @@ from espalier.methods.select.topk import rows_of
 
 @dataclass(frozen=True)
 class Frames:
-    """The partition of the tokens by frame; a clip is a run of frames whose tokens stand at the same places.
+    """The partition of the tokens by frame; a clip is a run of frames with tokens at the same places.
 
     Tables of frames have N columns, one for each frame there could be; absent frames have size 0.
 
@@ -46,8 +46,8 @@ class Frames:
         start = size.cumsum(dim=1) - size
 
         partner = (token - before(size, 1).gather(1, index)).clamp(min=0)
-        apart = (grid[:, :, 1:] != grid[rows_of(partner), partner, 1:]).any(dim=2)
-        different = torch.zeros_like(token).scatter_add(1, index, apart.long())
+        moved = (grid[:, :, 1:] != grid[rows_of(partner), partner, 1:]).any(dim=2)
+        different = torch.zeros_like(token).scatter_add(1, index, moved.long())
         follows = (different == 0) & (size == before(size, 1))
         follows[:, 0] = False
         # An absent frame opens a clip of its own, so that it adds to the length of no other.
@@ -56,9 +56,9 @@ class Frames:
         return cls(index, size, start, token - opening, length.gather(1, opening))
 
     def likeness(self, tokens: Tensor, back: Tensor) -> Tensor:
-        """Return (B, N) cosines, in fp32, with the token at the same place `back` (B, N) frames before, of its frame.
+        """Return (B, N) cosines, in fp32, with the token at the same place `back` (B, N) frames earlier.
 
-        1 where a frame has no earlier one to compare with (`back` is 0). Cost: O(N D).
+        1 for a frame that is not compared (`back` is 0). Cost: O(N D).
         """
         token = torch.arange(tokens.shape[1], device=tokens.device)
         earlier = (self.index - back.gather(1, self.index)).clamp(min=0)
@@ -74,11 +74,11 @@ def before(values: Tensor, steps: int) -> Tensor:
 
 
 def spread(sizes: Tensor, total: Tensor) -> Tensor:
-    """Return (B, N) integers that sum up to `total` (B, 1): the same share of each size, rounded up or down.
+    """Return (B, N) integers with sum `total` (B, 1): the same share of each size, rounded up or down.
 
-    Which ones are rounded up is spread evenly over the row: the running sums are rounded down, not the shares.
+    Rounding up is spread evenly over the row: the running sums are rounded down, not the shares.
     A row of zeros gets zeros. `total` must lie between 0 and the sum of the sizes.
     """
     upto = sizes.cumsum(dim=1)
-    whole = upto[:, -1:].clamp(min=1)
-    return total * upto // whole - total * (upto - sizes) // whole
+    total_size = upto[:, -1:].clamp(min=1)
+    return total * upto // total_size - total * (upto - sizes) // total_size

@@ -1,4 +1,4 @@
-"""Greedy independent set: the best-scored tokens no two of which are adjacent, filled up to an exact count."""
+"""Greedy independent set: the best-scored tokens without adjacent pairs, filled up to an exact count."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from espalier.methods.select.topk import Chosen, filled_up, ranking
 
-#: Pivots whose edges are looked at together.
+#: Pivots with edges computed together.
 TOGETHER = 96
 
 
 class Graph(Protocol):
-    """A symmetric graph of N tokens whose edges are worked out when asked for; a token's edge to itself is ignored."""
+    """A symmetric graph of N tokens with edges computed on request; a token's edge to itself is ignored."""
 
     def rows(self, indices: Tensor) -> Tensor:
         """Return (B, K, N) booleans: the neighbours of the tokens `indices` (B, K)."""
@@ -24,11 +24,11 @@ class Graph(Protocol):
 
 
 def independent_set(scores: Tensor, graph: Graph, n_keep: int, n_pivots: int = 0) -> Chosen:
-    """Return n_keep tokens: pivots, then a greedy independent set, then the best of the rest.
+    """Return n_keep tokens: pivots, then a greedy independent set, then the best other tokens.
 
     The `n_pivots` best tokens are kept whatever their edges, and their neighbours leave the pool. Then the best token
     of the pool is kept and its neighbours leave, again and again. If the pool empties before `n_keep` tokens are
-    found, the best tokens not yet kept fill the rest, edges or not, so that the count is exact.
+    found, the best tokens not yet kept fill the count, with or without edges.
 
     Args:
         scores: (B, N), higher is better; equal scores go to the lower index.

@@ -15,9 +15,9 @@ DUPLICATE = 1e-6
 def farthest_first(cosines: Cosines, n_keep: int) -> Tensor:
     """Return (B, n_keep) ascending indices that greedily maximise the smallest distance 1 - cos between kept tokens.
 
-    The first pick is the token whose nearest other token is farthest; each next pick is the token farthest from all
-    picks so far. Picks are never repeated. Equal distances go to the lower index; so do duplicates, whose distances to
-    a third token may differ by the rounding of a product.
+    The first pick is the token with the largest distance to its nearest other token; each next pick is the token
+    farthest from all picks so far. Picks are never repeated. Equal distances go to the lower index; so do duplicates,
+    although their distances to a third token may differ by the rounding of a product.
 
     Args:
         cosines: of N tokens.
@@ -28,10 +28,10 @@ def farthest_first(cosines: Cosines, n_keep: int) -> Tensor:
 
     Cost: `Cosines.nearest` for the first pick, then `n_keep` steps of one row and eight operations on N numbers.
     """
-    alone = _distance(require_finite(cosines.nearest(), "cosines"))
-    pick = alone.argmax(dim=1, keepdim=True)  # argmax returns the first of equal maxima
-    gap = torch.full_like(alone, torch.inf)
-    taken = torch.zeros_like(alone)
+    isolation = _distance(require_finite(cosines.nearest(), "cosines"))
+    pick = isolation.argmax(dim=1, keepdim=True)  # argmax returns the first of equal maxima
+    gap = torch.full_like(isolation, torch.inf)
+    taken = torch.zeros_like(isolation)
     picks = pick.repeat(1, n_keep)
     for step in range(n_keep):
         far = _distance(cosines.row(pick, gap)).scatter_(1, pick, DUPLICATE)
@@ -45,5 +45,5 @@ def farthest_first(cosines: Cosines, n_keep: int) -> Tensor:
 
 
 def _distance(cosine: Tensor) -> Tensor:
-    """Return 1 - cos, of which all duplicates share the smallest."""
+    """Return 1 - cos, at least DUPLICATE, which all duplicates share."""
     return torch.rsub(cosine, 1).clamp_(min=DUPLICATE)

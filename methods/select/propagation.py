@@ -10,10 +10,10 @@ from espalier.methods.select.similarity import grid_neighbours
 
 
 def mixed_graph(similarity: Tensor, grid: Tensor, k: int) -> Tensor:
-    """Return (B, N, N) booleans: from whom (columns) each token (rows) takes.
+    """Return (B, N, N) booleans: the tokens (columns) from which each token (rows) receives.
 
-    A token takes from its 8 neighbours in the grid of its tile and from the k tokens most similar to it. As in the
-    released code the latter is no mutual relation: who is among another's most similar need not have it among its own.
+    A token receives from its 8 neighbours in the grid of its tile and from the k tokens most similar to it. As in the
+    released code the second relation is directed.
 
     Args:
         similarity: (B, N, N) finite numbers; the diagonal is ignored.
@@ -25,8 +25,8 @@ def mixed_graph(similarity: Tensor, grid: Tensor, k: int) -> Tensor:
 
     Cost: O(N^2 log k).
     """
-    own = torch.arange(similarity.shape[1], device=similarity.device).expand_as(similarity[:, 0])
-    return nearest(similarity, own, k) | grid_neighbours(grid)
+    tokens = torch.arange(similarity.shape[1], device=similarity.device).expand_as(similarity[:, 0])
+    return nearest(similarity, tokens, k) | grid_neighbours(grid)
 
 
 def normalised(graph: Tensor) -> Tensor:

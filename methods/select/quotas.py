@@ -1,4 +1,4 @@
-"""Exact quotas: how many tokens each group of a partition keeps, and which."""
+"""Exact quotas: the number of tokens that each group of a partition keeps, and the tokens."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from espalier.methods.select.topk import indices_of, ranking
 
 
 def apportion(weights: Tensor, sizes: Tensor, total: int) -> Tensor:
-    """Return (B, G) integers that sum up to `total`: in proportion to the weights, none above its group's size.
+    """Return (B, G) integers with sum `total`, in proportion to the weights, each at most its group's size.
 
-    What a full group cannot take goes to the others, in proportion to their weights again; only when all groups with
-    weight are full do those without take the rest, evenly. Fractions are settled by largest remainders, equal ones by
+    The surplus of a full group goes to the others, again in proportion to their weights; only when all groups with
+    weight are full do the others get the remainder, evenly. Fractions are settled by largest remainders, equal ones by
     the lower index.
 
     Args:
         weights: (B, G), finite, 0 or more.
-        sizes: (B, G) integers, 0 for a group that is not there.
+        sizes: (B, G) integers, 0 for an absent group.
         total: at most the sum of each row of sizes.
 
     Cost: O(G log G), no Python loop.
@@ -32,16 +32,16 @@ def apportion(weights: Tensor, sizes: Tensor, total: int) -> Tensor:
         1, order, size.cumsum(1) - size + filling * remaining <= total
     )
     spare = total - (sizes * full).sum(dim=1, keepdim=True)
-    rest = weight * ~full
-    share = spare * rest / rest.sum(dim=1, keepdim=True).clamp(min=1e-300)
+    open_weight = weight * ~full
+    share = spare * open_weight / open_weight.sum(dim=1, keepdim=True).clamp(min=1e-300)
     share = (
         share * 2**30
     ).round() / 2**30  # so that rounding decides neither ties nor whole numbers
-    whole = torch.where(full, sizes, torch.minimum(share.floor().long(), sizes))
-    remainder = (share - whole).masked_fill(full, -1)
-    missing = total - whole.sum(dim=1, keepdim=True)
+    floors = torch.where(full, sizes, torch.minimum(share.floor().long(), sizes))
+    remainder = (share - floors).masked_fill(full, -1)
+    missing = total - floors.sum(dim=1, keepdim=True)
     place = remainder.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    return whole + (place < missing).long()
+    return floors + (place < missing).long()
 
 
 def best_of_groups(scores: Tensor, group: Tensor, quotas: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which words of a prompt rate the visual tokens: those most relevant to the image."""
+"""The words of a prompt that rate the visual tokens: those most relevant to the image."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rater_weights(
     shares = logits.masked_fill(~after.unsqueeze(1), -torch.inf).softmax(dim=2)
     real = (places >= 0).float()
     relevance = (shares * real.unsqueeze(2)).sum(dim=1) / real.sum(dim=1, keepdim=True)
-    mean = 1 / after.sum(dim=1, keepdim=True)  # each visual token hands out a sum of 1
+    mean = 1 / after.sum(dim=1, keepdim=True)  # each visual token distributes a sum of 1
     if above:
         chosen = after & (relevance > mean * (1 + ROUNDING))
         chosen = torch.where(chosen.any(dim=1, keepdim=True), chosen, after)

@@ -15,15 +15,15 @@ from espalier.methods.select.topk import indices_of, rows_of
 
 
 def split(n_tokens: int, keep: int, tau: float, theta: int) -> tuple[int, int, int]:
-    """Return how many of N tokens are kept as they are, how many are recycled, and into how many clusters.
+    """Return the number of N tokens kept as they are, the number recycled, and the number of clusters.
 
-    Of those not kept as they are the share `tau` and one more is recycled, and `theta` of them make a cluster, with one
-    more. As many are kept as make, with the clusters, exactly `keep`; clusters are at most half of it.
+    Of the D other tokens floor(tau D) + 1 are recycled, into floor(recycled / theta) + 1 clusters. Kept tokens and
+    clusters make exactly `keep`; clusters are at most half of it.
     """
     if tau == 0 or keep == n_tokens:
         return keep, 0, 0
     for n_top in range(keep, -1, -1):
-        # The small term keeps 0.3 * 10 from coming out as 2.999...
+        # The small term keeps 0.3 * 10 from becoming 2.999...
         n_recycled = math.floor(tau * (n_tokens - n_top) + 1e-9) + 1
         n_clusters = min(n_recycled // theta + 1, n_recycled, keep // 2)
         if n_top + n_clusters <= keep:

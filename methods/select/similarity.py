@@ -10,8 +10,8 @@ from torch.nn.functional import normalize
 
 #: Rows of one block of the upper triangle: few enough to stay in the cache, and enough for a product at full speed.
 BLOCK = 192
-#: Blocks have at least this many rows and columns, where there are as many tokens: thinner products are slower, and
-#: round in another way with some libraries.
+#: Blocks have at least this many rows and columns if there are as many tokens: thinner products are slower, and round
+#: differently with some libraries.
 FEWEST, NARROWEST = 16, 256
 
 
@@ -23,7 +23,7 @@ def unit(features: Tensor) -> Tensor:
 def cosine(features: Tensor) -> Tensor:
     """Return (B, N, N) cosine similarities of (B, N, D) features, computed in fp32, exactly symmetric.
 
-    A zero vector has similarity 0 to everything, itself included; of all others the diagonal is 1.
+    A zero vector has similarity 0 to everything, itself included; otherwise the diagonal is 1.
 
     Cost: O(N^2 D / 2), 4 N^2 bytes a row: only the upper triangle is multiplied out.
     """
@@ -34,7 +34,7 @@ def cosine(features: Tensor) -> Tensor:
         end = row + block.shape[1]
         matrix[:, row:end, column:] = block
         matrix[:, column:, row:end] = block.transpose(1, 2)
-        # A library may round x . y in another way than y . x, so of the square on the diagonal one half counts.
+        # A library may round x . y and y . x differently, so only one half of the square on the diagonal is used.
         upper = block[:, :, row - column : end - column].triu()
         matrix[:, row:end, row:end] = upper + upper.triu(1).transpose(1, 2)
     return matrix
@@ -43,16 +43,15 @@ def cosine(features: Tensor) -> Tensor:
 def upper_blocks(units: Tensor) -> Iterator[tuple[int, int, Tensor]]:
     """Yield the upper triangle of units @ units^T (B, N, N) in blocks: their first row, first column, and values.
 
-    A block reaches from its first column, which is not behind its first row, to the last column; the last ones may
-    repeat what others hold. The diagonal is rounded to 1, or 0 for a zero vector, so that what the product leaves
-    beside that decides nothing.
+    A block reaches from its first column, which is not after its first row, to the last column; the last blocks may
+    repeat entries. The diagonal is rounded to 1, or 0 for a zero vector, so that its rounding error has no effect.
 
     Cost: O(N^2 D / 2) for all blocks, and the memory of one.
     """
     n_tokens = units.shape[1]
     across = units.transpose(1, 2)
     for start in range(0, n_tokens, BLOCK):
-        row, column = (max(0, min(start, n_tokens - least)) for least in (FEWEST, NARROWEST))
+        row, column = (max(0, min(start, n_tokens - minimum)) for minimum in (FEWEST, NARROWEST))
         block = units[:, row : row + BLOCK] @ across[:, :, column:]
         block.diagonal(row - column, dim1=1, dim2=2).round_()
         yield row, column, block
@@ -77,6 +76,6 @@ def board_of(grid: Tensor) -> Tensor:
 
 def neighbours(board: Tensor, indices: Tensor) -> Tensor:
     """Return (B, K, N) booleans: which tokens of a board (2, B, N) are among the 8 neighbours of those at `indices`."""
-    some = board.gather(2, indices.expand(2, -1, -1)).unsqueeze(3)
-    down, right = (some - board.unsqueeze(2)).abs_()
+    centres = board.gather(2, indices.expand(2, -1, -1)).unsqueeze(3)
+    down, right = (centres - board.unsqueeze(2)).abs_()
     return torch.maximum(down, right) == 1  # the chessboard distance

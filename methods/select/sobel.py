@@ -1,4 +1,4 @@
-"""Edges: the share of a patch's pixels whose Sobel gradient is steep."""
+"""Edges: the share of a patch's pixels with a steep Sobel gradient."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch.nn.functional import pad
 from espalier.methods.checks import require_finite
 
 
-def edge_share(luma: Tensor, tau: float, whole: bool) -> Tensor:
+def edge_share(luma: Tensor, tau: float, across_patches: bool) -> Tensor:
     """Return (B, N) the share of pixels with sqrt(Gx^2 + Gy^2) > tau, Gx and Gy by the 3 x 3 Sobel kernels.
 
     Args:
         luma: (B, N, h + 2, w + 2) patches with one pixel of border on each side.
         tau: threshold.
-        whole: read the border, which makes it the gradient of the whole picture; otherwise every patch is taken alone,
+        across_patches: read the border, for the gradient of the whole picture; otherwise each patch is taken by itself,
             with zeros around it. Zeros are grey: patches of any other colour then have edges all around.
 
     Raises:
@@ -23,7 +23,7 @@ def edge_share(luma: Tensor, tau: float, whole: bool) -> Tensor:
     Cost: O(N h w).
     """
     luma = require_finite(luma, "luma").float()
-    if not whole:
+    if not across_patches:
         luma = pad(luma[..., 1:-1, 1:-1], (1, 1, 1, 1))
     down = luma[..., :-2, :] + 2 * luma[..., 1:-1, :] + luma[..., 2:, :]
     across = luma[..., :-2] + 2 * luma[..., 1:-1] + luma[..., 2:]

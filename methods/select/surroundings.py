@@ -1,4 +1,4 @@
-"""Merging of what lies around a kept patch and looks alike."""
+"""Merging of similar patches around a kept patch."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ EPSILON = 1e-12
 
 
 def taken_in(states: Tensor, grid: Tensor, index: Tensor, still: Tensor, reach: float) -> Tensor:
-    """Return (B, K, N) how much of each patch goes into the kept ones: 1 of itself, and of the others their share.
+    """Return (B, K, N) the weight of each patch in the kept ones: 1 of itself, and a share of the others.
 
-    The share grows with max(0, cosine) (1 - min(1, distance / reach)); all shares of a row sum to 1, with the one that
-    the kept patch itself would have.
+    The share is proportional to max(0, cosine) (1 - min(1, distance / reach)); the shares of a row, including the kept
+    patch's own, sum to 1.
 
     Args:
         states: (B, N, D) by which patches are compared.
         grid: (B, N, 4) integer coordinates: image, view, row, column.
         index: (B, K) kept patches.
-        still: (B, K) which of them take nothing in.
-        reach: distance in patches from which on nothing is taken in.
+        still: (B, K) kept patches that absorb nothing.
+        reach: distance in patches from which patches are not absorbed.
 
     Raises:
         MethodError: a cosine is NaN or infinite.
@@ -45,6 +45,6 @@ def taken_in(states: Tensor, grid: Tensor, index: Tensor, still: Tensor, reach: 
 
 def above_quantile(values: Tensor, quantile: float) -> Tensor:
     """Return (B, K) booleans: which values (B, K) lie above their quantile; exact, as nothing is interpolated."""
-    # The quantile lies between this order statistic and the next one, which is above it unless the two are equal.
+    # The quantile lies between this order statistic and the next one, which exceeds it unless the two are equal.
     below = math.floor(quantile * (values.shape[1] - 1) + 1e-9)
     return values > values.sort(dim=1).values[:, below : below + 1]

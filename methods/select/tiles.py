@@ -13,7 +13,7 @@ from espalier.methods.select.topk import indices_of
 
 @dataclass(frozen=True)
 class Tiles:
-    """Which tile each token lies in, and how large the tiles are.
+    """The tile of each token, and the sizes of the tiles.
 
     Tables have N columns, one for each tile there could be; absent tiles have size 0.
 

@@ -1,4 +1,4 @@
-"""Ranking by score with a fixed rule for ties, and the index sets that follow from it."""
+"""Ranking by score with a fixed rule for ties, and index sets from it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rows_of(indices: Tensor) -> Tensor:
 
 
 class Chosen(NamedTuple):
-    """What a greedy rule chose, filled up to an exact count.
+    """The tokens chosen by a greedy rule, filled up to an exact count.
 
     Attributes:
         kept: (B, K) ascending indices.

@@ -1,4 +1,4 @@
-"""The words of the prompt that have seen the image."""
+"""The words of the prompt after the image."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from espalier.methods.base import MethodError
 
 
 def words_after(text_positions: Tensor, visual_positions: Tensor) -> Tensor:
-    """Return (B, T) booleans: which words stand behind the last visual token of their row.
+    """Return (B, T) booleans: the words after the last visual token of their row.
 
     Args:
         text_positions: (B, T) place of each word, -1 where a row has fewer.
@@ -19,5 +19,5 @@ def words_after(text_positions: Tensor, visual_positions: Tensor) -> Tensor:
     """
     after = text_positions > visual_positions.amax(dim=1, keepdim=True)
     if not bool(after.any(dim=1).all()):
-        raise MethodError("this method reads the words behind the image, and a prompt has none")
+        raise MethodError("this method reads the words after the image, and a prompt has none")
     return after

@@ -221,7 +221,7 @@ def test_other_weights_make_a_prior_stale(spec: ModelSpec, tmp_path: Path):
     content[-1] ^= 1
     weights.write_bytes(bytes(content))
     with pytest.raises(
-        UserError, match=r"was made with other weights; run: python -m harness\.calibration"
+        UserError, match=r"was made with other weights; run: python -m espalier calibrate"
     ):
         require_prior(replace(spec, path=copy), D2Pruner(), "d2pruner")
 

@@ -25,7 +25,7 @@ from espalier.harness.tools.calibration.bisection import (
     shares,
     smallest_reaching,
 )
-from espalier.harness.tools.calibration.calibration_images import Seen, question
+from espalier.harness.tools.calibration.calibration_images import ImageDigest, question
 from espalier.harness.tools.calibration.fitprune_fit import (
     ALPHAS,
     MassRecorder,
@@ -156,7 +156,7 @@ def test_each_alpha_equals_a_decoder_that_drops_inside_its_layers(folder: Path, 
         assert full == [16] * tiny.DEPTH
         wanted, logits = by_hand(eager, chat, alpha, masses)
 
-        seen = Seen()
+        seen = ImageDigest()
         (found,) = trace(adapter, [image], prompt, (alpha,), seen)[alpha]
         assert list(found.entering) == wanted
         assert seen.n_images == 1
@@ -177,7 +177,7 @@ def test_each_alpha_equals_a_decoder_that_drops_inside_its_layers(folder: Path, 
 def test_a_larger_alpha_removes_more(folder: Path):
     adapter = tiny.load_llava(folder)
     images = [tiny.picture(seed) for seed in range(3)]
-    found = trace(adapter, images, "w1 w2", ALPHAS, Seen())
+    found = trace(adapter, images, "w1 w2", ALPHAS, ImageDigest())
     scheme = shares([found[alpha] for alpha in ALPHAS])
     assert FitPrune(scheme).sites(tiny.DEPTH)
     last = [row[-1] for row in scheme]

@@ -118,5 +118,5 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(MethodError, match=r"method\.params\.pivot_image_token=0 .*1 or more"):
         DART(pivot_image_token=0)
     view = make_view(DART(), SQUARE)
-    with pytest.raises(MethodError, match="words behind the image"):
+    with pytest.raises(MethodError, match="words after the image"):
         DART().plan(replaced(view, text_positions=torch.arange(9)[None]), 12)

@@ -91,7 +91,7 @@ def test_what_is_planted_in_either_attention_is_found(signal: str):
 
 def test_a_prompt_without_words_behind_the_image_is_refused():
     view = make_view(FitPrune(), SQUARE)
-    with pytest.raises(MethodError, match="words behind the image"):
+    with pytest.raises(MethodError, match="words after the image"):
         FitPrune().plan(replaced(view, text_positions=torch.arange(3)[None]), 12)
 
 
@@ -201,7 +201,7 @@ def test_a_scheme_comes_back_as_it_was_stored(
     monkeypatch.setattr(artifacts, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setattr(artifacts, "DEFAULT_STORE", tmp_path)
     model = spec_of().model
-    command = r"python -m harness\.calibration method=fitprune model=seedling"
+    command = r"python -m espalier calibrate method=fitprune model=seedling"
     with pytest.raises(UserError, match=rf"'seedling' has no fitted scheme; run: {command}$"):
         with_scheme(model, FitPrune(), "fitprune")
     scheme = ((0.9, 0.8, 0.7, 0.6, 0.123457), (0.5, 0.4, 0.3, 0.2, 0.1))

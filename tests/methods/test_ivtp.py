@@ -191,7 +191,7 @@ def test_words_before_the_image_do_not_count():
 def test_a_prompt_without_words_is_refused():
     view = inside()
     words = view.signals["text_positions"].clamp(max=2)
-    with pytest.raises(MethodError, match="words behind the image"):
+    with pytest.raises(MethodError, match="words after the image"):
         IVTP().plan(replaced(view, text_positions=words), 20)
 
 

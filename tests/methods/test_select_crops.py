@@ -70,7 +70,7 @@ def test_crops_are_numbered_image_by_image(name: str):
         assert crops.index[0, tokens].tolist() == [number] * len(tokens)
         assert crops.size[0, number] == len(tokens)
         assert crops.image[0, number] == image
-        assert bool(crops.whole[0, number]) == (crop == 0)
+        assert bool(crops.is_overview[0, number]) == (crop == 0)
     assert int(crops.size.sum()) == grid.shape[1]
 
 

@@ -108,7 +108,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(MethodError, match=r"method\.params\.cluster='max'.*sum, mean"):
         SparseVLM(cluster="max")  # type: ignore[arg-type]
     view = make_view(PAPER, SQUARE)
-    with pytest.raises(MethodError, match="words behind the image"):
+    with pytest.raises(MethodError, match="words after the image"):
         PAPER.plan(replaced(view, text_positions=torch.arange(9)[None]), 12)
 
 

@@ -86,7 +86,7 @@ def test_words_before_the_image_have_no_say():
     for value in changed.values():
         value[:, :3] = torch.rand(1, 3, 144)
     assert torch.equal(PAPER.plan(replaced(view, **changed), 20).kept, PAPER.plan(view, 20).kept)
-    with pytest.raises(MethodError, match="words behind the image"):
+    with pytest.raises(MethodError, match="words after the image"):
         PAPER.plan(replaced(view, text_positions=torch.arange(9)[None]), 12)
 
 

@@ -50,7 +50,7 @@ def test_command_lines_of_run_compose(line: str) -> None:
 
 @pytest.mark.parametrize("line", CHECKS)
 def test_benchmarks_that_are_fetched_and_checked_are_there(line: str) -> None:
-    _, _, _, verb, name, *overrides = shlex.split(line)
+    _, _, _, _, verb, name, *overrides = shlex.split(line)
     assert verb in ("prefetch", "check")
     assert name in choices("benchmark")
     assert read_command([f"benchmark={name}", *overrides], typed=True) is not None
@@ -68,7 +68,7 @@ def test_modules_and_targets_are_there() -> None:
 
 
 def test_what_is_run_was_fetched() -> None:
-    fetched = {shlex.split(line)[4] for line in CHECKS if " prefetch " in line}
+    fetched = {shlex.split(line)[5] for line in CHECKS if " prefetch " in line}
     run = {
         build_spec(cell).benchmark.name
         for line in RUNS

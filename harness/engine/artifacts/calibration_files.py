@@ -27,7 +27,7 @@ from espalier.harness.store.files.untrusted_json import read_json
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
-HARNESS = Path(__file__).resolve().parents[1]
+HARNESS = Path(__file__).resolve().parents[2]
 SHIPPED = HARNESS / "seedling" / "calibration"
 DEFAULT_STORE = HARNESS.parent / "results"
 #: What a file of tensors that is damaged raises.

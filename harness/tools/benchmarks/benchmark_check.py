@@ -1,56 +1,234 @@
-"""Can a benchmark run here? Its data are read, its samples shown to a small model, its answers scored."""
+"""Check whether a benchmark can run here: read its data, answer samples with a small model, score the answers."""
 
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+from lmms_eval.api.task import Task
+from lmms_eval.protocol import ChatMessages
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
+from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.errors import UserError
+from espalier.harness.evaluation.data_sources import Borders
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate, open_benchmark
 from espalier.harness.evaluation.lmms_tasks import Loaded, quiet
+from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.chat_media import media_of
 from espalier.harness.ranks import alone
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import build_method
-from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.specs.run_spec import ModelSpec, RunSpec, VideoSpec
 from espalier.harness.store import Store
 from espalier.harness.tools.benchmarks.checkpoint_prompts import same_tokens, whole_checkpoint
-from espalier.harness.tools.benchmarks.dataset_rows import Seen, read_rows
-from espalier.harness.tools.benchmarks.tiny_models import answers
 from espalier.harness.tools.doctor.findings import Finding, NotHere, examine
+from espalier.methods.signals import SIGNALS
 
-#: Samples that are answered, of each task of a group.
+#: Rows to read.
+ROWS = 5
+
+#: A name that a task file gives in place of a function: of a column, not a template and not a text.
+COLUMN = re.compile(r"[A-Za-z_]\w*")
+
+#: Settings of a task file that may name a column.
+NAMING = ("doc_to_text", "doc_to_target", "doc_to_choice")
+
+#: Errors of reading rows that are not as their task expects.
+ODD = (
+    *(KeyError, IndexError, TypeError, ValueError, AttributeError, OSError, AssertionError),
+    *(ZeroDivisionError, SystemExit),
+)
+
+
+@dataclass(frozen=True)
+class RowSummary:
+    """A summary of the first rows of a task: their number, and the largest counts in one row."""
+
+    rows: int
+    clips: int
+    pictures: int
+    words: int
+    first: str
+
+
+def read_rows(
+    benchmark: BenchmarkSpec, task: Task, score: bool, borders: Borders | None = None
+) -> RowSummary:
+    """Read the first rows of a task and all their media.
+
+    Args:
+        benchmark: named in errors.
+        task: loaded.
+        score: whether an empty answer is scored too; false if that would call a judge.
+        borders: where media may come from; None: from anywhere.
+
+    Raises:
+        UserError: with data set, split and row: a column is missing, or media cannot be read.
+    """
+    docs = task.eval_docs
+    split = task.config.test_split or task.config.validation_split
+    place = f"{benchmark.dataset.path or task.config.dataset_path}, split {split}"
+    if not len(docs):
+        raise UserError(f"{place}: no rows")
+    columns = list(docs.column_names) if hasattr(docs, "column_names") else list(docs[0])
+    for setting in NAMING:
+        name = getattr(task.config, setting)
+        if isinstance(name, str) and COLUMN.fullmatch(name) and name not in columns:
+            raise UserError(f"{place}: {_no_column(name, columns)}, which {setting} names")
+    summaries = [
+        _row(f"{place}, row {number}", task, number, columns, score, borders)
+        for number in range(min(ROWS, len(docs)))
+    ]
+    largest = max(summaries, key=lambda summary: (summary.clips, summary.pictures, summary.words))
+    return RowSummary(
+        len(summaries), largest.clips, largest.pictures, largest.words, summaries[0].first
+    )
+
+
+def _row(
+    place: str, task: Task, number: int, columns: list[str], score: bool, borders: Borders | None
+) -> RowSummary:
+    # Pictures of a data set are decoded here.
+    doc = _read_checked(place, columns, lambda: task.eval_docs[number])
+    messages = _read_checked(place, columns, lambda: task.doc_to_messages(doc))
+    chat: list[dict[str, Any]] = ChatMessages(messages=messages).to_hf_messages()
+    try:
+        chat = chat if borders is None else borders.chat(chat)
+        media = media_of(0, chat, VideoSpec(frames=2))
+    except UserError as error:
+        raise UserError(f"{place}: {str(error).removeprefix('chat 0 of the batch: ')}") from error
+    target = _read_checked(place, columns, lambda: task.doc_to_target(doc))
+    if score:
+        plain = getattr(type(task).process_results, "__wrapped__", type(task).process_results)
+        _read_checked(place, columns, lambda: plain(task, doc, [""]))
+    text = "".join(
+        part["text"] for turn in chat for part in turn["content"] if part["type"] == "text"
+    )
+    parts = [f"picture {picture.width}x{picture.height}" for picture in media.pictures[:1]]
+    parts += [f"video of {clip.duration:.1f} s" for clip in media.clips[:1]]
+    return RowSummary(
+        1,
+        len(media.clips),
+        len(media.pictures),
+        len(text.split()),
+        f"{', '.join(parts) or 'no media'}; {len(text)} characters; target {str(target)[:40]!r}",
+    )
+
+
+def _read_checked(place: str, columns: list[str], read: Callable[[], Any]) -> Any:
+    """Call `read`; turn any fault of the row into a one-line UserError."""
+    try:
+        return read()
+    except KeyError as error:
+        name = str(error.args[0]) if error.args else "?"
+        if name in columns:
+            raise UserError(f"{place}: KeyError: {name}") from error
+        raise UserError(f"{place}: {_no_column(name, columns)}") from error
+    except ODD as error:
+        raise UserError(
+            f"{place}: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
+
+
+def _no_column(name: str, columns: list[str]) -> str:
+    return f"no column {name!r}; there are: {', '.join(columns)}"
+
+
+#: The embedded model's context is 512 tokens, and each of its pictures takes 144; this many are left for an answer.
+ROOM = 512 - 16
+PICTURE = 144
+
+#: Bytes are its tokens, so any text will do; videos become at most four frames of a few tokens.
+VIDEO = ModelSpec(
+    name="tiny_video",
+    adapter="qwen2_vl",
+    path=None,
+    hub=None,
+    revision=None,
+    dtype="float32",
+    attention="sdpa",
+    weights="random",
+    device="cpu",
+    processor={
+        "min_pixels": 14 * 14,
+        "max_pixels": 56 * 56,
+        "video_min_pixels": 14 * 14,
+        "video_max_pixels": 56 * 56,
+    },
+    video=VideoSpec(frames=4),
+    architecture={
+        "text": {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1.0e4,
+                "mrope_section": [1, 1, 2],
+            },
+        },
+        "vision": {"patch_size": 7, "spatial_merge_size": 2, "temporal_patch_size": 2},
+    },
+    facts=ModelFacts(
+        text=StackFacts(2, 32, 48, 4, 2, 8, gated=True, causal=True),
+        tower=StackFacts(2, 32, 64, 4, 4, 8, gated=False, causal=False),
+        stem=None,
+        projector=(128, 128, 32),
+        vocabulary=288,
+        visual_tokens=16,
+        class_attention="mean",
+        rotary_axes=3,
+        signals=frozenset(SIGNALS),
+    ),
+)
+
+
+def answers(spec: RunSpec, clips: int, pictures: int, words: int) -> Adapter:
+    """Load what can read a sample: the embedded model that the spec names, if it sees no video and it has the room.
+
+    Args:
+        spec: of a run on the embedded model.
+        clips: videos of the sample that has most.
+        pictures: its pictures.
+        words: words of its text.
+    """
+    fits = not clips and pictures > 0 and pictures * PICTURE + words < ROOM
+    return load_adapter(spec.model if fits else VIDEO)
+
+
+#: Samples to answer for each task of a group.
 SAMPLES = 2
 
-#: Answers are cut short: they only have to come.
+#: Tokens of an answer; its content does not matter.
 STEPS = 8
 
 
 @dataclass
 class Examination:
-    """The steps of a check, each with what the ones before it found.
+    """The steps of a check, with the results that later steps need.
 
     Args:
         spec: of a run of the benchmark on the embedded model.
-        asked: of a run on the model that the user names; None: none is named.
+        user_spec: of a run on the model that the user names; None: no model is named.
     """
 
     spec: RunSpec
-    asked: RunSpec | None = None
+    user_spec: RunSpec | None = None
     loaded: Loaded | None = None
-    seen: list[Seen] = field(default_factory=list)
+    summaries: list[RowSummary] = field(default_factory=list)
     prompt: str | None = None
 
     def steps(self) -> Iterator[tuple[str, Callable[[], str]]]:
-        """Yield the steps in order; the first that fails is the last that makes sense, but for the checkpoint's."""
+        """Yield the steps in order; after a failure only the checkpoint's still make sense."""
         yield "data", self.data
         yield "rows", self.rows
         yield "answers", self.answers
-        if self.asked is not None:
+        if self.user_spec is not None:
             yield "checkpoint", self.checkpoint
             yield "tokens", self.tokens
 
@@ -61,40 +239,40 @@ class Examination:
         places = sorted({str(task.config.dataset_path) for task in self.loaded.tasks})
         rows = sum(len(task.eval_docs) for task in self.loaded.tasks)
         place = dataset.path or ", ".join(places)
-        said = (
+        summary = (
             f"{place}, split {self.loaded.tasks[0].config.test_split or dataset.split}: {rows} rows"
         )
         if dataset.samples is not None and rows != dataset.samples:
-            said += f" (the benchmark's file says {dataset.samples})"
-        return said
+            summary += f" (the benchmark's file says {dataset.samples})"
+        return summary
 
     def rows(self) -> str:
         """Read the first rows of each task."""
         assert self.loaded is not None
         benchmark = self.spec.benchmark
-        # A judge is somebody else, and a clock has nothing to say of an empty answer.
+        # An empty answer is not worth a judge's request, and a timed benchmark has no score.
         score = "judge" not in benchmark.needs and benchmark.new_tokens is None
         with alone(), quiet(), self.loaded.serving():
-            self.seen = [
+            self.summaries = [
                 read_rows(benchmark, task, score, self.loaded.borders) for task in self.loaded.tasks
             ]
-        return f"{sum(one.rows for one in self.seen)} rows read; first: {self.seen[0].first}"
+        return f"{sum(summary.rows for summary in self.summaries)} rows read; first: {self.summaries[0].first}"
 
     def answers(self) -> str:
         """Answer and score two samples of each task.
 
         Raises:
-            NotHere: scoring takes what this machine lacks.
-            UserError: a sample cannot be answered or scored, or a metric is no number.
+            NotHere: scoring needs something that this machine lacks.
+            UserError: a sample cannot be answered or scored, or a metric is not a number.
         """
         needs = self.spec.benchmark.needs
         if "java" in needs and shutil.which("java") is None:
             raise NotHere("its scorer needs Java (a `java` on the PATH)")
         adapter = answers(
             self.spec,
-            max(one.clips for one in self.seen),
-            max(one.pictures for one in self.seen),
-            max(one.words for one in self.seen),
+            max(summary.clips for summary in self.summaries),
+            max(summary.pictures for summary in self.summaries),
+            max(summary.words for summary in self.summaries),
         )
         with TemporaryDirectory() as folder:
             spec = replace(self.spec, model=adapter.spec, store=Path(folder))
@@ -120,36 +298,36 @@ class Examination:
         return f"{done.n_samples} samples by {adapter.spec.name} (not a result): {scored or 'no metric has a value'}"
 
     def checkpoint(self) -> str:
-        """Look whether the named model's checkpoint is here and whole."""
-        assert self.asked is not None
-        return whole_checkpoint(self.asked)
+        """Check that the named model's checkpoint is here and complete."""
+        assert self.user_spec is not None
+        return whole_checkpoint(self.user_spec)
 
     def tokens(self) -> str:
         """Compare the prompts' token ids and template with those of the originals."""
-        assert self.asked is not None
+        assert self.user_spec is not None
         # The model's own family may word the task's prompts.
-        said, self.prompt = same_tokens(self.asked, open_benchmark(self.asked))
-        return said
+        summary, self.prompt = same_tokens(self.user_spec, open_benchmark(self.user_spec))
+        return summary
 
 
 def check(
     name: str, path: Path | None = None, overrides: Sequence[str] = ()
 ) -> tuple[list[Finding], str | None]:
-    """Return what every step found, and the prompt of the first answered sample.
+    """Return the findings of all steps, and the prompt of the first answered sample.
 
     Args:
         name: as after `benchmark=`.
-        path: goes before `benchmark.path`.
-        overrides: of a run, for example `model=llava15_7b`: also that model's checkpoint is looked at.
+        path: replaces `benchmark.path`.
+        overrides: of a run, for example `model=llava15_7b`: that model's checkpoint is checked too.
 
     Raises:
         UserError: there is no such benchmark, or an override is wrong.
     """
     place = [] if path is None else [f"benchmark.path={path}"]
-    chosen = any(one.startswith("model=") for one in overrides)
-    rest = [one for one in overrides if not one.startswith("model")]
+    chosen = any(override.startswith("model=") for override in overrides)
+    embedded = [override for override in overrides if not override.startswith("model")]
     examination = Examination(
-        _spec([f"benchmark={name}", *place, *rest]),
+        _spec([f"benchmark={name}", *place, *embedded]),
         _spec([f"benchmark={name}", *place, *overrides]) if chosen else None,
     )
     findings: list[Finding] = []

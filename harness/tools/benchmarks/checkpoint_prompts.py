@@ -1,4 +1,4 @@
-"""A published model beside a benchmark: its checkpoint whole, its prompts those of the originals."""
+"""Check a published model for a benchmark: its checkpoint is complete, and its prompts equal the originals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPTS = 3
 
 
 def whole_checkpoint(spec: RunSpec) -> str:
-    """Say where a model's checkpoint lies, after reading the header of every weight file.
+    """Return where a model's checkpoint is, after reading the header of every weight file.
 
     Raises:
         NotHere: the model has random weights.
@@ -50,9 +50,9 @@ def unloaded(spec: RunSpec) -> Adapter:
     """Return the adapter of a checkpoint without its weights: processor, configuration and template are there."""
     family = ADAPTERS.load(spec.model.adapter)
     skeleton = build_skeleton(family.model_class, family.checkpoint_config(spec.model), spec.model)
-    # A skeleton lies on no device, and what a processor makes has to lie on one.
-    here = type(family.__name__, (family,), {"device": torch.device("cpu")})
-    adapter: Adapter = here(skeleton, family.load_processor(spec.model), spec.model)
+    # A skeleton is on no device, but the output of a processor must be on one.
+    cpu_family = type(family.__name__, (family,), {"device": torch.device("cpu")})
+    adapter: Adapter = cpu_family(skeleton, family.load_processor(spec.model), spec.model)
     return adapter
 
 
@@ -72,23 +72,23 @@ def same_tokens(spec: RunSpec, loaded: Loaded) -> tuple[str, str]:
     task = loaded.tasks[0]
     name = task.config.task
     wording = Wording(spec.benchmark.text, {name: task})
-    found: list[Tokens] = []
+    prompts: list[Tokens] = []
     with alone(), quiet(), loaded.serving():
         for row in range(min(PROMPTS, len(task.eval_docs))):
             doc = task.eval_docs[row]
             messages = wording.of(task.doc_to_messages(doc), doc, name, row)
-            found.append(compared(adapter, ChatMessages(messages=messages).to_hf_messages()))
+            prompts.append(compared(adapter, ChatMessages(messages=messages).to_hf_messages()))
     differences = [
-        f"prompt {row} differs from the original's, {one.difference}"
-        for row, one in enumerate(found)
-        if one.difference is not None
+        f"prompt {row} differs from the original's, {tokens.difference}"
+        for row, tokens in enumerate(prompts)
+        if tokens.difference is not None
     ]
-    said = differences[:1] or [
-        f"{len(found)} prompts of {', '.join(str(len(one.ours)) for one in found)} tokens as in the original"
+    summary = differences[:1] or [
+        f"{len(prompts)} prompts of {', '.join(str(len(tokens.ours)) for tokens in prompts)} tokens as in the original"
     ]
     template = other_template(spec.model, adapter.shipped)
     if template is not None:
-        said.append(template)
+        summary.append(template)
     elif spec.model.template_sha256 is not None:
-        said.append("the chat template is the one that the model's file knows")
-    return "; ".join(said), found[0].prompt
+        summary.append("the chat template is the one that the model's file knows")
+    return "; ".join(summary), prompts[0].prompt

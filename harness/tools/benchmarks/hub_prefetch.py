@@ -61,15 +61,15 @@ def prefetch(name: str, overrides: Sequence[str] = ()) -> int:
     how = "as set" if "HF_HOME" in os.environ else "the default; set HF_HOME for another place"
     _tell(f"HF_HOME={home} ({how})")
     wanted = [*data_sets(spec.benchmark)]
-    if any(one.startswith("model=") for one in overrides):
+    if any(part.startswith("model=") for part in overrides):
         wanted.append(checkpoint(spec.model))
     if not wanted:
         _tell(f"{name}: its data lie in this repository, nothing is downloaded")
-    wanted = [_settled(one) for one in wanted]
+    wanted = [_settled(part) for part in wanted]
     _room(wanted, home)
-    for one in wanted:
-        _fetch(one, home)
-    if any(one.kind == "dataset" for one in wanted):
+    for part in wanted:
+        _fetch(part, home)
+    if any(part.kind == "dataset" for part in wanted):
         _prepare(spec)
     _tell(f"{name}: everything is here; checking it without the network")
     return _verify(name, overrides)
@@ -83,23 +83,23 @@ def _settled(wanted: Wanted) -> Wanted:
 def _room(wanted: Sequence[Wanted], home: Path) -> None:
     """Say what is to be downloaded and refuse if it does not fit."""
     need = 0.0
-    for one in wanted:
-        with _in_one_line(one):
-            files = missing(one)
+    for part in wanted:
+        with _in_one_line(part):
+            files = missing(part)
         size = sum(file.file_size or 0 for file in files)
-        need += size if one.kind == "model" or one.link else TWICE * size
-        _tell(f"{one.name}: {len(files)} files to download, {_size(size)}")
-    left = free(home)
-    _tell(f"disk: at most {_size(need)} needed, {_size(left)} free")
-    if need > left:
+        need += size if part.kind == "model" or part.link else TWICE * size
+        _tell(f"{part.name}: {len(files)} files to download, {_size(size)}")
+    n_free = free(home)
+    _tell(f"disk: at most {_size(need)} needed, {_size(n_free)} free")
+    if need > n_free:
         raise UserError(
             f"HF_HOME={str(home)!r}: {_size(need)} may be needed (data sets count twice: downloaded, and "
-            f"prepared or unpacked), {_size(left)} are free; valid: a folder with that much room"
+            f"prepared or unpacked), {_size(n_free)} are free; valid: a folder with that much room"
         )
 
 
 def _fetch(wanted: Wanted, home: Path) -> None:
-    """Download the files of one repository that are not here, and put its media where tasks look for them."""
+    """Download the missing files of one repository, and put its media where tasks look for them."""
     with _in_one_line(wanted):
         folder = Path(
             snapshot_download(

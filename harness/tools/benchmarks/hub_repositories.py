@@ -1,4 +1,4 @@
-"""Which repositories of the hub a benchmark's tasks read, and how much of them is not here yet."""
+"""The hub repositories that a benchmark's tasks read, and their missing files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Wanted:
         kind: `dataset` or `model`.
         revision: commit, branch or tag; None: the main branch.
         patterns: which files; None: all.
-        config: the data set's configuration whose tables are read.
+        config: the data set's configuration that is read.
         unpack: where archives of it belong, below HF_HOME; None: nothing is unpacked.
         link: whether that place is a link to the downloaded files instead.
     """
@@ -42,13 +42,13 @@ class Wanted:
 
 
 def data_sets(benchmark: BenchmarkSpec) -> tuple[Wanted, ...]:
-    """Return what the tasks of a benchmark read, as their files say it; not what their functions ask for besides.
+    """Return the repositories in the task files of a benchmark, without those that task functions read.
 
     Raises:
         UserError: the task is unknown.
     """
-    found = {_wanted(config, benchmark.dataset.pinned): None for config in _configs(benchmark)}
-    return tuple(one for one in found if one is not None)
+    wanted = {_wanted(config, benchmark.dataset.pinned): None for config in _configs(benchmark)}
+    return tuple(part for part in wanted if part is not None)
 
 
 def checkpoint(model: ModelSpec) -> Wanted:
@@ -81,7 +81,7 @@ def settled(wanted: Wanted) -> Wanted:
     )
     listed = builder.config.data_files or {}
     files = [
-        str(file).partition("@")[2].partition("/")[2] for one in listed.values() for file in one
+        str(file).partition("@")[2].partition("/")[2] for paths in listed.values() for file in paths
     ]
     # What names a file exactly is no pattern.
     patterns = tuple(escape(name) for name in ("README.md", *files))
@@ -98,19 +98,19 @@ def missing(wanted: Wanted) -> list[DryRunFileInfo]:
         dry_run=True,
         tqdm_class=_Silent,
     )
-    return [one for one in files if one.will_download]
+    return [file for file in files if file.will_download]
 
 
 class _Silent(tqdm):
-    """A progress bar that nobody sees: looking takes seconds, and only what is downloaded is worth a bar."""
+    """A silent progress bar: listing takes seconds, and only downloads need a bar."""
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more | {"disable": True})
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options | {"disable": True})
 
 
 def _configs(benchmark: BenchmarkSpec) -> Iterator[Mapping[str, Any]]:
     """Yield the settings of each task file of a benchmark; functions in them are not imported."""
-    # Both import all of lmms-eval, which takes seconds: whoever has data in this repository need not pay.
+    # Both import all of lmms-eval, which takes seconds and is not needed for data of this repository.
     from lmms_eval.tasks import TaskManager
     from lmms_eval.utils import load_yaml_config
 
@@ -140,7 +140,7 @@ def _configs(benchmark: BenchmarkSpec) -> Iterator[Mapping[str, Any]]:
 
 
 def _wanted(config: Mapping[str, Any], pinned: Mapping[str, str]) -> Wanted | None:
-    """Return what one task file reads, at the revision that is pinned; None if its data lie beside it."""
+    """Return the repository of one task file at the pinned revision; None if its data are local."""
     path, kwargs = config.get("dataset_path"), config.get("dataset_kwargs") or {}
     # Formats are names without an owner; folders are paths.
     if path is None or path.count("/") != 1 or Path(path).is_absolute():

@@ -1,4 +1,4 @@
-"""Archives of media unpacked where lmms-eval's tasks look for them; what was interrupted goes on."""
+"""Unpack archives of media where lmms-eval's tasks look for them; an interrupted run continues."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ TAR = re.compile(r"^(?P<stem>.+?)(_\d+)?\.tar(\..+)?$")
 
 def archives(folder: Path) -> list[list[Path]]:
     """Return the archives below a folder, each as its pieces in order: zip files, and tar files cut or whole."""
-    whole = [[path] for path in sorted(folder.rglob("*.zip"))]
+    groups = [[path] for path in sorted(folder.rglob("*.zip"))]
     pieces = defaultdict(list)
     for path in sorted(folder.rglob("*.tar*")):
-        found = TAR.match(path.name)
-        if found is not None and path.is_file():
+        match = TAR.match(path.name)
+        if match is not None and path.is_file():
             # `x.tar.gz` is no piece of `x.tar`.
-            cut = ".part" in path.name or found[2] is not None
-            pieces[path.parent / (found["stem"] if cut else path.name)].append(path)
-    return whole + list(pieces.values())
+            cut = ".part" in path.name or match[2] is not None
+            pieces[path.parent / (match["stem"] if cut else path.name)].append(path)
+    return groups + list(pieces.values())
 
 
 def unpack(folder: Path, target: Path, tell: Callable[[str], None]) -> None:
@@ -43,9 +43,9 @@ def unpack(folder: Path, target: Path, tell: Callable[[str], None]) -> None:
         return
     partial = target.with_name(target.name + ".partial")
     partial.mkdir(parents=True, exist_ok=True)
-    found = archives(folder)
-    for number, pieces in enumerate(found, 1):
-        tell(f"unpacking {pieces[0].name} ({number} of {len(found)}) into {partial}")
+    groups = archives(folder)
+    for number, pieces in enumerate(groups, 1):
+        tell(f"unpacking {pieces[0].name} ({number} of {len(groups)}) into {partial}")
         if pieces[0].suffix == ".zip":
             _unzip(pieces[0], partial)
         else:
@@ -65,8 +65,8 @@ def link(folder: Path, target: Path) -> None:
 def _unzip(file: Path, target: Path) -> None:
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
-            there = target / member.filename
-            if not (there.is_file() and there.stat().st_size == member.file_size):
+            path = target / member.filename
+            if not (path.is_file() and path.stat().st_size == member.file_size):
                 archive.extract(member, target)
 
 
@@ -74,8 +74,8 @@ def _untar(pieces: Sequence[Path], target: Path) -> None:
     # Pieces of 100 GB are read one after the other, never joined on the disk.
     with tarfile.open(fileobj=_Joined(pieces), mode="r|*") as archive:
         for member in archive:
-            there = target / member.name
-            if not (there.is_file() and there.stat().st_size == member.size):
+            path = target / member.name
+            if not (path.is_file() and path.stat().st_size == member.size):
                 archive.extract(member, target, filter="data")
 
 
@@ -108,5 +108,5 @@ class _Joined(io.RawIOBase):
 
 def free(folder: Path) -> int:
     """Return the bytes that are free where a folder is, or will be."""
-    there = next(one for one in (folder, *folder.parents) if one.exists())
-    return shutil.disk_usage(there).free
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return shutil.disk_usage(existing).free

@@ -1,6 +1,6 @@
 """FitPrune's schemes in plain numbers: what images lost at each alpha, what that saves, which alpha a target takes.
 
-FLOPs are those of the released code: of n visual tokens that enter a layer and k that stay behind its attention, with
+FLOPs are those of the released code: of n visual tokens that enter a layer and k that stay after its attention, with
 width d and feed-forward width m, 3 n d^2 + 2 n^2 d + k d^2 + 3 k d m. Words are not counted, and neither is what visual
 tokens and words pay each other: so counted, and not with words, the released schedules save the share in their name.
 Budgets of a run are another matter: they are counted as for every method (harness/cost/budget.py).
@@ -46,7 +46,7 @@ class Fit:
 
 
 def shares(by_alpha: Sequence[Sequence[Trace]]) -> tuple[tuple[float, ...], ...]:
-    """Return the rows of `FitPrune.scheme`: mean shares left behind each layer but the last.
+    """Return the rows of `FitPrune.scheme`: mean shares left after each layer but the last.
 
     More may be left at a later layer where more went earlier, since attention has moved by then; a family of schedules
     must not rise with alpha, so each row is at most the row before.
@@ -58,11 +58,11 @@ def shares(by_alpha: Sequence[Sequence[Trace]]) -> tuple[tuple[float, ...], ...]
     for traces in by_alpha:
         n_sites = len(traces[0].entering) - 1
         above = rows[-1] if rows else (1.0,) * n_sites
-        left = [
+        kept = [
             fmean(trace.entering[site + 1] / trace.entering[0] for trace in traces)
             for site in range(n_sites)
         ]
-        pairs = zip(above, left, strict=True)
+        pairs = zip(above, kept, strict=True)
         rows.append(tuple(min(high, round(low, DECIMALS)) for high, low in pairs))
     return tuple(rows)
 
@@ -86,8 +86,8 @@ def smallest_reaching(
             high = last
         else:
             low = last
-    found, tried = (fit(alpha, ratio, traces_at(alpha), stack) for alpha in (high, last))
-    return found, tried
+    best, tried = (fit(alpha, ratio, traces_at(alpha), stack) for alpha in (high, last))
+    return best, tried
 
 
 def fit(alpha: float, ratio: float, traces: Sequence[Trace], stack: StackFacts) -> Fit:

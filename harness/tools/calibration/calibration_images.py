@@ -1,4 +1,4 @@
-"""Images for calibration: training scenes, or a sample of a folder; and what is asked about each."""
+"""Images for calibration: training scenes, or a sample of a folder; and the question about each."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 @dataclass
-class Seen:
-    """How many images a calibration was made from, and the hash of their pixels."""
+class ImageDigest:
+    """The number of images of a calibration, and a hash of their pixels."""
 
     n_images: int = 0
     pixels: hashlib._Hash = field(default_factory=hashlib.sha256)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.tools.calibration.bisection import Trace
-from espalier.harness.tools.calibration.calibration_images import Seen, question
+from espalier.harness.tools.calibration.calibration_images import ImageDigest, question
 from espalier.methods.base import Plan, View
 from espalier.methods.fitprune import FitPrune, attentions
 from espalier.methods.select.topk import ranking
@@ -64,10 +64,10 @@ class Thinning(FitPrune):
         """Keep all that is not in both sets; one token, the one with the highest score, stays whatever alpha is."""
         from_words, from_image = attentions(view)
         before = self.masses[view.site.layer]
-        gone = expendable(from_words, before[0], self.alpha)
-        gone &= expendable(from_image, before[1], self.alpha)
-        gone[:, ranking(from_words * from_image)[:, 0]] = False
-        return Plan((~gone).nonzero()[:, 1].unsqueeze(0))
+        dropped = expendable(from_words, before[0], self.alpha)
+        dropped &= expendable(from_image, before[1], self.alpha)
+        dropped[:, ranking(from_words * from_image)[:, 0]] = False
+        return Plan((~dropped).nonzero()[:, 1].unsqueeze(0))
 
 
 def expendable(attention: Tensor, mass: Tensor, alpha: float) -> Tensor:
@@ -81,8 +81,8 @@ def expendable(attention: Tensor, mass: Tensor, alpha: float) -> Tensor:
     order = ranking(attention).flip(1)
     ascending = attention.double().gather(1, order)
     from_here = ascending.flip(1).cumsum(dim=1).flip(1)
-    left = torch.cat([from_here[:, 1:], torch.zeros_like(from_here[:, :1])], dim=1)
-    fine = left >= (1 - alpha) * mass.double().unsqueeze(1)
+    remaining = torch.cat([from_here[:, 1:], torch.zeros_like(from_here[:, :1])], dim=1)
+    fine = remaining >= (1 - alpha) * mass.double().unsqueeze(1)
     return torch.zeros_like(fine).scatter(1, order, fine)
 
 
@@ -91,7 +91,7 @@ def trace(
     images: Iterable[Image],
     prompt: str,
     alphas: Sequence[float],
-    seen: Seen,
+    digest: ImageDigest,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[float, list[Trace]]:
     """Return, for each alpha, what every image lost.
@@ -101,22 +101,22 @@ def trace(
         images: RGB images.
         prompt: the same text for every image, put into the model's chat template.
         alphas: shares of the masses that a layer may lose.
-        seen: counts the images.
+        digest: counts the images.
         advance: called with 1 after each image.
 
     Cost: 1 + len(alphas) passes an image; one image at a time, since each loses another number of tokens.
     """
-    found: dict[float, list[Trace]] = {alpha: [] for alpha in alphas}
+    traces: dict[float, list[Trace]] = {alpha: [] for alpha in alphas}
     for image in images:
         inputs = adapter.encode([question(image, prompt)])
         recorder = MassRecorder()
         _prefill(adapter, recorder, inputs)
         for alpha in alphas:
             record = _prefill(adapter, Thinning(alpha=alpha, masses=recorder.masses), inputs)
-            found[alpha].append(Trace(record.entering))
-        seen.see(image)
+            traces[alpha].append(Trace(record.entering))
+        digest.see(image)
         advance(1)
-    return found
+    return traces
 
 
 def _prefill(adapter: Adapter, method: FitPrune, inputs: dict[str, Tensor]) -> Record:

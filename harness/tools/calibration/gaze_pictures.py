@@ -72,7 +72,7 @@ def spec_of(overrides: str) -> RunSpec:
 
 def cases(count: int) -> list[Case]:
     """Return grounding questions about validation scenes."""
-    found = []
+    gazes = []
     for sample in samples("seedling_rec", "val", 0, 9_000_000, count):
         scene = sample_scene(sample)
         owner = np.zeros((GRID, GRID), dtype=np.int64)
@@ -83,8 +83,8 @@ def cases(count: int) -> list[Case]:
             )
             area = owner[top : bottom + 1, left : right + 1]
             area[:] = np.maximum(area, 2 if is_target else 1)
-        found.append(Case(sample, scene.image, owner))
-    return found
+        gazes.append(Case(sample, scene.image, owner))
+    return gazes
 
 
 def look(adapter: Adapter, questions: Sequence[Case]) -> None:
@@ -211,21 +211,21 @@ def draw(questions: Sequence[Case], out: Path, ratio: float) -> None:
             for axes, name in zip(row, methods, strict=True):
                 mask = np.kron(case.kept[name], np.ones((8, 8)))[..., None]
                 faded = case.picture * 0.22 + 255 * 0.78
-                shown = (case.picture * mask + faded * (1 - mask)).astype(np.uint8)
+                image = (case.picture * mask + faded * (1 - mask)).astype(np.uint8)
                 title = name.replace(" method.params.", " ").replace(
                     "_localization", ", localization"
                 )
-                _picture(axes, case, shown, title)
+                _picture(axes, case, image, title)
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out.with_suffix(".png"), dpi=150)
 
 
-def _picture(axes: Any, case: Case, shown: np.ndarray, title: str, **look: Any) -> None:
+def _picture(axes: Any, case: Case, image: np.ndarray, title: str, **look: Any) -> None:
     """Draw one picture with a frame around the object that is asked about, its title above the first row."""
     # Half a second for matplotlib, which measuring alone does without.
     from matplotlib.patches import Rectangle
 
-    axes.imshow(shown, **({"vmin": -60, **look} if look else {}))
+    axes.imshow(image, **({"vmin": -60, **look} if look else {}))
     axes.set_xticks([])
     axes.set_yticks([])
     x0, y0, x1, y1 = case.sample["box"]

@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.artifacts.priors import Prior
 from espalier.harness.errors import UserError
-from espalier.harness.tools.calibration.calibration_images import Seen, question
+from espalier.harness.tools.calibration.calibration_images import ImageDigest, question
 from espalier.methods.base import MethodError, Need, Plan, Site, TokenReducer, View
 
 if TYPE_CHECKING:
@@ -71,16 +71,16 @@ class MapMean:
     def add(self, places: Tensor, values: Tensor, level: float) -> None:
         """Add one map: rows and columns (n, 2) and attention (n,) of its places."""
         row, column = places.unbind(dim=1)
-        found = values.new_zeros(int(row.max()) + 1, int(column.max()) + 1)
-        found[row, column] = values
+        attention_map = values.new_zeros(int(row.max()) + 1, int(column.max()) + 1)
+        attention_map[row, column] = values
         if self.total is None:
-            self.total = torch.zeros_like(found)
-        if found.shape != self.total.shape:
+            self.total = torch.zeros_like(attention_map)
+        if attention_map.shape != self.total.shape:
             size = tuple(self.total.shape)
-            found = interpolate(found[None, None], size=size, mode="bilinear", align_corners=False)[
-                0, 0
-            ]
-        self.total += found
+            attention_map = interpolate(
+                attention_map[None, None], size=size, mode="bilinear", align_corners=False
+            )[0, 0]
+        self.total += attention_map
         self.n_maps += 1
         self.level += level
 
@@ -125,16 +125,16 @@ class ViewMeans:
         if not self.views:
             raise UserError("images: no image gave any visual token")
         usual = self.views[0].level / self.views[0].n_maps
-        found = []
+        maps = []
         for view in sorted(self.views):
             mean = self.views[view]
             assert mean.total is not None  # made with the first map
-            found.append(mean.total / mean.n_maps * (usual / (mean.level / mean.n_maps)))
-        return tuple(found)
+            maps.append(mean.total / mean.n_maps * (usual / (mean.level / mean.n_maps)))
+        return tuple(maps)
 
 
 @dataclass
-class Calibration(Seen):
+class Calibration(ImageDigest):
     """Means by layer, and what they were made from."""
 
     means: dict[int, ViewMeans] = field(default_factory=dict)
@@ -159,22 +159,24 @@ def calibrate(
         advance: called with the number of images done after each pass.
 
     Raises:
-        MethodError: a layer lies outside the model.
+        MethodError: the model has no such layer.
     """
     # The engine brings in transformers, seconds that a refused command line need not pay.
     from espalier.harness.engine.session import Session
 
-    found = Calibration(means={layer: ViewMeans() for layer in layers})
-    recorder = Recorder(tuple(layers), lambda layer, grid, rows: found.means[layer].add(grid, rows))
+    calibration = Calibration(means={layer: ViewMeans() for layer in layers})
+    recorder = Recorder(
+        tuple(layers), lambda layer, grid, rows: calibration.means[layer].add(grid, rows)
+    )
     with Session(adapter, recorder, Budget(rule="kept", ratio=0.0)) as session:
         for batch in _batches(images, batch_size):
             chats = [question(image, prompt) for image in batch]
-            names = [str(found.n_images + number) for number in range(len(batch))]
+            names = [str(calibration.n_images + number) for number in range(len(batch))]
             session.generate(adapter.encode(chats), names, max_new_tokens=1, do_sample=False)
             for image in batch:
-                found.see(image)
+                calibration.see(image)
             advance(len(batch))
-    return found
+    return calibration
 
 
 def _batches(images: Iterable[Image], size: int) -> Iterator[list[Image]]:

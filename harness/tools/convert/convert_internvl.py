@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,10 +22,93 @@ from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT
 from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.internvl_processor import frames_like
 from espalier.harness.tools.convert.internvl_config import configuration
-from espalier.harness.tools.convert.internvl_names import renamer
 from espalier.harness.tools.convert.internvl_prompt import read_prompt
 from espalier.harness.tools.convert.internvl_tokens import build_tokenizer, read_tokens
-from espalier.harness.tools.convert.shards import check_names, rewrite, shapes_of, shards_of
+from espalier.harness.tools.convert.shards import (
+    Fused,
+    Rename,
+    check_names,
+    rewrite,
+    shapes_of,
+    shards_of,
+)
+
+_LAYER = re.compile(r"(vision_model\.encoder|language_model\.model)\.layers\.(\d+)\.(.+)")
+
+#: Outside of layers.
+_PARTS = {
+    "vision_model.embeddings.class_embedding": "model.vision_tower.embeddings.cls_token",
+    "vision_model.embeddings.position_embedding": "model.vision_tower.embeddings.position_embeddings",
+    "vision_model.embeddings.patch_embedding.": "model.vision_tower.embeddings.patch_embeddings.projection.",
+    "mlp1.0.": "model.multi_modal_projector.layer_norm.",
+    "mlp1.1.": "model.multi_modal_projector.linear_1.",
+    "mlp1.3.": "model.multi_modal_projector.linear_2.",
+    "language_model.model.tok_embeddings.": "model.language_model.embed_tokens.",
+    "language_model.model.embed_tokens.": "model.language_model.embed_tokens.",
+    "language_model.model.norm.": "model.language_model.norm.",
+    "language_model.output.": "lm_head.",
+    "language_model.lm_head.": "lm_head.",
+}
+
+#: Inside a layer of InternViT.
+_VIT = {
+    "norm1.": "layernorm_before.",
+    "norm2.": "layernorm_after.",
+    "ls1": "lambda_1",
+    "ls2": "lambda_2",
+    "attn.proj.": "attention.projection_layer.",
+    "attn.q_norm.": "attention.q_norm.",
+    "attn.k_norm.": "attention.k_norm.",
+    "mlp.": "mlp.",
+}
+
+#: Inside a layer of InternLM2; the other text stacks have the library's names.
+_INTERNLM2 = {
+    "attention.wo.": "self_attn.o_proj.",
+    "feed_forward.w1.": "mlp.gate_proj.",
+    "feed_forward.w3.": "mlp.up_proj.",
+    "feed_forward.w2.": "mlp.down_proj.",
+    "attention_norm.": "input_layernorm.",
+    "ffn_norm.": "post_attention_layernorm.",
+}
+
+
+def renamer(config: Any) -> Rename:
+    """Return the map of a release's names for a model of an InternVLConfig."""
+    text, width = config.text_config, config.vision_config.hidden_size
+    head = text.hidden_size // text.num_attention_heads
+    query, value = head * text.num_attention_heads, head * text.num_key_value_heads
+    names = _INTERNLM2 if text.model_type == "llama" else {"": ""}
+
+    def rename(name: str) -> str | Fused | None:
+        layer = _LAYER.fullmatch(name)
+        if layer is None:
+            return _swap(name, _PARTS)
+        stack, number, suffix = layer.groups()
+        if stack == "vision_model.encoder":
+            place = f"model.vision_tower.encoder.layer.{number}."
+            if suffix.startswith("attn.qkv."):
+                kind = suffix.removeprefix("attn.qkv.")
+                return Fused({f"{place}attention.{letter}_proj.{kind}": width for letter in "qkv"})
+            return _swap(suffix, _VIT, place)
+        place = f"model.language_model.layers.{number}."
+        if suffix == "attention.wqkv.weight" and names is _INTERNLM2:
+            # For each key head its query heads, the key and the value.
+            rows = {"q": query, "k": value, "v": value}
+            return Fused(
+                {f"{place}self_attn.{letter}_proj.weight": n for letter, n in rows.items()},
+                groups=text.num_key_value_heads,
+            )
+        return _swap(suffix, names, place)
+
+    return rename
+
+
+def _swap(name: str, table: Mapping[str, str], place: str = "") -> str | None:
+    for old, new in table.items():
+        if name.startswith(old):
+            return place + new + name.removeprefix(old)
+    return None
 
 
 def build_processor(release: Mapping[str, Any], config: Any, tokenizer: Any, template: str) -> Any:
@@ -53,7 +137,7 @@ def convert(source: Path, target: Path, say: Callable[[str], None]) -> None:
     Args:
         source: directory of the release: config.json, conversation.py, tokenizer files, safetensors shards.
         target: directory to write, new or empty.
-        say: told what happens.
+        say: called with progress lines.
 
     Raises:
         UserError: the release is incomplete, of another kind, holds unknown tensors, or `target` is in use.
@@ -106,9 +190,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("source", type=Path, metavar="release")
     parser.add_argument("target", type=Path, metavar="output")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        convert(given.source, given.target, print)
+        convert(options.source, options.target, print)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -39,7 +39,7 @@ _PREFIXES = {
     "lm_head.": "lm_head.",
 }
 
-#: What the release's config.json says of the text stack under the same names.
+#: Keys of the text stack with the same names in the release's config.json.
 _TEXT = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"),
@@ -125,7 +125,7 @@ def convert(source: Path, target: Path, say: Callable[[str], None]) -> None:
     Args:
         source: directory of the release: config.json, tokenizer, safetensors shards.
         target: directory to write, new or empty.
-        say: told what happens.
+        say: called with progress lines.
 
     Raises:
         UserError: the release is incomplete, holds unknown tensors, or `target` is in use.
@@ -183,9 +183,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("source", type=Path, metavar="release")
     parser.add_argument("target", type=Path, metavar="output")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        convert(given.source, given.target, print)
+        convert(options.source, options.target, print)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -20,7 +20,7 @@ _ROPES = {
     "phi3": {"su": "longrope", "longrope": "longrope"},
 }
 
-#: What config.json says of the text stack under the same names.
+#: Keys of the text stack with the same names in config.json.
 _TEXT = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
@@ -52,7 +52,7 @@ def configuration(release: Mapping[str, Any], image_token: int, own_head: bool) 
     Args:
         release: the release's config.json.
         image_token: id of the placeholder of one visual token.
-        own_head: the release holds an output head beside the embedding.
+        own_head: whether the release has an output head apart from the embedding.
 
     Raises:
         UserError: it is not a release of InternVL2, or one that the library's model cannot be.
@@ -91,34 +91,34 @@ def configuration(release: Mapping[str, Any], image_token: int, own_head: bool) 
 def _take(
     release: Mapping[str, Any], block: str, keys: Sequence[str] | Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what a block of config.json says under `keys`."""
-    held = release.get(block)
-    if not isinstance(held, dict):
+    """Return the values of `keys` in a block of config.json."""
+    section = release.get(block)
+    if not isinstance(section, dict):
         raise UserError(f"this is not a release of InternVL: config.json has no {block!r}")
-    lacking = [key for key in keys if key not in held]
+    lacking = [key for key in keys if key not in section]
     if lacking:
         raise UserError(f"config.json: {block} has no {lacking[0]!r}")
-    return {key: held[key] for key in keys}
+    return {key: section[key] for key in keys}
 
 
 def _text(release: Mapping[str, Any]) -> dict[str, Any]:
     """Return the text stack's configuration in the library's words."""
     text = _take(release, "llm_config", (*_TEXT, "model_type", "rope_theta"))
-    held = release["llm_config"]
+    section = release["llm_config"]
     kind, theta = text.pop("model_type"), float(text.pop("rope_theta"))
     if kind not in _STACKS:
         raise UserError(
             f"config.json: llm_config.model_type={kind!r} cannot be converted; valid: {', '.join(_STACKS)}"
         )
     limit = text["max_position_embeddings"]
-    if held.get("use_sliding_window") or (
-        kind == "phi3" and (held.get("sliding_window") or limit) < limit
+    if section.get("use_sliding_window") or (
+        kind == "phi3" and (section.get("sliding_window") or limit) < limit
     ):
         raise UserError(
             "config.json: llm_config with a sliding window cannot be converted; valid: full attention"
         )
-    text |= {"model_type": _STACKS[kind], "pad_token_id": held.get("pad_token_id")}
-    scaling = dict(held.get("rope_scaling") or {})
+    text |= {"model_type": _STACKS[kind], "pad_token_id": section.get("pad_token_id")}
+    scaling = dict(section.get("rope_scaling") or {})
     names = {scaling.pop(key, None) for key in ("type", "rope_type")} - {None}
     name = min(names, default=None)
     if name is not None and name not in _ROPES[kind]:
@@ -127,7 +127,7 @@ def _text(release: Mapping[str, Any]) -> dict[str, Any]:
             f"valid: {', '.join(('none', *_ROPES[kind]))}"
         )
     if kind == "phi3":
-        text["original_max_position_embeddings"] = held.get(
+        text["original_max_position_embeddings"] = section.get(
             "original_max_position_embeddings", limit
         )
     rope = "default" if name is None else _ROPES[kind][name]

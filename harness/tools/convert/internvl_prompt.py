@@ -23,12 +23,12 @@ def read_prompt(file: Path, name: str) -> Frame:
     except (OSError, SyntaxError, UnicodeDecodeError) as error:
         raise UserError(f"{str(file)!r} tells no chat format ({error})") from error
     formats = [_keywords(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    found = next((one for one in formats if one.get("name") == name), None)
-    if found is None:
+    template = next((entry for entry in formats if entry.get("name") == name), None)
+    if template is None:
         raise UserError(f"{file.name} of the release describes no chat format {name!r}")
-    head, roles, end = found.get("system_template"), found.get("roles"), found.get("sep")
+    head, roles, end = template.get("system_template"), template.get("roles"), template.get("sep")
     if not (
-        found.get("sep_style") == "MPT"
+        template.get("sep_style") == "MPT"
         and isinstance(head, str)
         and head.endswith(_HOLDER)
         and isinstance(roles, tuple)
@@ -39,18 +39,18 @@ def read_prompt(file: Path, name: str) -> Frame:
             f"chat format {name!r} of {file.name} cannot be converted; valid: sep_style MPT, two roles"
         )
     heads = by_role(head.removesuffix(_HOLDER), *roles)
-    return alike(str(found.get("system_message", "")), heads, end)
+    return alike(str(template.get("system_message", "")), heads, end)
 
 
 def _keywords(call: ast.Call) -> dict[str, object]:
     """Return the keyword arguments of a call that are literals, and the last word of those that are names."""
-    found: dict[str, object] = {}
+    keywords: dict[str, object] = {}
     for keyword in call.keywords:
         if isinstance(keyword.value, ast.Attribute):
-            found[str(keyword.arg)] = keyword.value.attr
+            keywords[str(keyword.arg)] = keyword.value.attr
             continue
         try:
-            found[str(keyword.arg)] = ast.literal_eval(keyword.value)
+            keywords[str(keyword.arg)] = ast.literal_eval(keyword.value)
         except ValueError:
             continue
-    return found
+    return keywords

@@ -54,17 +54,17 @@ def shards_of(folder: Path) -> list[Path]:
     Raises:
         UserError: there are none.
     """
-    found = sorted(folder.glob("*.safetensors"))
-    if not found:
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
         raise UserError(
             f"{str(folder)!r} holds no *.safetensors; give the directory of the release"
         )
-    return found
+    return paths
 
 
 def shapes_of(shards: Sequence[Path]) -> dict[str, Shape]:
     """Return name and shape of every tensor; only headers are read."""
-    found: dict[str, Shape] = {}
+    shapes: dict[str, Shape] = {}
     for shard in shards:
         with (
             foreign(
@@ -73,8 +73,8 @@ def shapes_of(shards: Sequence[Path]) -> dict[str, Shape]:
             safe_open(shard, framework="pt") as tensors,
         ):
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                found[name] = tuple(tensors.get_slice(name).get_shape())
-    return found
+                shapes[name] = tuple(tensors.get_slice(name).get_shape())
+    return shapes
 
 
 def check_names(
@@ -83,7 +83,7 @@ def check_names(
     expected: Mapping[str, Shape],
     optional: Collection[str] = (),
 ) -> None:
-    """Refuse a release whose tensors are not exactly those of the model.
+    """Refuse a release unless its tensors are exactly those of the model.
 
     Args:
         shapes: of the release, by its names.
@@ -94,24 +94,26 @@ def check_names(
     Raises:
         UserError: an unknown name, another shape, a tensor that is missing.
     """
-    found: set[str] = set()
+    present: set[str] = set()
     for name, shape in shapes.items():
         target = rename(name)
         names = (
             [] if target is None else list(target.rows) if isinstance(target, Fused) else [target]
         )
-        if not names or any(one not in expected for one in names):
+        if not names or any(part not in expected for part in names):
             raise UserError(
                 f"tensor {name!r} of the release is unknown to the model; nothing was written"
             )
-        held = target.shapes(shape) if isinstance(target, Fused) else dict.fromkeys(names, shape)
-        for one in names:
-            if held.get(one) != expected[one]:
+        target_shapes = (
+            target.shapes(shape) if isinstance(target, Fused) else dict.fromkeys(names, shape)
+        )
+        for part in names:
+            if target_shapes.get(part) != expected[part]:
                 raise UserError(
-                    f"tensor {name!r} of the release has shape {shape}, the model's {one!r} has {expected[one]}"
+                    f"tensor {name!r} of the release has shape {shape}, the model's {part!r} has {expected[part]}"
                 )
-            found.add(one)
-    missing = sorted(set(expected) - found - set(optional))
+            present.add(part)
+    missing = sorted(set(expected) - present - set(optional))
     if missing:
         raise UserError(
             f"the release lacks {len(missing)} of the model's tensors, the first is {missing[0]!r}"
@@ -127,7 +129,7 @@ def rewrite(
         shards: of the release, already checked.
         rename: from its names to the model's.
         folder: where to write; it exists.
-        say: told after each shard.
+        say: called after each shard.
 
     Cost: memory of one shard; data types stay.
     """

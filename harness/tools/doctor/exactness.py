@@ -49,13 +49,13 @@ def model_on(*overrides: str) -> Adapter:
 
 def chats(count: int = 3) -> list[list[dict[str, Any]]]:
     """Return chats about held-out scenes: questions of different lengths, so that a batch is padded."""
-    found = []
+    chats_read = []
     for index, kind in zip(range(count), ("caption", "attr", "count"), strict=False):
         scene = Scenes().scene("test", 0, index)
         image = {"type": "image", "image": scene.to_pil()}
         text = {"type": "text", "text": questions_for(scene, {kind: 1})[0].text}
-        found.append([{"role": "user", "content": [image, text]}])
-    return found
+        chats_read.append([{"role": "user", "content": [image, text]}])
+    return chats_read
 
 
 def plain(adapter: Adapter) -> tuple[Tensor, Tensor]:
@@ -69,8 +69,8 @@ def plain(adapter: Adapter) -> tuple[Tensor, Tensor]:
 def reduced(adapter: Adapter, method: str, ratio: float, backend: Backend = "drop") -> Generated:
     """Answer the same chats with a method."""
     built, engine = build_method(method, {}), EngineSpec(backend=backend)
-    asked = AnswerSpec(adapter.spec, MethodSpec(method), Budget("kept", ratio), engine)
-    with kind_of(built).open(asked, adapter, built) as opened:
+    answer_spec = AnswerSpec(adapter.spec, MethodSpec(method), Budget("kept", ratio), engine)
+    with kind_of(built).open(answer_spec, adapter, built) as opened:
         inputs = opened.responder.encode(chats())
         names = [str(number) for number in range(len(inputs["input_ids"]))]
         return opened.responder.generate(inputs, names, **SETTINGS)
@@ -81,9 +81,11 @@ def ratio_zero(device: str) -> str:
     adapter = model_on(f"model.device={device}")
     _, logits = plain(adapter)
     for method in METHODS:
-        found = reduced(adapter, method, 0.0).logits
-        assert found is not None
-        assert torch.equal(found, logits), f"{method}: logits differ by {_span(found - logits):.1e}"
+        reached = reduced(adapter, method, 0.0).logits
+        assert reached is not None
+        assert torch.equal(reached, logits), (
+            f"{method}: logits differ by {_span(reached - logits):.1e}"
+        )
     return f"{', '.join(METHODS)}: {logits.shape[0]} answers equal to the bit"
 
 
@@ -110,22 +112,24 @@ def same_answers(overrides: Sequence[str], reference: Sequence[str]) -> str:
 
 def close_logits(overrides: Sequence[str], reference: Sequence[str], tolerance: float) -> str:
     """A model loaded one way gives first logits close to those of another way."""
-    (_, found), (_, expected) = plain(model_on(*overrides)), plain(model_on(*reference))
-    apart = _span(found[:, 0].float().cpu() - expected[:, 0].float().cpu()) / _span(expected[:, 0])
-    assert apart <= tolerance, f"first logits differ by {apart:.1e} of the largest"
-    return f"first logits within {apart:.0e} of the largest"
+    (_, logits), (_, expected) = plain(model_on(*overrides)), plain(model_on(*reference))
+    distance = _span(logits[:, 0].float().cpu() - expected[:, 0].float().cpu()) / _span(
+        expected[:, 0]
+    )
+    assert distance <= tolerance, f"first logits differ by {distance:.1e} of the largest"
+    return f"first logits within {distance:.0e} of the largest"
 
 
-def speculative(device: str, transport: str, *more: str) -> str:
-    """A draft beside its target changes no answer, and none is given up."""
-    overrides = [f"model.device={device}", f"method.draft_options={{device: {device}}}", *more]
+def speculative(device: str, transport: str, *settings: str) -> str:
+    """Check that a draft changes no answer and that none is abandoned."""
+    overrides = [f"model.device={device}", f"method.draft_options={{device: {device}}}", *settings]
     job = job_of("method=pearl", *overrides, f"engine.transport={transport}")
     adapter = model_on(f"model.device={device}")
     with kind_of(job.method).open(job.spec, adapter, job.method) as opened:
-        both = opened.responder
+        responder = opened.responder
         for index, chat in enumerate(chats()):
-            done = both.generate(
-                both.encode([chat]), [str(index)], do_sample=False, max_new_tokens=24
+            done = responder.generate(
+                responder.encode([chat]), [str(index)], do_sample=False, max_new_tokens=24
             )
             decoding = done.records[0].decoding
             assert decoding is not None

@@ -1,4 +1,4 @@
-"""What a check of the doctor says, and how its faults are caught."""
+"""The finding of one check of the doctor, and how its errors are caught."""
 
 from __future__ import annotations
 

@@ -34,9 +34,9 @@ def packages() -> str:
     lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
     wrong = [
-        f"{one.name}{one.specifier} ({_installed(one.name) or 'missing'})"
-        for one in wanted
-        if _unmet(one)
+        f"{requirement.name}{requirement.specifier} ({_installed(requirement.name) or 'missing'})"
+        for requirement in wanted
+        if _unmet(requirement)
     ]
     assert not wrong, ", ".join(wrong)
     named = ("torch", "transformers", "lmms-eval")
@@ -45,9 +45,9 @@ def packages() -> str:
     )
 
 
-def _unmet(one: Requirement) -> bool:
-    found = _installed(one.name)
-    return found is None or not one.specifier.contains(found, prereleases=True)
+def _unmet(requirement: Requirement) -> bool:
+    version = _installed(requirement.name)
+    return version is None or not requirement.specifier.contains(version, prereleases=True)
 
 
 def _installed(package: str) -> str | None:
@@ -68,14 +68,14 @@ def gpus() -> str:
     """Say which GPUs torch sees, what each has free, and whether it computes in bfloat16."""
     if not torch.cuda.is_available():
         raise NotHere("torch sees no CUDA device")
-    found = []
+    names = []
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
-        found.append(
+        names.append(
             f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
         )
     half = "bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
-    return f"{'; '.join(found)}; CUDA {torch.version.cuda}, {half}"
+    return f"{'; '.join(names)}; CUDA {torch.version.cuda}, {half}"
 
 
 def store(root: Path) -> str:
@@ -93,16 +93,16 @@ def checkpoints() -> str:
         for path in sorted(CONF.glob("model/*.yaml"))
         if (cfg := yaml.safe_load(path.read_text(encoding="utf-8")))
     }
-    there = [
+    names = [
         name
         for name, (hub, revision) in hubs.items()
         if hub and isinstance(try_to_load_from_cache(hub, "config.json", revision=revision), str)
     ]
-    if not there:
+    if not names:
         raise NotHere(
             f"no published checkpoint in {constants.HF_HUB_CACHE}; the embedded models need none"
         )
-    return f"{', '.join(there)} in {constants.HF_HUB_CACHE}"
+    return f"{', '.join(names)} in {constants.HF_HUB_CACHE}"
 
 
 def embedded() -> str:
