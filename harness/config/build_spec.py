@@ -207,13 +207,13 @@ def _method(part: _MethodSection, model: ModelSpec, tasks: tuple[str, ...]) -> M
 def variant_of(key: str, part: Mapping[str, Any]) -> str:
     """Return the variant of a method's section: one of those that it lists, else `paper`.
 
-    A sweep over variants may have methods with one reading among its cells: they run in that one, and say so.
+    A sweep over variants can include methods with one reading: these run in that one, which a line reports.
 
     Raises:
         UserError: the section has no such variant.
     """
     listed: tuple[str, ...] = tuple(part.get("variants") or ())
-    variant = choice(f"{key}.variant", part["variant"], listed or VARIANTS)
+    variant: str = choice(f"{key}.variant", part["variant"], listed or VARIANTS)
     if listed or variant == VARIANTS[0]:
         return variant
     tell_once(
