@@ -40,14 +40,14 @@ STEPS = Steps(target=0.004, draft=0.001)
 
 
 def decoded(
-    accepted: int, judged: int, compared_settings: bool = True, steps: Steps | None = None
+    accepted: int, judged: int, compared: bool = True, steps: Steps | None = None
 ) -> DecodingRecord:
     """Return an answer that took 5 s a token plainly and 2 s with drafts."""
     own, plain = Spent(1.0, 0.0, 8.0, 5), Spent(1.0, 0.0, 20.0, 5)
     seconds = {"seconds": 4.0, "draft_seconds": 4.0, "target_seconds": 4.0}
     rounds = (Round(0, 4, 0, 0, True), Round(0, 4, judged, accepted, True, **seconds))
     return DecodingRecord(
-        4, rounds, own, plain if compared_settings else None, None, steps, 72.0, 1, True, None
+        4, rounds, own, plain if compared else None, None, steps, 72.0, 1, True, None
     )
 
 
