@@ -44,14 +44,14 @@ STEPS = ForwardTimes(target=0.004, draft=0.001)
 
 
 def decoded(
-    accepted: int, judged: int, compared_settings: bool = True, steps: ForwardTimes | None = None
+    accepted: int, judged: int, compared: bool = True, steps: ForwardTimes | None = None
 ) -> DecodingRecord:
     """Return an answer that took 5 s a token plainly and 2 s with drafts."""
     own, plain = AnswerTimes(1.0, 0.0, 8.0, 5), AnswerTimes(1.0, 0.0, 20.0, 5)
     seconds = {"seconds": 4.0, "draft_seconds": 4.0, "target_seconds": 4.0}
     rounds = (Round(0, 4, 0, 0, True), Round(0, 4, judged, accepted, True, **seconds))
     return DecodingRecord(
-        4, rounds, own, plain if compared_settings else None, None, steps, 72.0, 1, True, None
+        4, rounds, own, plain if compared else None, None, steps, 72.0, 1, True, None
     )
 
 

@@ -14,13 +14,13 @@ import pytest
 from espalier.harness.paths import ROOT
 from espalier.harness.reports.tables import rebuild as commands
 from espalier.harness.reports.tables.analytic import formulas as analytic
-from espalier.harness.reports.tables.analytic.analytic_print import summary_table
 from espalier.harness.reports.tables.analytic.analytic_sheet import PrintedSheet
 from espalier.harness.reports.tables.analytic.analytic_verdicts import (
     JudgedClaim,
     misprints,
     quotient,
 )
+from espalier.harness.reports.tables.analytic.formulas import summary_table
 from espalier.harness.reports.tables.published_tables import FOLDER
 
 
