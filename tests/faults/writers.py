@@ -53,8 +53,8 @@ class Command:
         for module in ("lmms_eval.evaluator", *_of(espalier.harness.evaluation)):
             importlib.import_module(module)
         line = (f"method={','.join(METHODS)}", f"ratio={','.join(map(str, RATIOS))}")
-        asked = ("-m", "model=seedling", "model.device=cpu", *line, f"limit={limit}", *TERMS)
-        command = read_command([*asked, "engine.batch_size=2", "json=false", f"store={store}"])
+        arguments = ("-m", "model=seedling", "model.device=cpu", *line, f"limit={limit}", *TERMS)
+        command = read_command([*arguments, "engine.batch_size=2", "json=false", f"store={store}"])
         assert command is not None
         specs = [build_spec(cfg) for cfg in command.cells[:cells]]
         self.argv = command.argv
@@ -112,7 +112,7 @@ class Command:
 
 
 def _of(package: ModuleType) -> list[str]:
-    names = (one.name for one in pkgutil.iter_modules(package.__path__))
+    names = (module.name for module in pkgutil.iter_modules(package.__path__))
     return [f"{package.__name__}.{name}" for name in names]
 
 
@@ -137,7 +137,7 @@ def acknowledge(path: Path) -> None:
     def append(journal: Journal, *entries: dict[str, object]) -> None:
         plain(journal, *entries)
         run = journal.path.parent.name
-        lines = [f"{run} {one['doc_id']}\n" for one in entries if "answer" in one]
+        lines = [f"{run} {entry['doc_id']}\n" for entry in entries if "answer" in entry]
         os.write(file, "".join(lines).encode())
 
     Journal.append = append  # type: ignore[method-assign]

@@ -36,18 +36,18 @@ def seen(store: Path) -> list[Seen]:
 
 def plain(store: Path) -> list[Seen]:
     """Every file read by itself: the reference."""
-    found: list[Seen] = []
+    runs: list[Seen] = []
     for path in sorted((store / "runs").iterdir()):
         try:
             row = RunDir(path).row()
         except Unreadable as error:
-            found.append((path.name, None, str(error)))
+            runs.append((path.name, None, str(error)))
             continue
         if row is not None:
-            told = {name: row[name] for name in TOP if name in row}
-            row = {**told, "extra": {n: row["extra"][n] for n in INNER if n in row["extra"]}}
-        found.append((path.name, row, ""))
-    return found
+            top = {name: row[name] for name in TOP if name in row}
+            row = {**top, "extra": {n: row["extra"][n] for n in INNER if n in row["extra"]}}
+        runs.append((path.name, row, ""))
+    return runs
 
 
 @pytest.fixture
@@ -199,8 +199,8 @@ def test_frames_and_tables_are_the_same_out_of_the_index(store: Path, tmp_path: 
     for change in (lambda _: None, CHANGES["torn"], CHANGES["made again"], CHANGES["older"]):
         change(store)
         (store / NAME).unlink(missing_ok=True)
-        frame, *rest = all_of_it()
+        frame, *tables = all_of_it()
         for _ in range(2):
-            again, *others = all_of_it()
-            pd.testing.assert_frame_equal(again, frame)
-            assert others == rest
+            second_frame, *second_tables = all_of_it()
+            pd.testing.assert_frame_equal(second_frame, frame)
+            assert second_tables == tables

@@ -51,10 +51,10 @@ def test_empty_append_leaves_the_journal_alone(tmp_path: Path) -> None:
 def test_torn_last_line_is_dropped_and_the_next_entry_stays_whole(tmp_path: Path, cut: int) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
     journal.append({"doc_id": 0})
-    whole = journal.path.read_bytes()
+    content = journal.path.read_bytes()
     torn = json.dumps({"doc_id": 1, "a": "{}"}).encode()
     assert cut < len(torn)
-    journal.path.write_bytes(whole + torn[:cut])
+    journal.path.write_bytes(content + torn[:cut])
     assert [entry["doc_id"] for entry in journal.entries()] == [0]
     journal.append({"doc_id": 2})
     assert [entry["doc_id"] for entry in journal.entries()] == [0, 2]
@@ -131,7 +131,7 @@ def test_what_is_no_row_is_refused_in_one_line_and_hides_no_other(
         store.run("k1").row()
     assert "\n" not in str(refused.value)
     for _ in range(2):  # the second reader of a process says nothing new
-        assert [one["run_key"] for one in store.rows()] == ["k0"]
+        assert [stored["run_key"] for stored in store.rows()] == ["k0"]
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"passed over: {refused.value}"
 

@@ -22,7 +22,7 @@ from espalier.harness.store.store_index import entries
 DAY = 86_400.0
 
 
-def add(root: Path, key: str, scores: list[float], **more: Any) -> dict[str, Any]:
+def add(root: Path, key: str, scores: list[float], **fields: Any) -> dict[str, Any]:
     """Store a finished run, as the harness does."""
     run = Store(root).run(key)
     run.describe({"cell": {}})
@@ -48,7 +48,7 @@ def add(root: Path, key: str, scores: list[float], **more: Any) -> dict[str, Any
             "answers": digest_of(answers),
             "environment": {"commit": "c1"},
         },
-        **more,
+        **fields,
     }
     run.commit(row)
     return row
@@ -56,7 +56,7 @@ def add(root: Path, key: str, scores: list[float], **more: Any) -> dict[str, Any
 
 def told(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, list[str], list[str]]:
     capsys.readouterr()
-    code = main([str(one) for one in argv])
+    code = main([str(argument) for argument in argv])
     captured = capsys.readouterr()
     return code, captured.out.splitlines(), captured.err.splitlines()
 
@@ -81,8 +81,8 @@ def test_ls_lists_runs_of_every_state(store: Path, capsys: pytest.CaptureFixture
     Store(store).run("cc").journal.append({"task": "t", "doc_id": 0, "answer": "x"})
     (Store(store).run("dd").path / "failed.json").write_text('{"cause": "no memory left"}')
     (Store(store).run("ee").path / "row.json").write_text("{")
-    with Store(store).run("ff").claim(0) as held:
-        assert held
+    with Store(store).run("ff").claim(0) as claimed:
+        assert claimed
         code, out, err = told(capsys, "ls", "--store", store)
     states = {line.split()[0]: line.split()[1] for line in out[1:]}
     assert code == 0
@@ -116,13 +116,13 @@ def test_ls_chooses(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_index_is_not_trusted_over_the_files(store: Path) -> None:
-    assert [one.key for one in entries(store)] == ["aa", "bb"]
+    assert [entry.key for entry in entries(store)] == ["aa", "bb"]
     add(store, "aa", [1, 1, 1, 0])
     assert entries(store)[0].summary["value"] == 0.75
     shutil.rmtree(store / "runs" / "bb")
     add(store, "cc", [1])
-    assert [one.key for one in entries(store)] == ["aa", "cc"]
-    assert [one.key for one in entries(store, only={"cc", "zz"})] == ["cc"]
+    assert [entry.key for entry in entries(store)] == ["aa", "cc"]
+    assert [entry.key for entry in entries(store, only={"cc", "zz"})] == ["cc"]
 
 
 # ---------------------------------------------------------------- gc
