@@ -52,7 +52,7 @@ def in_process(target: Any, *arguments: Any) -> multiprocessing.Process:
     return process
 
 
-def own(root: Path, locks: Path, name: str, ready: Any, leave: Any) -> None:
+def hold_run(root: Path, locks: Path, name: str, ready: Any, leave: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         elsewhere(patch, locks, name)
         with Store(root).run("k1").claim(0, QUICK) as claimed:
@@ -66,7 +66,7 @@ def owner(tmp_path: Path) -> Any:
     """A process of another machine that computes run k1, and what lets it end."""
     context = multiprocessing.get_context("fork")
     ready, leave = context.Event(), context.Event()
-    process = in_process(own, tmp_path / "store", tmp_path / "there", "0000000a", ready, leave)
+    process = in_process(hold_run, tmp_path / "store", tmp_path / "there", "0000000a", ready, leave)
     assert ready.wait(120)
     yield process, leave
     process.kill()
@@ -116,13 +116,13 @@ def test_a_dead_process_of_this_machine_leaves_its_run_at_once(tmp_path: Path) -
     context = multiprocessing.get_context("fork")
     ready, leave = context.Event(), context.Event()
 
-    def here() -> None:
+    def hold_and_exit() -> None:
         with Store(tmp_path).run("k1").claim(0) as claimed:
             assert claimed
             ready.set()
             leave.wait(60)
 
-    process = in_process(here)
+    process = in_process(hold_and_exit)
     assert ready.wait(120)
     process.kill()
     process.join()
@@ -176,11 +176,11 @@ def takers(count: int, path: Path) -> list[tuple[Lease, bool]]:
     """Return what those got, of `count` threads that begin together, who got the lease."""
     start, leases = threading.Barrier(count), []
 
-    def one() -> None:
+    def take_lease() -> None:
         start.wait()
         leases.append(take(path, QUICK, 0, sole_process=False, extra={}))
 
-    threads = [threading.Thread(target=one) for _ in range(count)]
+    threads = [threading.Thread(target=take_lease) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -63,7 +63,7 @@ def add(
     run.commit(row)
 
 
-def shown(capsys: pytest.CaptureFixture[str]) -> tuple[list[list[str]], list[str]]:
+def printed(capsys: pytest.CaptureFixture[str]) -> tuple[list[list[str]], list[str]]:
     out, err = capsys.readouterr()
     return [line.split("\t") for line in out.splitlines()], err.splitlines()
 
@@ -79,7 +79,7 @@ def test_wrong_answers_as_tab_separated_values(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["show", "aa", "--wrong", "--store", str(root)]) == 0
-    lines, errors = shown(capsys)
+    lines, errors = printed(capsys)
     assert lines[0] == ["sample", "score", "target", "answer", "question", "media"]
     # A tab inside a cell is written out.
     assert lines[1] == ["t/1", "0", "right", "wrong 1", "<image>what\\tis 1?", "d/1#0"]
@@ -89,16 +89,16 @@ def test_wrong_answers_as_tab_separated_values(
 
 def test_all_answers_and_a_limit(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "aa11", "--limit", "3", "--store", str(root)]) == 0
-    lines, errors = shown(capsys)
+    lines, errors = printed(capsys)
     assert [line[0] for line in lines[1:]] == ["t/0", "t/1", "t/2"]
     assert errors[-1] == "3 of 8 shown; --limit 0 shows all"
     main(["show", "aa11", "--limit", "0", "--store", str(root)])
-    assert len(shown(capsys)[0]) == 9
+    assert len(printed(capsys)[0]) == 9
 
 
 def test_what_was_broken_and_mended(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "aa", "--against", "ab", "--store", str(root)]) == 0
-    lines, errors = shown(capsys)
+    lines, errors = printed(capsys)
     assert [(line[0], line[1]) for line in lines[1:]] == [
         *(("t/1", "broke"), ("t/3", "broke"), ("t/7", "broke"), ("t/5", "mended"))
     ]
@@ -109,7 +109,7 @@ def test_what_was_broken_and_mended(root: Path, capsys: pytest.CaptureFixture[st
     )
     assert errors[1].startswith("acc: -0.25 [-")
     assert main(["show", "aa", "--against", "ab", "--wrong", "--store", str(root)]) == 0
-    assert [line[0] for line in shown(capsys)[0][1:]] == ["t/1", "t/3", "t/7"]
+    assert [line[0] for line in printed(capsys)[0][1:]] == ["t/1", "t/3", "t/7"]
 
 
 def test_mcnemar_is_the_binomial_test_of_the_discordant_pairs() -> None:
@@ -141,7 +141,7 @@ def test_less_may_be_better(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     add(tmp_path, "aa", [0, 0.5, 0], higher_is_better=False)
     add(tmp_path, "bb", [0, 0, 0.25], higher_is_better=False)
     assert main(["show", "aa", "--wrong", "--store", str(tmp_path)]) == 0
-    assert [line[0] for line in shown(capsys)[0][1:]] == ["t/1"]
+    assert [line[0] for line in printed(capsys)[0][1:]] == ["t/1"]
     comparison = compare(*(read_answers(find_run(tmp_path, key)) for key in ("aa", "bb")))
     assert [pair.change for pair in comparison.pairs] == ["same", "broke", "mended"]
 
@@ -206,7 +206,7 @@ def test_journals_of_earlier_versions_have_answers_without_questions(
 ) -> None:
     add(tmp_path, "aa", [1, 0], asked=False)
     assert main(["show", "aa", "--wrong", "--store", str(tmp_path)]) == 0
-    assert shown(capsys)[0][1] == ["t/1", "0", "", "wrong 1", "", ""]
+    assert printed(capsys)[0][1] == ["t/1", "0", "", "wrong 1", "", ""]
 
 
 class Terminal(io.StringIO):

@@ -50,7 +50,7 @@ def store(tmp_path: Path) -> Path:
     return root
 
 
-def told(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, list[str], list[str]]:
+def run_cli(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, list[str], list[str]]:
     capsys.readouterr()
     code = main([str(argument) for argument in argv])
     captured = capsys.readouterr()
@@ -64,7 +64,7 @@ def test_status_counts_names_and_advises(store: Path, capsys: pytest.CaptureFixt
         run.describe({})
         for number in range(3):
             answer(run, number, number == 0)
-        code, out, err = told(capsys, "status", "--store", store)
+        code, out, err = run_cli(capsys, "status", "--store", store)
     assert (code, err) == (0, [])
     name = next((store / "sweeps").glob("*.json")).stem
     assert out[0] == f"sweep {name}: run.py {' '.join(ARGV)}"
@@ -76,7 +76,7 @@ def test_status_counts_names_and_advises(store: Path, capsys: pytest.CaptureFixt
     assert out[5:7] == ["left  m none 0.9 b  1/4  match 1.000", "left  m none 0.95 b"]
     assert out[7:] == ["again: python run.py benchmark=b method=none ratio=0.5"]
     # The owner is gone: nothing runs, so nobody knows how long the rest takes.
-    _, out, _ = told(capsys, "status", "--store", store)
+    _, out, _ = run_cli(capsys, "status", "--store", store)
     assert out[1] == "5 cells: 1 done, 0 running, 1 failed, 3 left"
 
 
@@ -119,7 +119,7 @@ def test_without_a_sweep_the_whole_store_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add(tmp_path, "aa", [1])
-    code, out, _ = told(capsys, "status", "--store", tmp_path)
+    code, out, _ = run_cli(capsys, "status", "--store", tmp_path)
     assert (code, out) == (
         0,
         ["1 cells: 1 done, 0 running, 0 failed, 0 left", "done  m fastv 0.5 b  n=1  acc 1.000"],
@@ -129,7 +129,7 @@ def test_without_a_sweep_the_whole_store_is_shown(
         (("status", "x", "--store", tmp_path), "sweep='x' is none of 0"),
         (("status", "--every", "0", "--store", tmp_path), "--every=0 must be above 0"),
     ):
-        code, _, (line,) = told(capsys, *argv)
+        code, _, (line,) = run_cli(capsys, *argv)
         assert code == 2
         assert word in line
 
@@ -149,7 +149,7 @@ def test_watching_ends_when_nothing_is_left(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "progress_of", look)
-        code, out, _ = told(capsys, "status", "--watch", "--every", "0.01", "--store", store)
+        code, out, _ = run_cli(capsys, "status", "--watch", "--every", "0.01", "--store", store)
     assert code == 0
     assert out[:2] == [
         "5 cells: 1 done, 0 running, 1 failed, 3 left",
