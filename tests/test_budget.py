@@ -1,4 +1,4 @@
-"""Budgets: integers that meet each rule, bounds, reachability, and the check of what a run kept."""
+"""Budgets: integers that meet each rule, bounds, reachability, and the check of a run's kept tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics against values known from closed forms."""
+"""Statistics compared with values known from closed forms."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_where_nothing_changed_the_bound_is_that_of_no_failure_in_n_trials(scale
     full = np.full(500, scale)
     kept, missed = stats.retention_interval(full, full), 1 - 0.025 ** (1 / 500)
     assert 1 - kept.low == pytest.approx(missed, rel=0.01)
-    # Of a share that went up the samples themselves are fewer than the one that is counted beside them.
+    # For a share that went up the samples weigh less than the additional one.
     assert kept.high - 1 == pytest.approx(missed, rel=0.02)
     gap = stats.difference_interval(full, full)
     assert (-gap.low, gap.high) == pytest.approx((scale * missed,) * 2, rel=0.01)

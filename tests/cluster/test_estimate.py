@@ -1,4 +1,4 @@
-"""Estimates: the count of a row for the same tokens, and what is left out of the sum by name."""
+"""Cost estimates: the same count as a row for the same tokens, and named reasons for cells without an estimate."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_cell_costs_its_layers_and_heads_times_its_samples() -> None:
     ten = ("limit=10",)
     assert cost(*ten, "method=none") == by_hand(*[144] * 6)
     assert cost(*ten, "method=random", "ratio=0.75") == by_hand(*[36] * 6)
-    # Behind layer 2 a quarter of the tokens is left.
+    # After layer 2 a quarter of the tokens is left.
     assert cost(*ten, "method=fastv", "ratio=0.75") == by_hand(144, 144, *[36] * 4)
     # What evicts cache entries saves nothing in the prefill; what stands before it does.
     assert cost(*ten, "method=snapkv", "ratio=0.75") == by_hand(*[144] * 6)

@@ -1,4 +1,4 @@
-"""What sinfo says of nodes, and what is refused before anything is submitted."""
+"""Parsing of sinfo's nodes, and requests refused before submission."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FLOPs of every family's prefill against torch's own counter on the loaded model, part by part and to the last one."""
+"""FLOPs of every family's prefill compared exactly with torch's own counter on the loaded model, part by part."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Meter:
 def measured(
     tiny: Tiny, method: TokenReducer, row: int, ratio: float = 0.0
 ) -> tuple[dict[str, int], Record]:
-    """Count one prefill of the loaded model; eager attention, whose two products torch always sees in full."""
+    """Count one prefill of the loaded model; eager attention, since torch always sees its two products in full."""
     adapter = tiny.adapter
     parts = {"tower": adapter.tower, "projector": adapter.projector, "text": adapter.decoder}
     parts["head"] = adapter.model.get_output_embeddings()

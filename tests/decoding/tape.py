@@ -1,4 +1,4 @@
-"""A recorder of steps that needs no GPU: what a CUDA graph does to values, done by torch's dispatcher on the CPU."""
+"""A recorder of steps without a GPU: torch's dispatcher does on the CPU what a CUDA graph does to values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-#: Operations whose result depends on values that the host has to wait for; while a GPU captures, they are errors.
+#: Operations that depend on values for which the host must wait; they are errors while a GPU captures.
 READS = {
     torch.ops.aten._local_scalar_dense.default,
     torch.ops.aten.nonzero.default,

@@ -1,4 +1,4 @@
-"""Folded heads: the attention that they replace, to the last digit, and no copy of the cache in any step."""
+"""Folded heads: exactly the attention that they replace, without a copy of the cache in any step."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_threads_may_share_a_model_inside_one_opening() -> None:
             sides[number].cut(0)
         return drafts
 
-    # A prompt runs through a session, whose hooks belong to one thread at a time; steps do not.
+    # A prompt runs through a session with hooks for one thread at a time; steps do not.
     for model_side in sides:
         model_side.start()
     with sides[0].stack.folding(), ThreadPoolExecutor(2) as pool:

@@ -1,4 +1,4 @@
-"""Both sides on GPUs, where there are any: the same answers, and figures that GPUs can have."""
+"""Both sides on GPUs, if there are any: the same answers, and plausible figures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def spec_of(*overrides: str) -> RunSpec:
 
 
 def answered(*overrides: str) -> tuple[str, list[DecodingRecord]]:
-    """Two answers whose ids are those of `generate` on the same device; the transport taken."""
+    """Two answers with the ids of `generate` on the same device, and the transport."""
     job = preflight.check(spec_of(*overrides), Digests())
     assert isinstance(job.method, Decoder)
     adapter, records = load_adapter(job.spec.model), []
@@ -76,7 +76,7 @@ def test_steps_that_are_graphs_say_the_same(name: str) -> None:
 
 @torch.inference_mode()
 def test_a_graph_is_the_plain_step(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    """Over the end of a recording and back behind it; then both are timed."""
+    """Past the end of a recording and back; then both are timed."""
     monkeypatch.setattr(fixed, "BUCKET", 8)
     adapter = load_adapter(spec_of("method=none", "model.device=cuda:0").model)
     stacks = [TextStack(adapter, 40, graphs) for graphs in (None, CudaGraphs(adapter.device))]

@@ -1,4 +1,4 @@
-"""Recorded steps of one token: the plain step's logits and answers, and a refusal where nothing can be recorded."""
+"""Recorded steps of one token: the plain step's logits and answers, and a refusal if nothing can be recorded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @torch.inference_mode()
 def started(name: str, graphs: Tapes | None, **options: Any) -> CachedModel:
-    """A side whose storage has NaN wherever nothing was written yet."""
+    """A side with NaN in all storage that was not written yet."""
     model_side = side(name, graphs=graphs, **options)
     model_side.start()
     for layer in model_side.cache.layers:
@@ -65,9 +65,9 @@ def close(computed: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("name", [*NAMES, "internvl_phi3"])
 @torch.inference_mode()
 def test_a_recorded_step_is_the_plain_step(name: str) -> None:
-    """Over the ends of recordings, behind windows, after going back behind an end, and up to the last slot."""
+    """Past the ends of recordings, after windows, after going back before an end, and up to the last slot."""
     tapes, prompt = Tapes(), started(name, None).cache.lengths[0]
-    # An odd capacity is no multiple of a recording's slots.
+    # An odd capacity is not a multiple of a recording's slots.
     room = SPAN + (prompt + SPAN) % 2 + 1
     recorded, plain_stack = (started(name, one, room=room).stack for one in (tapes, None))
     generator = torch.Generator().manual_seed(0)
@@ -158,7 +158,7 @@ def test_other_drafters_go_with_recorders(tree: bool) -> None:
 def test_both_sides_of_a_run_record(
     name: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The target, plain decoding beside it, and whoever drafts; each model with a recorder of its own."""
+    """The target, plain decoding and the draft; each model has its own recorder."""
     recorded: dict[str, Tapes] = {}
 
     def record(adapter: Adapter, asked: bool | None) -> Tapes:
@@ -205,7 +205,7 @@ def test_windows_and_steps_follow_each_other() -> None:
 
 @torch.inference_mode()
 def test_a_token_of_a_tree_is_no_step() -> None:
-    """It does not see the branch beside it."""
+    """It does not see the neighbouring branch."""
     tapes = Tapes()
     recorded, plain_stack = started("llava", tapes).stack, started("llava", None).stack
     mask = torch.tensor([[True, False, True]])
@@ -409,7 +409,7 @@ def test_the_benchmark_times_both_ways() -> None:
         for length, four in zip(lengths, (figures[:4], figures[4:]), strict=True)
         for figure in four
     )
-    # One untimed call of each way beside the first and the timed ones, 8 steps each.
+    # One untimed call of each way in addition to the first and the timed ones, 8 steps each.
     assert tapes.replays == len(lengths) * 8 * (1 + 1 + 2)
     slow, quick, first, gain = figures[:4]
     assert 0 < quick.value < first.value

@@ -1,4 +1,4 @@
-"""The state machine against slow specifications of each way of decoding; greedy walks along trees."""
+"""The state machine compared with slow specifications of each way of decoding; greedy walks along trees."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_a_greedy_walk_takes_the_path_that_the_target_takes() -> None:
     draft = Draft(tokens, parents=TREE)
 
     def judged(*says: int) -> tuple[tuple[int, ...], int | None, bool]:
-        """Rows: behind the start, then behind each node."""
+        """Rows: after the start, then after each node."""
         verdict = walk(draft, list(torch.tensor(says)), Greedy(), 0)
         return verdict.path, verdict.target_token, verdict.refused
 

@@ -1,4 +1,4 @@
-"""Processors, warpers and sampling: what generate() would say, position by position, and its distribution."""
+"""Processors, warpers and sampling: the output of generate(), position by position, and its distribution."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_answer_may_be_told_to_go_on_behind_its_end() -> None:
 
 
 def test_settings_of_the_checkpoint_count_and_travel(monkeypatch) -> None:
-    """They come from the target, by pickle, and hold for a draft with other settings of its own."""
+    """They come from the target, by pickle, and override a draft's own settings."""
     target, draft = in_doubles("llava"), in_doubles("internvl")
     monkeypatch.setattr(target.model.generation_config, "repetition_penalty", 1.3)
     monkeypatch.setattr(target.model.generation_config, "eos_token_id", [3, 4])

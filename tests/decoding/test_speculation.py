@@ -323,7 +323,7 @@ def test_a_guided_draft_has_its_tokens_where_the_policy_says(
     spec = speculation("parallelvlm", f"engine.positions={policy}", "ratio=0.9")._spec
     drafts = draft_of(spec, ParallelVLM())
     assert drafts is not None
-    draft = DraftModel(drafts, target())  # whose weights it is does not matter here
+    draft = DraftModel(drafts, target())  # any weights will do
     draft.guide(guidance)
     inputs = target().encode([chat_of((3,))])
     tokens, _ = draft._prefill(inputs, DynamicCache(config=target().decoder.config), "0")

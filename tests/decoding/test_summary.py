@@ -49,7 +49,7 @@ def test_the_figures_of_a_row() -> None:
     assert block["overlap_efficiency"] == pytest.approx((2 + 4 - 4 + 2 + 3 - 4) / (2 + 2))
     waiting = tuple(
         replace(part, seconds=9.0) for part in record.rounds
-    )  # nobody works for most of the time
+    )  # both sides are idle most of the time
     assert speculative_block([decoded(rounds=waiting).entry()], True)["overlap_efficiency"] == 0
     assert block["acceptance"] == pytest.approx(3 / 4)
     assert block["tokens_per_target_forward"] == pytest.approx(2.0)
@@ -201,7 +201,7 @@ def test_answers_with_windows_of_their_own_add_up() -> None:
 
 def test_the_mean_of_ratios_is_one_of_seconds_a_token() -> None:
     """Answers of a sampling run may differ in length from those of plain decoding."""
-    # Behind the prefills 16 s for 4 tokens against 6 s for 2, and 10 s for 5 against 10 s for 2.
+    # After the prefills 16 s for 4 tokens against 6 s for 2, and 10 s for 5 against 10 s for 2.
     spent = (AnswerTimes(9.0, 1.0, 6.0, 3), AnswerTimes(9.0, 0.0, 10.0, 3))
     plain = (AnswerTimes(9.0, 0.0, 16.0, 5), AnswerTimes(9.0, 0.0, 10.0, 6))
     records = [

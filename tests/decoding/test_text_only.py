@@ -1,4 +1,4 @@
-"""Samples without picture and video, alone and beside others; and texts that say where pictures belong."""
+"""Samples without images and videos, alone and in a batch with others; and texts that mark the place of images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafted trees on loaded models: lossless, and what was accepted is moved into place and never computed again."""
+"""Drafted trees on loaded models: lossless, and accepted nodes are moved into place instead of recomputed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_verified_tree_says_what_chains_say() -> None:
 def test_the_accepted_path_is_kept_and_only_news_are_fed(
     path: tuple[int, ...], monkeypatch
 ) -> None:
-    """Keys and values are those of a chain, and one pass feeds just the token behind the path."""
+    """Keys and values are those of a chain, and one pass feeds just the token after the path."""
     target, reference = side("internvl"), side("internvl")
     tree = Draft((5, 6, 7, 8, 9, 3), parents=(-1, -1, 0, 0, 1, 3))
     target.rows([4], tree)

@@ -1,4 +1,4 @@
-"""What is refused before a model is loaded, on a model that denoises and on one that does not."""
+"""Refusals before a model is loaded, on a model that denoises and on one that does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FastV, PyramidDrop and VisionZip at denoising steps: against the appendix written out, and against its cost model."""
+"""FastV, PyramidDrop and VisionZip at denoising steps, compared with the appendix written out and its cost model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def half_up(value: float) -> int:
 
 
 def places(adapter, chat, x) -> tuple[list[int], dict[str, list[int]]]:
-    """Where visual tokens stand, and whose attention may rank."""
+    """Positions of visual tokens, and the places that may rank them by attention."""
     visual = adapter.layout(adapter.encode([chat])).visual[0].tolist()
     first = x.shape[1] - LENGTH
     unveiled = answering(1).deciders[0].nonzero()[:, 0].tolist()

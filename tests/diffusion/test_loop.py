@@ -1,4 +1,4 @@
-"""Whole denoised answers: against a loop written out, in batches and alone, and what their records say."""
+"""Complete denoised answers compared with a loop written out, in batches and alone, and their records."""
 
 from __future__ import annotations
 

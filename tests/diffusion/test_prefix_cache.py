@@ -1,4 +1,4 @@
-"""Answers behind a cached prompt: against the whole sequence anew, against D3ToM's merging written out, and the row."""
+"""Answers with a cached prompt compared with the recomputed sequence and with D3ToM's merging written out."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_records_tell_the_path_and_what_is_held(adapter) -> None:
 
 @pytest.mark.parametrize("method", [NoReduction(), Scatter((2,))])
 def test_flops_are_those_that_torch_counts(folder, method) -> None:
-    """Eager attention, whose products the counter sees in full."""
+    """Eager attention, since the counter sees its products in full."""
     adapter, budget = models.load(folder, "float32", "eager"), Budget("kept", 0.5)
     with DenoisingSession(adapter, method, budget) as session:
         prompt = session.prompt(adapter.encode(CHATS[:1]))
@@ -284,7 +284,7 @@ def test_flops_of_merging_leave_the_prompt_whole(adapter) -> None:
         assert counted.paper_full[name] - counted.paper[name] == per_pair * text.hidden * pairs
 
 
-# ---------------------------------------------------------------------- refusals behind admission
+# ---------------------------------------------------------------------- refusals after admission
 
 
 def test_a_model_of_another_mask_is_refused_when_asked(adapter, monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""How many places each step unveils, and which."""
+"""Number and choice of the places revealed at each step."""
 
 from __future__ import annotations
 

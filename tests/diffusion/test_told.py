@@ -1,4 +1,4 @@
-"""What is told of denoised answers: arithmetic of whole runs, counts of steps, times; on records and tiny answers."""
+"""Records of denoised answers: FLOPs of complete runs, counts of steps, times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store must hold after all kills: each cell once, whole, and as if nothing had happened."""
+"""Conditions that a store must meet after all kills: each cell once, complete, as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def faults(
         store: of the sweep that was killed.
         reference: of the one that was not.
         keys: of the cells.
-        acknowledged: `<run> <document>` of each answer whose append returned.
+        acknowledged: `<run> <document>` of each answer with a completed append.
     """
     if sorted(path.name for path in (store / "runs").iterdir()) != sorted(keys):
         yield "the store has other runs than the sweep"

@@ -73,11 +73,11 @@ class Command:
         runner.announce([spec for spec, _ in runner.jobs])
 
     def begin(self, store: Path, machine: int, folder: Path, seed: int) -> int:
-        """Fork a writer that runs all cells in an order of its own; return its process id.
+        """Fork a writer that runs all cells in its own order; return its process id.
 
         Args:
             store: where it writes.
-            machine: which one it pretends to be on.
+            machine: the one it pretends to run on.
             folder: where locks, a log and the list of acknowledged answers go.
             seed: of the order.
         """
@@ -130,7 +130,7 @@ def pretend(machine: int, folder: Path) -> None:
 
 
 def acknowledge(path: Path) -> None:
-    """Note each answer whose append has returned: from then on it may not be lost."""
+    """Record each answer after its append has returned: from then on it may not be lost."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     plain: Callable[..., None] = Journal.append
 

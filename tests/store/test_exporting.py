@@ -1,4 +1,4 @@
-"""Tables that are written again are those that are written from nothing, and only what changed is read for them."""
+"""A repeated export gives the tables of a first one, and reads only runs that changed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def from_nothing(store: Path) -> dict[str, bytes]:
-    """Return the tables as somebody writes them who knows of no export before: the reference."""
+    """Return the tables of a first export, the reference."""
     copy, folder = store.with_name("copy"), store.with_name("full")
     for place in (copy, folder):
         shutil.rmtree(place, ignore_errors=True)

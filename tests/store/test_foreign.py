@@ -1,4 +1,4 @@
-"""Files of a store that are there and are none, or hold anything: every overview names them and goes on."""
+"""Paths of a store that are not files, or hold anything: every overview reports them and continues."""
 
 from __future__ import annotations
 

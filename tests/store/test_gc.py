@@ -1,4 +1,4 @@
-"""`gc`: rows of which commits stay, and what becomes of what goes."""
+"""`gc`: the selection of rows by commit, and the handling of removed files."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_run_that_begins_before_it_is_moved_stays(store: Path) -> None:
     from espalier.harness.store.trash import Waste, move
 
     path = store / "runs" / "cc"
-    # In a process of its own: lmms-eval lets all locks of one path in a process be the same lock.
+    # In a separate process: lmms-eval lets all locks of one path in a process be the same lock.
     context = multiprocessing.get_context("fork")
     ready, leave = context.Event(), context.Event()
 

@@ -1,4 +1,4 @@
-"""Leases: one owner at a time among machines that share nothing but files; the dead lose theirs, the living do not."""
+"""Leases: one owner at a time among machines that share only files; the dead lose theirs, the living do not."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_living_owner_of_another_machine_keeps_its_run(tmp_path: Path, owner: 
     assert owner[0].exitcode == 0
     assert not (run.path / "lease").exists()
     assert claimed(run, 0)
-    # Nobody was evicted: the journals are whose they were.
+    # No owner was evicted: the journals are unchanged.
     assert list(run.path.glob("*.take*")) == []
 
 
@@ -99,7 +99,7 @@ def test_a_dead_owner_of_another_machine_loses_its_run_and_gets_a_journal_of_its
     before = run.journal.of_rank(0)
     owner[0].kill()
     owner[0].join()
-    assert not claimed(run, 0)  # nobody can know yet
+    assert not claimed(run, 0)  # not known yet
     start = time.monotonic()
     assert claimed(run, 0.01)  # no patience with the living, but the silent one is watched
     assert QUICK.expiry <= time.monotonic() - start

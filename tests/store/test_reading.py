@@ -1,4 +1,4 @@
-"""Rows out of the index are those of the files, whatever became of either."""
+"""Rows from the index equal those of the files, whatever happened to either."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store: journals survive torn lines, rows appear whole, many writers do not disturb each other."""
+"""The store: journals survive torn lines, rows appear at once, and parallel writers do not disturb each other."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ NO_ROWS = {
 
 
 def spoil(run: RunDir, kind: str) -> None:
-    """Put something that is no row in the place of one."""
+    """Put something else in the place of a row."""
     path = run.path / "row.json"
     path.unlink(missing_ok=True)
     if kind == "folder":
         path.mkdir()
     elif kind == "pipe":
-        os.mkfifo(path)  # whoever reads it waits for ever
+        os.mkfifo(path)  # reading it blocks for ever
     else:
         path.write_bytes(NO_ROWS[kind][0])
 

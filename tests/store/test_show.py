@@ -1,4 +1,4 @@
-"""`python -m espalier store show`: wrong answers, and what a method broke and mended."""
+"""`python -m espalier store show`: wrong answers, and answers that a method broke or mended."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add(
     asked: bool = True,
     **extra: Any,
 ) -> None:
-    """Write a finished run whose answers are `right` or `wrong <i>`."""
+    """Write a finished run with answers `right` or `wrong <i>`."""
     run = Store(root).run(key)
     for i, score in enumerate(scores):
         about = {

@@ -1,4 +1,4 @@
-"""`ls`, `gc`, `verify`: what a store holds, what may go from it, what is wrong with it; and rows of older versions."""
+"""`ls`, `gc`, `verify`: the content of a store, removable files, faults; and rows of older versions."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_status_counts_names_and_advises(store: Path, capsys: pytest.CaptureFixt
     assert out[4] == "failed  m none 0.5 b  CUDA out of memory"
     assert out[5:7] == ["left  m none 0.9 b  1/4  match 1.000", "left  m none 0.95 b"]
     assert out[7:] == ["again: python run.py benchmark=b method=none ratio=0.5"]
-    # The owner is gone: nothing runs, so nobody knows how long the rest takes.
+    # The owner is gone: nothing runs, so the remaining time is unknown.
     _, out, _ = run_cli(capsys, "status", "--store", store)
     assert out[1] == "5 cells: 1 done, 0 running, 1 failed, 3 left"
 
