@@ -1,4 +1,4 @@
-"""Budgets: integers that meet each rule, bounds, reachability, and the check of what a run kept."""
+"""Budgets: integers that meet each rule, bounds, reachability, and the check of a run's kept tokens."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_no_other_last_count_is_nearer(case, rule: str, ratio: float) -> None:
 
     above = kept[-2] if len(kept) > 1 else n
     neighbours = {max(1, kept[-1] - 1), min(above, kept[-1] + 1)}
-    assert all(miss(kept[-1]) <= miss(other) + 1e-6 for other in neighbours)
+    assert all(miss(kept[-1]) <= miss(neighbour) + 1e-6 for neighbour in neighbours)
 
 
 @THOROUGH
@@ -219,21 +219,21 @@ def test_flops_rule_counts_a_dense_first_layer_where_it_is(places: tuple[int, ..
     text = replace(plain.text, first_intermediate=6 * plain.text.intermediate, experts=8)
     facts, method = replace(plain, text=text), At(layers(*places))
     n, words = 400, 30
-    found = {}
-    for one in (plain, facts):
-        kept = Budget("flops", 0.1).keep(method, one, n, words)
+    counts = {}
+    for model_facts in (plain, facts):
+        kept = Budget("flops", 0.1).keep(method, model_facts, n, words)
         entering, alive = [], n
         for layer in range(4):
             alive = kept[places.index(layer)] if layer in places else alive
             entering.append(alive)
-        spent = text_flops(one, entering, words)
-        (target,) = Budget("kept", 0.1).keep(PREFIX, one, n, words)
-        assert text_flops(one, (target - 2,) * 4, words) < spent
-        assert spent < text_flops(one, (target + 2,) * 4, words)
-        reached = equivalent_tokens(method, one, n, words, kept).flops
+        spent = text_flops(model_facts, entering, words)
+        (target,) = Budget("kept", 0.1).keep(PREFIX, model_facts, n, words)
+        assert text_flops(model_facts, (target - 2,) * 4, words) < spent
+        assert spent < text_flops(model_facts, (target + 2,) * 4, words)
+        reached = equivalent_tokens(method, model_facts, n, words, kept).flops
         assert reached == pytest.approx(target, abs=2)
-        found[one is facts] = kept
-    assert found[True] != found[False]
+        counts[model_facts is facts] = kept
+    assert counts[True] != counts[False]
 
 
 def test_unreachable_budget_names_the_reachable_range_before_any_sample() -> None:

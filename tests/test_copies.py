@@ -1,4 +1,4 @@
-"""Folders given as data sets: only plain files of one data set are read, whatever else lies there."""
+"""Folders given as data sets: only plain files of one data set are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said to be on the disk is there: the order of writes, flushes and renames, call by call."""
+"""Durable writes: the order of writes, flushes and renames, call by call."""
 
 from __future__ import annotations
 

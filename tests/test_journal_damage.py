@@ -1,4 +1,4 @@
-"""Damaged journals: every whole entry counts, what is damaged is named in one line and answered again."""
+"""Damaged journals: every intact entry counts, damaged ones are reported in one line and answered again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics against values known from closed forms."""
+"""Statistics compared with values known from closed forms."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Array = NDArray[np.float64]
 
 
 def test_binary_scores_get_the_clopper_pearson_interval() -> None:
-    found = stats.mean_interval([1] * 9 + [0])
+    interval = stats.mean_interval([1] * 9 + [0])
     # Textbook values for 9 of 10.
-    assert found.value == pytest.approx(0.9)
-    assert (found.low, found.high) == pytest.approx((0.5550, 0.9975), abs=5e-5)
+    assert interval.value == pytest.approx(0.9)
+    assert (interval.low, interval.high) == pytest.approx((0.5550, 0.9975), abs=5e-5)
     # With no failure in n trials the lower bound is (alpha / 2) ** (1 / n).
     assert stats.mean_interval([1] * 20).low == pytest.approx(0.025 ** (1 / 20))
     assert stats.mean_interval([True, False]).value == 0.5
@@ -27,12 +27,12 @@ def test_binary_scores_get_the_clopper_pearson_interval() -> None:
 
 def test_the_interval_of_many_scores_is_the_normal_one() -> None:
     scores = np.random.default_rng(1).normal(3.0, 2.0, 4000)
-    found = stats.mean_interval(scores)
+    interval = stats.mean_interval(scores)
     half = 1.96 * scores.std(ddof=1) / math.sqrt(len(scores))
-    assert found.low == pytest.approx(scores.mean() - half, abs=0.1 * half)
-    assert found.high == pytest.approx(scores.mean() + half, abs=0.1 * half)
+    assert interval.low == pytest.approx(scores.mean() - half, abs=0.1 * half)
+    assert interval.high == pytest.approx(scores.mean() + half, abs=0.1 * half)
     wide, narrow = stats.mean_interval(scores, level=0.99), stats.mean_interval(scores, level=0.5)
-    assert wide.low < found.low < narrow.low < narrow.high < found.high < wide.high
+    assert wide.low < interval.low < narrow.low < narrow.high < interval.high < wide.high
 
 
 def dirichlet(above: Array, below: Array, draws: int = 200_000) -> tuple[float, float]:
@@ -49,8 +49,8 @@ def test_retention_is_the_bayesian_bootstrap_with_one_broken_or_one_mended(lost:
     ours[:lost] = 0.0
     low, _ = dirichlet(np.append(ours, 0.0), np.append(full, 1.0))
     _, high = dirichlet(np.append(ours, 1.0), np.append(full, 0.0))
-    found = stats.retention_interval(ours, full)
-    assert (found.low, found.high) == pytest.approx((low, high), abs=0.02 * (high - low))
+    interval = stats.retention_interval(ours, full)
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=0.02 * (high - low))
 
 
 def test_a_mean_and_a_difference_are_so_too() -> None:
@@ -59,14 +59,14 @@ def test_a_mean_and_a_difference_are_so_too() -> None:
     ones = np.ones(21)
     low, _ = dirichlet(np.append(scores, 0.0), ones)
     _, high = dirichlet(np.append(scores, 1.0), ones)
-    found = stats.mean_interval(scores)
-    assert (found.low, found.high) == pytest.approx((low, high), abs=0.02 * (high - low))
+    interval = stats.mean_interval(scores)
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=0.02 * (high - low))
     low, _ = dirichlet(np.append(-scores, -1.0), ones)
     _, high = dirichlet(np.append(-scores, 1.0), ones)
-    found = stats.difference_interval(np.zeros(20), scores)
-    assert (found.low, found.high) == pytest.approx((low, high), abs=0.02 * (high - low))
-    middle, half = found.value, 1.96 * scores.std(ddof=1) / math.sqrt(20)
-    assert abs(middle - half - found.low) > 0.05 * (high - low)
+    interval = stats.difference_interval(np.zeros(20), scores)
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=0.02 * (high - low))
+    middle, half = interval.value, 1.96 * scores.std(ddof=1) / math.sqrt(20)
+    assert abs(middle - half - interval.low) > 0.05 * (high - low)
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])
@@ -74,7 +74,7 @@ def test_where_nothing_changed_the_bound_is_that_of_no_failure_in_n_trials(scale
     full = np.full(500, scale)
     kept, missed = stats.retention_interval(full, full), 1 - 0.025 ** (1 / 500)
     assert 1 - kept.low == pytest.approx(missed, rel=0.01)
-    # Of a share that went up the samples themselves are fewer than the one that is counted beside them.
+    # For a share that went up the samples weigh less than the additional one.
     assert kept.high - 1 == pytest.approx(missed, rel=0.02)
     gap = stats.difference_interval(full, full)
     assert (-gap.low, gap.high) == pytest.approx((scale * missed,) * 2, rel=0.01)
@@ -83,13 +83,13 @@ def test_where_nothing_changed_the_bound_is_that_of_no_failure_in_n_trials(scale
 def test_an_average_over_benchmarks_resamples_each_within() -> None:
     rng = np.random.default_rng(3)
     pairs = [((rng.random(n) < 0.7).astype(float), np.ones(n)) for n in (80, 200)]
-    found = stats.average_retention(pairs)
+    interval = stats.average_retention(pairs)
     single = [stats.retention_interval(*pair) for pair in pairs]
-    assert found.value == pytest.approx(np.mean([one.value for one in single]))
+    assert interval.value == pytest.approx(np.mean([one.value for one in single]))
     # Independent benchmarks: half widths add up as squares, over their number.
     half = math.hypot(*(one.high - one.low for one in single)) / 4
-    assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.06)
-    assert found == stats.average_retention(pairs)
+    assert (interval.high - interval.low) / 2 == pytest.approx(half, rel=0.06)
+    assert interval == stats.average_retention(pairs)
     with pytest.raises(ValueError, match="at least one benchmark"):
         stats.average_retention([])
 
@@ -109,12 +109,12 @@ def test_pairing_removes_the_spread_that_samples_share() -> None:
 def test_retention_covers_the_ratio_of_means() -> None:
     full = np.array([1.0] * 80 + [0.0] * 20)
     ours = np.array([1.0] * 60 + [0.0] * 40)
-    found = stats.retention_interval(ours, full)
-    assert found.value == pytest.approx(0.75)
+    interval = stats.retention_interval(ours, full)
+    assert interval.value == pytest.approx(0.75)
     # Given 80 right, the lost 20 of them are binomial: sd = sqrt(.75 * .25 / 80).
     half = 1.96 * math.sqrt(0.75 * 0.25 / 80)
-    assert found.low == pytest.approx(0.75 - half, abs=0.02)
-    assert found.high == pytest.approx(0.75 + half, abs=0.02)
+    assert interval.low == pytest.approx(0.75 - half, abs=0.02)
+    assert interval.high == pytest.approx(0.75 + half, abs=0.02)
     with pytest.raises(ValueError, match="not above zero"):
         stats.retention_interval([1.0, 0.0], [0.0, 0.0])
 
@@ -153,8 +153,8 @@ def test_the_samples_that_are_needed_are_enough() -> None:
     assert 300 <= needed <= 380  # Connor's formula, without continuity, says 312
     rng = np.random.default_rng(12)
     drawn = rng.multinomial(needed, (0.025, 0.075, 0.9), size=1000)
-    found = np.mean([stats.mcnemar_pvalue(broke, mended) <= 0.05 for broke, mended, _ in drawn])
-    assert found == pytest.approx(power_of(needed, 0.05, 0.1), abs=0.04)
+    interval = np.mean([stats.mcnemar_pvalue(broke, mended) <= 0.05 for broke, mended, _ in drawn])
+    assert interval == pytest.approx(power_of(needed, 0.05, 0.1), abs=0.04)
     assert 0.8 <= power_of(needed, 0.05, 0.1) < 0.84
     assert samples_for_scores(0.1, 0.5) == 197  # (2.8016 * 5) ** 2 = 196.2
     with pytest.raises(ValueError, match="discordance"):
@@ -187,13 +187,13 @@ def test_bad_scores_are_refused_and_one_sample_has_no_interval() -> None:
 
 def test_a_ratio_of_rates_is_of_totals_and_resamples_whole_samples() -> None:
     samples = [(8.0, 2, 2.0, 2), (90.0, 18, 72.0, 18), (10.0, 5, 5.0, 5), (30.0, 10, 20.0, 10)]
-    found = stats.rate_ratio_interval(samples)
-    assert found.value == pytest.approx((138 / 35) / (99 / 35))
-    assert found.low < found.value < found.high
+    interval = stats.rate_ratio_interval(samples)
+    assert interval.value == pytest.approx((138 / 35) / (99 / 35))
+    assert interval.low < interval.value < interval.high
     # No mix of these samples is beyond the ratios of the single ones.
-    assert found.low >= 1.25
-    assert found.high <= 4.0
-    assert found == stats.rate_ratio_interval(samples)
+    assert interval.low >= 1.25
+    assert interval.high <= 4.0
+    assert interval == stats.rate_ratio_interval(samples)
     # Samples that are in proportion leave nothing open.
     same = stats.rate_ratio_interval([(2.0 * n, n, 1.0 * n, n) for n in (1, 5, 9)])
     assert (same.low, same.high) == (pytest.approx(2), pytest.approx(2))

@@ -13,7 +13,7 @@ from espalier.harness.cost.clock import Clock
 COPIES = 8
 
 
-class Decoding(Protocol):
+class TextModel(Protocol):
     """A model with a text stack, as an adapter describes it."""
 
     model: Any
@@ -37,7 +37,7 @@ def copy_rate(device: torch.device, n_bytes: int, repeats: int = 7) -> float:
     return 2 * n_bytes * COPIES / median(seconds[1:])  # the first one maps the pages
 
 
-def step_bytes(adapter: Decoding) -> int:
+def step_bytes(adapter: TextModel) -> int:
     """Return the bytes of weights that a step of one token reads.
 
     These are the decoder's and the output head's. A step reads only one row of the embedding table, unless the head is

@@ -9,9 +9,7 @@ from typing import Any
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.store import RunDir, Store, Unreadable
-
-#: Identity of a sample inside a run: (task, doc id).
-Key = tuple[str, int]
+from espalier.harness.store.answer_digest import Key
 
 #: Maximum number of runs in an error line.
 NAMED = 5

@@ -1,4 +1,4 @@
-"""Estimates: the count of a row for the same tokens, and what is left out of the sum by name."""
+"""Cost estimates: the same count as a row for the same tokens, and named reasons for cells without an estimate."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def cost(*argv: str) -> int:
 def planned(*argv: str) -> tuple[list[PlannedCell], list[str]]:
     command = composed(*argv)
     cluster = cluster_of(command.cells)
-    found = [plan(cell, Digests(), Runner()) for cell in cells_of(command, cluster)]
-    return found, list(lines_of(found, cluster))
+    cells = [plan(cell, Digests(), Runner()) for cell in cells_of(command, cluster)]
+    return cells, list(lines_of(cells, cluster))
 
 
 def test_a_cell_costs_its_layers_and_heads_times_its_samples() -> None:
@@ -60,7 +60,7 @@ def test_a_cell_costs_its_layers_and_heads_times_its_samples() -> None:
     ten = ("limit=10",)
     assert cost(*ten, "method=none") == by_hand(*[144] * 6)
     assert cost(*ten, "method=random", "ratio=0.75") == by_hand(*[36] * 6)
-    # Behind layer 2 a quarter of the tokens is left.
+    # After layer 2 a quarter of the tokens is left.
     assert cost(*ten, "method=fastv", "ratio=0.75") == by_hand(144, 144, *[36] * 4)
     # What evicts cache entries saves nothing in the prefill; what stands before it does.
     assert cost(*ten, "method=snapkv", "ratio=0.75") == by_hand(*[144] * 6)
@@ -100,7 +100,7 @@ def test_models_that_are_not_here_are_estimated_by_their_facts() -> None:
             "cluster.cells_per_job=2",
         ),
     )
-    assert {one.status for one in cells} == {"to do", "refused"}
+    assert {cell.status for cell in cells} == {"to do", "refused"}
     text = "\n".join(lines)
     assert (
         "missing on this machine: model.hub='llava-hf/llava-1.5-7b-hf' is not in the local" in text
@@ -111,11 +111,11 @@ def test_models_that_are_not_here_are_estimated_by_their_facts() -> None:
     jobs = jobs_of(cells, cluster_of(composed("cluster=slurm", "cluster.cells_per_job=2").cells))
     assert (jobs[0].model, len(jobs[0].cells)) == ("llava_ov_72b", 2)
     assert any("llava_ov_72b, 2 cells; 4 GPUs" in line for line in lines)
-    counted = [one.cost.flops for one in cells if one.cost is not None and one.would_run]
+    counted = [cell.cost.flops for cell in cells if cell.cost is not None and cell.would_run]
     hours = sum(
-        one.cost.flops * one.cell.resources.gpus / 2e13 / 3600
-        for one in cells
-        if one.cost is not None and one.would_run
+        cell.cost.flops * cell.cell.resources.gpus / 2e13 / 3600
+        for cell in cells
+        if cell.cost is not None and cell.would_run
     )
     assert (
         f"estimate: {sum(counted) / 1e18:.3g} EFLOPs, {hours:.3g} GPU-hours (decoding not counted)"
@@ -133,16 +133,16 @@ def test_hours_never_stand_without_decoding() -> None:
     _, lines = planned(*unstated)
     assert all("GPU-hours (decoding not counted)" in line for line in lines if "GPU-hours" in line)
     assert "(decoding not counted)" in hours_of(lines)
-    both = ("-m", "model=llava15_7b", "method=none", "benchmark=gqa,latency")
-    assert "(decoding not counted in 1 of 2 cells)" in hours_of(planned(*both)[1])
+    arguments = ("-m", "model=llava15_7b", "method=none", "benchmark=gqa,latency")
+    assert "(decoding not counted in 1 of 2 cells)" in hours_of(planned(*arguments)[1])
 
 
 def test_answers_of_a_stated_length_are_counted_as_the_longest() -> None:
     pages = ("model=deepseek_ocr_tiny", "method=rtprune", "ratio=0.25", "benchmark=omnidocbench")
-    found, lines = planned(*pages, "++benchmark.generation.max_new_tokens=500")
+    cells, lines = planned(*pages, "++benchmark.generation.max_new_tokens=500")
     assert "GPU-hours (answers as long as they may be)" in hours_of(lines)
     assert "takes 0.02 s at least" in " ".join(" ".join(lines).split())
-    cost = found[0].cost
+    cost = cells[0].cost
     assert cost is not None
     # 1,355 pages in batches of 8.
     assert cost.decoding == pytest.approx(170 * 500 * 0.02)
@@ -162,9 +162,9 @@ def test_steps_of_denoised_answers_are_counted_where_they_are_stated() -> None:
     assert cost(*lavida, *stated, "method=none") == 8 * step
     fewer = cost(*lavida, *stated, "method=d3tom", "ratio=0.9")
     assert step < fewer < 8 * step
-    found, lines = planned(*lavida, *stated, "method=d3tom", "ratio=0.9")
+    cells, lines = planned(*lavida, *stated, "method=d3tom", "ratio=0.9")
     assert "not counted" not in hours_of(lines)
-    assert found[0].cost is not None
+    assert cells[0].cost is not None
     with pytest.raises(UnknownCost, match=r"benchmark\.generation\.max_new_tokens"):
         cost(*lavida, stated[1], "method=none")
 
@@ -172,13 +172,13 @@ def test_steps_of_denoised_answers_are_counted_where_they_are_stated() -> None:
 def test_lengths_that_are_exact_count_as_they_are() -> None:
     argv = ("model=llava15_7b", "method=none", "benchmark=latency", "engine.batch_size=4")
     spec = settled(*argv)
-    found = cost_of(spec, method_of(spec.method))
-    assert not found.longest
+    cost = cost_of(spec, method_of(spec.method))
+    assert not cost.longest
     assert 12e9 < decoder_bytes(spec.model) < 14e9
-    assert found.decoding == pytest.approx(512 * 0.02)
+    assert cost.decoding == pytest.approx(512 * 0.02)
     wide = settled(*argv, "model.dtype=float32")
-    found = cost_of(wide, method_of(wide.method))
-    assert found.decoding == pytest.approx(512 * decoder_bytes(wide.model) / 1e12)
+    cost = cost_of(wide, method_of(wide.method))
+    assert cost.decoding == pytest.approx(512 * decoder_bytes(wide.model) / 1e12)
 
 
 def test_the_store_is_asked_and_left_as_it_is(

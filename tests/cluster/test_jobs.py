@@ -1,4 +1,4 @@
-"""Jobs as processes: their files, devices, and what is said of cells that gave no row. No model runs here."""
+"""Jobs as processes: their files, devices, and the reasons for cells without a row. No model runs here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sinfo says of nodes, and what is refused before anything is submitted."""
+"""Parsing of sinfo's nodes, and requests refused before submission."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ FITS = Resources(gpus=0, cpus=4, memory=2**33, minutes=240)
 
 
 def test_lines_of_sinfo_are_read() -> None:
-    found = nodes_of(SINFO)
-    assert found[0] == NodeGroup("main", True, 0, 64, 256000, 1440)
-    assert [one.gpus for one in found] == [0, 4, 8, 2, 0]
-    assert [one.minutes for one in found] == [1440, 720, 720, 30, float("inf")]
+    groups = nodes_of(SINFO)
+    assert groups[0] == NodeGroup("main", True, 0, 64, 256000, 1440)
+    assert [group.gpus for group in groups] == [0, 4, 8, 2, 0]
+    assert [group.minutes for group in groups] == [1440, 720, 720, 30, float("inf")]
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_what_no_node_gives_is_one_line(asked: dict[str, object], said: str) -> 
 
 
 def test_what_some_node_gives_passes() -> None:
-    for asked in ({}, {"partition": "gpu", "gpus": 8}, {"partition": "open", "minutes": 10**6}):
-        check_request(replace(FITS, **asked), "m", nodes_of(SINFO))  # type: ignore[arg-type]
+    for request in ({}, {"partition": "gpu", "gpus": 8}, {"partition": "open", "minutes": 10**6}):
+        check_request(replace(FITS, **request), "m", nodes_of(SINFO))  # type: ignore[arg-type]
 
 
 def test_a_cluster_without_a_default_partition_wants_one_named() -> None:

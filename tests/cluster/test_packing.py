@@ -1,4 +1,4 @@
-"""Which cells share a job, what a job takes, and whose word counts."""
+"""Grouping of cells into jobs, resources of a job, and the precedence of their sources."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_parameters_are_those_of_the_shipped_checkpoint() -> None:
     matrices = [
         shape[0] * shape[1]
         for name, shape in sizes.items()
-        # The tower's last layer is not read; places have no matrix of their own.
+        # The tower's last layer is not read; positions have no separate matrix.
         if len(shape) == 2
         and "position" not in name
         and ".layers.3." not in name.partition("language")[0]

@@ -1,4 +1,4 @@
-"""What a command whose cells run as jobs tells in the end: rows, and each cell that has none with its cause, once."""
+"""The final output of a command with cells that run as jobs: rows, and one cause for each cell without a row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SWEEP = ("-m", "method=random,uniform,fastv", "ratio=0.5", "cluster=joblib", "cl
 
 
 class Here:
-    """Runs jobs in this process, one after the other, as workers run them in processes of their own."""
+    """Runs jobs in this process, one after the other, as workers run them in separate processes."""
 
     def __init__(self, *settings: object) -> None:
         self.names: list[str] = []
@@ -68,7 +68,7 @@ def test_a_failed_cell_of_a_job_is_told_once_and_the_others_have_their_rows(
     assert done.code == 1
     rows = [json.loads(path.read_bytes()) for path in bench.store.glob("runs/*/row.json")]
     assert sorted(row["method"] for row in rows) == ["fastv", "uniform"]
-    # The job has printed before: what counts is what stands behind the last line of its own.
+    # The job has printed before: only the lines after its own last line count.
     _, job, own = done.out.rpartition('"method": "fastv"')
     assert job
     assert own.count(cause) == 1

@@ -20,11 +20,11 @@ def test_the_papers_shares_are_those_that_the_methods_take(ratio: float) -> None
 
 
 def test_rising_shares_cost_what_equation_18_says() -> None:
-    found = PAPER.merging(rising(0.5, 32), 3) - PAPER.merging(even(0.5, 32), 3)
-    spread = sum((one - 0.5) ** 2 for one in rising(0.5, 32)[1:])
+    difference = PAPER.merging(rising(0.5, 32), 3) - PAPER.merging(even(0.5, 32), 3)
+    spread = sum((share - 0.5) ** 2 for share in rising(0.5, 32)[1:])
     assert spread == pytest.approx(31 * 32 / (12 * 30))
-    assert found == pytest.approx(2 * 4096 * (32 - 3 - 2) * 1000**2 * spread)
-    assert found / 1e12 == pytest.approx(0.610, abs=1e-3)
+    assert difference == pytest.approx(2 * 4096 * (32 - 3 - 2) * 1000**2 * spread)
+    assert difference / 1e12 == pytest.approx(0.610, abs=1e-3)
 
 
 def test_a_merging_step_without_a_share_is_a_whole_one() -> None:

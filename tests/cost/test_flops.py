@@ -1,4 +1,4 @@
-"""FLOPs: against torch's own counter on real modules, and against a published table."""
+"""FLOPs compared with torch's own counter on real modules, and with a published table."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LLAVA_NEXT = ModelFacts(
 
 
 def counted(module: torch.nn.Module, **inputs: torch.Tensor) -> int:
-    """Count with torch; eager attention, whose two products the counter always sees in full."""
+    """Count with torch; eager attention, since the counter always sees its two products in full."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         module(**inputs)
     return counter.get_total_flops()

@@ -1,4 +1,4 @@
-"""FLOPs of every family's prefill against torch's own counter on the loaded model, part by part and to the last one."""
+"""FLOPs of every family's prefill compared exactly with torch's own counter on the loaded model, part by part."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Meter:
 def measured(
     tiny: Tiny, method: TokenReducer, row: int, ratio: float = 0.0
 ) -> tuple[dict[str, int], Record]:
-    """Count one prefill of the loaded model; eager attention, whose two products torch always sees in full."""
+    """Count one prefill of the loaded model; eager attention, since torch always sees its two products in full."""
     adapter = tiny.adapter
     parts = {"tower": adapter.tower, "projector": adapter.projector, "text": adapter.decoder}
     parts["head"] = adapter.model.get_output_embeddings()
@@ -71,11 +71,11 @@ def measured(
         Meter({**parts, **stacked}) as meter,
     ):
         done = session.generate(tiny.inputs(row), max_new_tokens=1, do_sample=False)
-    found = dict(meter.counted)
-    found["projector"] += sum(found.pop(name) for name in stacked)
+    counts = dict(meter.counted)
+    counts["projector"] += sum(counts.pop(name) for name in stacked)
     if any(module is adapter.projector for module in adapter.tower.modules()):
-        found["tower"] -= found["projector"]
-    return found, done.records[0]
+        counts["tower"] -= counts["projector"]
+    return counts, done.records[0]
 
 
 @pytest.mark.sampled(2)
@@ -84,8 +84,8 @@ def test_every_part_of_a_loaded_model_costs_what_torch_counts(name: str) -> None
     tiny = Tiny(name, "float32", "eager")
     facts = tiny.adapter.facts
     for row in ROWS:
-        found, record = measured(tiny, Scatter((1,)), row, ratio=0.6)
-        assert found == {
+        counts, record = measured(tiny, Scatter((1,)), row, ratio=0.6)
+        assert counts == {
             "tower": tower_flops(facts, record.work),
             "projector": projector_flops(facts, record.work.units),
             # The kernel multiplies masked pairs too.
@@ -113,24 +113,24 @@ def test_the_layer_behind_the_one_that_is_read_runs_for_a_method_alone(
     assert calls
     layer = tower_flops(facts, idle.work) // facts.tower.layers
     assert tower_flops(facts, looked.work) == tower_flops(facts, idle.work) + layer
-    both = [
+    samples = [
         sample_flops(facts, one.entering, one.visual, one.text, one.work) for one in (idle, looked)
     ]
-    assert both[0].exact_full == both[1].exact_full
-    assert both[0].share_with_tower == 1 < both[1].share_with_tower
+    assert samples[0].exact_full == samples[1].exact_full
+    assert samples[0].share_with_tower == 1 < samples[1].share_with_tower
 
 
 @pytest.mark.parametrize("name", CLIP)
 def test_an_idle_layer_changes_no_feature_and_is_given_back(name: str) -> None:
     tiny = Tiny(name, "float32")
     adapter, inputs = tiny.adapter, tiny.inputs(*ROWS)
-    seen: list[Tensor] = []
-    handle = adapter.projector.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    features: list[Tensor] = []
+    handle = adapter.projector.register_forward_pre_hook(lambda _, args: features.append(args[0]))
     with torch.inference_mode():
         adapter.model.generate(**inputs, max_new_tokens=1, do_sample=False)
     with Session(adapter, Scatter(("prefix",)), Budget("kept", 0.0)) as session:
         session.generate(inputs, max_new_tokens=1, do_sample=False)
     handle.remove()
-    plain, ours = seen
+    plain, ours = features
     assert torch.equal(plain, ours)
     assert "forward" not in adapter.unread_blocks()[0].__dict__

@@ -210,9 +210,9 @@ def test_what_follows_the_stop_is_not_in_the_peak(monkeypatch: pytest.MonkeyPatc
         peak.stop()
     assert peak.bytes == 5
     assert pickle.loads(pickle.dumps(peak)) == peak
-    with peak_memory() as whole:
+    with peak_memory() as full_peak:
         pass
-    assert whole.bytes == 9
+    assert full_peak.bytes == 9
 
 
 class Cards:
@@ -247,10 +247,10 @@ def test_the_peak_of_several_cards_is_the_sum_of_theirs(monkeypatch: pytest.Monk
         cards.take("cuda:1", 270)
     assert peak.bytes == 150 + 270
     assert peak.note.endswith("over the block, summed over 2 devices")
-    with peak_memory("cuda:1") as one:
+    with peak_memory("cuda:1") as single:
         cards.take("cuda:0", 10**6)
-    assert one.bytes == 270
-    assert "summed" not in one.note
+    assert single.bytes == 270
+    assert "summed" not in single.note
 
 
 def test_every_card_of_a_model_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,13 +277,13 @@ def test_a_model_computes_where_its_parameters_lie() -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_real_cards_are_waited_for_and_counted() -> None:
     clock, size = Clock("cuda:0", "cuda:1"), 2**26
-    held = sum(torch.cuda.memory_allocated(card) for card in (0, 1))
+    allocated = sum(torch.cuda.memory_allocated(card) for card in (0, 1))
     with peak_memory("cuda:0", "cuda:1") as peak, clock.phase("a"):
         for card in (0, 1):
             square = torch.ones(4096, 4096, device=f"cuda:{card}")
             square @ square
             del square
-    assert peak.bytes >= held + 2 * size
+    assert peak.bytes >= allocated + 2 * size
     for card in (0, 1):
         assert torch.cuda.current_stream(card).query()  # nothing is left to do
 

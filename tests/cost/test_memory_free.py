@@ -1,4 +1,4 @@
-"""Whether a tensor fits beside what is there: half of the free memory counts."""
+"""Whether a tensor fits into half of the free memory."""
 
 from __future__ import annotations
 

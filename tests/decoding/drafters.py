@@ -1,4 +1,4 @@
-"""Drafters that a process of their own builds by name."""
+"""Drafters that a separate process builds by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors on a second device that this machine has not: they compute, and refuse to meet any other tensor."""
+"""Tensors on a simulated second device: they compute, and refuse to meet any other tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny models of the real families as sides: prefilled once for all tests, for a side may be asked for any answer."""
+"""Tiny models of the real families as sides, prefilled once for all tests."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def side(
     graphs: Graphs | None = None,
     **settings: Any,
 ) -> CachedModel:
-    """A side that nobody has asked yet, of the family's tiny model or another one."""
+    """A fresh side of the family's tiny model or of another one."""
     adapter, inputs = adapter or in_doubles(name, attention), encoded(name)
     config = prepared(adapter, {"max_new_tokens": LIMIT, "do_sample": False, **settings})
     sampler = sampler_of(adapter, config, inputs["input_ids"], common, numbers)

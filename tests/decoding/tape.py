@@ -1,4 +1,4 @@
-"""A recorder of steps that needs no GPU: what a CUDA graph does to values, done by torch's dispatcher on the CPU."""
+"""A recorder of steps without a GPU: torch's dispatcher does on the CPU what a CUDA graph does to values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-#: Operations whose result depends on values that the host has to wait for; while a GPU captures, they are errors.
+#: Operations that depend on values for which the host must wait; they are errors while a GPU captures.
 READS = {
     torch.ops.aten._local_scalar_dense.default,
     torch.ops.aten.nonzero.default,
@@ -30,21 +30,21 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func in READS:
             raise RuntimeError(f"{func} reads from the device while a step is recorded")
-        found = func(*args, **(kwargs or {}))
-        self._played.append((func, args, kwargs or {}, found))
-        return found
+        result = func(*args, **(kwargs or {}))
+        self._played.append((func, args, kwargs or {}, result))
+        return result
 
     def play(self) -> None:
         """Run the operations again, each result written where the first one is; no Python of the step runs."""
-        for func, args, kwargs, found in self._played:
-            again = func(*args, **kwargs)
-            for old, new in zip(tree_leaves(found), tree_leaves(again), strict=True):
+        for func, args, kwargs, recorded in self._played:
+            replayed = func(*args, **kwargs)
+            for old, new in zip(tree_leaves(recorded), tree_leaves(replayed), strict=True):
                 if isinstance(old, Tensor) and not _same_memory(old, new):
                     old.copy_(new)
 
 
-def _same_memory(one: Tensor, other: Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+def _same_memory(first: Tensor, second: Tensor) -> bool:
+    return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
 
 
 class Tapes:

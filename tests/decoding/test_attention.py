@@ -1,4 +1,4 @@
-"""Folded heads: the attention that they replace, to the last digit, and no copy of the cache in any step."""
+"""Folded heads: exactly the attention that they replace, without a copy of the cache in any step."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def tensors(heads: int, key_heads: int, new: int, keys: int) -> tuple[Tensor, Te
 
 def module(heads: int, key_heads: int) -> nn.Module:
     """What sdpa asks of an attention module."""
-    one = nn.Module()
-    one.num_key_value_groups = heads // key_heads
-    one.is_causal = True
-    return one
+    attention = nn.Module()
+    attention.num_key_value_groups = heads // key_heads
+    attention.is_causal = True
+    return attention
 
 
 MASKS = {
@@ -62,63 +62,63 @@ MASKS = {
 @pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (6, 2), (7, 1)])
 def test_windows_and_trees_attend_as_under_sdpa(heads, key_heads, which, form) -> None:
     query, key, value = tensors(heads, key_heads, 5, 23)
-    seen = torch.cat([torch.ones(5, 18).bool(), MASKS[which]], dim=1)[None, None]
-    mask = seen
+    visible = torch.cat([torch.ones(5, 18).bool(), MASKS[which]], dim=1)[None, None]
+    mask = visible
     if form == "added":
         mask = window_mask(MASKS[which], 23, 1, torch.float64)
     elif form == "folded":
         mask = window_mask(MASKS[which], 23, heads // key_heads, torch.float64)
     elif form == "by head":
-        mask = seen.repeat(1, heads, 1, 1)
+        mask = visible.repeat(1, heads, 1, 1)
         mask[:, 0, :, :9] = False
-        seen = mask
-    one = module(heads, key_heads)
-    expected, _ = sdpa_attention_forward(one, query, key, value, seen, scaling=0.3)
-    found, _ = folded_attention(one, query, key, value, mask, scaling=0.3)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    assert found.is_contiguous()
+        visible = mask
+    attention = module(heads, key_heads)
+    expected, _ = sdpa_attention_forward(attention, query, key, value, visible, scaling=0.3)
+    output, _ = folded_attention(attention, query, key, value, mask, scaling=0.3)
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    assert output.is_contiguous()
 
 
 @pytest.mark.parametrize("new", [1, 23])
 def test_steps_and_prefills_attend_as_under_sdpa(new: int) -> None:
     query, key, value = tensors(6, 2, new, 23)
-    one = module(6, 2)
-    expected, _ = sdpa_attention_forward(one, query, key, value, None, scaling=0.3)
-    found, _ = folded_attention(one, query, key, value, None, scaling=0.3)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    attention = module(6, 2)
+    expected, _ = sdpa_attention_forward(attention, query, key, value, None, scaling=0.3)
+    output, _ = folded_attention(attention, query, key, value, None, scaling=0.3)
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_one_mask_serves_layers_of_different_lengths() -> None:
     """A mask as wide as the longest layer is cut to what a shorter one holds."""
     query, key, value = tensors(6, 2, 5, 23)
-    one = module(6, 2)
+    attention = module(6, 2)
     wide = window_mask(MASKS["tree"], 40, 3, torch.float64)
-    own = window_mask(MASKS["tree"], 23, 3, torch.float64)
-    found, _ = folded_attention(one, query, key, value, wide)
-    expected, _ = folded_attention(one, query, key, value, own)
-    assert torch.equal(found, expected)
+    narrow = window_mask(MASKS["tree"], 23, 3, torch.float64)
+    output, _ = folded_attention(attention, query, key, value, wide)
+    expected, _ = folded_attention(attention, query, key, value, narrow)
+    assert torch.equal(output, expected)
 
 
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_a_chains_mask_is_that_of_a_window(count: int, groups: int) -> None:
-    seen = torch.ones(count, count).tril().bool()
-    expected = window_mask(seen, 23, groups, torch.bfloat16)
-    found = chain_mask(count, 23, groups, torch.bfloat16, torch.device("cpu"))
-    assert found.shape == (1, 1, groups * count, 23)
-    assert torch.equal(found, expected)
+    visible = torch.ones(count, count).tril().bool()
+    expected = window_mask(visible, 23, groups, torch.bfloat16)
+    computed = chain_mask(count, 23, groups, torch.bfloat16, torch.device("cpu"))
+    assert computed.shape == (1, 1, groups * count, 23)
+    assert torch.equal(computed, expected)
 
 
 def test_the_model_is_put_back_and_others_are_never_touched() -> None:
-    mine, other = in_doubles("llava").decoder, in_doubles("internvl").decoder
+    mine, untouched = in_doubles("llava").decoder, in_doubles("internvl").decoder
     configs = attention_configs(mine)
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
     with folded(configs) as strong:
         assert strong
         assert mine.layers[0].self_attn.config._attn_implementation == NAME
-        assert other.config._attn_implementation == "sdpa"
-        with folded(configs) as again:
-            assert again
+        assert untouched.config._attn_implementation == "sdpa"
+        with folded(configs) as nested:
+            assert nested
         assert mine.config._attn_implementation == NAME
     assert mine.config._attn_implementation == "sdpa"
     with pytest.raises(RuntimeError, match="stop"), folded(configs):
@@ -134,24 +134,24 @@ def test_the_model_is_put_back_and_others_are_never_touched() -> None:
 def test_threads_may_share_a_model_inside_one_opening() -> None:
     """Each side's own opening does nothing then, so neither ends the other's."""
     expected = side("llava").rows([], Draft(tuple(range(6))))
-    both = side("llava"), side("llava")
+    sides = side("llava"), side("llava")
     together = Barrier(2, timeout=60)
 
     def work(number: int) -> list:
         together.wait()
-        found = []
+        drafts = []
         for length in range(7):
-            found = both[number].rows([], Draft(tuple(range(length))))
-            both[number].cut(0)
-        return found
+            drafts = sides[number].rows([], Draft(tuple(range(length))))
+            sides[number].cut(0)
+        return drafts
 
-    # A prompt runs through a session, whose hooks belong to one thread at a time; steps do not.
-    for one in both:
-        one.start()
-    with both[0].stack.folding(), ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(work, range(2)))
+    # A prompt runs through a session with hooks for one thread at a time; steps do not.
+    for model_side in sides:
+        model_side.start()
+    with sides[0].stack.folding(), ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(work, range(2)))
     drafted = side("llava").rows([], Draft(tuple(range(6))))
-    assert found == [expected[:7]] * 2 == [drafted] * 2
+    assert results == [expected[:7]] * 2 == [drafted] * 2
 
 
 # ------------------------------------------------------------------ what moves
@@ -181,27 +181,27 @@ def moved(work) -> list[str]:
     text = in_doubles("llava").facts.text
     large = PROMPT * text.kv_heads * text.head_dim
     activities = [ProfilerActivity.CPU]
-    with profile(activities=activities, record_shapes=True, profile_memory=True) as seen:
+    with profile(activities=activities, record_shapes=True, profile_memory=True) as profiler:
         work()
-    found = []
-    for one in seen.events():
-        sizes = [torch.Size(shape).numel() for shape in one.input_shapes or [] if shape]
-        writes = one.name in ("aten::copy_", "aten::index_copy_", "aten::scatter_")
-        if one.self_cpu_memory_usage >= large * 8 or (writes and max(sizes, default=0) >= large):
-            found.append(one.name)
-    return found
+    shapes = []
+    for event in profiler.events():
+        sizes = [torch.Size(shape).numel() for shape in event.input_shapes or [] if shape]
+        writes = event.name in ("aten::copy_", "aten::index_copy_", "aten::scatter_")
+        if event.self_cpu_memory_usage >= large * 8 or (writes and max(sizes, default=0) >= large):
+            shapes.append(event.name)
+    return shapes
 
 
 def test_no_operation_of_a_step_is_as_large_as_the_cache() -> None:
-    one = long_side()
-    one.start()
-    tree = TreeDrafter(one, (-1, -1, 0, 0, 1))
-    assert moved(lambda: one.draft([], 3)) == []
-    assert moved(lambda: one.rows([5], Draft((6, 7, 8, 9)))) == []
+    model_side = long_side()
+    model_side.start()
+    tree = TreeDrafter(model_side, (-1, -1, 0, 0, 1))
+    assert moved(lambda: model_side.draft([], 3)) == []
+    assert moved(lambda: model_side.rows([5], Draft((6, 7, 8, 9)))) == []
     assert moved(lambda: tree.draft([5, 6], 1)) == []
     drafted = Draft((6, 7, 8, 9, 3), parents=(-1, -1, 0, 1, 1))
-    assert moved(lambda: one.rows([5], drafted)) == []
-    assert moved(lambda: one.rows([5, 7, 3, 2], drafted)) == []
+    assert moved(lambda: model_side.rows([5], drafted)) == []
+    assert moved(lambda: model_side.rows([5, 7, 3, 2], drafted)) == []
 
 
 @pytest.mark.parametrize("new", [1, 5])
@@ -226,9 +226,9 @@ def test_the_librarys_cache_is_copied_at_every_step(new: int) -> None:
 
 def test_repeated_heads_alone_are_seen_too(monkeypatch) -> None:
     """Under transformers' own attention our cache is not copied, but its heads are, as soon as there is a mask."""
-    one = long_side()
-    one.start()
+    model_side = long_side()
+    model_side.start()
     monkeypatch.setattr(stack, "folded", lambda configs: nullcontext(False))
-    names = moved(lambda: one.rows([5], Draft((6, 7, 8, 9))))
+    names = moved(lambda: model_side.rows([5], Draft((6, 7, 8, 9))))
     assert names
     assert "aten::cat" not in names

@@ -103,23 +103,23 @@ def test_a_draft_that_is_always_wrong_costs_only_time(name: str, overlap: bool) 
 @pytest.mark.parametrize("name", NAMES)
 def test_answers_end_where_generate_ends_them(name: str, gamma: int, overlap: bool) -> None:
     """At an end token inside a window, and at a limit inside a window."""
-    whole = plain(name)
-    place = next(n for n in range(2, LIMIT) if whole[n] not in whole[:n])
-    end = whole[place]
+    answer = plain(name)
+    place = next(n for n in range(2, LIMIT) if answer[n] not in answer[:n])
+    end = answer[place]
     short = plain(name, eos_token_id=end)
-    assert short == whole[: place + 1]
+    assert short == answer[: place + 1]
     config = prepared(in_doubles(name), {"max_new_tokens": 4, "eos_token_id": end})
     assert (ends_of(config), limit_of(config)) == ((end,), 4)
     for method, ratio in (WAYS["whole"], WAYS["tenth"]):
         drafter = known_side(name, method, ratio)
         assert decode(drafter, name, gamma, overlap, LIMIT, ends_of(config)).tokens == short
-        assert decode(drafter, name, gamma, overlap, limit_of(config)).tokens == whole[:4]
+        assert decode(drafter, name, gamma, overlap, limit_of(config)).tokens == answer[:4]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "deepseek_ocr"])
 def test_a_draft_without_images_is_a_prompt_of_words(name: str, monkeypatch) -> None:
     """No placeholder, newline or separator is left, no tower runs, and decoding stays the target's."""
-    adapter, inputs, whole = in_doubles(name), encoded(name), plain(name)
+    adapter, inputs, answer = in_doubles(name), encoded(name), plain(name)
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("the tower ran")
@@ -137,7 +137,7 @@ def test_a_draft_without_images_is_a_prompt_of_words(name: str, monkeypatch) -> 
         expected = adapter.model(input_ids=torch.tensor([words])).logits[0, -1]
     torch.testing.assert_close(blind.first, expected)
     monkeypatch.undo()  # the target has its tower
-    assert decode(blind, name, 4, True).tokens == whole
+    assert decode(blind, name, 4, True).tokens == answer
 
 
 def test_any_answer_may_be_asked_for_in_any_order() -> None:
@@ -155,36 +155,36 @@ def test_any_answer_may_be_asked_for_in_any_order() -> None:
 def test_nothing_is_fed_twice(monkeypatch) -> None:
     """Windows, refusals and new drafts cost one pass of each new token, on both sides."""
     fed: dict[str, list[int]] = {"draft": [], "target": []}
-    both = {"draft": side("llava", Uniform(), 0.9), "target": side("llava")}
-    for which, one in both.items():
-        run = one.stack.run
+    sides = {"draft": side("llava", Uniform(), 0.9), "target": side("llava")}
+    for which, model_side in sides.items():
+        run = model_side.stack.run
 
         def watched(ids, places, seen=None, run=run, which=which):
             fed[which].append(len(places))
             return run(ids, places, seen)
 
-        monkeypatch.setattr(one.stack, "run", watched)
-    machine = Machine(both["draft"], both["target"], Greedy(), SequentialTransport(), 4, False)
+        monkeypatch.setattr(model_side.stack, "run", watched)
+    machine = Machine(sides["draft"], sides["target"], Greedy(), SequentialTransport(), 4, False)
     trace = machine.run(LIMIT)
     assert trace.tokens == plain("llava")
     assert fed["target"] == [4] + [5] * (len(trace.rounds) - 1)
-    catching_up = [1 + (one.accepted == 4) for one in trace.rounds[:-1]]
+    catching_up = [1 + (model_side.accepted == 4) for model_side in trace.rounds[:-1]]
     assert fed["draft"] == [1] * 3 + [n for late in catching_up for n in (late, 1, 1, 1)]
 
 
 def test_no_step_moves_the_cache_and_going_back_only_cuts() -> None:
-    one = side("llava")
-    one.start()
-    layers = one.cache.layers
+    model_side = side("llava")
+    model_side.start()
+    layers = model_side.cache.layers
     before = [layer.keys.untyped_storage().data_ptr() for layer in layers]
-    prompt = one.cache.lengths
-    one.draft([], 7)
-    assert one.cache.lengths == tuple(length + 6 for length in prompt)
-    one.rows([5], Draft(()))
-    assert one.cache.lengths == tuple(length + 1 for length in prompt)
+    prompt = model_side.cache.lengths
+    model_side.draft([], 7)
+    assert model_side.cache.lengths == tuple(length + 6 for length in prompt)
+    model_side.rows([5], Draft(()))
+    assert model_side.cache.lengths == tuple(length + 1 for length in prompt)
     assert [layer.keys.untyped_storage().data_ptr() for layer in layers] == before
     with pytest.raises(RuntimeError, match="room"):
-        one.rows([1] * (ROOM + 1), Draft(()))
+        model_side.rows([1] * (ROOM + 1), Draft(()))
 
 
 class Waits(TorchDispatchMode):
@@ -198,8 +198,8 @@ class Waits(TorchDispatchMode):
 
 
 def test_greedy_drafts_and_rows_fetch_their_ids_once(monkeypatch) -> None:
-    one = side("llava")
-    one.start()
+    model_side = side("llava")
+    model_side.start()
     transfers: list[int] = []
     tolist = torch.Tensor.tolist
 
@@ -209,9 +209,9 @@ def test_greedy_drafts_and_rows_fetch_their_ids_once(monkeypatch) -> None:
 
     monkeypatch.setattr(torch.Tensor, "tolist", counted)
     with Waits() as waits:
-        draft = one.draft([], 5)
+        draft = model_side.draft([], 5)
         assert transfers == [5]
-        one.rows([*draft.tokens, 7], Draft((8, 9)))
+        model_side.rows([*draft.tokens, 7], Draft((8, 9)))
         assert transfers == [5, 3]
     assert waits.count == 0
 
@@ -226,11 +226,11 @@ def test_the_prompt_runs_when_it_is_first_asked_and_once() -> None:
 
         return prefill
 
-    one = side("llava", prefill=counting)
+    model_side = side("llava", prefill=counting)
     assert calls == []
-    one.rows([], Draft(()))
-    one.start()
-    one.draft([1], 2)
+    model_side.rows([], Draft(()))
+    model_side.start()
+    model_side.draft([1], 2)
     assert calls == [1]
 
 

@@ -1,4 +1,4 @@
-"""Sides whose model is spread over several devices, as far as a machine without them can tell."""
+"""Sides with a model spread over several devices, simulated on one machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both sides on GPUs, where there are any: the same answers, and figures that GPUs can have."""
+"""Both sides on GPUs, if there are any: the same answers, and plausible figures."""
 
 from __future__ import annotations
 
@@ -34,36 +34,38 @@ def spec_of(*overrides: str) -> RunSpec:
 
 
 def answered(*overrides: str) -> tuple[str, list[DecodingRecord]]:
-    """Two answers whose ids are those of `generate` on the same device; the transport taken."""
+    """Two answers with the ids of `generate` on the same device, and the transport."""
     job = admission.admit(spec_of(*overrides), Digests())
     assert isinstance(job.method, Decoder)
-    adapter, found = load_adapter(job.spec.model), []
-    with Speculation(job.spec, adapter, job.method) as both:
+    adapter, records = load_adapter(job.spec.model), []
+    with Speculation(job.spec, adapter, job.method) as speculation:
         for scene in (3, 4):
-            inputs = both.encode([chat_of((scene,))])
+            inputs = speculation.encode([chat_of((scene,))])
             plain = {name: value for name, value in inputs.items() if name != "chats"}
             ids = adapter.model.generate(**plain, **GREEDY)[:, plain["input_ids"].shape[1] :]
-            generated = both.generate(inputs, [str(scene)], **GREEDY)
+            generated = speculation.generate(inputs, [str(scene)], **GREEDY)
             assert torch.equal(generated.ids, ids)
             (record,) = generated.records
             assert record.decoding is not None
-            found.append(DecodingRecord.from_entry(record.decoding))
-    assert all(one.degraded is None and one.mismatch is None for one in found)
-    return both.transport, found
+            records.append(DecodingRecord.from_entry(record.decoding))
+    assert all(one.degraded is None and one.mismatch is None for one in records)
+    return speculation.transport, records
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
 def test_two_models_on_one_gpu_are_streams_of_it(device: str) -> None:
-    transport, found = answered("method=parallelvlm", "ratio=0.5", f"model.device={device}")
+    transport, records = answered("method=parallelvlm", "ratio=0.5", f"model.device={device}")
     assert transport == "threads"
-    assert [(one.devices, one.target_devices, one.apart) for one in found] == [(0, 1, False)] * 2
+    assert [(record.devices, record.target_devices, record.apart) for record in records] == [
+        (0, 1, False)
+    ] * 2
 
 
 def test_in_turn_each_side_is_timed_by_its_events() -> None:
-    _, found = answered("method=vanilla_sd", "model.device=cuda")
-    for one in (part for answer in found for part in answer.rounds):
-        assert 0 < one.draft_busy <= one.draft_seconds
-        assert 0 < one.target_busy <= one.target_seconds
+    _, records = answered("method=vanilla_sd", "model.device=cuda")
+    for step in (part for answer in records for part in answer.rounds):
+        assert 0 < step.draft_busy <= step.draft_seconds
+        assert 0 < step.target_busy <= step.target_seconds
 
 
 @pytest.mark.parametrize("name", ["vanilla_sd", "pearl", "std", "sd_tree", "autoregressive"])
@@ -74,7 +76,7 @@ def test_steps_that_are_graphs_say_the_same(name: str) -> None:
 
 @torch.inference_mode()
 def test_a_graph_is_the_plain_step(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    """Over the end of a recording and back behind it; then both are timed."""
+    """Past the end of a recording and back; then both are timed."""
     monkeypatch.setattr(fixed, "BUCKET", 8)
     adapter = load_adapter(spec_of("method=none", "model.device=cuda:0").model)
     stacks = [TextStack(adapter, 40, graphs) for graphs in (None, CudaGraphs(adapter.device))]
@@ -83,37 +85,39 @@ def test_a_graph_is_the_plain_step(monkeypatch: pytest.MonkeyPatch, capsys) -> N
         _, stack.following = prefilled_words(adapter, ids, stack.cache)
     rows: list[list[torch.Tensor]] = [[], []]
     place = 0
-    for gone in [0] * 20 + [12] + [0] * 20:
-        place -= gone
+    for cut in [0] * 20 + [12] + [0] * 20:
+        place -= cut
         for stack, into in zip(stacks, rows, strict=True):
-            stack.cache.cut(gone)
+            stack.cache.cut(cut)
             into.append(stack.run(ids[0, place % 30].view(1), [place]))
         place += 1
-    plain, graphs = (torch.cat(one) for one in rows)
+    plain, graphs = (torch.cat(figure) for figure in rows)
     torch.testing.assert_close(graphs, plain, rtol=1e-4, atol=1e-4 * float(plain.abs().max()))
     monkeypatch.undo()
-    found = steps_with_and_without_graphs(adapter, (64, 1024))
+    figures = steps_with_and_without_graphs(adapter, (64, 1024))
     with capsys.disabled():
-        for one in found:
-            print(f"\n{one.name}: {one.value:.3g} {one.unit}", end="")
-    assert all(0 < one.value < float("inf") for one in found)
+        for figure in figures:
+            print(f"\n{figure.name}: {figure.value:.3g} {figure.unit}", end="")
+    assert all(0 < figure.value < float("inf") for figure in figures)
 
 
 @several
 def test_a_draft_on_its_own_gpu_has_a_process() -> None:
-    transport, found = answered(
+    transport, records = answered(
         "method=parallelvlm",
         "ratio=0.5",
         "model.device=cuda:0",
         "method.draft_options={device: 'cuda:1'}",
     )
     assert transport == "processes"
-    assert [(one.devices, one.target_devices, one.apart) for one in found] == [(1, 1, True)] * 2
+    assert [(record.devices, record.target_devices, record.apart) for record in records] == [
+        (1, 1, True)
+    ] * 2
 
 
 @several
 def test_a_target_on_all_gpus() -> None:
-    _, found = answered(
+    _, records = answered(
         "method=pearl", "model.device_map=auto", "method.draft_options={device: 'cuda:0'}"
     )
-    assert all(one.target_devices >= 1 for one in found)
+    assert all(record.target_devices >= 1 for record in records)

@@ -1,4 +1,4 @@
-"""Recorded steps of one token: the plain step's logits and answers, and a refusal where nothing can be recorded."""
+"""Recorded steps of one token: the plain step's logits and answers, and a refusal if nothing can be recorded."""
 
 from __future__ import annotations
 
@@ -48,58 +48,62 @@ def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @torch.inference_mode()
 def started(name: str, graphs: Tapes | None, **options: Any) -> CachedModel:
-    """A side whose storage has NaN wherever nothing was written yet."""
-    one = side(name, graphs=graphs, **options)
-    one.start()
-    for layer in one.cache.layers:
+    """A side with NaN in all storage that was not written yet."""
+    model_side = side(name, graphs=graphs, **options)
+    model_side.start()
+    for layer in model_side.cache.layers:
         for store in layer.storage:
             store[:, :, layer.get_seq_length() :] = float("nan")
-    return one
+    return model_side
 
 
-def close(found: Tensor, expected: Tensor) -> None:
+def close(computed: Tensor, expected: Tensor) -> None:
     scale = float(expected.abs().max())
-    assert float((found - expected).abs().max()) <= 1e-9 * scale
+    assert float((computed - expected).abs().max()) <= 1e-9 * scale
 
 
 @pytest.mark.parametrize("name", [*NAMES, "internvl_phi3"])
 @torch.inference_mode()
 def test_a_recorded_step_is_the_plain_step(name: str) -> None:
-    """Over the ends of recordings, behind windows, after going back behind an end, and up to the last slot."""
+    """Past the ends of recordings, after windows, after going back before an end, and up to the last slot."""
     tapes, prompt = Tapes(), started(name, None).cache.lengths[0]
-    # An odd capacity is no multiple of a recording's slots.
+    # An odd capacity is not a multiple of a recording's slots.
     room = SPAN + (prompt + SPAN) % 2 + 1
-    own, other = (started(name, one, room=room).stack for one in (tapes, None))
+    recorded, plain_stack = (started(name, one, room=room).stack for one in (tapes, None))
     generator = torch.Generator().manual_seed(0)
     kept: list[tuple[Tensor, Tensor]] = []
     place = 0
-    for gone in [0] * 12 + [11, 0, 0, 3] + [0] * 14:
-        for stack in (own, other):
-            stack.cache.cut(gone)
-        place -= gone
+    for cut in [0] * 12 + [11, 0, 0, 3] + [0] * 14:
+        for stack in (recorded, plain_stack):
+            stack.cache.cut(cut)
+        place -= cut
         ids = torch.randint(0, 100, (1,), generator=generator)
-        kept.append((own.run(ids, [place]), other.run(ids, [place])))
+        kept.append((recorded.run(ids, [place]), plain_stack.run(ids, [place])))
         place += 1
-        assert own.cache.lengths == other.cache.lengths == (prompt + place,) * len(own.cache.layers)
+        assert (
+            recorded.cache.lengths
+            == plain_stack.cache.lengths
+            == (prompt + place,) * len(recorded.cache.layers)
+        )
         if place % 5 == 0:
             window = torch.randint(0, 100, (3,), generator=generator)
             places = list(range(place, place + 3))
-            close(own.run(window, places), other.run(window, places))
+            close(recorded.run(window, places), plain_stack.run(window, places))
             place += 3
     while place < room:
         ids = torch.tensor([place])
-        kept.append((own.run(ids, [place]), other.run(ids, [place])))
+        kept.append((recorded.run(ids, [place]), plain_stack.run(ids, [place])))
         place += 1
-    for found, expected in kept:  # all at the end: no step may write over the rows of another
-        close(found, expected)
+    for computed, expected in kept:  # all at the end: no step may write over the rows of another
+        close(computed, expected)
     assert len(tapes.recorded) >= 3
     assert tapes.recorded == sorted(set(tapes.recorded))
     assert tapes.recorded[-1] == prompt + room
     assert tapes.recorded[-1] % SMALL
     assert tapes.replays == len(kept)
-    for layer, theirs in zip(own.cache.layers, other.cache.layers, strict=True):
-        for found, expected in zip(layer.entries, theirs.entries, strict=True):
-            close(found, expected)
+    for layer, theirs in zip(recorded.cache.layers, plain_stack.cache.layers, strict=True):
+        for computed, expected in zip(layer.entries, theirs.entries, strict=True):
+            close(computed, expected)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -114,7 +118,7 @@ def test_answers_are_those_of_plain_decoding(name: str, overlap: bool) -> None:
     ):
         trace = Machine(drafter, target, Greedy(), SequentialTransport(), 3, overlap).run(LIMIT)
         assert trace.tokens == plain(name)
-    assert min(one.replays for one in tapes) > 0
+    assert min(tape.replays for tape in tapes) > 0
 
 
 @pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.3}], ids=["deaf", "listening"])
@@ -154,58 +158,60 @@ def test_other_drafters_go_with_recorders(tree: bool) -> None:
 def test_both_sides_of_a_run_record(
     name: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The target, plain decoding beside it, and whoever drafts; each model with a recorder of its own."""
-    made: dict[str, Tapes] = {}
+    """The target, plain decoding and the draft; each model has its own recorder."""
+    recorded: dict[str, Tapes] = {}
 
     def record(adapter: Adapter, asked: bool | None) -> Tapes:
         assert asked is None
-        return made.setdefault(adapter.spec.name, Tapes())
+        return recorded.setdefault(adapter.spec.name, Tapes())
 
     for module in (speculation, draft_model):
         monkeypatch.setattr(module, "graphs_for", record)
     how = f"engine.transport={transport}", "engine.graphs=auto", "ratio=0.5"
     with speculating(name, *how, "method.params.gamma=3") as both:
-        found, decoded, _ = answer(both, 3)
-    assert found == plainly(3)
+        tokens, decoded, _ = answer(both, 3)
+    assert tokens == plainly(3)
     assert decoded.mismatch is None
-    assert set(made) == {"seedling"} | ({"seedling_draft"} if name != "std" else set())
-    assert min(tapes.replays for tapes in made.values()) > 10
+    assert set(recorded) == {"seedling"} | ({"seedling_draft"} if name != "std" else set())
+    assert min(tapes.replays for tapes in recorded.values()) > 10
 
 
 def test_layers_of_different_lengths_take_plain_steps() -> None:
     tapes = Tapes()
     method, ratio = RAGGED
-    found = side("llava", method, ratio, graphs=tapes).draft([], 5)
-    assert found.tokens == side("llava", method, ratio).draft([], 5).tokens
+    draft = side("llava", method, ratio, graphs=tapes).draft([], 5)
+    assert draft.tokens == side("llava", method, ratio).draft([], 5).tokens
     assert tapes.recorded == []
 
 
 def test_a_full_cache_is_an_error_before_anything_is_written() -> None:
-    one = side("llava", graphs=Tapes(), room=2)
-    one.rows([5, 6], EMPTY_DRAFT)
-    held = [layer.entries[0].clone() for layer in one.cache.layers]
+    model_side = side("llava", graphs=Tapes(), room=2)
+    model_side.rows([5, 6], EMPTY_DRAFT)
+    keys = [layer.entries[0].clone() for layer in model_side.cache.layers]
     with pytest.raises(RuntimeError, match="room"):
-        one.rows([5, 6, 7], EMPTY_DRAFT)
-    assert all(map(torch.equal, held, (layer.entries[0] for layer in one.cache.layers)))
+        model_side.rows([5, 6, 7], EMPTY_DRAFT)
+    assert all(map(torch.equal, keys, (layer.entries[0] for layer in model_side.cache.layers)))
 
 
 def test_windows_and_steps_follow_each_other() -> None:
     used = side("internvl", graphs=Tapes())
-    for said in ([3, 4, 5, 6], [3], [3, 9], [], [3, 9, 7, 8], [2]):
-        for split in range(len(said) + 1):
-            draft = Draft(tuple(said[split:]))
-            assert used.rows(said[:split], draft) == side("internvl").rows(said[:split], draft)
+    for sequence in ([3, 4, 5, 6], [3], [3, 9], [], [3, 9, 7, 8], [2]):
+        for split in range(len(sequence) + 1):
+            draft = Draft(tuple(sequence[split:]))
+            assert used.rows(sequence[:split], draft) == side("internvl").rows(
+                sequence[:split], draft
+            )
 
 
 @torch.inference_mode()
 def test_a_token_of_a_tree_is_no_step() -> None:
-    """It does not see the branch beside it."""
+    """It does not see the neighbouring branch."""
     tapes = Tapes()
-    own, other = started("llava", tapes).stack, started("llava", None).stack
-    seen = torch.tensor([[True, False, True]])
-    for stack in (own, other):
+    recorded, plain_stack = started("llava", tapes).stack, started("llava", None).stack
+    mask = torch.tensor([[True, False, True]])
+    for stack in (recorded, plain_stack):
         stack.run(torch.tensor([7, 8]), [0, 1])
-    close(*(stack.run(torch.tensor([9]), [1], seen) for stack in (own, other)))
+    close(*(stack.run(torch.tensor([9]), [1], mask) for stack in (recorded, plain_stack)))
     assert tapes.recorded == []
 
 
@@ -217,9 +223,9 @@ def test_a_step_sees_what_is_before_it_and_itself() -> None:
 
 def test_a_router_on_the_host_cannot_be_recorded() -> None:
     """Why models with experts are refused; if this comes to work, they need not be."""
-    one = side("deepseek_ocr", graphs=Tapes())
+    model_side = side("deepseek_ocr", graphs=Tapes())
     with pytest.raises(RuntimeError, match="reads from the device"):
-        one.draft([], 2)
+        model_side.draft([], 2)
 
 
 class Device:
@@ -229,13 +235,13 @@ class Device:
         self.asked: list[str] = []
         self.current = "side's"
 
-    def __call__(self, what: str) -> None:
-        self.asked.append(what)
+    def __call__(self, event: str) -> None:
+        self.asked.append(event)
 
     def stream(self, name: str) -> Any:
-        there = SimpleNamespace(device=torch.device("cuda:0"), name=name)
-        there.wait_stream = lambda other: self(f"{name} waits for {other.name}")
-        return there
+        stream = SimpleNamespace(device=torch.device("cuda:0"), name=name)
+        stream.wait_stream = lambda waited: self(f"{name} waits for {waited.name}")
+        return stream
 
     @contextmanager
     def entered(self, stream: Any) -> Iterator[None]:
@@ -256,13 +262,13 @@ class Device:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    found = Device()
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _: found.stream("own"))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: found.stream("side's"))
-    monkeypatch.setattr(torch.cuda, "stream", found.entered)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", found.graph)
+    fake = Device()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: fake.stream("own"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: fake.stream("side's"))
+    monkeypatch.setattr(torch.cuda, "stream", fake.entered)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", fake.graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
-    return found
+    return fake
 
 
 def test_a_recording_keeps_to_its_own_stream_and_waits_for_no_device(device: Device) -> None:
@@ -305,9 +311,9 @@ ON_GPU = {"device": "cuda:0"}
 
 def like(**changes: Any) -> Any:
     """An adapter that says it is on a GPU, as far as one is looked at before recording."""
-    whole = in_doubles("llava")
-    spec = replace(whole.spec, **{**ON_GPU, "attention": "sdpa", **changes})
-    return SimpleNamespace(spec=spec, model=whole.model, decoder=whole.decoder)
+    adapter = in_doubles("llava")
+    spec = replace(adapter.spec, **{**ON_GPU, "attention": "sdpa", **changes})
+    return SimpleNamespace(spec=spec, model=adapter.model, decoder=adapter.decoder)
 
 
 EXPERTS = replace(in_doubles("llava").facts.text, experts=4)
@@ -349,11 +355,11 @@ def test_what_only_a_loaded_model_tells(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_can_be_recorded_is() -> None:
-    made: list[torch.device] = []
+    devices: list[torch.device] = []
 
     class Made(CudaGraphs):
         def __init__(self, device: torch.device) -> None:
-            made.append(device)
+            devices.append(device)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("espalier.harness.engine.text.cuda_graphs.CudaGraphs", Made)
@@ -362,7 +368,7 @@ def test_what_can_be_recorded_is() -> None:
         assert isinstance(graphs_for(adapter, True), Made)
         assert isinstance(graphs_for(adapter, "auto"), Made)
         assert graphs_for(adapter, False) is None
-    assert made == [torch.device("cuda:0")] * 2
+    assert devices == [torch.device("cuda:0")] * 2
 
 
 def test_a_run_is_refused_before_anything_is_loaded() -> None:
@@ -396,16 +402,16 @@ def test_nothing_else_is_refused_on_a_cpu(asked: str) -> None:
 def test_the_benchmark_times_both_ways() -> None:
     tapes = Tapes()
     lengths = (5, 20)
-    found = steps_with_and_without_graphs(in_doubles("qwen2_5_vl"), lengths, tapes, repeats=2)
-    assert [one.unit for one in found] == ["ms", "ms", "ms", "x"] * 2
+    figures = steps_with_and_without_graphs(in_doubles("qwen2_5_vl"), lengths, tapes, repeats=2)
+    assert [figure.unit for figure in figures] == ["ms", "ms", "ms", "x"] * 2
     assert all(
-        one.part == "graphs" and str(length) in one.name
-        for length, four in zip(lengths, (found[:4], found[4:]), strict=True)
-        for one in four
+        figure.part == "graphs" and str(length) in figure.name
+        for length, four in zip(lengths, (figures[:4], figures[4:]), strict=True)
+        for figure in four
     )
-    # One untimed call of each way beside the first and the timed ones, 8 steps each.
+    # One untimed call of each way in addition to the first and the timed ones, 8 steps each.
     assert tapes.replays == len(lengths) * 8 * (1 + 1 + 2)
-    slow, quick, first, gain = found[:4]
+    slow, quick, first, gain = figures[:4]
     assert 0 < quick.value < first.value
     assert slow.value > 0
     assert gain.quartiles is not None

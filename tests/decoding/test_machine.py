@@ -1,4 +1,4 @@
-"""The state machine against slow specifications of each way of decoding; greedy walks along trees."""
+"""The state machine compared with slow specifications of each way of decoding; greedy walks along trees."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Table:
 
     def draft(self, tokens: Sequence[int], count: int) -> Draft:
         self.drafts += count
-        found = list(tokens)
+        answer = list(tokens)
         for _ in range(count):
-            found.append(self.guess(found))
-        return Draft(tuple(found[len(tokens) :]))
+            answer.append(self.guess(answer))
+        return Draft(tuple(answer[len(tokens) :]))
 
     def rows(self, tokens: Sequence[int], draft: Draft) -> list[torch.Tensor]:
         self.forwards += 1
@@ -109,8 +109,8 @@ def in_turn(table: Table, gamma: int, enough: int) -> list[list[int]]:
 
 def verified_after(trace: DecodingTrace) -> list[int]:
     lengths, total = [], 0
-    for one in trace.rounds:
-        total += one.accepted + one.target_added
+    for step in trace.rounds:
+        total += step.accepted + step.target_added
         lengths.append(total)
     return lengths
 
@@ -165,15 +165,15 @@ def test_a_drafter_that_is_always_right_and_one_that_is_always_wrong() -> None:
         right = Machine(
             Table(target), Table(target), Greedy(), SequentialTransport(), 4, overlap
         ).run(41)
-        assert [one.accepted + one.target_added for one in right.rounds[1:]] == [clean] * len(
+        assert [step.accepted + step.target_added for step in right.rounds[1:]] == [clean] * len(
             right.rounds[1:]
         )
         assert right.rollbacks == 0
         assert right.mean_run is None
-        assert right.runs[1] == sum(one.accepted for one in right.rounds)
+        assert right.runs[1] == sum(step.accepted for step in right.rounds)
         lost = Table(target, lambda tokens: True)
         wrong = Machine(lost, lost, Greedy(), SequentialTransport(), 4, overlap).run(41)
-        assert [one.accepted + one.target_added for one in wrong.rounds] == [1] * 41
+        assert [step.accepted + step.target_added for step in wrong.rounds] == [1] * 41
         assert wrong.mean_run == 0
         assert wrong.acceptance == 0
 
@@ -182,7 +182,7 @@ def test_without_a_drafter_the_machine_decodes_plainly() -> None:
     table = Table(language(1, 50))
     trace = Machine(None, table, Greedy(), SequentialTransport()).run(17)
     assert trace.tokens == plain(table.target, 17)
-    assert [(one.checked, one.target_added) for one in trace.rounds] == [(0, True)] * 17
+    assert [(step.checked, step.target_added) for step in trace.rounds] == [(0, True)] * 17
     assert trace.tokens_per_target_forward == 1
     assert trace.acceptance is None
 
@@ -199,7 +199,7 @@ def test_a_lost_drafter_loses_nothing(overlap: bool) -> None:
     trace = Machine(table, table, Greedy(), SequentialTransport(), 3, overlap).run(50)
     assert trace.tokens == plain(table.target, 50)
     assert trace.degraded == "killed by signal 9"
-    assert [one.drafted for one in trace.rounds].count(0) > 10
+    assert [step.drafted for step in trace.rounds].count(0) > 10
 
 
 def test_bad_settings_are_refused() -> None:
@@ -228,13 +228,13 @@ def test_a_greedy_walk_takes_the_path_that_the_target_takes() -> None:
     draft = Draft(tokens, parents=TREE)
 
     def judged(*says: int) -> tuple[tuple[int, ...], int | None, bool]:
-        """Rows: behind the start, then behind each node."""
+        """Rows: after the start, then after each node."""
         verdict = walk(draft, list(torch.tensor(says)), Greedy(), 0)
         return verdict.path, verdict.target_token, verdict.refused
 
-    rest = [99] * 8
-    assert judged(10, 21, *rest[1:]) == ((0, 3), 99, False)
-    assert judged(11, 99, 22, *rest[2:]) == ((1, 4), 99, False)
-    assert judged(12, *rest) == ((), 12, True)
+    unused = [99] * 8
+    assert judged(10, 21, *unused[1:]) == ((0, 3), 99, False)
+    assert judged(11, 99, 22, *unused[2:]) == ((1, 4), 99, False)
+    assert judged(12, *unused) == ((), 12, True)
     says = [10, 20, 99, 31, 99, 99, 99, 77, 99]
     assert judged(*says) == ((0, 2, 6), 77, False)

@@ -1,4 +1,4 @@
-"""Sampled answers of the state machine, of chains and trees, against the target's own distribution."""
+"""Sampled answers of the state machine, from chains and trees, compared with the target's own distribution."""
 
 from __future__ import annotations
 

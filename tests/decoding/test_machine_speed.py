@@ -1,4 +1,4 @@
-"""The state machine under a virtual clock against the expected speeds, and the planner that plays it."""
+"""The state machine under a virtual clock compared with the expected speeds, and the simulation command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timing both sides: every drafted token costs its forward, whatever the drafter says, and the paired medians count."""
+"""Timing of both sides: every drafted token costs its forward, whatever is drafted, and medians of pairs count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a side's work takes: work that is launched is waited for, in its own stream, and waiting is no work."""
+"""Time of a side's work: launched work is waited for, in its own stream, and waiting does not count as work."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_processor_that_is_taken_away_is_no_work() -> None:
 
 
 def test_work_that_was_only_launched_is_waited_for(streams: dict[torch.device, Stream]) -> None:
-    """As with sampling, whose rows stay on the device."""
+    """As with sampling, where rows stay on the device."""
     meter = Meter.of([ONE])
     _, lap = meter.run(lambda: streams[ONE].launch(0.05))
     assert lap.wall == pytest.approx(0.05)

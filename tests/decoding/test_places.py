@@ -1,4 +1,4 @@
-"""Where both sides work: one device has one name, and who occupies what."""
+"""Devices of both sides: one name per device, and the number that each side occupies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A drafter in its own process: the same answers, real overlap, and nothing lost or left when it dies or hangs."""
+"""A drafter in its own process: the same answers, real overlap, and no loss when it dies or hangs."""
 
 from __future__ import annotations
 

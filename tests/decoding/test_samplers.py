@@ -1,4 +1,4 @@
-"""Processors, warpers and sampling: what generate() would say, position by position, and its distribution."""
+"""Processors, warpers and sampling: the output of generate(), position by position, and its distribution."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ def test_the_processors_make_a_difference() -> None:
 
 def test_an_answer_may_be_told_to_go_on_behind_its_end() -> None:
     """min_new_tokens forbids the end, so the whole answer behind it is another one."""
-    whole = plain("llava")
-    end = next(whole[n] for n in range(2, LIMIT) if whole[n] not in whole[:n])
+    answer = plain("llava")
+    end = next(answer[n] for n in range(2, LIMIT) if answer[n] not in answer[:n])
     settings = {"eos_token_id": end, "min_new_tokens": LIMIT - 1}
     expected = plain("llava", **settings)
-    assert expected != whole
+    assert expected != answer
     drafter, target = side("llava", Uniform(), 0.9, **settings), side("llava", **settings)
     trace = Machine(drafter, target, Greedy(), SequentialTransport(), 4, True, (end,)).run(LIMIT)
     assert trace.tokens == expected
 
 
 def test_settings_of_the_checkpoint_count_and_travel(monkeypatch) -> None:
-    """They come from the target, by pickle, and hold for a draft with other settings of its own."""
+    """They come from the target, by pickle, and override a draft's own settings."""
     target, draft = in_doubles("llava"), in_doubles("internvl")
     monkeypatch.setattr(target.model.generation_config, "repetition_penalty", 1.3)
     monkeypatch.setattr(target.model.generation_config, "eos_token_id", [3, 4])
@@ -84,7 +84,7 @@ def test_settings_of_the_checkpoint_count_and_travel(monkeypatch) -> None:
     assert (ends_of(config), limit_of(config)) == ((3, 4), 9)
     prompt = encoded("llava")["input_ids"]
     names = [
-        [type(one).__name__ for one in sampler_of(adapter, config, prompt).processors]
+        [type(step).__name__ for step in sampler_of(adapter, config, prompt).processors]
         for adapter in (target, draft)
     ]
     assert names == [["RepetitionPenaltyLogitsProcessor"]] * 2
@@ -110,22 +110,22 @@ def test_sampled_rows_are_generates(name: str, more: dict) -> None:
         )
     answer = said.sequences[0, inputs["input_ids"].shape[1] :].tolist()
     expected = torch.cat(said.scores).softmax(-1)
-    one = side(name, **settings)
-    window = one.rows(answer[:2], Draft(tuple(answer[2:-1])))
+    step = side(name, **settings)
+    window = step.rows(answer[:2], Draft(tuple(answer[2:-1])))
     torch.testing.assert_close(torch.stack(window), expected[2:], rtol=1e-5, atol=1e-7)
     start = side(name, **settings).rows([], Draft(()))
     torch.testing.assert_close(start[0], expected[0], rtol=1e-5, atol=1e-7)
 
 
 def test_a_sampling_draft_draws_by_position_and_says_from_what() -> None:
-    one = side("llava", Uniform(), 0.5, numbers=RandomNumbers(11), **SAMPLED)
-    draft = one.draft([4, 5], 4)
+    model_side = side("llava", Uniform(), 0.5, numbers=RandomNumbers(11), **SAMPLED)
+    draft = model_side.draft([4, 5], 4)
     rows = side("llava", Uniform(), 0.5, **SAMPLED).rows([4, 5], Draft(draft.tokens[:-1]))
     torch.testing.assert_close(torch.stack(list(draft.rows)), torch.stack(rows))
     rule = Sampling(RandomNumbers(11))
     drawn = [rule.draw(row, 2 + place, "draft") for place, row in enumerate(rows)]
     assert list(draft.tokens) == drawn
-    assert one.draft([4, 5], 4).tokens == draft.tokens
+    assert model_side.draft([4, 5], 4).tokens == draft.tokens
     with pytest.raises(ValueError, match="numbers"):
         side("llava", **SAMPLED).draft([], 1)
 
@@ -136,30 +136,33 @@ def test_a_sampling_draft_draws_by_position_and_says_from_what() -> None:
 FEW = {"do_sample": True, "temperature": 1.5, "top_k": 3, "repetition_penalty": 1.2}
 
 
-def exact(one: CachedModel) -> dict[tuple[int, int], float]:
+def exact(model_side: CachedModel) -> dict[tuple[int, int], float]:
     """Probability of each pair of first tokens."""
-    found = {}
-    (first,) = one.rows([], Draft(()))
+    probabilities = {}
+    (first,) = model_side.rows([], Draft(()))
     for token in first.nonzero().flatten().tolist():
-        (second,) = one.rows([token], Draft(()))
-        for other in second.nonzero().flatten().tolist():
-            found[token, other] = float(first[token]) * float(second[other])
-    return found
+        (second,) = model_side.rows([token], Draft(()))
+        for second_token in second.nonzero().flatten().tolist():
+            probabilities[token, second_token] = float(first[token]) * float(second[second_token])
+    return probabilities
 
 
 def fits(counts: Counter, probabilities: dict[tuple[int, int], float]) -> float:
     """P value of drawn pairs; pairs that are too rare for the test are put together."""
     total = sum(counts.values())
     usual = [pair for pair, share in probabilities.items() if share * total >= 5]
-    seen = [counts[pair] for pair in usual]
+    observed = [counts[pair] for pair in usual]
     expected = [probabilities[pair] * total for pair in usual]
-    seen.append(total - sum(seen))
+    observed.append(total - sum(observed))
     expected.append(total - sum(expected))
     if expected[-1] < 1:  # rounding: nothing can be drawn from it
-        if seen[-1]:
+        if observed[-1]:
             return 0.0
-        seen, expected = seen[:-1], [share * total / sum(expected[:-1]) for share in expected[:-1]]
-    return float(chisquare(seen, expected).pvalue)
+        observed, expected = (
+            observed[:-1],
+            [share * total / sum(expected[:-1]) for share in expected[:-1]],
+        )
+    return float(chisquare(observed, expected).pvalue)
 
 
 @pytest.mark.slow
@@ -179,8 +182,8 @@ def test_sampled_answers_are_distributed_as_the_targets(way: str, draws: int) ->
         )
         trace = machine.run(2)
         counts[trace.tokens[0], trace.tokens[1]] += 1
-        accepted += sum(one.accepted for one in trace.rounds)
-        judged += sum(one.checked for one in trace.rounds)
+        accepted += sum(step.accepted for step in trace.rounds)
+        judged += sum(step.checked for step in trace.rounds)
     assert set(counts) <= set(probabilities)
     assert fits(counts, probabilities) > 1e-3
     assert 0 < accepted < judged

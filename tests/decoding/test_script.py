@@ -1,4 +1,4 @@
-"""A process of a decoder runs a script a second time: refused before it starts where the script has no guard."""
+"""A decoder's process runs the user's script again: refused before it starts if the script has no guard."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def test_the_draft_holds_all_words_and_each_layers_own_visual_tokens(name: str) 
     visual = in_doubles(name).layout(encoded(name)).visual[0]
     length = encoded(name)["input_ids"].shape[1]
     for layer, kept in enumerate(some(name, 0.5)):
-        gone = set(visual.tolist()) - set(visual[kept].tolist())
-        slots = [slot for slot in range(length) if slot not in gone]
+        dropped = set(visual.tolist()) - set(visual[kept].tolist())
+        slots = [slot for slot in range(length) if slot not in dropped]
         mine, theirs = drafter.cache.layers[layer], target.cache.layers[layer]
         assert torch.equal(mine.keys, theirs.keys[:, :, slots])
         assert torch.equal(mine.values, theirs.values[:, :, slots])
@@ -70,8 +70,8 @@ def test_verified_tokens_are_copied_and_refused_ones_dropped() -> None:
     for drafted, accepted in ((3, 0), (4, 2), (2, 2), (5, 1)):
         draft = drafter.draft(tokens, drafted)
         prompt = prompt or drafter.cache.lengths[0] - (drafted - 1)
-        held = drafter.cache.lengths[0] - prompt
-        assert held == len(tokens) + drafted - 1
+        length = drafter.cache.lengths[0] - prompt
+        assert length == len(tokens) + drafted - 1
         dense = max(len(tokens) - 1, 0)
         for mine, theirs in zip(drafter.cache.layers, target.cache.layers, strict=True):
             start = target.prompt_lengths[0]
@@ -99,10 +99,10 @@ def test_only_what_the_target_does_not_hold_is_fed(monkeypatch) -> None:
 def test_the_drafts_own_entries_matter() -> None:
     """A draft that sees other tokens says other things: the kept part is what it reads."""
     target = side("llava")
-    whole = sparse("llava", target, 0.0).draft([], 8).tokens
+    tokens = sparse("llava", target, 0.0).draft([], 8).tokens
     few = sparse("llava", target, 0.99).draft([], 8).tokens
-    assert whole == tuple(plain("llava", limit=8))
-    assert few != whole
+    assert tokens == tuple(plain("llava", limit=8))
+    assert few != tokens
 
 
 def test_what_the_target_has_verified_as_a_tree_is_taken_too() -> None:
@@ -110,8 +110,8 @@ def test_what_the_target_has_verified_as_a_tree_is_taken_too() -> None:
     target = side("llava")
     drafter = sparse("llava", target, 0.0)
     target.rows([4, 5], Draft((6, 7, 8), parents=(-1, -1, 1)))
-    found = drafter.draft([4, 5, 9], 3).tokens
-    assert found == known_side("llava").draft([4, 5, 9], 3).tokens
+    tokens = drafter.draft([4, 5, 9], 3).tokens
+    assert tokens == known_side("llava").draft([4, 5, 9], 3).tokens
 
 
 def test_kept_tokens_of_other_depth_are_refused() -> None:

@@ -72,13 +72,15 @@ def plainly(scene: int, **settings: Any) -> list[int]:
     """What transformers' own decoding says."""
     inputs = target().encode([chat_of((scene,))])
     ids = target().model.generate(**inputs, **(settings or GREEDY))
-    found: list[int] = ids[0, inputs["input_ids"].shape[1] :].tolist()
-    return found
+    tokens: list[int] = ids[0, inputs["input_ids"].shape[1] :].tolist()
+    return tokens
 
 
-def answer(both: Speculation, scene: int, **settings: Any) -> tuple[list[int], DecodingRecord, Any]:
-    generated = both.generate(
-        both.encode([chat_of((scene,))]), [f"captions/{scene}"], **(settings or GREEDY)
+def answer(
+    session: Speculation, scene: int, **settings: Any
+) -> tuple[list[int], DecodingRecord, Any]:
+    generated = session.generate(
+        session.encode([chat_of((scene,))]), [f"captions/{scene}"], **(settings or GREEDY)
     )
     (record,) = generated.records
     assert record.decoding is not None
@@ -94,85 +96,91 @@ def answer(both: Speculation, scene: int, **settings: Any) -> tuple[list[int], D
     + [(name, "0") for name in names_of(Decoder) if build_method(name, {}).guided],  # type: ignore[attr-defined]
 )
 def test_every_decoder_says_what_the_target_says(name: str, ratio: str) -> None:
-    more = [] if "ratio" in name else [f"ratio={ratio}"]
-    with speculation(name, "engine.transport=sequential", *more) as both:
+    overrides = [] if "ratio" in name else [f"ratio={ratio}"]
+    with speculation(name, "engine.transport=sequential", *overrides) as session:
         for scene in (3, 4):
-            found, decoded, record = answer(both, scene)
-            assert found == plainly(scene)
+            tokens, decoded, record = answer(session, scene)
+            assert tokens == plainly(scene)
             assert decoded.mismatch is None
             assert decoded.degraded is None
-            assert record.new_tokens == len(found) == decoded.spent.tokens
+            assert record.new_tokens == len(tokens) == decoded.spent.tokens
             assert record.kept == record.requested == ()
             assert record.entering == (144,) * 6  # the target keeps every token
-        decoder = both._method
-    alone = decoder.source == "nobody"
-    assert (decoded.plain is None) == alone
-    if not alone:
+        decoder = session._method
+    without_draft = decoder.source == "nobody"
+    assert (decoded.plain is None) == without_draft
+    if not without_draft:
         chooses = decoder.guided or decoder.reducer is not None
-        seen = 14 if chooses and ratio == "0.9" else 144
-        assert decoded.draft_visual == (0 if decoder.text_only else seen)
+        draft_visual = 14 if chooses and ratio == "0.9" else 144
+        assert decoded.draft_visual == (0 if decoder.text_only else draft_visual)
     assert target().decoder.config._attn_implementation == "sdpa"
 
 
 def test_fewer_rounds_than_tokens_where_the_draft_is_good() -> None:
-    with speculation("pearl", "engine.transport=sequential", "method.params.gamma=3") as both:
-        found, decoded, _ = answer(both, 3)
+    with speculation("pearl", "engine.transport=sequential", "method.params.gamma=3") as session:
+        tokens, decoded, _ = answer(session, 3)
     assert decoded.gamma == 3
-    assert len(decoded.rounds) < 0.7 * len(found)
-    assert sum(one.accepted for one in decoded.rounds) > 0.6 * len(found)
+    assert len(decoded.rounds) < 0.7 * len(tokens)
+    assert sum(step.accepted for step in decoded.rounds) > 0.6 * len(tokens)
 
 
 def test_a_thread_of_its_own_says_the_same() -> None:
     for name in ("parallelvlm", "pearl", "vanilla_sd"):
-        with speculation(name, "engine.transport=threads", "ratio=0.5") as both:
-            found, decoded, _ = answer(both, 5)
-            assert found == plainly(5)
+        with speculation(name, "engine.transport=threads", "ratio=0.5") as session:
+            tokens, decoded, _ = answer(session, 5)
+            assert tokens == plainly(5)
             assert decoded.degraded is None
 
 
 def shared_memory(*processes: int) -> set[str]:
     """Shared memory that torch named after one of these processes; other tests have theirs at the same time."""
-    return {name for name in os.listdir("/dev/shm") if any(f"_{one}_" in name for one in processes)}
+    return {
+        name
+        for name in os.listdir("/dev/shm")
+        if any(f"_{process}_" in name for process in processes)
+    }
 
 
 @pytest.mark.slow
 def test_a_process_of_its_own_says_the_same_and_survives_being_killed() -> None:
     cores = os.sched_getaffinity(0)
-    with speculation("parallelvlm", "ratio=0.5") as both:
-        assert both.transport == "processes"
-        found, decoded, _ = answer(both, 6)
-        assert found == plainly(6)
+    with speculation("parallelvlm", "ratio=0.5") as session:
+        assert session.transport == "processes"
+        tokens, decoded, _ = answer(session, 6)
+        assert tokens == plainly(6)
         assert decoded.degraded is None
         assert decoded.devices == 1
         assert decoded.first
         assert decoded.steps is not None
         assert decoded.steps.draft > 0
-        both.window.timings *= MEASUREMENTS  # the rounds counted from here on are those of answers
-        first = process_of(both)
-        kill_at_round(both, 3)
-        found, decoded, _ = answer(both, 7)
-        assert found == plainly(7)  # nothing is lost
+        session.window.timings *= (
+            MEASUREMENTS  # the rounds counted from here on are those of answers
+        )
+        first = process_of(session)
+        kill_at_round(session, 3)
+        tokens, decoded, _ = answer(session, 7)
+        assert tokens == plainly(7)  # nothing is lost
         assert decoded.degraded == "the drafter's process ended by signal 9"
         # The next answer has a new process.
-        found, decoded, _ = answer(both, 8)
-        assert found == plainly(8)
+        tokens, decoded, _ = answer(session, 8)
+        assert tokens == plainly(8)
         assert decoded.degraded is None
-        second = process_of(both)
+        second = process_of(session)
         assert second != first
         # One that is killed between two answers is missed when the next begins.
         os.kill(second, signal.SIGKILL)
-        found, decoded, _ = answer(both, 9)
-        assert found == plainly(9)
+        tokens, decoded, _ = answer(session, 9)
+        assert tokens == plainly(9)
         assert decoded.degraded is not None
-        found, decoded, _ = answer(both, 10)
-        assert found == plainly(10)
+        tokens, decoded, _ = answer(session, 10)
+        assert tokens == plainly(10)
         assert decoded.degraded is None
         # One that hangs is given up.
-        hung = process_of(both)
-        both._provider._process._patience = 0.3
-        stop_at_round(both, 2, hung)
-        found, decoded, _ = answer(both, 11)
-        assert found == plainly(11)
+        hung = process_of(session)
+        session._provider._process._patience = 0.3
+        stop_at_round(session, 2, hung)
+        tokens, decoded, _ = answer(session, 11)
+        assert tokens == plainly(11)
         assert decoded.degraded == "the drafter did not answer within 0.3 s"
     for process in (first, second, hung):
         with pytest.raises(ProcessLookupError):
@@ -183,25 +191,25 @@ def test_a_process_of_its_own_says_the_same_and_survives_being_killed() -> None:
 
 @pytest.mark.slow
 def test_a_process_killed_while_it_is_timed_costs_no_answer() -> None:
-    with speculation("pearl") as both:
-        kill_at_round(both, 5)  # the first rounds are those that are timed
-        found, decoded, _ = answer(both, 3)
-        assert found == plainly(3)
+    with speculation("pearl") as session:
+        kill_at_round(session, 5)  # the first rounds are those that are timed
+        tokens, decoded, _ = answer(session, 3)
+        assert tokens == plainly(3)
         assert (decoded.steps, decoded.gamma) == (None, 1)
         assert decoded.degraded is None  # a new process drafts
-        found, decoded, _ = answer(both, 4)
-        assert found == plainly(4)
+        tokens, decoded, _ = answer(session, 4)
+        assert tokens == plainly(4)
         assert decoded.steps is not None
 
 
-def process_of(both: Speculation) -> int:
-    process: int = both._provider._process.process_id
+def process_of(session: Speculation) -> int:
+    process: int = session._provider._process.process_id
     return process
 
 
-def at_round(both: Speculation, number: int, act: Any) -> None:
+def at_round(session: Speculation, number: int, act: Any) -> None:
     """Do something to the drafter's process before a round of the next answer."""
-    transport = both._provider._process
+    transport = session._provider._process
     original, calls = transport.at_once, []
 
     def counted(draft: Any, rows: Any) -> Any:
@@ -213,27 +221,27 @@ def at_round(both: Speculation, number: int, act: Any) -> None:
     transport.at_once = counted
 
 
-def kill_at_round(both: Speculation, number: int) -> None:
-    at_round(both, number, lambda: os.kill(process_of(both), signal.SIGKILL))
+def kill_at_round(session: Speculation, number: int) -> None:
+    at_round(session, number, lambda: os.kill(process_of(session), signal.SIGKILL))
 
 
-def stop_at_round(both: Speculation, number: int, process: int) -> None:
-    at_round(both, number, lambda: os.kill(process, signal.SIGSTOP))
+def stop_at_round(session: Speculation, number: int, process: int) -> None:
+    at_round(session, number, lambda: os.kill(process, signal.SIGSTOP))
 
 
 @pytest.mark.slow
 def test_a_process_samples_like_a_thread_and_is_not_started_for_ever() -> None:
     settings = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 24}
-    with speculation("pearl", "engine.transport=sequential", "method.params.gamma=2") as both:
-        sampled, _, _ = answer(both, 6, **settings)
-    with speculation("pearl", "method.params.gamma=2", "engine.compare=false") as both:
+    with speculation("pearl", "engine.transport=sequential", "method.params.gamma=2") as session:
+        sampled, _, _ = answer(session, 6, **settings)
+    with speculation("pearl", "method.params.gamma=2", "engine.compare=false") as session:
         # Rows that tokens were drawn from cross the pipe too.
-        assert answer(both, 6, **settings)[0] == sampled
-        both._provider._losses = 3
-        os.kill(process_of(both), signal.SIGKILL)
+        assert answer(session, 6, **settings)[0] == sampled
+        session._provider._losses = 3
+        os.kill(process_of(session), signal.SIGKILL)
         for scene in (7, 8):
-            found, decoded, _ = answer(both, scene)
-            assert found == plainly(scene)
+            tokens, decoded, _ = answer(session, scene)
+            assert tokens == plainly(scene)
             assert decoded.degraded == "the drafter's process ended by signal 9"
             assert decoded.plain is None
 
@@ -241,41 +249,41 @@ def test_a_process_samples_like_a_thread_and_is_not_started_for_ever() -> None:
 @pytest.mark.slow
 def test_sampling_is_repeated_by_its_seed_whatever_the_transport() -> None:
     settings = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 24}
-    found = {}
+    answers = {}
     for kind in ("sequential", "threads"):
         with speculation(
             "pearl", f"engine.transport={kind}", "method.params.gamma=3", "engine.compare=false"
-        ) as both:
-            found[kind], decoded, _ = answer(both, 3, **settings)
+        ) as session:
+            answers[kind], decoded, _ = answer(session, 3, **settings)
             assert decoded.mismatch is None
-    assert found["sequential"] == found["threads"]
+    assert answers["sequential"] == answers["threads"]
     with speculation(
         "pearl", "engine.transport=sequential", "method.params.gamma=3", "seed=1"
-    ) as both:
-        other, _, _ = answer(both, 3, **settings)
-    assert other != found["sequential"]
+    ) as session:
+        repeated, _, _ = answer(session, 3, **settings)
+    assert repeated != answers["sequential"]
 
 
 def test_a_question_draws_by_its_id() -> None:
     """Two samples of one run that ask the same draw other numbers, and each the same ones again."""
     settings = {"do_sample": True, "temperature": 2.0, "max_new_tokens": 24}
-    with speculation("autoregressive", "engine.transport=sequential") as both:
-        inputs = both.encode([chat_of((3,))])
-        one, other, again = (
-            both.generate(inputs, [name], **settings).ids[0].tolist() for name in ("a", "b", "a")
+    with speculation("autoregressive", "engine.transport=sequential") as session:
+        inputs = session.encode([chat_of((3,))])
+        first, second, repeated = (
+            session.generate(inputs, [name], **settings).ids[0].tolist() for name in ("a", "b", "a")
         )
-    assert one == again
-    assert one != other
+    assert first == repeated
+    assert first != second
 
 
 def test_a_record_has_milliseconds() -> None:
-    with speculation("pearl", "engine.transport=sequential", "method.params.gamma=2") as both:
-        found, decoded, record = answer(both, 3)
+    with speculation("pearl", "engine.transport=sequential", "method.params.gamma=2") as session:
+        tokens, decoded, record = answer(session, 3)
     spent = decoded.spent.decode
     assert record.times_ms["decode"] == pytest.approx(1000 * spent)
-    assert record.times_ms["decode_per_token"] == pytest.approx(1000 * spent / (len(found) - 1))
+    assert record.times_ms["decode_per_token"] == pytest.approx(1000 * spent / (len(tokens) - 1))
     # Its clock is that of the rounds, which are in seconds.
-    assert sum(one.seconds for one in decoded.rounds) == pytest.approx(spent, rel=0.2)
+    assert sum(step.seconds for step in decoded.rounds) == pytest.approx(spent, rel=0.2)
 
 
 def test_what_looks_on_changes_no_bit() -> None:
@@ -285,20 +293,20 @@ def test_what_looks_on_changes_no_bit() -> None:
         plain = session.generate(inputs, output_logits=True, **GREEDY)
     looking = GuidanceReader(ParallelVLM(), chosen.append)
     with Session(target(), looking, Budget("kept", 0.9)) as session:
-        seen = session.generate(inputs, output_logits=True, **GREEDY)
+        generated = session.generate(inputs, output_logits=True, **GREEDY)
     assert plain.logits is not None
-    assert seen.logits is not None
-    assert torch.equal(plain.logits, seen.logits)
-    (told,) = chosen
-    assert told.n_tokens == 144
-    assert told.kept.shape == (14,)
+    assert generated.logits is not None
+    assert torch.equal(plain.logits, generated.logits)
+    (guidance,) = chosen
+    assert guidance.n_tokens == 144
+    assert guidance.kept.shape == (14,)
 
 
 def test_a_draft_with_other_visual_tokens_is_refused() -> None:
-    told = Guidance(torch.arange(10), 100)
+    guidance = Guidance(torch.arange(10), 100)
     inputs = target().encode([chat_of((3,))])
     with (
-        Session(target(), GuidedReducer(lambda: told), Budget("kept", 0.9)) as session,
+        Session(target(), GuidedReducer(lambda: guidance), Budget("kept", 0.9)) as session,
         pytest.raises(MethodError, match="the draft sees 144 visual tokens, the target 100"),
     ):
         session.generate(inputs, **GREEDY)
@@ -311,32 +319,32 @@ def test_a_draft_with_other_visual_tokens_is_refused() -> None:
 def test_a_guided_draft_has_its_tokens_where_the_policy_says(
     policy: str, places: Positions
 ) -> None:
-    told = Guidance(torch.arange(5, 144, 9), 144)
+    guidance = Guidance(torch.arange(5, 144, 9), 144)
     spec = speculation("parallelvlm", f"engine.positions={policy}", "ratio=0.9")._spec
     drafts = draft_of(spec, ParallelVLM())
     assert drafts is not None
-    draft = DraftModel(drafts, target())  # whose weights it is does not matter here
-    draft.guide(told)
+    draft = DraftModel(drafts, target())  # any weights will do
+    draft.guide(guidance)
     inputs = target().encode([chat_of((3,))])
-    found, _ = draft._prefill(inputs, DynamicCache(config=target().decoder.config), "0")
+    tokens, _ = draft._prefill(inputs, DynamicCache(config=target().decoder.config), "0")
     logits = {}
     for way in ("original", "renumbered"):
         with Session(
-            target(), GuidedReducer(lambda: told), Budget("kept", 0.9), positions=way
+            target(), GuidedReducer(lambda: guidance), Budget("kept", 0.9), positions=way
         ) as session:
             cache = DynamicCache(config=target().decoder.config)
             logits[way], _ = session.prefill(inputs, cache, "0")
-    assert torch.equal(found, logits[places])
+    assert torch.equal(tokens, logits[places])
     assert not torch.equal(logits["original"], logits["renumbered"])
 
 
 def test_several_chats_and_settings_that_cannot_be_honoured_are_refused() -> None:
-    with speculation("pearl", "engine.transport=sequential") as both:
+    with speculation("pearl", "engine.transport=sequential") as session:
         chats = [chat_of((3,)), chat_of((4,))]
         with pytest.raises(ValueError, match="one at a time"):
-            both.generate(both.encode(chats), ["0", "1"], **GREEDY)
+            session.generate(session.encode(chats), ["0", "1"], **GREEDY)
         with pytest.raises(UserError, match="num_beams"):
-            answer(both, 3, num_beams=2, max_new_tokens=4)
+            answer(session, 3, num_beams=2, max_new_tokens=4)
 
 
 def test_a_draft_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
@@ -347,27 +355,31 @@ def test_a_draft_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
 
 def test_the_window_is_the_rounded_ratio_of_steps() -> None:
     """The windows of ParallelVLM's five pairs follow from its printed times."""
-    both = speculation("pearl")
+    session = speculation("pearl")
     pairs = ((78.3, 25.8, 3), (420, 46.6, 9), (203, 39.8, 5), (78.3, 46.6, 2), (63.7, 39.8, 2))
     for of_target, of_draft, window in pairs:
-        both.window.timings = [ForwardTimes(of_target, of_draft)]
-        assert both.window.gamma == window
-    both.window.timings = [ForwardTimes(1.0, 9.0)]
-    assert both.window.gamma == 1
+        session.window.timings = [ForwardTimes(of_target, of_draft)]
+        assert session.window.gamma == window
+    session.window.timings = [ForwardTimes(1.0, 9.0)]
+    assert session.window.gamma == 1
     # One measurement that went wrong does not count.
-    both.window.timings = [ForwardTimes(9.0, 3.0), ForwardTimes(9.0, 1.0), ForwardTimes(9.0, 2.9)]
-    assert both.window.gamma == 3
+    session.window.timings = [
+        ForwardTimes(9.0, 3.0),
+        ForwardTimes(9.0, 1.0),
+        ForwardTimes(9.0, 2.9),
+    ]
+    assert session.window.gamma == 3
 
 
 @pytest.mark.slow
 def test_the_best_window_follows_what_was_accepted_and_changes_no_answer() -> None:
     with speculation(
         "parallelvlm", "ratio=0.9", "method.params.gamma=best", "engine.transport=sequential"
-    ) as both:
+    ) as session:
         for scene in (3, 4, 5):
-            expected = best_window_of(both.window.played)
-            found, decoded, _ = answer(both, scene)
-            assert found == plainly(scene)
+            expected = best_window_of(session.window.played)
+            tokens, decoded, _ = answer(session, scene)
+            assert tokens == plainly(scene)
             assert expected in (None, decoded.gamma)
         assert expected is not None  # two answers have rounds enough
 

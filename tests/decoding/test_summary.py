@@ -19,7 +19,7 @@ from espalier.harness.decoding.speculative.trace import Round
 
 
 def decoded(**changed: Any) -> DecodingRecord:
-    made = {
+    fields = {
         "gamma": 2,
         "rounds": (
             Round(0, 2, 1, 1, False, 9.0, 5.0, 9.0, 5.0, 9.0),
@@ -35,21 +35,21 @@ def decoded(**changed: Any) -> DecodingRecord:
         "first": True,
         "degraded": None,
     }
-    return DecodingRecord(**(made | changed))
+    return DecodingRecord(**(fields | changed))
 
 
 def test_the_figures_of_a_row() -> None:
-    one = decoded()
-    assert DecodingRecord.from_entry(json.loads(json.dumps(one.entry()))) == one
-    block = speculative_block([one.entry()], overlap=True)
+    record = decoded()
+    assert DecodingRecord.from_entry(json.loads(json.dumps(record.entry()))) == record
+    block = speculative_block([record.entry()], overlap=True)
     assert block["speedup_decode"] == pytest.approx(2.0)
     assert block["speedup_end_to_end"] == pytest.approx(25 / 18)
     assert block["speedup_per_device"] == pytest.approx(25 / 36)
     # Of the time that processors worked, 2 of the draft and 4 and 3 of the target; the first round is the prefill.
     assert block["overlap_efficiency"] == pytest.approx((2 + 4 - 4 + 2 + 3 - 4) / (2 + 2))
     waiting = tuple(
-        replace(part, seconds=9.0) for part in one.rounds
-    )  # nobody works for most of the time
+        replace(part, seconds=9.0) for part in record.rounds
+    )  # both sides are idle most of the time
     assert speculative_block([decoded(rounds=waiting).entry()], True)["overlap_efficiency"] == 0
     assert block["acceptance"] == pytest.approx(3 / 4)
     assert block["tokens_per_target_forward"] == pytest.approx(2.0)
@@ -64,7 +64,7 @@ def test_the_figures_of_a_row() -> None:
     tokens = (1 + a) / (1 + a - a**2)
     assert block["speedup_predicted"] == pytest.approx(tokens * 4 / 4)
     assert block["predicted_reached"] == pytest.approx(2 / tokens)
-    windows = tuple(replace(part, target_seconds=5.0) for part in one.rounds)
+    windows = tuple(replace(part, target_seconds=5.0) for part in record.rounds)
     slower = speculative_block([decoded(rounds=windows).entry()], overlap=True)
     assert slower["speedup_predicted"] == pytest.approx(tokens)
     assert slower["speedup_predicted_window"] == pytest.approx(tokens * 4 / 5)
@@ -76,15 +76,15 @@ def test_the_figures_of_a_row() -> None:
         "largest_gap": None,
     }
     assert block["startup_wait_ms"] == 1000
-    alone = speculative_block([decoded(plain=None).entry()], overlap=True)
-    assert alone["target_ms"] == 6000  # nothing but the step measured before
-    assert alone["speedup_predicted"] == pytest.approx(tokens)
-    assert alone["predicted_reached"] is None
+    without_plain = speculative_block([decoded(plain=None).entry()], overlap=True)
+    assert without_plain["target_ms"] == 6000  # nothing but the step measured before
+    assert without_plain["speedup_predicted"] == pytest.approx(tokens)
+    assert without_plain["predicted_reached"] is None
 
 
 def test_mismatches_are_counted() -> None:
-    found = [decoded(), decoded(mismatch=Mismatch(3, 0.25)), decoded(mismatch=Mismatch(2, 0.125))]
-    block = speculative_block([one.entry() for one in found], overlap=True)
+    records = [decoded(), decoded(mismatch=Mismatch(3, 0.25)), decoded(mismatch=Mismatch(2, 0.125))]
+    block = speculative_block([record.entry() for record in records], overlap=True)
     assert block["mismatches"] == {
         "compared": 3,
         "answers": 2,
@@ -104,7 +104,9 @@ def test_an_answer_that_the_target_finished_alone_counts_in_what_was_gained_and_
         plain=AnswerTimes(9.0, 0.0, 16.0, 5),
     )
     alone = speculative_block([decoded().entry()] * 2, overlap=True)
-    block = speculative_block([one.entry() for one in (decoded(), late, decoded())], overlap=True)
+    block = speculative_block(
+        [record.entry() for record in (decoded(), late, decoded())], overlap=True
+    )
     assert block["degraded"] == {"answers": 1, "why": "it hangs"}
     assert block["rounds"] == 4  # of eight behind the prefills
     gained = {name for name in block if name.startswith("speedup") and "predicted" not in name}
@@ -131,8 +133,8 @@ def test_speed_ups_are_totals_over_totals_and_means_of_ratios_say_so() -> None:
 
 
 def test_sampled_answers_of_other_lengths_are_compared_by_the_token() -> None:
-    one = decoded(spent=AnswerTimes(1.0, 0.0, 8.0, 9), plain=AnswerTimes(1.0, 0.0, 4.0, 3))
-    block = speculative_block([one.entry()], overlap=True)
+    record = decoded(spent=AnswerTimes(1.0, 0.0, 8.0, 9), plain=AnswerTimes(1.0, 0.0, 4.0, 3))
+    block = speculative_block([record.entry()], overlap=True)
     assert block["speedup_decode"] == pytest.approx((4 / 2) / (8 / 8))
     assert block["speedup_end_to_end"] == pytest.approx((5 / 3) / (9 / 9))
 
@@ -149,10 +151,10 @@ def test_an_answer_of_one_token_says_nothing_of_decoding() -> None:
 
 def test_an_interval_is_over_answers() -> None:
     pairs = [
-        decoded(spent=AnswerTimes(1.0, 0.0, own, 5), plain=AnswerTimes(1.0, 0.0, 16.0, 5))
-        for own in (8.0, 8.0, 4.0, 16.0, 8.0, 6.0)
+        decoded(spent=AnswerTimes(1.0, 0.0, seconds, 5), plain=AnswerTimes(1.0, 0.0, 16.0, 5))
+        for seconds in (8.0, 8.0, 4.0, 16.0, 8.0, 6.0)
     ]
-    block = speculative_block([one.entry() for one in pairs], overlap=True)
+    block = speculative_block([record.entry() for record in pairs], overlap=True)
     for name in ("speedup_decode", "speedup_end_to_end"):
         low, high = block[f"{name}_interval"]
         assert low < block[name] < high
@@ -167,8 +169,8 @@ def test_an_interval_is_over_answers() -> None:
 def test_a_device_is_compared_with_one_of_plain_decoding(target, more, expected) -> None:
     """Plain decoding occupies the target's devices, and both sides those and the draft's own."""
     lost = decoded(devices=0, target_devices=target, degraded="it hangs")
-    one = decoded(devices=more, target_devices=target)
-    block = speculative_block([lost.entry(), one.entry()], overlap=True)
+    record = decoded(devices=more, target_devices=target)
+    block = speculative_block([lost.entry(), record.entry()], overlap=True)
     assert block["devices"] == target + more
     assert block["target_devices"] == target
     assert block["speedup_per_device"] == pytest.approx(block["speedup_end_to_end"] * expected)
@@ -187,8 +189,8 @@ def test_the_window_of_a_row_is_the_middle_one() -> None:
 def test_answers_with_windows_of_their_own_add_up() -> None:
     """A round of two drafted tokens takes the draft 3 s, one of four 6 s: 1.5 s a token in both."""
     long = tuple(replace(part, drafted=4, draft_seconds=6.0) for part in decoded().rounds)
-    both = [decoded(), decoded(), decoded(gamma=4, rounds=long)]
-    block = speculative_block([one.entry() for one in both], overlap=True)
+    records = [decoded(), decoded(), decoded(gamma=4, rounds=long)]
+    block = speculative_block([record.entry() for record in records], overlap=True)
     assert block["gamma"] == 2
     assert block["draft_ms"] == pytest.approx(1500)
     a = 0.75
@@ -199,10 +201,13 @@ def test_answers_with_windows_of_their_own_add_up() -> None:
 
 def test_the_mean_of_ratios_is_one_of_seconds_a_token() -> None:
     """Answers of a sampling run may differ in length from those of plain decoding."""
-    # Behind the prefills 16 s for 4 tokens against 6 s for 2, and 10 s for 5 against 10 s for 2.
+    # After the prefills 16 s for 4 tokens against 6 s for 2, and 10 s for 5 against 10 s for 2.
     spent = (AnswerTimes(9.0, 1.0, 6.0, 3), AnswerTimes(9.0, 0.0, 10.0, 3))
     plain = (AnswerTimes(9.0, 0.0, 16.0, 5), AnswerTimes(9.0, 0.0, 10.0, 6))
-    both = [decoded(spent=own, plain=slow) for own, slow in zip(spent, plain, strict=True)]
-    block = speculative_block([one.entry() for one in both], overlap=True)
+    records = [
+        decoded(spent=decoded_times, plain=slow)
+        for decoded_times, slow in zip(spent, plain, strict=True)
+    ]
+    block = speculative_block([record.entry() for record in records], overlap=True)
     assert block["speedup_decode_mean_of_ratios"] == pytest.approx((4 / 3 + 2 / 5) / 2)
     assert block["speedup_decode"] == pytest.approx((26 / 9) / (16 / 4))

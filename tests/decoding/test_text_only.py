@@ -1,4 +1,4 @@
-"""Samples without picture and video, alone and beside others; and texts that say where pictures belong."""
+"""Samples without images and videos, alone and in a batch with others; and texts that mark the place of images."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ NAMES = (
 def test_a_text_alone_is_answered_as_the_model_answers_it(name: str) -> None:
     tiny, seeing = Tiny(name), FAMILIES[name].chats[1]
     adapter = tiny.adapter
-    alone, pair = adapter.encode([BLIND]), adapter.encode([seeing, BLIND])
-    assert "pixel_values" not in alone
-    ids, logits = answered(adapter, alone)
+    text_inputs, pair = adapter.encode([BLIND]), adapter.encode([seeing, BLIND])
+    assert "pixel_values" not in text_inputs
+    ids, logits = answered(adapter, text_inputs)
     for where in (("vision",), ("prefix",), (2,)):
         method = Scatter(where, merge=where == ("vision",))
         for backend in ("drop", "emulate"):
             with Session(adapter, method, Budget("kept", 0.6), backend=backend) as session:
-                one = session.generate(alone, ["b"], **generation(adapter, alone))
-                both = session.generate(pair, ["a", "b"], **generation(adapter, pair))
-            assert torch.equal(one.ids, ids)
-            assert torch.equal(both.ids[1], ids[0])
-            assert (both.logits[1] - logits[0]).abs().max() < 1e-6
-            for record in (one.records[0], both.records[1]):
+                single = session.generate(text_inputs, ["b"], **generation(adapter, text_inputs))
+                batch = session.generate(pair, ["a", "b"], **generation(adapter, pair))
+            assert torch.equal(single.ids, ids)
+            assert torch.equal(batch.ids[1], ids[0])
+            assert (batch.logits[1] - logits[0]).abs().max() < 1e-6
+            for record in (single.records[0], batch.records[1]):
                 assert (record.visual, record.special, record.kv_entries) == (0, 0, 0)
                 assert record.kept == record.requested == (0,)
                 assert set(record.entering) == {0}
                 assert record.work == Work()
-                assert record.text == alone["input_ids"].shape[1]
-            assert both.records[0].kept < (both.records[0].visual,)
+                assert record.text == text_inputs["input_ids"].shape[1]
+            assert batch.records[0].kept < (batch.records[0].visual,)
 
 
 @pytest.mark.sampled(4)
@@ -71,13 +71,13 @@ def test_every_method_leaves_a_text_alone_beside_a_picture(
     adapter, seeing = adapter_of(name), FAMILIES[name].chats[0]
     changes: dict[str, Any] = CALIBRATED if "prior" in signals_of(method) else {}
     plain = kept_by(adapter, NoReduction(), [BLIND], 0.0)
-    alone = kept_by(adapter, method, [BLIND], 0.5, **changes)
-    both = kept_by(adapter, method, [seeing, BLIND], 0.5, "ab", **changes)
-    apart = kept_by(adapter, method, [seeing], 0.5, "a", **changes)
-    assert torch.equal(alone.logits, plain.logits)
-    assert (both.logits[1] - plain.logits[0]).abs().max() < 1e-6
-    assert (both.logits[0] - apart.logits[0]).abs().max() < 1e-6
-    for record in both.records:
+    text_only = kept_by(adapter, method, [BLIND], 0.5, **changes)
+    batch = kept_by(adapter, method, [seeing, BLIND], 0.5, "ab", **changes)
+    picture_only = kept_by(adapter, method, [seeing], 0.5, "a", **changes)
+    assert torch.equal(text_only.logits, plain.logits)
+    assert (batch.logits[1] - plain.logits[0]).abs().max() < 1e-6
+    assert (batch.logits[0] - picture_only.logits[0]).abs().max() < 1e-6
+    for record in batch.records:
         Budget("kept", 0.5).verify(method, adapter.facts, record)
 
 
@@ -96,14 +96,18 @@ def test_a_text_alone_meets_every_budget_and_costs_its_text() -> None:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", DECODERS)
 def test_every_decoder_answers_a_text_alone(name: str) -> None:
-    asked = chat("where is the red circle ?")
-    inputs = target().encode([asked])
+    question = chat("where is the red circle ?")
+    inputs = target().encode([question])
     plain = target().model.generate(**inputs, **GREEDY)[0, inputs["input_ids"].shape[1] :]
-    more = [] if "ratio" in name else ["ratio=0.9"]
-    with speculation(name, "engine.transport=sequential", "engine.patience=2", *more) as both:
-        found = both.generate(both.encode([asked]), ["text/0"], **GREEDY)
-    (record,) = found.records
-    assert found.ids[0].tolist() == plain.tolist()
+    overrides = [] if "ratio" in name else ["ratio=0.9"]
+    with speculation(
+        name, "engine.transport=sequential", "engine.patience=2", *overrides
+    ) as decoder_session:
+        generated = decoder_session.generate(
+            decoder_session.encode([question]), ["text/0"], **GREEDY
+        )
+    (record,) = generated.records
+    assert generated.ids[0].tolist() == plain.tolist()
     assert (record.visual, set(record.entering)) == (0, {0})
     assert record.decoding is not None
     assert record.decoding["degraded"] is None
@@ -113,9 +117,9 @@ def test_every_decoder_answers_a_text_alone(name: str) -> None:
 # ---------------------------------------------------------------- marks in texts
 
 
-def words(adapter: Any, asked: list[dict]) -> str:
+def words(adapter: Any, question: list[dict]) -> str:
     """What the prompt of a chat says, as it goes to the processor."""
-    return str(render_chat(adapter, place_media(asked, adapter.placeholders, adapter.inline)))
+    return str(render_chat(adapter, place_media(question, adapter.placeholders, adapter.inline)))
 
 
 @pytest.mark.parametrize(
@@ -130,12 +134,12 @@ def words(adapter: Any, asked: list[dict]) -> str:
 )
 def test_marks_say_where_the_pictures_belong(name: str, holder: str) -> None:
     adapter = Tiny(name).adapter
-    asked = chat("Of <image> and <image> which ?", picture(0, 30, 28), picture(1, 28, 40))
-    text = words(adapter, asked)
+    question = chat("Of <image> and <image> which ?", picture(0, 30, 28), picture(1, 28, 40))
+    text = words(adapter, question)
     assert f"Of {holder} and {holder} which ?" in text
     assert text.count(holder) == 2
     plain = chat("Of and which ?", picture(0, 30, 28), picture(1, 28, 40))
-    ours, theirs = adapter.encode([asked]), adapter.encode([plain])
+    ours, theirs = adapter.encode([question]), adapter.encode([plain])
     # The same pictures in the same order, with other words between them.
     assert torch.equal(ours["pixel_values"], theirs["pixel_values"])
     assert adapter.layout(ours).counts == adapter.layout(theirs).counts
@@ -147,25 +151,27 @@ def test_marks_say_where_the_pictures_belong(name: str, holder: str) -> None:
 @pytest.mark.parametrize("text", ["<image> Of these <image> which <image> ?", "w1 <image>"])
 def test_marks_that_do_not_fit_the_pictures_go(name: str, text: str) -> None:
     adapter = Tiny(name).adapter
-    asked = chat(text, picture(0, 30, 28), picture(1, 28, 40))
+    question = chat(text, picture(0, 30, 28), picture(1, 28, 40))
     plain = chat(text.replace("<image>", ""), picture(0, 30, 28), picture(1, 28, 40))
-    assert words(adapter, asked) == words(adapter, plain)
-    assert torch.equal(adapter.encode([asked])["input_ids"], adapter.encode([plain])["input_ids"])
+    assert words(adapter, question) == words(adapter, plain)
+    assert torch.equal(
+        adapter.encode([question])["input_ids"], adapter.encode([plain])["input_ids"]
+    )
 
 
 def test_qwen_never_reads_a_mark_and_no_text_can_forge_a_placeholder() -> None:
     qwen = Tiny("qwen2_vl").adapter
-    asked = chat("<image> w1 <|image_pad|><|video_pad|>", picture(0, 56, 42))
-    assert words(qwen, asked) == words(qwen, chat(" w1 ", picture(0, 56, 42)))
+    question = chat("<image> w1 <|image_pad|><|video_pad|>", picture(0, 56, 42))
+    assert words(qwen, question) == words(qwen, chat(" w1 ", picture(0, 56, 42)))
     onevision = Tiny("onevision_image").adapter
-    asked = chat("<video>w1", picture(0, 30, 28))
-    assert words(onevision, asked) == words(onevision, chat("w1", picture(0, 30, 28)))
+    question = chat("<video>w1", picture(0, 30, 28))
+    assert words(onevision, question) == words(onevision, chat("w1", picture(0, 30, 28)))
     assert words(onevision, chat("a <image> b")) == words(onevision, chat("a  b"))
 
 
 def test_a_chat_without_marks_stays_the_object_it_was() -> None:
-    asked = chat("w1 < image >", 0)
-    assert place_media(asked, ("<image>",), "<image>") is asked
+    question = chat("w1 < image >", 0)
+    assert place_media(question, ("<image>",), "<image>") is question
 
 
 def test_a_text_alone_can_be_refused() -> None:

@@ -1,4 +1,4 @@
-"""ParallelVLM's theorems against their own special cases and figures worked by hand."""
+"""ParallelVLM's theorems compared with their own special cases and with figures computed by hand."""
 
 from __future__ import annotations
 

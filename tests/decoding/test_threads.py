@@ -1,4 +1,4 @@
-"""A drafter in a thread of its own: how long it is waited for."""
+"""The waiting time for a drafter in a separate thread."""
 
 from __future__ import annotations
 

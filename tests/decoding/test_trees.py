@@ -1,4 +1,4 @@
-"""Drafted trees on loaded models: lossless, and what was accepted is moved into place and never computed again."""
+"""Drafted trees on loaded models: lossless, and accepted nodes are moved into place instead of recomputed."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ def test_trees_change_nothing(name: str, way: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_tree_holds_the_likeliest_tokens_in_order(shape: str) -> None:
     """Each node's children against a side that is fed the way to it as a chain."""
-    one, other = side("qwen2_5_vl"), known_side("qwen2_5_vl")
+    model_side, reference = side("qwen2_5_vl"), known_side("qwen2_5_vl")
     tokens, parents = [7, 8], SHAPES[shape]
-    tree = TreeDrafter(one, parents).draft(tokens, 1)
+    tree = TreeDrafter(model_side, parents).draft(tokens, 1)
     assert (tree.parents, tree.rows) == (parents, ())
-    held = one.cache.lengths
+    lengths = model_side.cache.lengths
     for node in range(-1, len(parents)):
         children = tree.children(node)
         way = [tree.tokens[above] for above in tree.path_to(node)] if node >= 0 else []
-        best = other.sampler.best(other.logits_after([*tokens, *way])[None], [], len(children) + 1)[
-            0
-        ]
+        best = reference.sampler.best(
+            reference.logits_after([*tokens, *way])[None], [], len(children) + 1
+        )[0]
         assert [tree.tokens[child] for child in children] == best[: len(children)].tolist()
-    assert one.fed == tokens
-    assert held == tuple(length + len(tokens) for length in one.prompt_lengths)
+    assert model_side.fed == tokens
+    assert lengths == tuple(length + len(tokens) for length in model_side.prompt_lengths)
 
 
 def test_a_verified_tree_says_what_chains_say() -> None:
-    target, other = side("llava"), known_side("llava")
+    target, reference = side("llava"), known_side("llava")
     tree = Draft((5, 6, 7, 8, 9, 3), parents=(-1, -1, 0, 0, 1, 3))
     rows = target.rows([4], tree)
-    assert rows[0] == other.rows([4], Draft(()))[0]
+    assert rows[0] == reference.rows([4], Draft(()))[0]
     for node in range(len(tree.tokens)):
         way = [tree.tokens[above] for above in tree.path_to(node)]
-        assert rows[node + 1] == other.rows([4, *way], Draft(()))[0]
+        assert rows[node + 1] == reference.rows([4, *way], Draft(()))[0]
 
 
 @pytest.mark.parametrize("path", [(), (0,), (1,), (0, 3), (0, 3, 5), (1, 4), (0, 2)])
 def test_the_accepted_path_is_kept_and_only_news_are_fed(
     path: tuple[int, ...], monkeypatch
 ) -> None:
-    """Keys and values are those of a chain, and one pass feeds just the token behind the path."""
-    target, other = side("internvl"), side("internvl")
+    """Keys and values are those of a chain, and one pass feeds just the token after the path."""
+    target, reference = side("internvl"), side("internvl")
     tree = Draft((5, 6, 7, 8, 9, 3), parents=(-1, -1, 0, 0, 1, 3))
     target.rows([4], tree)
     tokens = [4, *(tree.tokens[node] for node in path), 11]
@@ -84,9 +84,9 @@ def test_the_accepted_path_is_kept_and_only_news_are_fed(
         return run(ids, places, seen)
 
     monkeypatch.setattr(target.stack, "run", watched)
-    assert target.rows(tokens, Draft(())) == other.rows(tokens, Draft(()))
+    assert target.rows(tokens, Draft(())) == reference.rows(tokens, Draft(()))
     assert fed == [1]
-    for mine, theirs in zip(target.cache.layers, other.cache.layers, strict=True):
+    for mine, theirs in zip(target.cache.layers, reference.cache.layers, strict=True):
         torch.testing.assert_close(mine.keys, theirs.keys)
         torch.testing.assert_close(mine.values, theirs.values)
 
@@ -116,9 +116,9 @@ def test_processors_hear_each_nodes_own_way(settings: dict) -> None:
     "settings", [{"repetition_penalty": 3.0}, {"no_repeat_ngram_size": 1}], ids=str
 )
 def test_a_tree_of_one_way_is_the_chain_that_the_same_side_drafts(settings: dict) -> None:
-    one, other = (side("llava", Uniform(), 0.5, **settings) for _ in range(2))
+    one, reference = (side("llava", Uniform(), 0.5, **settings) for _ in range(2))
     tree = TreeDrafter(one, (-1, 0, 1, 2, 3)).draft([7, 8], 1)
-    chain = other.draft([7, 8], 5)
+    chain = reference.draft([7, 8], 5)
     assert tree.tokens == chain.tokens
     assert tree.tokens != side("llava", Uniform(), 0.5).draft([7, 8], 5).tokens  # they listen
 
@@ -139,12 +139,12 @@ def test_eager_attention_takes_trees() -> None:
 
 
 def test_attention_without_masks_is_refused(monkeypatch) -> None:
-    one = side("llava", attention="eager")
-    one.start()
+    model_side = side("llava", attention="eager")
+    model_side.start()
     config = in_doubles("llava", "eager").decoder.config
     monkeypatch.setattr(config, "_attn_implementation_internal", "flash_attention_2")
     with pytest.raises(UserError, match=r"model.attention='flash_attention_2'.*valid: sdpa"):
-        one.rows([], Draft((1, 2), parents=(-1, -1)))
+        model_side.rows([], Draft((1, 2), parents=(-1, -1)))
 
 
 @pytest.mark.parametrize("parents", [(), (0,), (-1, 0, -1), (-1, 3)])

@@ -15,16 +15,16 @@ from tests.diffusion.oracle import mlp, rotated
 
 def projected(layer, z: Tensor, name: str) -> list[Tensor]:
     """Queries, keys or values (L, Dh) of each head."""
-    own = layer.self_attn
-    return list((z @ getattr(own, f"{name}_proj").weight.T).split(own.head_dim, 1))
+    attention = layer.self_attn
+    return list((z @ getattr(attention, f"{name}_proj").weight.T).split(attention.head_dim, 1))
 
 
 def attended(layer, q: list[Tensor], k: list[Tensor], v: list[Tensor], seen=None):
     """Return what attention puts out (L, D) and its map, mean over heads; keys and queries are turned already."""
     outs, total, size = [], 0.0, layer.self_attn.head_dim
-    for head, own in enumerate(q):
+    for head, query in enumerate(q):
         group = head // (len(q) // len(k))
-        logits = own @ k[group].T / math.sqrt(size)
+        logits = query @ k[group].T / math.sqrt(size)
         if seen is not None:
             logits = logits.masked_fill(~seen, -torch.inf)
         a = logits.softmax(-1)
@@ -47,13 +47,13 @@ def recomputed(model, x: Tensor, prompt: int, gone: dict[int, int] | None = None
     tables = stack.rotary_emb(x, place[None])
     for number, layer in enumerate(stack.layers):
         alive = torch.tensor([(gone or {}).get(int(j), len(stack.layers)) > number for j in place])
-        seen = ((place < prompt) | (place[:, None] >= prompt)) & alive
+        visible = ((place < prompt) | (place[:, None] >= prompt)) & alive
         z = layer.input_layernorm(x)
         q, k, v = (projected(layer, z, name) for name in "qkv")
         x = (
             x
             + attended(
-                layer, [rotated(h, tables) for h in q], [rotated(h, tables) for h in k], v, seen
+                layer, [rotated(h, tables) for h in q], [rotated(h, tables) for h in k], v, visible
             )[0]
         )
         x = x + mlp(layer, x)
@@ -67,7 +67,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
 def merged(store: list[Tensor], goes: dict[int, int], onto: list[int]) -> list[Tensor]:
     """Add up entries of each head (S, Dh), bring targets to their former mean norm, leave out what has gone."""
     norms = [float(head[j].norm()) for head in store for j in onto]
-    nu, found = sum(norms) / len(norms), []
+    nu, groups = sum(norms) / len(norms), []
     for head in store:
         rows = []
         for j in range(len(head)):
@@ -78,8 +78,8 @@ def merged(store: list[Tensor], goes: dict[int, int], onto: list[int]) -> list[T
                 row = row + sum(head[i] for i, to in goes.items() if to == j)
                 row = nu * row / (row.norm() + 1e-8)
             rows.append(row)
-        found.append(torch.stack(rows))
-    return found
+        groups.append(torch.stack(rows))
+    return groups
 
 
 @torch.no_grad()
@@ -116,13 +116,13 @@ def step(model, x: Tensor, prompt: int, visual, deciders, method, keep: int, ren
             if renumber:
                 first, entries = len(entries), list(range(len(entries)))
         at = stack.rotary_emb(x, torch.tensor([entries]))
-        own = stack.rotary_emb(x, torch.arange(first, first + len(g))[None])
+        rotary = stack.rotary_emb(x, torch.arange(first, first + len(g))[None])
         z = layer.input_layernorm(g)
         q, k, v = (projected(layer, z, name) for name in "qkv")
         put_out, a = attended(
             layer,
-            [rotated(head, own) for head in q],
-            [torch.cat([rotated(a, at), rotated(b, own)]) for a, b in zip(keys, k, strict=True)],
+            [rotated(head, rotary) for head in q],
+            [torch.cat([rotated(a, at), rotated(b, rotary)]) for a, b in zip(keys, k, strict=True)],
             [torch.cat(pair) for pair in zip(values, v, strict=True)],
         )
         if number == method.K and keep < len(visual):

@@ -1,4 +1,4 @@
-"""What is refused before a model is loaded, on a model that denoises and on one that does not."""
+"""Refusals before a model is loaded, on a model that denoises and on one that does not."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def job_of(argv: tuple[str, ...]) -> Job:
     ],
 )
 def test_what_cannot_denoise_is_one_line(overrides, line, tmp_path) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         job_of((*DENOISING, f"store={tmp_path}", *overrides.split()))
-    assert line in str(told.value)
-    assert "\n" not in str(told.value)
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_what_cannot_denoise_is_one_line(overrides, line, tmp_path) -> None:
     ],
 )
 def test_what_only_denoises_is_one_line_elsewhere(overrides, line, tmp_path) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         job_of(("model=seedling", f"store={tmp_path}", *overrides.split()))
-    assert line in str(told.value)
+    assert line in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_a_cached_prompt_is_admitted_and_is_another_run(name, where, tmp_path) -
     argv = (*DENOISING, f"store={tmp_path}", f"method={name}", f"ratio={ratio}")
     plain, cached = job_of(argv), job_of((*argv, f"+{where}.generation.prefix_cache=true"))
     assert plain.key != cached.key
-    told = [job.parts["settings"][where]["generation"] for job in (plain, cached)]
-    assert told[1] == {**(told[0] or {}), "prefix_cache": True} != told[0]
+    settings = [job.parts["settings"][where]["generation"] for job in (plain, cached)]
+    assert settings[1] == {**(settings[0] or {}), "prefix_cache": True} != settings[0]
 
 
 def test_llada_v_was_not_trained_with_a_prefix_mask(tmp_path) -> None:
@@ -150,9 +150,9 @@ def test_a_method_of_steps_that_knows_no_cache_is_one_line() -> None:
         merges_entries = False
 
     model = build_spec(read_command([*HERE, *DENOISING]).cells[0]).model
-    with pytest.raises(Refused, match="OfSteps to act on; valid: false, or a method that") as told:
+    with pytest.raises(Refused, match="OfSteps to act on; valid: false, or a method that") as error:
         check_prefix_cache(model, OfSteps(K=1), emulate=False)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_tasks_own_length_is_checked_before_the_model_is_loaded(settings, line
     if line is None:
         open_benchmark(job.spec)
         return
-    with pytest.raises(UserError, match=line) as told:
+    with pytest.raises(UserError, match=line) as error:
         open_benchmark(job.spec)
-    assert "benchmark.task='seedling_vqa'" in str(told.value)
-    assert "\n" not in str(told.value)
+    assert "benchmark.task='seedling_vqa'" in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""FastV, PyramidDrop and VisionZip at denoising steps: against the appendix written out, and against its cost model."""
+"""FastV, PyramidDrop and VisionZip at denoising steps, compared with the appendix written out and its cost model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def half_up(value: float) -> int:
 
 
 def places(adapter, chat, x) -> tuple[list[int], dict[str, list[int]]]:
-    """Where visual tokens stand, and whose attention may rank."""
+    """Positions of visual tokens, and the places that may rank them by attention."""
     visual = adapter.layout(adapter.encode([chat])).visual[0].tolist()
     first = x.shape[1] - LENGTH
     unveiled = answering(1).deciders[0].nonzero()[:, 0].tolist()
@@ -119,9 +119,9 @@ def test_the_prompts_last_token_ranks_for_methods_of_a_prefill(adapter, method, 
 def test_the_layer_behind_ranks_by_the_same_token(adapter) -> None:
     """What layer 1 pays before it runs, with every token left, is what it pays when it has run."""
     before = run(adapter, PyramidDrop(ranking="next_layer", layers=(1,)), Budget("kept", 0.5))[1]
-    behind = run(adapter, FastV(K=2), Budget("kept", 0.5))[1]
-    for one, other in zip(before, behind, strict=True):
-        assert one.origin.tolist() == other.origin.tolist()
+    after = run(adapter, FastV(K=2), Budget("kept", 0.5))[1]
+    for expected, computed in zip(before, after, strict=True):
+        assert expected.origin.tolist() == computed.origin.tolist()
 
 
 def test_visionzip_is_the_appendix_written_out(adapter, folder) -> None:
@@ -136,8 +136,8 @@ def test_visionzip_is_the_appendix_written_out(adapter, folder) -> None:
     x = x[0].clone()
     for j, token in zip(order, tokens, strict=True):
         x[visual[j]] = token
-    gone = {place for j, place in enumerate(visual) if j not in order}
-    alive = [place for place in range(len(x)) if place not in gone]
+    removed = {place for j, place in enumerate(visual) if j not in order}
+    alive = [place for place in range(len(x)) if place not in removed]
     expected, _, entered = dropping.step(
         adapter.model, x[alive], [visual[j] for j in order], LENGTH, [], {}, alive
     )
@@ -173,13 +173,13 @@ def lavida() -> ModelFacts:
 def test_layers_see_what_the_papers_count_has(lavida, method, printed, ratio) -> None:
     """Each of 32 steps and 32 layers sees the fraction of tokens that the cost model counts, to the nearest integer."""
     frame = frame_of(method, lavida, 1000, 128)
-    found = most = 0.0
-    for own in step_budgets(method, Budget("kept", ratio), lavida, PAPER.steps):
-        entering = frame.entering(own.keep(method, lavida, 1000, 128))
-        found += sum(map(PAPER.layer, entering))
+    total = limit = 0.0
+    for budget in step_budgets(method, Budget("kept", ratio), lavida, PAPER.steps):
+        entering = frame.entering(budget.keep(method, lavida, 1000, 128))
+        total += sum(map(PAPER.layer, entering))
         # Half a token of rounding wherever anything has been dropped.
-        most += sum(PAPER.layer(n + 0.5) - PAPER.layer(n) for n in entering if n < 1000)
-    assert abs(found - printed(ratio)) <= most * 1.001 + 1
+        limit += sum(PAPER.layer(n + 0.5) - PAPER.layer(n) for n in entering if n < 1000)
+    assert abs(total - printed(ratio)) <= limit * 1.001 + 1
 
 
 def test_what_a_ratio_means_to_stages(lavida) -> None:
@@ -202,7 +202,7 @@ def test_stages_that_would_grow_are_refused(lavida, ratio) -> None:
 def test_nothing_goes_at_ratio_0(lavida) -> None:
     for method in (FastVDenoising(), PyramidDropDenoising()):
         budgets = step_budgets(method, Budget("kept", 0.0), lavida, 4)
-        assert [one.ratio for one in budgets] == [0.0] * 4
+        assert [budget.ratio for budget in budgets] == [0.0] * 4
 
 
 @pytest.mark.parametrize(
@@ -214,9 +214,9 @@ def test_nothing_goes_at_ratio_0(lavida) -> None:
     ],
 )
 def test_rules_that_steps_or_stages_cannot_follow(lavida, method, rule, valid) -> None:
-    with pytest.raises(BudgetError, match=f"budget='{rule}' cannot be followed") as told:
+    with pytest.raises(BudgetError, match=f"budget='{rule}' cannot be followed") as error:
         step_budgets(method, Budget(rule, 0.5), lavida, 4)
-    assert str(told.value).endswith(valid)
+    assert str(error.value).endswith(valid)
 
 
 @pytest.mark.parametrize(
@@ -234,16 +234,16 @@ def test_an_average_is_told_of_each_step(adapter, method: TokenReducer, ratio, k
     how = {"max_new_tokens": 4, "steps": 4}
     with DenoisingSession(adapter, method, budget) as session:
         denoiser = DenoisingGenerator(session, adapter, method, budget)
-        found = denoiser.generate(adapter.encode([CHATS[0]]), ["0"], **how)
-    (record,) = found.records
+        generated = denoiser.generate(adapter.encode([CHATS[0]]), ["0"], **how)
+    (record,) = generated.records
     assert verify_steps(method, budget, adapter.facts, record)["average"] == pytest.approx(
         16 * (1 - ratio), abs=0.5
     )
-    told = diffusion_block(found.records)
-    assert told["per_step"]["requested"] == told["per_step"]["kept"] == kept
+    block = diffusion_block(generated.records)
+    assert block["per_step"]["requested"] == block["per_step"]["kept"] == kept
     depth = method.sites(5)[0].layer
-    layers = [(depth * 16 + (5 - depth) * one) / 5 for one in kept]
-    assert told["per_step"]["layer_average"] == pytest.approx(layers)
-    assert told["layer_average"] == pytest.approx(sum(layers) / 4)
-    assert told["layer_average_behind_first"] == pytest.approx(sum(layers[1:]) / 3)
-    assert [len(one) for one in record.origins] == kept
+    layers = [(depth * 16 + (5 - depth) * count) / 5 for count in kept]
+    assert block["per_step"]["layer_average"] == pytest.approx(layers)
+    assert block["layer_average"] == pytest.approx(sum(layers) / 4)
+    assert block["layer_average_behind_first"] == pytest.approx(sum(layers[1:]) / 3)
+    assert [len(count) for count in record.origins] == kept

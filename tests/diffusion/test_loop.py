@@ -1,4 +1,4 @@
-"""Whole denoised answers: against a loop written out, in batches and alone, and what their records say."""
+"""Complete denoised answers compared with a loop written out, in batches and alone, and their records."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def written_out(adapter, chat):
             allowed = logits.clone()
             allowed[:, [models.MASK, *models.DIFFUSION.forbidden_ids]] = -torch.inf
             sure, word = allowed.softmax(-1).max(-1)
-            left = [place for place in block if ids[place] == models.MASK]
-            for place in sorted(left, key=lambda p: -float(sure[p]))[:count]:
+            masked = [place for place in block if ids[place] == models.MASK]
+            for place in sorted(masked, key=lambda p: -float(sure[p]))[:count]:
                 ids[place] = int(word[place])
     return ids, torch.stack(logits_of)
 
@@ -61,19 +61,19 @@ def written_out(adapter, chat):
 def test_an_answer_is_that_of_the_loop_written_out(adapter) -> None:
     for chat in CHATS:
         expected, logits = written_out(adapter, chat)
-        found = answers(adapter, NoReduction(), 0.0, [chat], output_logits=True)
-        length = found.records[0].new_tokens
-        assert found.ids[0, :length].tolist() == expected[:length]
+        generated = answers(adapter, NoReduction(), 0.0, [chat], output_logits=True)
+        length = generated.records[0].new_tokens
+        assert generated.ids[0, :length].tolist() == expected[:length]
         assert length == (expected.index(models.END) + 1 if models.END in expected else 6)
-        assert torch.equal(found.logits[0].view(logits.shape), logits)
+        assert torch.equal(generated.logits[0].view(logits.shape), logits)
 
 
 @pytest.mark.parametrize("method", [D3ToM(K=1), D3ToMT(K=1)])
 def test_ratio_0_has_the_plain_logits_at_every_step(adapter, method) -> None:
     plain = answers(adapter, NoReduction(), 0.0, output_logits=True)
-    found = answers(adapter, method, 0.0, output_logits=True)
-    assert torch.equal(found.ids, plain.ids)
-    assert torch.equal(found.logits, plain.logits)
+    generated = answers(adapter, method, 0.0, output_logits=True)
+    assert torch.equal(generated.ids, plain.ids)
+    assert torch.equal(generated.logits, plain.logits)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -81,39 +81,39 @@ def test_a_batch_equals_its_rows_alone(adapter, temperature) -> None:
     method = D3ToMT(K=1)
     together = answers(adapter, method, 0.6, output_logits=True, temperature=temperature)
     for row, chat in enumerate(CHATS):
-        alone = answers(
+        single = answers(
             adapter, method, 0.6, [chat], [str(row)], output_logits=True, temperature=temperature
         )
-        assert (together.logits[row] - alone.logits[0]).abs().max() < 1e-10
-        assert together.ids[row].tolist() == alone.ids[0].tolist()
-        assert together.records[row].denoising == alone.records[0].denoising
+        assert (together.logits[row] - single.logits[0]).abs().max() < 1e-10
+        assert together.ids[row].tolist() == single.ids[0].tolist()
+        assert together.records[row].denoising == single.records[0].denoising
 
 
 def test_records_tell_each_step(adapter) -> None:
     method, budget = D3ToMT(K=1), Budget("kept", 0.5)
-    found = answers(adapter, method, 0.5)
-    for record in found.records:
-        told = DenoisingRecord.from_entry(record.denoising)
+    generated = answers(adapter, method, 0.5)
+    for record in generated.records:
+        denoising = DenoisingRecord.from_entry(record.denoising)
         n = record.visual
-        assert told.kept == ((n,), (n,), (n // 2,), (1,))
-        assert told.entering == tuple((2 * n + 3 * kept) / 5 for (kept,) in told.kept)
+        assert denoising.kept == ((n,), (n,), (n // 2,), (1,))
+        assert denoising.entering == tuple((2 * n + 3 * kept) / 5 for (kept,) in denoising.kept)
         assert verify_steps(method, budget, adapter.facts, record)["kept"] == (n + n // 2 + 1) / 3
-    block = diffusion_block(found.records)
+    block = diffusion_block(generated.records)
     assert block["per_step"]["reveals"] == [2, 1, 2, 1]
     assert block["steps"] == 4
     with pytest.raises(BudgetMismatch, match="denoising step 1"):
-        verify_steps(method, Budget("kept", 0.9), adapter.facts, found.records[0])
+        verify_steps(method, Budget("kept", 0.9), adapter.facts, generated.records[0])
 
 
 def test_a_method_of_every_prefill_acts_at_every_step(adapter) -> None:
-    told = answers(adapter, FastV(K=2, queries="mean"), 0.5, CHATS[:1]).records[0].denoising
-    assert told["kept"] == [[8]] * 4
+    denoising = answers(adapter, FastV(K=2, queries="mean"), 0.5, CHATS[:1]).records[0].denoising
+    assert denoising["kept"] == [[8]] * 4
 
 
 def test_the_average_rule_counts_all_layers(adapter) -> None:
     """Inside layer 1 of 5, two layers are entered by every token."""
     budgets = step_budgets(D3ToM(K=1), Budget("average", 0.3), adapter.facts, 4)
-    assert [one.ratio for one in budgets] == pytest.approx([0, 0.5, 0.5, 0.5])
+    assert [budget.ratio for budget in budgets] == pytest.approx([0, 0.5, 0.5, 0.5])
 
 
 @pytest.mark.parametrize(

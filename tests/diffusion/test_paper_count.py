@@ -1,4 +1,4 @@
-"""What a row of denoised answers says by D3ToM's formula is D3ToM's cost of the run."""
+"""The count by D3ToM's formula in a row of denoised answers equals D3ToM's cost of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers behind a cached prompt: against the whole sequence anew, against D3ToM's merging written out, and the row."""
+"""Answers with a cached prompt compared with the recomputed sequence and with D3ToM's merging written out."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def one_step(adapter, method, budget, answer, chats=CHATS, **options):
     with DenoisingSession(adapter, method, budget, **options) as session:
         prompt = session.prompt(adapter.encode(chats))
         names = [str(n) for n in range(len(chats))]
-        held = session.remember(prompt, names, LENGTH)
-        return session.denoise_behind(held, answer, names, budget)
+        cached = session.remember(prompt, names, LENGTH)
+        return session.denoise_behind(cached, answer, names, budget)
 
 
 def entered(adapter, chat, ids):
@@ -86,8 +86,8 @@ def test_every_step_is_the_whole_sequence_under_the_prefix_mask(
 ) -> None:
     """Prompts of different lengths in one batch; the words of each step follow from the step before."""
     adapter = models.load(folder, dtype, attention)
-    found = answers(adapter, NoReduction(), 0.0)
-    logits = found.logits.view(len(CHATS), 4, 6, -1)
+    generated = answers(adapter, NoReduction(), 0.0)
+    logits = generated.logits.view(len(CHATS), 4, 6, -1)
     for row, chat in enumerate(CHATS):
         ids, step = torch.full((6,), models.MASK), 0
         for block in ([0, 1, 2], [3, 4, 5]):
@@ -98,26 +98,26 @@ def test_every_step_is_the_whole_sequence_under_the_prefix_mask(
                 allowed = expected.clone()
                 allowed[:, [models.MASK, *models.DIFFUSION.forbidden_ids]] = -torch.inf
                 sure, word = allowed.softmax(-1).max(-1)
-                left = [place for place in block if ids[place] == models.MASK]
-                for place in sorted(left, key=lambda p: -float(sure[p]))[:count]:
+                masked = [place for place in block if ids[place] == models.MASK]
+                for place in sorted(masked, key=lambda p: -float(sure[p]))[:count]:
                     ids[place] = word[place]
                 step += 1
-        length = found.records[row].new_tokens
-        assert found.ids[row, :length].tolist() == ids[:length].tolist()
+        length = generated.records[row].new_tokens
+        assert generated.ids[row, :length].tolist() == ids[:length].tolist()
 
 
 def test_a_prompt_that_sees_the_answer_says_something_else(adapter) -> None:
-    cached, whole = (
+    cached, recomputed = (
         answers(adapter, NoReduction(), 0.0, prefix_cache=cached).logits for cached in (True, False)
     )
-    assert (cached - whole).abs().max() > 1e-3
+    assert (cached - recomputed).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("method", [D3ToM(K=1), D3ToMT(K=1, targets="prompt"), FastV(), Random()])
 def test_ratio_0_has_the_plain_logits(adapter, method) -> None:
-    plain, found = answers(adapter, NoReduction(), 0.0), answers(adapter, method, 0.0)
-    assert torch.equal(found.ids, plain.ids)
-    assert torch.equal(found.logits, plain.logits)
+    plain, reduced = answers(adapter, NoReduction(), 0.0), answers(adapter, method, 0.0)
+    assert torch.equal(reduced.ids, plain.ids)
+    assert torch.equal(reduced.logits, plain.logits)
 
 
 # ---------------------------------------------------------------------- methods of every prefill
@@ -140,12 +140,12 @@ def test_what_leaves_the_prompt_is_seen_by_nobody_behind_that_layer(adapter) -> 
 )
 @pytest.mark.parametrize("positions", ["original", "renumbered"])
 def test_dropping_equals_hiding(adapter, method, positions) -> None:
-    found = [
+    outputs = [
         answers(adapter, method, 0.6, backend=backend, positions=positions)
         for backend in ("drop", "emulate")
     ]
-    assert (found[0].logits - found[1].logits).abs().max() < 1e-10
-    assert found[0].ids.tolist() == found[1].ids.tolist()
+    assert (outputs[0].logits - outputs[1].logits).abs().max() < 1e-10
+    assert outputs[0].ids.tolist() == outputs[1].ids.tolist()
 
 
 # ---------------------------------------------------------------------- merging in the cache
@@ -166,8 +166,8 @@ def test_a_step_merges_the_cache_as_written_out(adapter, method, positions) -> N
         )
         assert records[row].origin.tolist() == kept
         assert (logits[row] - expected).abs().max() < 1e-9
-        n, behind = len(visual), 5 - method.K - 1
-        assert records[row].entering == (n,) * (method.K + 1) + (keep,) * behind
+        n, later_layers = len(visual), 5 - method.K - 1
+        assert records[row].entering == (n,) * (method.K + 1) + (keep,) * later_layers
         assert records[row].kv_entries == 5 * n
 
 
@@ -175,14 +175,14 @@ def test_each_step_merges_the_whole_cache_anew(adapter) -> None:
     """A step by other deciders in between changes nothing of the next."""
     method, budget, names = D3ToM(K=1), Budget("kept", 0.7), ["0", "1", "2"]
     answer = answering(3)
-    other = Answering(answer.ids, answer.deciders.roll(2, 1), 1)
+    changed = Answering(answer.ids, answer.deciders.roll(2, 1), 1)
     with DenoisingSession(adapter, method, budget) as session:
         prompt = session.prompt(adapter.encode(CHATS))
-        held = session.remember(prompt, names, LENGTH)
-        first, _ = session.denoise_behind(held, answer, names, budget)
-        between, _ = session.denoise_behind(held, other, names, budget)
-        again, _ = session.denoise_behind(held, answer, names, budget)
-    assert torch.equal(first, again)
+        cached = session.remember(prompt, names, LENGTH)
+        first, _ = session.denoise_behind(cached, answer, names, budget)
+        between, _ = session.denoise_behind(cached, changed, names, budget)
+        repeated, _ = session.denoise_behind(cached, answer, names, budget)
+    assert torch.equal(first, repeated)
     assert (first - between).abs().max() > 1e-4
 
 
@@ -190,15 +190,15 @@ def test_each_step_merges_the_whole_cache_anew(adapter) -> None:
 def test_a_batch_equals_its_rows_alone(adapter, method) -> None:
     together = answers(adapter, method, 0.6, temperature=0.8)
     for row, chat in enumerate(CHATS):
-        alone = answers(adapter, method, 0.6, [chat], [str(row)], temperature=0.8)
-        assert (together.logits[row] - alone.logits[0]).abs().max() < 1e-10
-        assert together.ids[row].tolist() == alone.ids[0].tolist()
-        assert together.records[row].denoising == alone.records[0].denoising
+        single = answers(adapter, method, 0.6, [chat], [str(row)], temperature=0.8)
+        assert (together.logits[row] - single.logits[0]).abs().max() < 1e-10
+        assert together.ids[row].tolist() == single.ids[0].tolist()
+        assert together.records[row].denoising == single.records[0].denoising
 
 
 def test_half_precision_merges_too(folder) -> None:
-    found = answers(models.load(folder, "bfloat16"), D3ToM(K=1, targets="prompt"), 0.7)
-    assert bool(found.logits.isfinite().all())
+    generated = answers(models.load(folder, "bfloat16"), D3ToM(K=1, targets="prompt"), 0.7)
+    assert bool(generated.logits.isfinite().all())
 
 
 def test_a_worked_example_of_entries() -> None:
@@ -214,9 +214,9 @@ def test_a_worked_example_of_entries() -> None:
         "prompt": [(11 / 3 / 10**0.5, 11 / 10**0.5), (11 / 3, 0), (0, -11 / 3)],
     }
     for targets, rows in expected.items():
-        found, beside = merged_entries(entries, targets)
-        torch.testing.assert_close(found, torch.tensor([rows], dtype=torch.double))
-        torch.testing.assert_close(beside, 2 * found.flip(-1))
+        merged, weights = merged_entries(entries, targets)
+        torch.testing.assert_close(merged, torch.tensor([rows], dtype=torch.double))
+        torch.testing.assert_close(weights, 2 * merged.flip(-1))
 
 
 # ---------------------------------------------------------------------- budgets, counts, the row
@@ -235,28 +235,28 @@ def test_the_released_schedule_is_told_of_no_step_behind_a_cache(adapter) -> Non
 
 def test_records_tell_the_path_and_what_is_held(adapter) -> None:
     method, budget = D3ToMT(K=1), Budget("kept", 0.5)
-    found = answers(adapter, method, 0.5)
+    generated = answers(adapter, method, 0.5)
     text, heads = adapter.facts.text, adapter.facts.text.kv_heads
-    for record, chat in zip(found.records, CHATS, strict=True):
+    for record, chat in zip(generated.records, CHATS, strict=True):
         layout, n = adapter.layout(adapter.encode([chat])), record.visual
-        told = DenoisingRecord.from_entry(record.denoising)
-        assert told.kept == ((n,), (n,), (n // 2,), (1,))
-        assert told.entering == tuple((2 * n + 3 * kept) / 5 for (kept,) in told.kept)
+        denoising = DenoisingRecord.from_entry(record.denoising)
+        assert denoising.kept == ((n,), (n,), (n // 2,), (1,))
+        assert denoising.entering == tuple((2 * n + 3 * kept) / 5 for (kept,) in denoising.kept)
         assert verify_steps(method, budget, adapter.facts, record)["kept"] == (n + n // 2 + 1) / 3
         assert record.text == layout.text[0]
         assert record.kv_entries == 5 * n
         assert record.times_ms["prefill"] > 0
     slots = adapter.encode(CHATS)["input_ids"].shape[1] + 6  # padding, and the answer's places
-    assert found.records[0].kv_bytes == 2 * 5 * heads * text.head_dim * 8 * slots
-    assert diffusion_block(found.records)["path"] == "prefix_cache"
-    whole = answers(adapter, method, 0.5, prefix_cache=False)
-    assert diffusion_block(whole.records)["path"] == "recomputed"
-    assert whole.records[0].kv_bytes == whole.records[0].kv_entries == 0
+    assert generated.records[0].kv_bytes == 2 * 5 * heads * text.head_dim * 8 * slots
+    assert diffusion_block(generated.records)["path"] == "prefix_cache"
+    recomputed = answers(adapter, method, 0.5, prefix_cache=False)
+    assert diffusion_block(recomputed.records)["path"] == "recomputed"
+    assert recomputed.records[0].kv_bytes == recomputed.records[0].kv_entries == 0
 
 
 @pytest.mark.parametrize("method", [NoReduction(), Scatter((2,))])
 def test_flops_are_those_that_torch_counts(folder, method) -> None:
-    """Eager attention, whose products the counter sees in full."""
+    """Eager attention, since the counter sees its products in full."""
     adapter, budget = models.load(folder, "float32", "eager"), Budget("kept", 0.5)
     with DenoisingSession(adapter, method, budget) as session:
         prompt = session.prompt(adapter.encode(CHATS[:1]))
@@ -272,10 +272,10 @@ def test_flops_are_those_that_torch_counts(folder, method) -> None:
 
 
 def test_flops_of_merging_leave_the_prompt_whole(adapter) -> None:
-    found = answers(adapter, D3ToM(K=1), 0.5, CHATS[:1]).records[0]
-    (told,) = denoising_records([found])
-    counted = cached_flops(D3ToM(K=1), adapter.facts, found, told)
-    text, spared = adapter.facts.text, found.visual - found.kept[0]
+    record = answers(adapter, D3ToM(K=1), 0.5, CHATS[:1]).records[0]
+    (denoising,) = denoising_records([record])
+    counted = cached_flops(D3ToM(K=1), adapter.facts, record, denoising)
+    text, spared = adapter.facts.text, record.visual - record.kept[0]
     # Three steps in which six places do not see what has gone, in three layers.
     pairs = 3 * 6 * spared * 3
     saved = counted.exact_full.language - counted.exact.language
@@ -284,7 +284,7 @@ def test_flops_of_merging_leave_the_prompt_whole(adapter) -> None:
         assert counted.paper_full[name] - counted.paper[name] == per_pair * text.hidden * pairs
 
 
-# ---------------------------------------------------------------------- refusals behind admission
+# ---------------------------------------------------------------------- refusals after admission
 
 
 def test_a_model_of_another_mask_is_refused_when_asked(adapter, monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""How many places each step unveils, and which."""
+"""Number and choice of the places revealed at each step."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from espalier.harness.errors import UserError
 def test_counts_are_at_least_one_and_sum_up(schedule, shift) -> None:
     for places in range(1, 40):
         for steps in range(1, places + 1):
-            found = counts(schedule, places, steps, shift)
-            assert len(found) == steps
-            assert min(found) >= 1
-            assert sum(found) == places
+            reveals = counts(schedule, places, steps, shift)
+            assert len(reveals) == steps
+            assert min(reveals) >= 1
+            assert sum(reveals) == places
 
 
 def test_shifted_counts_of_the_released_code() -> None:
@@ -40,12 +40,12 @@ def test_the_cosine_of_the_released_code_is_slow_at_both_ends() -> None:
 def test_curves_are_dealt_out_place_by_place(places, steps) -> None:
     def dealt(curve) -> list[int]:
         reached = [int(places * curve(step / steps) + 1e-9) for step in range(steps + 1)]
-        found = [max(reached[n + 1] - reached[n], 1) for n in range(steps)]
-        while sum(found) > places:
+        reveals = [max(reached[n + 1] - reached[n], 1) for n in range(steps)]
+        while sum(reveals) > places:
             for n in range(steps):
-                if found[n] > 1 and sum(found) > places:
-                    found[n] -= 1
-        return found[::-1]
+                if reveals[n] > 1 and sum(reveals) > places:
+                    reveals[n] -= 1
+        return reveals[::-1]
 
     curves = {
         "cosine": lambda t: (1 - math.cos(math.pi * t)) / 2,
@@ -56,9 +56,9 @@ def test_curves_are_dealt_out_place_by_place(places, steps) -> None:
 
 
 def test_maskgits_cosine_unveils_few_places_at_first() -> None:
-    found = counts("maskgit", 64, 8)
-    assert found == (2, 3, 6, 8, 10, 11, 12, 12)
-    assert list(found) == sorted(found)
+    reveals = counts("maskgit", 64, 8)
+    assert reveals == (2, 3, 6, 8, 10, 11, 12, 12)
+    assert list(reveals) == sorted(reveals)
 
 
 def test_blocks_follow_one_another() -> None:
@@ -104,5 +104,5 @@ def test_a_word_that_is_forbidden_is_never_said() -> None:
 def test_words_are_drawn_with_their_probabilities() -> None:
     logits = torch.tensor([0.0, 1.0, 2.0]).expand(1, 4000, 3)
     words, _ = candidates(logits, (), 0.7, [torch.Generator().manual_seed(3)])
-    found = torch.bincount(words[0], minlength=3) / 4000
-    assert (found - (logits[0, 0] / 0.7).softmax(-1)).abs().max() < 0.03
+    shares = torch.bincount(words[0], minlength=3) / 4000
+    assert (shares - (logits[0, 0] / 0.7).softmax(-1)).abs().max() < 0.03

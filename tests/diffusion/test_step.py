@@ -1,4 +1,4 @@
-"""A denoising step of the engine against the equations written out, against itself, and against the plain model."""
+"""A denoising step of the engine compared with the equations written out, with itself, and with the plain model."""
 
 from __future__ import annotations
 

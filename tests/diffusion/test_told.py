@@ -1,4 +1,4 @@
-"""What is told of denoised answers: arithmetic of whole runs, counts of steps, times; on records and tiny answers."""
+"""Records of denoised answers: FLOPs of complete runs, counts of steps, times."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def answers(adapter, method, chats=CHATS, steps=4, ratio=0.5, **how):
     with DenoisingSession(adapter, method, budget) as session:
         denoiser = DenoisingGenerator(session, adapter, method, budget)
         names = [str(n) for n in range(len(chats))]
-        given = {"max_new_tokens": 6, "steps": steps, **how}
-        return denoiser.generate(adapter.encode(chats), names, **given)
+        generation = {"max_new_tokens": 6, "steps": steps, **how}
+        return denoiser.generate(adapter.encode(chats), names, **generation)
 
 
 def test_a_run_costs_its_steps(adapter) -> None:
@@ -50,13 +50,13 @@ def test_a_run_costs_its_steps(adapter) -> None:
     facts, method = adapter.facts, FastVDenoising(K=2)
     (record,) = answers(adapter, method, CHATS[:1], steps=3).records
     text = record.text + 6
-    found = run_flops(method, facts, record)
+    flops = run_flops(method, facts, record)
     layers = [(16,) * 5, (16, 16, 8, 8, 8), (16, 16, 8, 8, 8)]
-    assert found.exact.text == sum(text_flops(facts, seen, text) for seen in layers)
-    assert found.exact_full.text == 3 * text_flops(facts, (16,) * 5, text)
-    assert found.exact.head == found.exact_full.head == 3 * head_flops(facts, 6)
+    assert flops.exact.text == sum(text_flops(facts, counts, text) for counts in layers)
+    assert flops.exact_full.text == 3 * text_flops(facts, (16,) * 5, text)
+    assert flops.exact.head == flops.exact_full.head == 3 * head_flops(facts, 6)
     twice = run_flops(method, facts, answers(adapter, method, CHATS[:1], steps=6).records[0])
-    assert twice.exact.tower == found.exact.tower
+    assert twice.exact.tower == flops.exact.tower
 
 
 def test_a_layer_in_halves_saves_its_mlp(adapter) -> None:
@@ -64,38 +64,38 @@ def test_a_layer_in_halves_saves_its_mlp(adapter) -> None:
     facts, merging, dropping = adapter.facts, D3ToM(K=1), FastVDenoising(K=2)
     (record,) = answers(adapter, merging, CHATS[:1], steps=3).records
     saved = 2 * 8 * mlp_flops(facts.text)
-    found, other = (run_flops(method, facts, record) for method in (merging, dropping))
-    assert other.exact.text - found.exact.text == saved
+    merged, dropped = (run_flops(method, facts, record) for method in (merging, dropping))
+    assert dropped.exact.text - merged.exact.text == saved
     # Of the papers D3ToM alone counts the split layer.
-    (told,) = denoising_records([record])
-    split = sum(split_layer(facts.text, record.visual, kept[0]) for kept in told.kept)
-    assert found.paper == {**other.paper, "d3tom": other.paper["d3tom"] + split}
+    (denoising,) = denoising_records([record])
+    split = sum(split_layer(facts.text, record.visual, kept[0]) for kept in denoising.kept)
+    assert merged.paper == {**dropped.paper, "d3tom": dropped.paper["d3tom"] + split}
 
 
 def test_without_a_site_every_token_stays(adapter) -> None:
-    found = answers(adapter, NoReduction(), CHATS[:1])
-    assert diffusion_block(found.records)["per_step"]["kept"] == [16.0] * 4
+    generated = answers(adapter, NoReduction(), CHATS[:1])
+    assert diffusion_block(generated.records)["per_step"]["kept"] == [16.0] * 4
 
 
 def test_the_control_keeps_the_same_tokens_at_each_step(adapter) -> None:
     for record in answers(adapter, Random()).records:
-        assert len({tuple(one.tolist()) for one in record.origins}) == 1
+        assert len({tuple(origin.tolist()) for origin in record.origins}) == 1
         assert len(record.origins) == 4
 
 
 def test_the_last_site_counts(adapter) -> None:
-    found = answers(adapter, PyramidDrop(), CHATS[:1])
-    told = diffusion_block(found.records)["per_step"]
-    assert told["kept"] == told["requested"] == [8.0] * 4
+    generated = answers(adapter, PyramidDrop(), CHATS[:1])
+    per_step = diffusion_block(generated.records)["per_step"]
+    assert per_step["kept"] == per_step["requested"] == [8.0] * 4
 
 
 def test_samples_with_different_steps_have_no_mean_of_one(adapter) -> None:
-    both = [answers(adapter, D3ToM(K=1), CHATS[:1], steps=n).records[0] for n in (2, 4)]
-    told = diffusion_block(both)
-    assert told["per_step"] is None
-    assert told["steps"] == 3
+    records = [answers(adapter, D3ToM(K=1), CHATS[:1], steps=n).records[0] for n in (2, 4)]
+    block = diffusion_block(records)
+    assert block["per_step"] is None
+    assert block["steps"] == 3
     with pytest.raises(ValueError, match="1 of 2 answers were not denoised"):
-        denoising_records([both[0], replace(both[1], denoising=None)])
+        denoising_records([records[0], replace(records[1], denoising=None)])
 
 
 @pytest.mark.parametrize("change", [-1, 1])
@@ -103,18 +103,18 @@ def test_another_count_than_asked_is_an_error(adapter, change) -> None:
     method, budget = D3ToM(K=1), Budget("kept", 0.5)
     (record,) = answers(adapter, method, CHATS[:1]).records
     verify_steps(method, budget, adapter.facts, record)
-    told = DenoisingRecord.from_entry(record.denoising)
-    kept = (*told.kept[:2], (told.kept[2][0] + change,), told.kept[3])
-    other = replace(record, denoising=replace(told, kept=kept).entry())
+    denoising = DenoisingRecord.from_entry(record.denoising)
+    kept = (*denoising.kept[:2], (denoising.kept[2][0] + change,), denoising.kept[3])
+    changed = replace(record, denoising=replace(denoising, kept=kept).entry())
     with pytest.raises(BudgetMismatch, match="denoising step 2: kept"):
-        verify_steps(method, budget, adapter.facts, other)
+        verify_steps(method, budget, adapter.facts, changed)
 
 
 def test_what_was_asked_stands_beside_what_was_kept() -> None:
     """Of methods that may keep another count than they are asked for."""
-    told = DenoisingRecord(4, (2, 2), ((8,), (4,)), ((8,), (5,)), (8.0, 6.0))
-    assert DenoisingRecord.from_entry(told.entry()) == told
-    record = Record("0", 8, 3, (4,), (5,), (8, 5), 0, 0, 2, denoising=told.entry())
+    denoising = DenoisingRecord(4, (2, 2), ((8,), (4,)), ((8,), (5,)), (8.0, 6.0))
+    assert DenoisingRecord.from_entry(denoising.entry()) == denoising
+    record = Record("0", 8, 3, (4,), (5,), (8, 5), 0, 0, 2, denoising=denoising.entry())
     block = diffusion_block([record])
     assert block["per_step"]["requested"] == [8, 4]
     assert block["per_step"]["kept"] == [8, 5]
@@ -147,17 +147,17 @@ def test_times_of_a_batch_are_shared_out(adapter, monkeypatch) -> None:
 
 def test_nobody_decides_before_the_first_step(adapter, monkeypatch) -> None:
     """Those who decide are the places unveiled in the step before, no others."""
-    seen = []
+    views = []
     denoise = DenoisingSession.denoise
 
     def watched(self, prompt, answer, samples, budget):
-        seen.append((answer.ids != models.MASK, answer.deciders))
+        views.append((answer.ids != models.MASK, answer.deciders))
         return denoise(self, prompt, answer, samples, budget)
 
     monkeypatch.setattr(DenoisingSession, "denoise", watched)
     answers(adapter, D3ToM(K=1), CHATS[:1], steps=3)
-    assert not seen[0][1].any()
-    for (before, _), (after, deciders) in pairwise(seen):
+    assert not views[0][1].any()
+    for (before, _), (after, deciders) in pairwise(views):
         assert torch.equal(deciders, after & ~before)
         assert deciders.sum() == 2
 

@@ -38,41 +38,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--life", type=float, default=1.2, help="mean seconds that a writer lives (1.2)"
     )
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="faults-") as name:
-        return _judge(asked, Path(name))
+        return _judge(options, Path(name))
 
 
-def _judge(asked: argparse.Namespace, folder: Path) -> int:
+def _judge(options: argparse.Namespace, folder: Path) -> int:
     store, reference, plain = folder / "store", folder / "reference", folder / "plain"
     plain.mkdir()
-    command = Command(asked.cells, asked.limit, reference)
+    command = Command(options.cells, options.limit, reference)
     start = time.monotonic()
-    (code,) = wait([command.begin(reference, 9, plain, asked.seed)])
+    (code,) = wait([command.begin(reference, 9, plain, options.seed)])
     alone = time.monotonic() - start
     if code:
         print(f"the uninterrupted sweep failed: {(plain / 'log').read_text()[-2000:]}")
         return 1
     command.announce(store)
     start = time.monotonic()
-    kills, begun = _kill(command, store, folder, asked)
+    kills, begun = _kill(command, store, folder, options)
     # Each machine gives the same command once more: all rows are there, and what the dead left goes.
     codes = wait([command.begin(store, machine, folder, 0) for machine in range(MACHINES)])
     seconds = time.monotonic() - start
     log, acknowledged = folder / "log", (folder / "acknowledged").read_text().splitlines()
     wrong = [*faults(store, reference, command.keys, acknowledged)]
     wrong += [f"a writer failed:\n{log.read_text()[-2000:]}"] if any(codes) else []
-    answers = asked.cells * asked.limit
+    answers = options.cells * options.limit
     takes = len([*store.glob("runs/*/journal.take*.jsonl")])
     print(
-        f"{kills} kills (SIGKILL) of {begun} writers, {asked.writers} at once on {MACHINES} machines: "
-        f"{asked.cells} cells of {asked.limit} samples in {seconds:.0f} s (undisturbed, one writer: {alone:.0f} s)"
+        f"{kills} kills (SIGKILL) of {begun} writers, {options.writers} at once on {MACHINES} machines: "
+        f"{options.cells} cells of {options.limit} samples in {seconds:.0f} s (undisturbed, one writer: {alone:.0f} s)"
     )
     print(
         f"acknowledged answers: {len(acknowledged)}, of {answers} samples; {takes} runs taken over from another machine"
     )
     print(*(f"WRONG: {line}" for line in wrong), sep="\n", end="\n" if wrong else "")
-    missed = asked.kills - kills
+    missed = options.kills - kills
     if missed:
         print(f"WRONG: {missed} kills were left when the sweep was done; a larger --limit keeps it")
     else:
@@ -84,23 +84,23 @@ def _judge(asked: argparse.Namespace, folder: Path) -> int:
 
 
 def _kill(
-    command: Command, store: Path, folder: Path, asked: argparse.Namespace
+    command: Command, store: Path, folder: Path, options: argparse.Namespace
 ) -> tuple[int, int]:
     """Run the sweep under fire until it is done; return how many were killed, and how many begun."""
-    chance, begun, kills = random.Random(asked.seed), 0, 0
+    chance, begun, kills = random.Random(options.seed), 0, 0
     living: dict[int, int] = {}
-    for place in range(asked.writers):
+    for place in range(options.writers):
         living[command.begin(store, place % MACHINES, folder, begun)] = place
         begun += 1
     while living:
         # Kills are spread over nine tenths of the sweep, however fast this machine is.
-        pause, start = chance.uniform(0, 2 * asked.life / asked.writers), time.monotonic()
-        due = 0.9 * kills / asked.kills
-        while time.monotonic() - start < pause * (0.2 if _share(folder, asked) >= due else 4.0):
+        pause, start = chance.uniform(0, 2 * options.life / options.writers), time.monotonic()
+        due = 0.9 * kills / options.kills
+        while time.monotonic() - start < pause * (0.2 if _share(folder, options) >= due else 4.0):
             time.sleep(0.01)
         for pid in [pid for pid in living if os.waitpid(pid, os.WNOHANG)[0]]:
             del living[pid]  # all its cells have a row
-        if kills < asked.kills and living:
+        if kills < options.kills and living:
             pid = chance.choice([*living])
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -112,11 +112,11 @@ def _kill(
     return kills, begun
 
 
-def _share(folder: Path, asked: argparse.Namespace) -> float:
+def _share(folder: Path, options: argparse.Namespace) -> float:
     """Return the share of answers that are acknowledged."""
     acknowledged = folder / "acknowledged"
     lines = acknowledged.read_bytes().count(b"\n") if acknowledged.exists() else 0
-    return lines / (asked.cells * asked.limit)
+    return lines / (options.cells * options.limit)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a store must hold after all kills: each cell once, whole, and as if nothing had happened."""
+"""Conditions that a store must meet after all kills: each cell once, complete, as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ def faults(
         store: of the sweep that was killed.
         reference: of the one that was not.
         keys: of the cells.
-        acknowledged: `<run> <document>` of each answer whose append returned.
+        acknowledged: `<run> <document>` of each answer with a completed append.
     """
     if sorted(path.name for path in (store / "runs").iterdir()) != sorted(keys):
         yield "the store has other runs than the sweep"
-    whole: dict[str, dict[Key, str]] = {}
+    answers: dict[str, dict[Key, str]] = {}
     for key in keys:
-        run, other = Store(store).run(key), Store(reference).run(key)
-        row, expected = run.row(complete=True), other.row(complete=True)
+        run, reference_run = Store(store).run(key), Store(reference).run(key)
+        row, expected = run.row(complete=True), reference_run.row(complete=True)
         if row is None or expected is None:
             yield f"{key}: no row"
             continue
         if lasting(row) != lasting(expected):
             yield f"{key}: the row differs from the uninterrupted sweep's"
         entries = run.journal.entries()
-        whole[key] = answers_in(entries)
-        if json.dumps(sorted(whole[key].items())) != json.dumps(
-            sorted(answers_in(other.journal.entries()).items())
+        answers[key] = answers_in(entries)
+        if json.dumps(sorted(answers[key].items())) != json.dumps(
+            sorted(answers_in(reference_run.journal.entries()).items())
         ):
             yield f"{key}: the answers differ from the uninterrupted sweep's"
-        again = {key for entry in reversed(entries) for key in answers_in([entry]).items()}
-        if again != set(whole[key].items()):
+        repeated = {key for entry in reversed(entries) for key in answers_in([entry]).items()}
+        if repeated != set(answers[key].items()):
             yield f"{key}: a sample that was answered twice has two answers"
         if not matches_row(row, entries):
             yield f"{key}: the row is not of the answers in its journal"
@@ -68,6 +68,6 @@ def faults(
             yield f"{key}: left behind: {sorted(strange)}"
     for line in dict.fromkeys(acknowledged):
         key, doc_id = line.split()
-        if int(doc_id) not in {number for _, number in whole.get(key, {})}:
+        if int(doc_id) not in {number for _, number in answers.get(key, {})}:
             yield f"{key}: answer {doc_id} was acknowledged and is lost"
     yield from (f"left behind: {path}" for path in store.rglob(".*"))

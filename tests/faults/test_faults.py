@@ -21,13 +21,13 @@ def faults(*options: str) -> str:
 
 @pytest.mark.slow
 def test_a_few_kills_lose_nothing() -> None:
-    said = faults("--kills", "10", "--cells", "4", "--limit", "24", "--life", "0.6")
-    assert said.startswith("10 kills (SIGKILL) of ")
-    assert said.splitlines()[-1] == WHOLE
+    output = faults("--kills", "10", "--cells", "4", "--limit", "24", "--life", "0.6")
+    assert output.startswith("10 kills (SIGKILL) of ")
+    assert output.splitlines()[-1] == WHOLE
 
 
 @pytest.mark.slow
 def test_200_kills_over_20_cells_and_4_writers_lose_nothing() -> None:
-    said = faults("--kills", "200", "--cells", "20")
-    assert said.startswith("200 kills (SIGKILL) of ")
-    assert said.splitlines()[-1] == WHOLE
+    output = faults("--kills", "200", "--cells", "20")
+    assert output.startswith("200 kills (SIGKILL) of ")
+    assert output.splitlines()[-1] == WHOLE

@@ -53,8 +53,8 @@ class Command:
         for module in ("lmms_eval.evaluator", *_of(espalier.harness.evaluation)):
             importlib.import_module(module)
         line = (f"method={','.join(METHODS)}", f"ratio={','.join(map(str, RATIOS))}")
-        asked = ("-m", "model=seedling", "model.device=cpu", *line, f"limit={limit}", *TERMS)
-        command = read_command([*asked, "engine.batch_size=2", "json=false", f"store={store}"])
+        arguments = ("-m", "model=seedling", "model.device=cpu", *line, f"limit={limit}", *TERMS)
+        command = read_command([*arguments, "engine.batch_size=2", "json=false", f"store={store}"])
         assert command is not None
         specs = [build_spec(cfg) for cfg in command.cells[:cells]]
         self.argv = command.argv
@@ -73,11 +73,11 @@ class Command:
         runner.announce([spec for spec, _ in runner.jobs])
 
     def begin(self, store: Path, machine: int, folder: Path, seed: int) -> int:
-        """Fork a writer that runs all cells in an order of its own; return its process id.
+        """Fork a writer that runs all cells in its own order; return its process id.
 
         Args:
             store: where it writes.
-            machine: which one it pretends to be on.
+            machine: the one it pretends to run on.
             folder: where locks, a log and the list of acknowledged answers go.
             seed: of the order.
         """
@@ -112,7 +112,7 @@ class Command:
 
 
 def _of(package: ModuleType) -> list[str]:
-    names = (one.name for one in pkgutil.iter_modules(package.__path__))
+    names = (module.name for module in pkgutil.iter_modules(package.__path__))
     return [f"{package.__name__}.{name}" for name in names]
 
 
@@ -130,14 +130,14 @@ def pretend(machine: int, folder: Path) -> None:
 
 
 def acknowledge(path: Path) -> None:
-    """Note each answer whose append has returned: from then on it may not be lost."""
+    """Record each answer after its append has returned: from then on it may not be lost."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     plain: Callable[..., None] = Journal.append
 
     def append(journal: Journal, *entries: dict[str, object]) -> None:
         plain(journal, *entries)
         run = journal.path.parent.name
-        lines = [f"{run} {one['doc_id']}\n" for one in entries if "answer" in one]
+        lines = [f"{run} {entry['doc_id']}\n" for entry in entries if "answer" in entry]
         os.write(file, "".join(lines).encode())
 
     Journal.append = append  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Tables that are written again are those that are written from nothing, and only what changed is read for them."""
+"""A repeated export gives the tables of a first one, and reads only runs that changed."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def from_nothing(store: Path) -> dict[str, bytes]:
-    """Return the tables as somebody writes them who knows of no export before: the reference."""
+    """Return the tables of a first export, the reference."""
     copy, folder = store.with_name("copy"), store.with_name("full")
-    for one in (copy, folder):
-        shutil.rmtree(one, ignore_errors=True)
+    for place in (copy, folder):
+        shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(store, copy)
     (copy / NAME).unlink(missing_ok=True)
     write_tables(copy, folder)
@@ -75,15 +75,15 @@ sys.exit(status)
 def opened(store: Path, folder: Path) -> set[str]:
     """Export in another process; return the files of runs that it opened."""
     command = [sys.executable, "-c", OPENED, str(store), str(folder)]
-    told = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
-    return set(told.splitlines()[-1].split())
+    output = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    return set(output.splitlines()[-1].split())
 
 
 def test_only_what_changed_is_opened(store: Path, tmp_path: Path) -> None:
     folder = tmp_path / "tables"
     for number in range(10):
         add(store, f"many{number:02d}", [1.0, 0.0])
-    files = {f"{path.name}/{one}" for path in (store / "runs").iterdir() for one in FILES}
+    files = {f"{path.name}/{name}" for path in (store / "runs").iterdir() for name in FILES}
     assert opened(store, folder) == files
     assert len(files) == 28
     before = {path.name: path.stat().st_ino for path in (*folder.iterdir(), store / NAME)}
@@ -118,8 +118,8 @@ def test_tables_are_read_in_one_thread(store: Path, tmp_path: Path) -> None:
     write_tables(store, tmp_path / "tables")
     assert len(list(walk(store, ["method"]))) == 4
     command = [sys.executable, "-c", THREADS, str(store), str(tmp_path / "tables")]
-    told = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
-    before, after = told.split()
+    output = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    before, after = output.split()
     assert before == after
 
 
@@ -140,9 +140,9 @@ def older(store: Path, _: Path) -> None:
 
 def other_tables(store: Path, folder: Path) -> None:
     """Tables of another store in the place of these."""
-    other = store.with_name("other")
-    add(other, "aa", [0.125])
-    write_tables(other, folder)
+    other_store = store.with_name("other")
+    add(other_store, "aa", [0.125])
+    write_tables(other_store, folder)
 
 
 def spoilt(name: str) -> Change:
@@ -220,11 +220,11 @@ def test_tables_are_those_written_from_nothing(what: str, store: Path, tmp_path:
 def test_what_the_last_export_of_all_is_of_can_be_damaged(store: Path, tmp_path: Path) -> None:
     folder, path = tmp_path / "tables", store / NAME
     write_tables(store, folder)
-    full, whole = content(folder), path.read_bytes()
-    places = range(0, len(whole), len(whole) // 30)
-    flipped = [whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :] for at in places]
-    for told in (b"", b"{}", whole[: len(whole) // 2], whole[1:], *flipped):
-        path.write_bytes(told)
+    full, index = content(folder), path.read_bytes()
+    places = range(0, len(index), len(index) // 30)
+    flipped = [index[:at] + bytes([index[at] ^ 0x55]) + index[at + 1 :] for at in places]
+    for damaged in (b"", b"{}", index[: len(index) // 2], index[1:], *flipped):
+        path.write_bytes(damaged)
         assert write_tables(store, folder).read == 4
         assert content(folder) == full
     path.unlink()

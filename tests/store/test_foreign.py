@@ -1,4 +1,4 @@
-"""Files of a store that are there and are none, or hold anything: every overview names them and goes on."""
+"""Paths of a store that are not files, or hold anything: every overview reports them and continues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from espalier.harness.cli.sweep import main as sweep
 from espalier.harness.store import Store
 from espalier.harness.store.files.lease import read_lease
 from espalier.harness.store.sweep_files import SweepCell, announce, find
-from tests.store.test_upkeep import add, told
+from tests.store.test_upkeep import add, run_cli
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 
@@ -99,7 +99,7 @@ def overview(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     printed = {}
     for command in READERS:
         line = [part.replace("OUT", str(tmp_path / "tables")) for part in command]
-        code, out, err = told(capsys, *line, "--store", store)
+        code, out, err = run_cli(capsys, *line, "--store", store)
         assert code in (0, 1), (command, err)
         printed[" ".join(command)] = "\n".join(out + err)
     assert sweep(["status", "--store", str(store)]) == 0

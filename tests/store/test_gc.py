@@ -1,4 +1,4 @@
-"""`gc`: rows of which commits stay, and what becomes of what goes."""
+"""`gc`: the selection of rows by commit, and the handling of removed files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from espalier.harness.cli.store import main
 from espalier.harness.store import Store
 from espalier.harness.store.parquet_export import write_tables
 from espalier.harness.store.store_index import entries
-from tests.store.test_upkeep import add, age, told
+from tests.store.test_upkeep import add, age, run_cli
 
 COMMIT = "88e34e31ee17"
 OTHER = "0123abcd4567"
@@ -47,7 +47,7 @@ def keys(store: Path) -> list[str]:
 def test_a_commit_is_named_by_any_length_of_it(
     store: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    code, out, err = told(capsys, "gc", "--keep-code", name, "--yes", "--store", store)
+    code, out, err = run_cli(capsys, "gc", "--keep-code", name, "--yes", "--store", store)
     assert code == 0
     assert keys(store) == ["aa", "bb", "dd"]
     assert [line.partition(" (")[0] for line in out] == [f"{store}/runs/cc: of code {OTHER}"]
@@ -59,8 +59,8 @@ def test_a_commit_is_named_by_any_length_of_it(
 def test_changes_on_top_of_a_commit_are_named_alone(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert told(capsys, "gc", "--keep-code", DIRTY[2:], "--yes", "--store", store)[0] == 2
-    assert told(capsys, "gc", "--keep-code", f"{FULL}-dirty", "--yes", "--store", store)[0] == 0
+    assert run_cli(capsys, "gc", "--keep-code", DIRTY[2:], "--yes", "--store", store)[0] == 2
+    assert run_cli(capsys, "gc", "--keep-code", f"{FULL}-dirty", "--yes", "--store", store)[0] == 0
     assert keys(store) == ["bb", "dd"]
 
 
@@ -70,13 +70,13 @@ def test_a_tag_in_front_of_a_commit_hides_it_from_nobody(
     for key, commit in (("aa", f"v0.1-3-g{COMMIT}"), ("bb", "v0.1"), ("cc", OTHER)):
         add(tmp_path, key, [1], extra=of(commit))
     names = ("--keep-code", FULL, "--keep-code", "v0.1")
-    assert told(capsys, "gc", *names, "--yes", "--store", tmp_path)[0] == 0
+    assert run_cli(capsys, "gc", *names, "--yes", "--store", tmp_path)[0] == 0
     assert keys(tmp_path) == ["aa", "bb"]
 
 
 def test_several_commits_may_be_kept(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("--keep-code", COMMIT, "--keep-code", OTHER)
-    code, _, (_, line) = told(capsys, "gc", *names, "--yes", "--store", store)
+    code, _, (_, line) = run_cli(capsys, "gc", *names, "--yes", "--store", store)
     assert (code, line, keys(store)) == (0, "nothing to move", sorted(ROWS))
 
 
@@ -98,7 +98,7 @@ def test_what_names_no_commit_of_the_store_moves_nothing(
     store: Path, capsys: pytest.CaptureFixture[str], name: str, reason: str
 ) -> None:
     option = f"--keep-code={name}"
-    code, out, (line,) = told(capsys, "gc", option, "--yes", "--store", store)
+    code, out, (line,) = run_cli(capsys, "gc", option, "--yes", "--store", store)
     assert (code, out) == (2, [])
     assert f"--keep-code={name!r} {reason}" in line
     assert f"{COMMIT} (1), {DIRTY} (1), {OTHER} (1), no commit (1)" in line
@@ -110,7 +110,7 @@ def test_the_beginning_of_two_commits_is_refused(
 ) -> None:
     for key, commit in (("aa", "abcd11111111"), ("bb", "abcd22222222")):
         add(tmp_path, key, [1], extra=of(commit))
-    code, _, (line,) = told(capsys, "gc", "--keep-code", "abcd", "--yes", "--store", tmp_path)
+    code, _, (line,) = run_cli(capsys, "gc", "--keep-code", "abcd", "--yes", "--store", tmp_path)
     assert code == 2
     assert "is the beginning of 2 commits; valid: more letters of one: abcd11111111 (1)" in line
 
@@ -122,7 +122,7 @@ def test_a_run_that_is_made_again_stays(store: Path, capsys: pytest.CaptureFixtu
         assert held
         age(run.path / "forced.jsonl", 9)
         options = ("--keep-code", COMMIT, "--days", 0, "--yes")
-        assert told(capsys, "gc", *options, "--store", store)[0] == 0
+        assert run_cli(capsys, "gc", *options, "--store", store)[0] == 0
         assert (run.path / "forced.jsonl").exists()
     assert "cc" in keys(store)
 
@@ -131,7 +131,7 @@ def test_a_run_that_begins_before_it_is_moved_stays(store: Path) -> None:
     from espalier.harness.store.trash import Waste, move
 
     path = store / "runs" / "cc"
-    # In a process of its own: lmms-eval lets all locks of one path in a process be the same lock.
+    # In a separate process: lmms-eval lets all locks of one path in a process be the same lock.
     context = multiprocessing.get_context("fork")
     ready, leave = context.Event(), context.Event()
 
@@ -159,7 +159,7 @@ def test_what_goes_can_be_taken_back_until_the_trash_is_empty(
 ) -> None:
     before = Store(store).run("cc").row()
     for _ in range(2):
-        told(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
+        run_cli(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
         (folder,) = [one for one in (store / ".trash").iterdir() if (one / "runs" / "cc").is_dir()]
         assert sorted(path.name for path in (folder / "runs" / "cc").iterdir()) == [
             "journal.jsonl",
@@ -168,27 +168,27 @@ def test_what_goes_can_be_taken_back_until_the_trash_is_empty(
         ]
         shutil.move(folder / "runs" / "cc", store / "runs" / "cc")
         assert Store(store).run("cc").row() == before
-    told(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
-    code, out, (line,) = told(capsys, "gc", "--purge", "--store", store)
+    run_cli(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
+    code, out, (line,) = run_cli(capsys, "gc", "--purge", "--store", store)
     assert (code, len(out)) == (0, 3)
     assert line.startswith("3 may go for good")
     assert any((store / ".trash").iterdir())
-    assert told(capsys, "gc", "--purge", "--yes", "--store", store)[0] == 0
+    assert run_cli(capsys, "gc", "--purge", "--yes", "--store", store)[0] == 0
     assert not any((store / ".trash").iterdir())
     assert keys(store) == ["aa", "bb", "dd"]
     options = ("--purge", "--keep-code", COMMIT, "--yes")
-    assert told(capsys, "gc", *options, "--store", store)[0] == 2
+    assert run_cli(capsys, "gc", *options, "--store", store)[0] == 2
 
 
 def test_no_reader_looks_into_the_trash(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
+    run_cli(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
     (store / ".trash" / "broken" / "runs" / "ee").mkdir(parents=True)
     (store / ".trash" / "broken" / "runs" / "ee" / "row.json").write_text("{")
     assert [entry.key for entry in entries(store)] == ["aa", "bb", "dd"]
     assert write_tables(store, tmp_path / "tables").rows == 3
-    assert told(capsys, "verify", "--store", store)[0] == 0
+    assert run_cli(capsys, "verify", "--store", store)[0] == 0
     assert main(["show", "cc", "--store", str(store)]) == 2
 
 
@@ -208,7 +208,7 @@ def test_what_cannot_be_moved_is_named_and_the_rest_goes(
 
     monkeypatch.setattr(os, "rename", rename)
     monkeypatch.setattr(shutil, "copytree", refuse)
-    code, _, err = told(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
+    code, _, err = run_cli(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
     assert code == 1
     assert f"{store}/runs/cc: stays, it cannot be moved (Permission denied)" in err
     assert keys(store) == ["aa", "bb", "cc", "dd"]
@@ -218,7 +218,7 @@ def test_a_trash_that_is_a_file_is_one_line(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (store / ".trash").write_text("")
-    code, _, err = told(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
+    code, _, err = run_cli(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
     assert code == 2
     assert f"{store / '.trash'} cannot be used (Not a directory)" in err[-1]
     assert keys(store) == sorted(ROWS)

@@ -1,4 +1,4 @@
-"""Leases: one owner at a time among machines that share nothing but files; the dead lose theirs, the living do not."""
+"""Leases: one owner at a time among machines that share only files; the dead lose theirs, the living do not."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def in_process(target: Any, *arguments: Any) -> multiprocessing.Process:
     return process
 
 
-def own(root: Path, locks: Path, name: str, ready: Any, leave: Any) -> None:
+def hold_run(root: Path, locks: Path, name: str, ready: Any, leave: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         elsewhere(patch, locks, name)
-        with Store(root).run("k1").claim(0, QUICK) as held:
-            assert held
+        with Store(root).run("k1").claim(0, QUICK) as claimed:
+            assert claimed
             ready.set()
             leave.wait(60)
 
@@ -66,7 +66,7 @@ def owner(tmp_path: Path) -> Any:
     """A process of another machine that computes run k1, and what lets it end."""
     context = multiprocessing.get_context("fork")
     ready, leave = context.Event(), context.Event()
-    process = in_process(own, tmp_path / "store", tmp_path / "there", "0000000a", ready, leave)
+    process = in_process(hold_run, tmp_path / "store", tmp_path / "there", "0000000a", ready, leave)
     assert ready.wait(120)
     yield process, leave
     process.kill()
@@ -74,8 +74,8 @@ def owner(tmp_path: Path) -> Any:
 
 
 def claimed(run: RunDir, patience: float) -> bool:
-    with run.claim(patience, QUICK) as held:
-        return held
+    with run.claim(patience, QUICK) as claimed:
+        return claimed
 
 
 def test_a_living_owner_of_another_machine_keeps_its_run(tmp_path: Path, owner: Any) -> None:
@@ -87,7 +87,7 @@ def test_a_living_owner_of_another_machine_keeps_its_run(tmp_path: Path, owner: 
     assert owner[0].exitcode == 0
     assert not (run.path / "lease").exists()
     assert claimed(run, 0)
-    # Nobody was evicted: the journals are whose they were.
+    # No owner was evicted: the journals are unchanged.
     assert list(run.path.glob("*.take*")) == []
 
 
@@ -99,7 +99,7 @@ def test_a_dead_owner_of_another_machine_loses_its_run_and_gets_a_journal_of_its
     before = run.journal.of_rank(0)
     owner[0].kill()
     owner[0].join()
-    assert not claimed(run, 0)  # nobody can know yet
+    assert not claimed(run, 0)  # not known yet
     start = time.monotonic()
     assert claimed(run, 0.01)  # no patience with the living, but the silent one is watched
     assert QUICK.expiry <= time.monotonic() - start
@@ -116,13 +116,13 @@ def test_a_dead_process_of_this_machine_leaves_its_run_at_once(tmp_path: Path) -
     context = multiprocessing.get_context("fork")
     ready, leave = context.Event(), context.Event()
 
-    def here() -> None:
-        with Store(tmp_path).run("k1").claim(0) as held:
-            assert held
+    def hold_and_exit() -> None:
+        with Store(tmp_path).run("k1").claim(0) as claimed:
+            assert claimed
             ready.set()
             leave.wait(60)
 
-    process = in_process(here)
+    process = in_process(hold_and_exit)
     assert ready.wait(120)
     process.kill()
     process.join()
@@ -142,23 +142,23 @@ def test_an_old_lease_need_not_be_watched_and_clocks_are_not_asked(
 ) -> None:
     path = tmp_path / "lease"
     path.write_text('{"expiry": 5, "kernel": "0000000a"}\n')
-    seen = read_lease(path)
-    assert seen is not None
+    state = read_lease(path)
+    assert state is not None
     monkeypatch.setattr(time, "time", lambda: 4e9)  # a clock that is decades ahead
-    assert not OwnerWatch(path, QUICK).dead(seen)
+    assert not OwnerWatch(path, QUICK).dead(state)
     old = file_time(tmp_path) - STALE_FACTOR * 5 - 2
     os.utime(path, (old, old))
-    seen = read_lease(path)
-    assert seen is not None
-    assert OwnerWatch(path, QUICK).dead(seen)
-    assert [one.name for one in tmp_path.iterdir()] == ["lease"]
+    state = read_lease(path)
+    assert state is not None
+    assert OwnerWatch(path, QUICK).dead(state)
+    assert [file.name for file in tmp_path.iterdir()] == ["lease"]
 
 
 def test_the_owner_says_how_long_it_may_be_silent(tmp_path: Path) -> None:
     os.close(create(tmp_path / "lease", Terms(1, 30), {"more": 1}))
-    seen = read_lease(tmp_path / "lease")
-    assert seen is not None
-    assert (seen.expiry(5), seen.owner["more"], seen.owner["pid"]) == (30, 1, os.getpid())
+    state = read_lease(tmp_path / "lease")
+    assert state is not None
+    assert (state.expiry(5), state.owner["more"], state.owner["pid"]) == (30, 1, os.getpid())
     assert LeaseState(1, 1, 0.0, {"expiry": "soon"}).expiry(5) == 5
 
 
@@ -167,25 +167,25 @@ def dead(path: Path, name: str = "0000000a") -> LeaseState:
     path.write_text(json.dumps({"kernel": name, "id": uuid4().hex}) + "\n", encoding="utf-8")
     old = file_time(path.parent) - STALE_FACTOR * QUICK.expiry - 2
     os.utime(path, (old, old))
-    seen = read_lease(path)
-    assert seen is not None
-    return seen
+    state = read_lease(path)
+    assert state is not None
+    return state
 
 
 def takers(count: int, path: Path) -> list[tuple[Lease, bool]]:
     """Return what those got, of `count` threads that begin together, who got the lease."""
-    start, found = threading.Barrier(count), []
+    start, leases = threading.Barrier(count), []
 
-    def one() -> None:
+    def take_lease() -> None:
         start.wait()
-        found.append(take(path, QUICK, 0, sole_process=False, extra={}))
+        leases.append(take(path, QUICK, 0, sole_process=False, extra={}))
 
-    threads = [threading.Thread(target=one) for _ in range(count)]
+    threads = [threading.Thread(target=take_lease) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [(lease, foreign) for lease, foreign in found if lease is not None]
+    return [(lease, foreign) for lease, foreign in leases if lease is not None]
 
 
 @pytest.mark.parametrize("died_on_the_way", [0, 1, 2])
@@ -194,14 +194,14 @@ def test_of_many_that_follow_a_dead_owner_one_gets_the_run(
 ) -> None:
     path = tmp_path / "lease"
     for _ in range(30):
-        seen = dead(path)
+        state = dead(path)
         for _ in range(died_on_the_way):
-            seen = dead(successor(path, seen), "0000000b")
-        ((held, foreign),) = takers(8, path)
+            state = dead(successor(path, state), "0000000b")
+        ((claimed, foreign),) = takers(8, path)
         assert foreign
-        assert held.is_held
-        assert [one.name for one in tmp_path.iterdir()] == ["lease"]
-        held.release()
+        assert claimed.is_held
+        assert [file.name for file in tmp_path.iterdir()] == ["lease"]
+        claimed.release()
         assert list(tmp_path.iterdir()) == []
 
 
@@ -209,11 +209,11 @@ def test_whoever_comes_too_late_takes_its_file_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "lease"
-    seen = dead(path)
+    state = dead(path)
     plain, others = os.open, []
 
     def late(name: Path, *flags: int) -> int:
-        if name == successor(path, seen) and not others:
+        if name == successor(path, state) and not others:
             others.append(None)
             others[0] = take(path, QUICK, 0, sole_process=False, extra={})[0]  # another was quicker
         return plain(name, *flags)
@@ -221,7 +221,7 @@ def test_whoever_comes_too_late_takes_its_file_back(
     monkeypatch.setattr(os, "open", late)
     assert take(path, QUICK, 0, sole_process=False, extra={}) == (None, False)
     assert others[0].is_held
-    assert [one.name for one in tmp_path.iterdir()] == ["lease"]
+    assert [file.name for file in tmp_path.iterdir()] == ["lease"]
     others[0].release()
 
 
@@ -229,11 +229,11 @@ def test_an_owner_that_beats_at_the_last_moment_keeps_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "lease"
-    seen = dead(path)
+    state = dead(path)
     plain = os.open
 
     def awake(name: Path, *flags: int) -> int:
-        if name == successor(path, seen):
+        if name == successor(path, state):
             with path.open("a") as file:
                 file.write(".")
         return plain(name, *flags)
@@ -247,7 +247,7 @@ def test_what_a_late_follower_left_goes_with_the_next_owner(tmp_path: Path) -> N
     run = Store(tmp_path).run("k1")
     (run.path / f"lease.{uuid4().hex}").write_text("{}\n")
     assert claimed(run, 0)
-    assert [one.name for one in run.path.iterdir()] == ["lock"]
+    assert [file.name for file in run.path.iterdir()] == ["lock"]
 
 
 def test_an_owner_that_died_behind_its_row_leaves_nothing(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_an_owner_that_died_behind_its_row_leaves_nothing(tmp_path: Path) -> Non
     assert list(run.path.iterdir()) == []
     os.close(create(run.path / "lease", QUICK, {}))
     run.tidy(QUICK)
-    assert [one.name for one in run.path.iterdir()] == ["lock"]
+    assert [file.name for file in run.path.iterdir()] == ["lock"]
 
 
 def test_an_owner_that_is_followed_says_so_and_leaves_the_other_alone(
@@ -319,8 +319,8 @@ def test_a_lease_says_who_holds_the_run(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     run = Store(tmp_path).run("k1")
     run.journal.append({"doc_id": 0})
-    with run.claim(0, QUICK) as held:
-        assert held
+    with run.claim(0, QUICK) as claimed:
+        assert claimed
         line = json.loads((run.path / "lease").read_text().splitlines()[0])
     size = run.journal.path.stat().st_size
     assert (line["job"], line["journal_bytes"], line["expiry"]) == ("17", size, QUICK.expiry)

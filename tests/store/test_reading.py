@@ -1,4 +1,4 @@
-"""Rows out of the index are those of the files, whatever became of either."""
+"""Rows from the index equal those of the files, whatever happened to either."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ ASKED = ("model", "method", "ratio", "settings", "metrics", "variant", "extra.en
 TOP, INNER = ASKED[:-1], ("environment",)
 
 #: What is seen of a run: its key, its row or nothing, what is wrong with it.
-Seen = tuple[str, Any, str]
+IndexedRun = tuple[str, Any, str]
 
 
-def seen(store: Path) -> list[Seen]:
+def indexed(store: Path) -> list[IndexedRun]:
     return [(run.path.name, run.row, str(run.problem or "")) for run in walk(store, ASKED)]
 
 
-def plain(store: Path) -> list[Seen]:
+def plain(store: Path) -> list[IndexedRun]:
     """Every file read by itself: the reference."""
-    found: list[Seen] = []
+    runs: list[IndexedRun] = []
     for path in sorted((store / "runs").iterdir()):
         try:
             row = RunDir(path).row()
         except Unreadable as error:
-            found.append((path.name, None, str(error)))
+            runs.append((path.name, None, str(error)))
             continue
         if row is not None:
-            told = {name: row[name] for name in TOP if name in row}
-            row = {**told, "extra": {n: row["extra"][n] for n in INNER if n in row["extra"]}}
-        found.append((path.name, row, ""))
-    return found
+            top = {name: row[name] for name in TOP if name in row}
+            row = {**top, "extra": {n: row["extra"][n] for n in INNER if n in row["extra"]}}
+        runs.append((path.name, row, ""))
+    return runs
 
 
 @pytest.fixture
@@ -112,15 +112,15 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("what", CHANGES)
 def test_rows_are_those_of_the_files(what: str, store: Path) -> None:
     expected = plain(store)
-    assert seen(store) == expected  # out of the files
-    assert seen(store) == expected  # out of the index
+    assert indexed(store) == expected  # out of the files
+    assert indexed(store) == expected  # out of the index
     CHANGES[what](store)
     changed = plain(store)
     assert changed != expected
     for _ in range(3):
-        assert seen(store) == changed
+        assert indexed(store) == changed
     (store / NAME).unlink()
-    assert seen(store) == changed
+    assert indexed(store) == changed
 
 
 def test_a_file_is_read_once_and_a_damaged_one_each_time(
@@ -134,21 +134,21 @@ def test_a_file_is_read_once_and_a_damaged_one_each_time(
     )
     for again in (["fast_rec", "full_rec", "full_vqa", "old"], ["full_vqa"], ["full_vqa"]):
         read.clear()
-        seen(store)
+        indexed(store)
         assert read == again
 
 
 def test_a_damaged_index_is_made_anew(store: Path) -> None:
-    expected, path = seen(store), store / NAME
+    expected, path = indexed(store), store / NAME
     whole = path.read_bytes()
     places = range(0, len(whole), len(whole) // 60)
     flipped = [whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :] for at in places]
     for content in (b"", b"PAR1", whole[: len(whole) // 2], whole[1:], *flipped):
         path.write_bytes(content)
-        assert seen(store) == expected
+        assert indexed(store) == expected
     path.unlink()
     path.mkdir()
-    assert seen(store) == expected
+    assert indexed(store) == expected
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["said", "found out"])
@@ -162,18 +162,18 @@ def test_a_store_that_cannot_be_written_is_read(
     if known:
         monkeypatch.setattr(os, "access", lambda *_: False)
     for _ in range(2):
-        assert seen(store) == plain(store)
+        assert indexed(store) == plain(store)
     assert not (store / NAME).exists()
 
 
 def test_a_few_new_rows_of_many_do_not_write_the_index(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen(store)
+    indexed(store)
     written = (store / NAME).stat().st_ino
     monkeypatch.setattr(reading, "STALE", 2)
     commit(store, "another", 0.7, schema=SCHEMA)
-    assert seen(store) == plain(store)
+    assert indexed(store) == plain(store)
     assert (store / NAME).stat().st_ino == written
 
 
@@ -187,8 +187,8 @@ def test_many_rows_are_joined_in_the_right_order(store: Path) -> None:
                 lacking = {"extra": {}} if number % 4 == 0 else {}
                 commit(store, f"r{number:02d}", number / 30, schema=SCHEMA, **lacking)
             shutil.rmtree(store / "runs" / f"r{9 + step:02d}", ignore_errors=True)
-            assert seen(store) == plain(store)
-            assert seen(store) == plain(store)
+            assert indexed(store) == plain(store)
+            assert indexed(store) == plain(store)
 
 
 def test_frames_and_tables_are_the_same_out_of_the_index(store: Path, tmp_path: Path) -> None:
@@ -199,8 +199,8 @@ def test_frames_and_tables_are_the_same_out_of_the_index(store: Path, tmp_path: 
     for change in (lambda _: None, CHANGES["torn"], CHANGES["made again"], CHANGES["older"]):
         change(store)
         (store / NAME).unlink(missing_ok=True)
-        frame, *rest = all_of_it()
+        frame, *tables = all_of_it()
         for _ in range(2):
-            again, *others = all_of_it()
-            pd.testing.assert_frame_equal(again, frame)
-            assert others == rest
+            second_frame, *second_tables = all_of_it()
+            pd.testing.assert_frame_equal(second_frame, frame)
+            assert second_tables == tables

@@ -1,4 +1,4 @@
-"""The store: journals survive torn lines, rows appear whole, many writers do not disturb each other."""
+"""The store: journals survive torn lines, rows appear at once, and parallel writers do not disturb each other."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def test_empty_append_leaves_the_journal_alone(tmp_path: Path) -> None:
 def test_torn_last_line_is_dropped_and_the_next_entry_stays_whole(tmp_path: Path, cut: int) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
     journal.append({"doc_id": 0})
-    whole = journal.path.read_bytes()
+    content = journal.path.read_bytes()
     torn = json.dumps({"doc_id": 1, "a": "{}"}).encode()
     assert cut < len(torn)
-    journal.path.write_bytes(whole + torn[:cut])
+    journal.path.write_bytes(content + torn[:cut])
     assert [entry["doc_id"] for entry in journal.entries()] == [0]
     journal.append({"doc_id": 2})
     assert [entry["doc_id"] for entry in journal.entries()] == [0, 2]
@@ -108,13 +108,13 @@ NO_ROWS = {
 
 
 def spoil(run: RunDir, kind: str) -> None:
-    """Put something that is no row in the place of one."""
+    """Put something else in the place of a row."""
     path = run.path / "row.json"
     path.unlink(missing_ok=True)
     if kind == "folder":
         path.mkdir()
     elif kind == "pipe":
-        os.mkfifo(path)  # whoever reads it waits for ever
+        os.mkfifo(path)  # reading it blocks for ever
     else:
         path.write_bytes(NO_ROWS[kind][0])
 
@@ -131,7 +131,7 @@ def test_what_is_no_row_is_refused_in_one_line_and_hides_no_other(
         store.run("k1").row()
     assert "\n" not in str(refused.value)
     for _ in range(2):  # the second reader of a process says nothing new
-        assert [one["run_key"] for one in store.rows()] == ["k0"]
+        assert [stored["run_key"] for stored in store.rows()] == ["k0"]
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"passed over: {refused.value}"
 

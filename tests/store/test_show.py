@@ -1,4 +1,4 @@
-"""`python -m espalier store show`: wrong answers, and what a method broke and mended."""
+"""`python -m espalier store show`: wrong answers, and answers that a method broke or mended."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add(
     asked: bool = True,
     **extra: Any,
 ) -> None:
-    """Write a finished run whose answers are `right` or `wrong <i>`."""
+    """Write a finished run with answers `right` or `wrong <i>`."""
     run = Store(root).run(key)
     for i, score in enumerate(scores):
         about = {
@@ -63,7 +63,7 @@ def add(
     run.commit(row)
 
 
-def shown(capsys: pytest.CaptureFixture[str]) -> tuple[list[list[str]], list[str]]:
+def printed(capsys: pytest.CaptureFixture[str]) -> tuple[list[list[str]], list[str]]:
     out, err = capsys.readouterr()
     return [line.split("\t") for line in out.splitlines()], err.splitlines()
 
@@ -79,37 +79,37 @@ def test_wrong_answers_as_tab_separated_values(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["show", "aa", "--wrong", "--store", str(root)]) == 0
-    lines, said = shown(capsys)
+    lines, errors = printed(capsys)
     assert lines[0] == ["sample", "score", "target", "answer", "question", "media"]
     # A tab inside a cell is written out.
     assert lines[1] == ["t/1", "0", "right", "wrong 1", "<image>what\\tis 1?", "d/1#0"]
     assert [line[0] for line in lines[1:]] == ["t/1", "t/3", "t/4", "t/7"]
-    assert said == ["fastv K=3 0.5: 4 of 8 answers without full marks in acc"]
+    assert errors == ["fastv K=3 0.5: 4 of 8 answers without full marks in acc"]
 
 
 def test_all_answers_and_a_limit(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "aa11", "--limit", "3", "--store", str(root)]) == 0
-    lines, said = shown(capsys)
+    lines, errors = printed(capsys)
     assert [line[0] for line in lines[1:]] == ["t/0", "t/1", "t/2"]
-    assert said[-1] == "3 of 8 shown; --limit 0 shows all"
+    assert errors[-1] == "3 of 8 shown; --limit 0 shows all"
     main(["show", "aa11", "--limit", "0", "--store", str(root)])
-    assert len(shown(capsys)[0]) == 9
+    assert len(printed(capsys)[0]) == 9
 
 
 def test_what_was_broken_and_mended(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "aa", "--against", "ab", "--store", str(root)]) == 0
-    lines, said = shown(capsys)
+    lines, errors = printed(capsys)
     assert [(line[0], line[1]) for line in lines[1:]] == [
         *(("t/1", "broke"), ("t/3", "broke"), ("t/7", "broke"), ("t/5", "mended"))
     ]
     assert lines[1][2:7] == ["0", "1", "right", "wrong 1", "right"]
-    assert said[0] == (
+    assert errors[0] == (
         "fastv K=3 0.5 against none K=3 0 on 8 common samples of b: broke 3, mended 1, both right 3, both wrong 1; "
         "McNemar's exact test: p = 0.625"
     )
-    assert said[1].startswith("acc: -0.25 [-")
+    assert errors[1].startswith("acc: -0.25 [-")
     assert main(["show", "aa", "--against", "ab", "--wrong", "--store", str(root)]) == 0
-    assert [line[0] for line in shown(capsys)[0][1:]] == ["t/1", "t/3", "t/7"]
+    assert [line[0] for line in printed(capsys)[0][1:]] == ["t/1", "t/3", "t/7"]
 
 
 def test_mcnemar_is_the_binomial_test_of_the_discordant_pairs() -> None:
@@ -127,23 +127,23 @@ def test_graded_scores_are_compared_by_their_means(tmp_path: Path) -> None:
     add(tmp_path, "aa", (full * 0.8).tolist())
     add(tmp_path, "bb", full.tolist())
     ours, theirs = (read_answers(find_run(tmp_path, key)) for key in ("aa", "bb"))
-    found = compare(ours, theirs)
-    assert (found.binary, found.right) == (False, None)
-    assert (found.count("broke"), found.count("mended")) == (60, 0)
-    assert found.pvalue is not None
-    assert found.pvalue < 0.001
-    assert found.gain is not None
-    assert found.gain.value == pytest.approx(-0.2 * full.mean())
-    assert found.gain.low < -0.2 * full.mean() < found.gain.high
+    comparison = compare(ours, theirs)
+    assert (comparison.binary, comparison.right) == (False, None)
+    assert (comparison.count("broke"), comparison.count("mended")) == (60, 0)
+    assert comparison.pvalue is not None
+    assert comparison.pvalue < 0.001
+    assert comparison.gain is not None
+    assert comparison.gain.value == pytest.approx(-0.2 * full.mean())
+    assert comparison.gain.low < -0.2 * full.mean() < comparison.gain.high
 
 
 def test_less_may_be_better(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add(tmp_path, "aa", [0, 0.5, 0], higher_is_better=False)
     add(tmp_path, "bb", [0, 0, 0.25], higher_is_better=False)
     assert main(["show", "aa", "--wrong", "--store", str(tmp_path)]) == 0
-    assert [line[0] for line in shown(capsys)[0][1:]] == ["t/1"]
-    found = compare(*(read_answers(find_run(tmp_path, key)) for key in ("aa", "bb")))
-    assert [pair.change for pair in found.pairs] == ["same", "broke", "mended"]
+    assert [line[0] for line in printed(capsys)[0][1:]] == ["t/1"]
+    comparison = compare(*(read_answers(find_run(tmp_path, key)) for key in ("aa", "bb")))
+    assert [pair.change for pair in comparison.pairs] == ["same", "broke", "mended"]
 
 
 def test_of_a_metric_that_is_no_mean_scores_come_from_scoring(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_journals_of_earlier_versions_have_answers_without_questions(
 ) -> None:
     add(tmp_path, "aa", [1, 0], asked=False)
     assert main(["show", "aa", "--wrong", "--store", str(tmp_path)]) == 0
-    assert shown(capsys)[0][1] == ["t/1", "0", "", "wrong 1", "", ""]
+    assert printed(capsys)[0][1] == ["t/1", "0", "", "wrong 1", "", ""]
 
 
 class Terminal(io.StringIO):
@@ -218,8 +218,8 @@ def test_at_a_terminal_there_is_a_table(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("COLUMNS", "120")
     stream = Terminal()
     line = ("t/1", "broke", "[0]", "x" * 100, "media")
-    more = write((("sample", "change", "score", "answer", "media"), [line, line]), stream, 1)
+    note = write((("sample", "change", "score", "answer", "media"), [line, line]), stream, 1)
     assert "┃ sample ┃" in stream.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "")
     assert "[0]" in stream.getvalue()
     assert "…" in stream.getvalue()
-    assert more == "1 of 2 shown; --limit 0 shows all"
+    assert note == "1 of 2 shown; --limit 0 shows all"

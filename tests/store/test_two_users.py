@@ -1,4 +1,4 @@
-"""A store of two users under the usual umask: the second one reads, and is told early what he may not write."""
+"""A store of two users under the usual umask: the second one can read, and is refused early when writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ls`, `gc`, `verify`: what a store holds, what may go from it, what is wrong with it; and rows of older versions."""
+"""`ls`, `gc`, `verify`: the content of a store, removable files, faults; and rows of older versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from espalier.harness.store.store_index import entries
 DAY = 86_400.0
 
 
-def add(root: Path, key: str, scores: list[float], **more: Any) -> dict[str, Any]:
+def add(root: Path, key: str, scores: list[float], **fields: Any) -> dict[str, Any]:
     """Store a finished run, as the harness does."""
     run = Store(root).run(key)
     run.describe({"cell": {}})
@@ -48,15 +48,15 @@ def add(root: Path, key: str, scores: list[float], **more: Any) -> dict[str, Any
             "answers": digest_of(answers),
             "environment": {"commit": "c1"},
         },
-        **more,
+        **fields,
     }
     run.commit(row)
     return row
 
 
-def told(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, list[str], list[str]]:
+def run_cli(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, list[str], list[str]]:
     capsys.readouterr()
-    code = main([str(one) for one in argv])
+    code = main([str(argument) for argument in argv])
     captured = capsys.readouterr()
     return code, captured.out.splitlines(), captured.err.splitlines()
 
@@ -81,9 +81,9 @@ def test_ls_lists_runs_of_every_state(store: Path, capsys: pytest.CaptureFixture
     Store(store).run("cc").journal.append({"task": "t", "doc_id": 0, "answer": "x"})
     (Store(store).run("dd").path / "failed.json").write_text('{"cause": "no memory left"}')
     (Store(store).run("ee").path / "row.json").write_text("{")
-    with Store(store).run("ff").claim(0) as held:
-        assert held
-        code, out, err = told(capsys, "ls", "--store", store)
+    with Store(store).run("ff").claim(0) as claimed:
+        assert claimed
+        code, out, err = run_cli(capsys, "ls", "--store", store)
     states = {line.split()[0]: line.split()[1] for line in out[1:]}
     assert code == 0
     assert states == {
@@ -103,26 +103,26 @@ def test_ls_chooses(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("--status", "done"), ["aa", "bb"]),
         (("--status", "failed"), []),
     ):
-        _, out, _ = told(capsys, "ls", "--store", store, *options)
+        _, out, _ = run_cli(capsys, "ls", "--store", store, *options)
         assert [line.split()[0] for line in out[1:]] == keys
-    code, _, (line,) = told(capsys, "ls", "--store", store, "--method", "fastw")
+    code, _, (line,) = run_cli(capsys, "ls", "--store", store, "--method", "fastw")
     assert (code, line) == (
         2,
         "error: --method='fastw' is unknown (did you mean fastv?); valid: fastv, none",
     )
-    code, _, (line,) = told(capsys, "ls", "--store", store / "nowhere")
+    code, _, (line,) = run_cli(capsys, "ls", "--store", store / "nowhere")
     assert code == 2
     assert "is not a store" in line
 
 
 def test_the_index_is_not_trusted_over_the_files(store: Path) -> None:
-    assert [one.key for one in entries(store)] == ["aa", "bb"]
+    assert [entry.key for entry in entries(store)] == ["aa", "bb"]
     add(store, "aa", [1, 1, 1, 0])
     assert entries(store)[0].summary["value"] == 0.75
     shutil.rmtree(store / "runs" / "bb")
     add(store, "cc", [1])
-    assert [one.key for one in entries(store)] == ["aa", "cc"]
-    assert [one.key for one in entries(store, only={"cc", "zz"})] == ["cc"]
+    assert [entry.key for entry in entries(store)] == ["aa", "cc"]
+    assert [entry.key for entry in entries(store, only={"cc", "zz"})] == ["cc"]
 
 
 # ---------------------------------------------------------------- gc
@@ -141,13 +141,13 @@ def test_gc_lists_and_removes_what_nobody_needs(
     for path in (dead, forced, old):
         age(path, 40)
     before = sorted(store.rglob("*"))
-    code, out, (stays, line) = told(capsys, "gc", "--store", store)
+    code, out, (stays, line) = run_cli(capsys, "gc", "--store", store)
     assert code == 0
     assert [text.partition(":")[0] for text in out] == [str(dead), str(forced), str(old)]
     assert stays == "stays: 3 runs: 2 done, 1 unfinished"
     assert line == f"3 may go, 3 bytes; --yes moves them to {store / '.trash'}"
     assert [one for one in sorted(store.rglob("*")) if one.name != "index.columns"] == before
-    told(capsys, "gc", "--store", store, "--yes")
+    run_cli(capsys, "gc", "--store", store, "--yes")
     assert not any(path.exists() for path in (dead, forced, old))
     assert fresh.exists()
     assert (young / "journal.jsonl").exists()
@@ -168,7 +168,7 @@ def test_gc_removes_rows_of_other_code_when_asked_and_leaves_what_runs(
     age(running.path, 99)
     with running.claim(0):
         age(running.path, 99)
-        told(capsys, "gc", "--store", store, "--keep-code", "c2", "--yes", "--days", 0)
+        run_cli(capsys, "gc", "--store", store, "--keep-code", "c2", "--yes", "--days", 0)
     assert [row["run_key"] for row in Store(store).rows()] == ["cc"]
     assert sorted(path.name for path in (store / "runs").iterdir()) == ["cc", "dd"]
 
@@ -177,7 +177,7 @@ def test_gc_removes_rows_of_other_code_when_asked_and_leaves_what_runs(
 
 
 def test_a_whole_store_is_whole(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, (line,) = told(capsys, "verify", "--store", store)
+    code, out, (line,) = run_cli(capsys, "verify", "--store", store)
     assert (code, out, line) == (0, [], "2 runs: 2 done; nothing wrong")
 
 
@@ -185,17 +185,17 @@ def test_verify_puts_damaged_lines_aside(store: Path, capsys: pytest.CaptureFixt
     path = store / "runs" / "aa" / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], b"{damaged\n", b"[7]\n", *lines[2:], b'{"torn']))
-    code, (line,), _ = told(capsys, "verify", "--store", store, "--dry")
+    code, (line,), _ = run_cli(capsys, "verify", "--store", store, "--dry")
     assert code == 1
     assert line == f"{path}: 2 damaged lines; without --dry they go to journal.jsonl.damaged"
-    told(capsys, "verify", "--store", store)
+    run_cli(capsys, "verify", "--store", store)
     aside = path.with_name("journal.jsonl.damaged")
     assert aside.read_bytes() == b"{damaged\n[7]\n"
     assert path.read_bytes() == b"".join([*lines, b'{"torn'])
     path.write_bytes(path.read_bytes() + b"\nnull\n")
-    told(capsys, "verify", "--store", store)
+    run_cli(capsys, "verify", "--store", store)
     assert aside.read_bytes() == b'{damaged\n[7]\n{"torn\nnull\n'
-    assert told(capsys, "verify", "--store", store)[0] == 0
+    assert run_cli(capsys, "verify", "--store", store)[0] == 0
 
 
 def test_verify_sees_what_a_row_is_not_of(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,7 +211,7 @@ def test_verify_sees_what_a_row_is_not_of(store: Path, capsys: pytest.CaptureFix
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     add(store, "cc", [1])
     (runs / "cc" / "row.json").write_text('{"schema": 99}')
-    code, out, (line,) = told(capsys, "verify", "--store", store)
+    code, out, (line,) = run_cli(capsys, "verify", "--store", store)
     assert code == 1
     assert out[0] == f"{runs}/aa: the answers in the journal are not those that the row is of"
     assert out[1] == f"{runs}/aa: acc is 0.5 in the row, 0.25 by the journal's scores"
@@ -249,9 +249,9 @@ def test_a_row_of_an_older_version_is_lifted_and_its_file_left_alone(
     }
     assert upgraded(lifted) == lifted
     # A reader of any command takes it, and none writes it.
-    assert told(capsys, "ls", "--store", store)[0] == 0
-    assert told(capsys, "verify", "--store", store)[0] == 0
-    told(capsys, "export", tmp_path / "tables", "--store", store)
+    assert run_cli(capsys, "ls", "--store", store)[0] == 0
+    assert run_cli(capsys, "verify", "--store", store)[0] == 0
+    run_cli(capsys, "export", tmp_path / "tables", "--store", store)
     assert sorted(row["schema"] for row, _ in read_tables(tmp_path / "tables")) == [SCHEMA] * 2
     assert (run.path / "row.json").read_bytes() == written
 

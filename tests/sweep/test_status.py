@@ -29,13 +29,13 @@ OTHERS = (cell("dd", "none", 0.9), cell("ee", "none", 0.95))
 
 
 def answer(run: RunDir, number: int, right: bool) -> None:
-    said = {
+    entry = {
         "task": "t",
         "doc_id": number,
         "answer": "yes",
         "asked": {"target": "yes" if right else "no"},
     }
-    run.journal.append(said)
+    run.journal.append(entry)
 
 
 @pytest.fixture
@@ -50,21 +50,21 @@ def store(tmp_path: Path) -> Path:
     return root
 
 
-def told(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, list[str], list[str]]:
+def run_cli(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, list[str], list[str]]:
     capsys.readouterr()
-    code = main([str(one) for one in argv])
+    code = main([str(argument) for argument in argv])
     captured = capsys.readouterr()
     return code, captured.out.splitlines(), captured.err.splitlines()
 
 
 def test_status_counts_names_and_advises(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Store(store).run("bb")
-    with run.claim(0) as held:
-        assert held
+    with run.claim(0) as claimed:
+        assert claimed
         run.describe({})
         for number in range(3):
             answer(run, number, number == 0)
-        code, out, err = told(capsys, "status", "--store", store)
+        code, out, err = run_cli(capsys, "status", "--store", store)
     assert (code, err) == (0, [])
     name = next((store / "sweeps").glob("*.json")).stem
     assert out[0] == f"sweep {name}: run.py {' '.join(ARGV)}"
@@ -75,8 +75,8 @@ def test_status_counts_names_and_advises(store: Path, capsys: pytest.CaptureFixt
     assert out[4] == "failed  m none 0.5 b  CUDA out of memory"
     assert out[5:7] == ["left  m none 0.9 b  1/4  match 1.000", "left  m none 0.95 b"]
     assert out[7:] == ["again: python run.py benchmark=b method=none ratio=0.5"]
-    # The owner is gone: nothing runs, so nobody knows how long the rest takes.
-    _, out, _ = told(capsys, "status", "--store", store)
+    # The owner is gone: nothing runs, so the remaining time is unknown.
+    _, out, _ = run_cli(capsys, "status", "--store", store)
     assert out[1] == "5 cells: 1 done, 0 running, 1 failed, 3 left"
 
 
@@ -90,10 +90,10 @@ def test_the_time_left_follows_from_samples_and_speed(store: Path) -> None:
     assert progress.rate is not None
     # 3 of the running cell, 3 of the killed one, 4 of the one that has not begun.
     assert progress.seconds == pytest.approx(10 / progress.rate)
-    whole = (
+    full_cells = (
         tuple(SweepCell(**{**vars(one), "samples": None}) for one in sweep.cells) if sweep else ()
     )
-    assert {progress.total(one) for one in whole} == {None}
+    assert {progress.total(one) for one in full_cells} == {None}
 
 
 def test_a_sweep_is_found_by_id_and_preset_and_its_file_is_written_once(store: Path) -> None:
@@ -104,10 +104,10 @@ def test_a_sweep_is_found_by_id_and_preset_and_its_file_is_written_once(store: P
     assert path.read_bytes() == written
     assert path != later
     for asked in (path.stem[:5], str(path), "quick"):
-        found = find(store, asked)
-        assert found is not None
-        assert found.name == path.stem
-        assert found.cells == (*CELLS, *OTHERS)
+        sweep = find(store, asked)
+        assert sweep is not None
+        assert sweep.name == path.stem
+        assert sweep.cells == (*CELLS, *OTHERS)
     with pytest.raises(UserError, match=f"sweep='other' is none of 2 .*valid: .*{path.stem}"):
         find(store, "other")
     path.write_text('{"version": 2}')
@@ -119,7 +119,7 @@ def test_without_a_sweep_the_whole_store_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add(tmp_path, "aa", [1])
-    code, out, _ = told(capsys, "status", "--store", tmp_path)
+    code, out, _ = run_cli(capsys, "status", "--store", tmp_path)
     assert (code, out) == (
         0,
         ["1 cells: 1 done, 0 running, 0 failed, 0 left", "done  m fastv 0.5 b  n=1  acc 1.000"],
@@ -129,7 +129,7 @@ def test_without_a_sweep_the_whole_store_is_shown(
         (("status", "x", "--store", tmp_path), "sweep='x' is none of 0"),
         (("status", "--every", "0", "--store", tmp_path), "--every=0 must be above 0"),
     ):
-        code, _, (line,) = told(capsys, *argv)
+        code, _, (line,) = run_cli(capsys, *argv)
         assert code == 2
         assert word in line
 
@@ -149,7 +149,7 @@ def test_watching_ends_when_nothing_is_left(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "progress_of", look)
-        code, out, _ = told(capsys, "status", "--watch", "--every", "0.01", "--store", store)
+        code, out, _ = run_cli(capsys, "status", "--watch", "--every", "0.01", "--store", store)
     assert code == 0
     assert out[:2] == [
         "5 cells: 1 done, 0 running, 1 failed, 3 left",
@@ -160,9 +160,9 @@ def test_watching_ends_when_nothing_is_left(
 
 def test_commands_have_the_failed_cells_and_no_others() -> None:
     assert commands([]) == []
-    both = [cell("a", "fastv", 0.5), cell("b", "fastv", 0.9)]
-    assert commands(both) == ["python run.py -m benchmark=b method=fastv ratio=0.5,0.9"]
-    square = [*both, cell("c", "none", 0.5), cell("d", "none", 0.9)]
+    pair = [cell("a", "fastv", 0.5), cell("b", "fastv", 0.9)]
+    assert commands(pair) == ["python run.py -m benchmark=b method=fastv ratio=0.5,0.9"]
+    square = [*pair, cell("c", "none", 0.5), cell("d", "none", 0.9)]
     (line,) = commands(square)
     assert line == "python run.py -m benchmark=b method=fastv,none ratio=0.5,0.9"
     # Three corners of a square are two commands: one with all four would run a cell too many.
@@ -172,8 +172,8 @@ def test_commands_have_the_failed_cells_and_no_others() -> None:
 def test_only_what_was_put_together_asks_for_a_sweep() -> None:
     table = "method.params={a: 1, b: 2}"
     assert products([("method=fastv", table)]) == [("method=fastv", table)]
-    both = [("method=fastv", "ratio=0.5", table), ("method=fastv", "ratio=0.9", table)]
-    assert products(both) == [("-m", "method=fastv", "ratio=0.5,0.9", table)]
+    pair = [("method=fastv", "ratio=0.5", table), ("method=fastv", "ratio=0.9", table)]
+    assert products(pair) == [("-m", "method=fastv", "ratio=0.5,0.9", table)]
     # One of them has a key that the other lacks.
     assert products([("method=fastv",), ("method=fastv", "ratio=0.5")]) == [
         ("method=fastv",),
