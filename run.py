@@ -69,7 +69,8 @@ def dispatch(arguments: Sequence[str], waiting: Waiting) -> int:
     if CELLS in arguments:
         return run_job_file(arguments, waiting)
     dry, arguments = DRY in arguments, [text for text in arguments if text != DRY]
-    from espalier.harness.config.group_lists import asked_groups, listing
+    from espalier.harness.config.group_lists import asked_groups
+    from espalier.harness.config.group_table import listing
 
     if groups := asked_groups(arguments):
         waiting.clear()

@@ -7,6 +7,7 @@ from pathlib import Path
 from espalier.harness.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
+CONF = ROOT / "conf"
 
 
 def rooted(value: str) -> Path:

@@ -14,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 
 from espalier.harness.api.argument_errors import python_errors
-from espalier.harness.config.compose import CONF, compose_section
+from espalier.harness.config.compose import compose_section
 from espalier.harness.config.group_lists import merged
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.errors import UserError
@@ -24,6 +24,7 @@ from espalier.harness.models.build_adapter import build_skeleton
 from espalier.harness.models.chat_templates import template_of_processor
 from espalier.harness.models.loader import config_of
 from espalier.harness.models.measured_facts import read_facts
+from espalier.harness.paths import CONF
 from espalier.harness.settings import check_keys, choice, read_value
 from espalier.harness.specs.run_spec import CHECKPOINT, DTYPES, ModelSpec
 from espalier.harness.store.files.digests import Digests

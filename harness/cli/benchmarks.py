@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from espalier.harness.config.group_lists import choices, listing
+from espalier.harness.config.group_lists import choices
+from espalier.harness.config.group_table import listing
 from espalier.harness.errors import UserError
 from espalier.harness.specs.commands import command
 

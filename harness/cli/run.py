@@ -147,8 +147,9 @@ def hydra_help(argv: Sequence[str]) -> None:
     """
     import hydra
 
-    from espalier.harness.config.compose import CONF, without_cells
+    from espalier.harness.config.compose import without_cells
     from espalier.harness.config.overrides import HYDRAS, one_line
+    from espalier.harness.paths import CONF
 
     with _command_line([str(ROOT / "run.py"), *without_cells(argv)]):
         try:

@@ -11,7 +11,6 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -50,9 +49,8 @@ from espalier.harness.config.overrides import (
     tell_former_names,
 )
 from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.paths import CONF
 from espalier.harness.settings import unknown_key
-
-CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from typing import Any
 
 from omegaconf import Container, Node
 
-from espalier.harness.config.group_lists import CONF, choices, read_choice
+from espalier.harness.config.group_lists import choices, read_choice
 from espalier.harness.config.lmms_task_files import read_yaml
+from espalier.harness.paths import CONF
 
 GROUP = "method"
 FORMER_NAMES = CONF / "method_names.yaml"

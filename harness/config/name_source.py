@@ -18,8 +18,8 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from espalier.harness.config.group_lists import CONF
 from espalier.harness.config.method_names import former_name, method_section
+from espalier.harness.paths import CONF
 from espalier.harness.specs.run_spec import ORIGINAL
 
 SCHEME = "espalier"

@@ -18,6 +18,7 @@ from espalier.harness.engine.artifacts.priors import Prior
 from espalier.harness.engine.engine_guards import check_generation, check_text_config
 from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_origin
 from espalier.harness.engine.forward_pass import Pass
+from espalier.harness.engine.generation_loop import generate_answers
 from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.model_parts import Parts
 from espalier.harness.engine.prompt import Prompt, make_prompt
@@ -25,7 +26,6 @@ from espalier.harness.engine.record import Generated
 from espalier.harness.engine.session_setup import CacheEvictor
 from espalier.harness.engine.shared_prefill import TrunkReplay, unreduced_layers
 from espalier.harness.engine.signal_watchers import ActivePass, install
-from espalier.harness.engine.text.generation_loop import generate_answers
 from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import Backend, DecodeLoop, PositionPolicy, Separators
 from espalier.methods.base import MethodError, TokenReducer

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 
 from espalier.harness.engine.decode_steps import DecodeSteps
+from espalier.harness.engine.generation_loop import AnswerLoop
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.model_parts import Parts
-from espalier.harness.engine.text.generation_loop import AnswerLoop
 from espalier.harness.engine.text.kv_cache import IndexedCache, answer_cache
 from lab.bench.step_copies import written
 

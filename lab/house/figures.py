@@ -70,7 +70,10 @@ def longest_chain(graph: dict[str, set[str]]) -> list[str]:
         return (name, *longest)
 
     sys.setrecursionlimit(10_000)
-    return list(max((chain(name) for name in graph), key=len))
+    longest: tuple[str, ...] = ()
+    for name in graph:
+        longest = longest if len(longest) > len(chain(name)) else chain(name)
+    return list(longest)
 
 
 def words(path: Path) -> int:

@@ -9,9 +9,9 @@ from itertools import chain
 from typing import Any
 
 from espalier.harness.config.benchmark_section import benchmark_spec
-from espalier.harness.config.group_lists import CONF, choices, comment, read_choice
+from espalier.harness.config.group_lists import choices, comment, read_choice
 from espalier.harness.config.lmms_task_files import Index, Leaf, index_of, library
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import CONF, ROOT
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.commands import command
 from lab.pages.page_writer import print_or_write, table

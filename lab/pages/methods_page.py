@@ -10,9 +10,9 @@ from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 from types import ModuleType
 
-from espalier.harness.config.group_lists import CONF, choices
+from espalier.harness.config.group_lists import choices
 from espalier.harness.config.method_names import MethodName, former_names
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import CONF, ROOT
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.commands import command
 from espalier.methods.base import Decoder, Method, Site, TokenReducer

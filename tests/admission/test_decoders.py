@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import CONF, compose_section, read_command
+from espalier.harness.config.compose import compose_section, read_command
 from espalier.harness.decoding.speculative.shared_vocabulary import (
     check_tokenizers,
     common_size,
@@ -20,7 +20,7 @@ from espalier.harness.decoding.speculative.shared_vocabulary import (
 )
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.kinds.checks.signal_check import signals_of
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import CONF, ROOT
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.draft_errors import in_words_of_the_draft

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import CONF, read_command
+from espalier.harness.config.compose import read_command
 from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
+from espalier.harness.paths import CONF
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
 from tests.benchmarks.answering import Told

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from espalier.harness.cli.benchmarks import main
-from espalier.harness.config.group_lists import listing
+from espalier.harness.config.group_table import listing
 from espalier.harness.tools.benchmarks.benchmark_check import check
 from espalier.harness.tools.doctor.findings import Finding
 

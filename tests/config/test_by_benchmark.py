@@ -8,9 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import CONF, read_command
+from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import CONF, ROOT
 from espalier.harness.runs.admission import admit
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests

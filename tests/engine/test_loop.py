@@ -9,10 +9,10 @@ import torch
 from transformers import LogitsProcessorList
 
 from espalier.harness.cost.budget import Budget
+from espalier.harness.engine import generation_loop as loop
 from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.engine.record import Generated
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.text import generation_loop as loop
 from espalier.harness.engine.text import kv_cache as cache
 from espalier.harness.engine.text import step_attention as attention
 from espalier.harness.models.adapter import Adapter

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import CONF, read_command
+from espalier.harness.config.compose import read_command
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.errors import UserError
 from espalier.harness.models import build_adapter as base
@@ -17,6 +17,7 @@ from espalier.harness.models.adapter import ADAPTERS, load_adapter
 from espalier.harness.models.build_adapter import build_skeleton
 from espalier.harness.models.measured_facts import UNCONFIRMED, check_facts
 from espalier.harness.models.random_weights import byte_tokenizer
+from espalier.harness.paths import CONF
 from espalier.harness.specs.run_spec import ModelSpec
 from tests.families import FAMILIES
 from tests.family_runs import saved

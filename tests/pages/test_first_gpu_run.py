@@ -10,9 +10,9 @@ from importlib.util import find_spec
 import pytest
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import CONF, read_command
+from espalier.harness.config.compose import read_command
 from espalier.harness.config.group_lists import choices
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import CONF, ROOT
 
 PAGE = (ROOT / "docs/first_gpu_run.md").read_text()
 

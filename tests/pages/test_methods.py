@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from espalier.harness.config.compose import CONF
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import CONF, ROOT
 from espalier.harness.specs.catalogue import METHODS, build_method, names_of
 from espalier.methods.base import Decoder, Site, TokenReducer
 from espalier.methods.compressor import CacheCompressor

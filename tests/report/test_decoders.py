@@ -12,7 +12,7 @@ import yaml
 from matplotlib.patches import Rectangle
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import CONF, read_command
+from espalier.harness.config.compose import read_command
 from espalier.harness.decoding.speculative.decoding_record import (
     AnswerTimes,
     DecodingRecord,
@@ -23,6 +23,7 @@ from espalier.harness.decoding.speculative.trace import Round
 from espalier.harness.engine.record import Record
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import Sample
+from espalier.harness.paths import CONF
 from espalier.harness.reports.curves.decoder_bars import draw_decoders
 from espalier.harness.reports.curves.decoder_drafts import draw_guidance, draw_ratio
 from espalier.harness.reports.curves.decoder_report import main, write_decoders

@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import CONF, read_command
+from espalier.harness.config.compose import read_command
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import score_entries
+from espalier.harness.paths import CONF
 from espalier.harness.reports.curves.diffusion_report import main, write_diffusion
 from espalier.harness.reports.curves.diffusion_rows import (
     cost_points,

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from espalier.harness.config.group_lists import CONF, choices, read_choice
+from espalier.harness.config.group_lists import choices, read_choice
 from espalier.harness.config.prompt_section import apply_prompt_set
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import CONF, ROOT
 from espalier.harness.reports.tables.analytic import d2pruner_formulas as analytic_d2pruner
 from espalier.harness.reports.tables.analytic import d3tom_formulas as analytic_d3tom
 from espalier.harness.reports.tables.analytic import rtprune_formulas as analytic_rtprune

@@ -19,7 +19,7 @@ import run
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.grids import grids_of
-from espalier.harness.config.group_lists import listing
+from espalier.harness.config.group_table import listing
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
 from espalier.harness.reports.tables import table_picture as picture

@@ -14,13 +14,12 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 from PIL import Image
 
-from espalier.harness.config.compose import CONF
 from espalier.harness.config.group_lists import read_choice
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.lmms_tasks import load_tasks, quiet
 from espalier.harness.evaluation.scoring.documents import cdm
 from espalier.harness.evaluation.scoring.documents.omnidoc_page import PageFormula
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import CONF, ROOT
 from espalier.harness.specs.benchmark_spec import DatasetSpec
 from tests.benchmarks.fixtures.ocr import ANSWERS, ENGLISH, FIXTURES, OCEAN, PAGES, TESTS
 from tests.benchmarks.hub import picture

@@ -17,10 +17,9 @@ from lmms_eval.api.task import Task
 from lmms_eval.tasks.mvbench.utils import DATA_LIST
 
 import run
-from espalier.harness.config.compose import CONF
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.lmms_tasks import check_metrics, load_tasks, quiet
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import CONF, ROOT
 from espalier.harness.store import Store
 from tests.families import FAMILIES
 from tests.families.qwen import write_clip

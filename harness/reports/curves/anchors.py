@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.harness.config.benchmark_section import benchmark_spec
-from espalier.harness.config.compose import CONF, compose_section
+from espalier.harness.config.compose import compose_section
 from espalier.harness.errors import UserError, plain_page
+from espalier.harness.paths import CONF
 from espalier.harness.reports.curves.stored_rows import read_results
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.comparable import Row

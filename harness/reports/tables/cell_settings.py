@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from typing import Any
 
-from espalier.harness.config.group_lists import CONF, merged
+from espalier.harness.config.group_lists import merged
 from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.config.prompt_section import apply_prompt_set
+from espalier.harness.paths import CONF
 from espalier.harness.reports.tables.cell_runs import Wanted, choice, method_of
 from espalier.harness.reports.tables.published_tables import FIRST
 from espalier.harness.specs.run_spec import PromptSpec, VideoSpec

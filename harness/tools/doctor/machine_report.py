@@ -13,9 +13,8 @@ import yaml
 from huggingface_hub import constants, try_to_load_from_cache
 from packaging.requirements import Requirement
 
-from espalier.harness.config.compose import CONF
 from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import CONF, ROOT
 from espalier.harness.runs.environment import device_name
 from espalier.harness.store import Store
 from espalier.harness.store.files.digests import Digests
