@@ -49,11 +49,13 @@ def main() -> int:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        methods = sorted(methods_of(chosen.old) & methods_of(chosen.new))
-        commands = list(embedded_commands(methods, chosen.limit))
-        if chosen.families:
-            commands += family_commands(folder)
-        old, new = (run_all(commit, commands, folder) for commit in (chosen.old, chosen.new))
+        methods = sorted(methods_of(chosen.old))
+        names = [names_in(commit, methods, chosen.old) for commit in (chosen.old, chosen.new)]
+        families = family_commands(folder) if chosen.families else []
+        old, new = (
+            run_all(commit, [*embedded_commands(listed, chosen.limit), *families], folder)
+            for commit, listed in zip((chosen.old, chosen.new), names, strict=True)
+        )
     return report(old, new)
 
 
@@ -62,6 +64,23 @@ def methods_of(commit: str) -> set[str]:
     call = ["git", "-C", str(ROOT), "ls-tree", "--name-only", commit, "conf/method/"]
     listed = subprocess.run(call, check=True, capture_output=True, text=True).stdout
     return {Path(line).stem for line in listed.splitlines()}
+
+
+def names_in(commit: str, methods: Sequence[str], old: str) -> list[str]:
+    """Return what each method file of an old commit is called in another: `elastic_paper` where it has variants."""
+    renamed = []
+    for name in methods:
+        place = f"conf/method/{name}.yaml"
+        variants = _show(commit, place).partition("\nvariants:")[1]
+        variant = _show(old, place).partition("\nvariant: ")[2].partition("\n")[0].partition(" ")[0]
+        renamed.append(f"{name}_{variant}" if variants and commit != old else name)
+    return renamed
+
+
+def _show(commit: str, path: str) -> str:
+    """Return a file of a commit; "" if it is not there."""
+    call = ["git", "-C", str(ROOT), "show", f"{commit}:{path}"]
+    return subprocess.run(call, check=False, capture_output=True, text=True).stdout
 
 
 def embedded_commands(methods: Sequence[str], limit: int) -> Iterator[list[str]]:
