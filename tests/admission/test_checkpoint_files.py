@@ -130,9 +130,9 @@ def test_an_empty_table_is_one_line(folder: Path, name: str, words: str) -> None
         (("text_config", "num_hidden_layers"), 0, "text.layers=5, the loaded model has 0"),
         (("text_config", "model_type"), "nosuch", "nosuch"),
         (("text_config", "hidden_act"), "nosuch", "nosuch"),
-        (("vision_config", "num_hidden_layers"), 0, "vision_feature_layer=-2 names no layer"),
-        (("vision_feature_layer",), 99, "vision_feature_layer=99 names no layer"),
-        (("vision_feature_layer",), [-2, -3], "vision_feature_layer=[-2, -3] names no layer"),
+        (("vision_config", "num_hidden_layers"), 0, "vision_feature_layer=-2 is not a layer"),
+        (("vision_feature_layer",), 99, "vision_feature_layer=99 is not a layer"),
+        (("vision_feature_layer",), [-2, -3], "vision_feature_layer=[-2, -3] is not a layer"),
         (("model_type",), "nosuch", "is of type 'nosuch', valid: 'llava'"),
     ],
 )
