@@ -83,9 +83,9 @@ def test_a_sweep_goes_over_compressors_and_their_ratios() -> None:
         ("method=fastv compressor=h2o compressor.ratio=1", "compressor.ratio=1 must be a number"),
         ("method=fastv compressor=h2o budget=flops", "budget='flops': method='h2o' evicts"),
         ("method=fastv compressor=h2o engine=emulate", "engine.backend='emulate': method='h2o'"),
-        ("method=h2o_official engine.decode=generate", "engine.decode='generate': method='h2o'"),
+        ("method=h2o engine.decode=generate", "engine.decode='generate': method='h2o'"),
         (
-            "method=fastv compressor=snapkv_official model.attention=eager",
+            "method=fastv compressor=snapkv model.attention=eager",
             "model.attention='eager': method='snapkv'",
         ),
         (
