@@ -147,19 +147,17 @@ def setting_hints(section: type) -> dict[str, Any]:
 
 def defaults(section: type) -> dict[str, Any]:
     """Return the default of each setting that has one, for tables that need not be complete."""
-    return {field.name: _default(field) for field in _fields(section) if _has_default(field)}
+    values = {}
+    for field in _fields(section):
+        if field.default_factory is not MISSING:
+            values[field.name] = field.default_factory()
+        elif field.default is not MISSING:
+            values[field.name] = field.default
+    return values
 
 
 def _fields(section: Any) -> list[Field[Any]]:
     return [field for field in fields(section) if field.init and not field.metadata.get("computed")]
-
-
-def _has_default(field: Field[Any]) -> bool:
-    return field.default is not MISSING or field.default_factory is not MISSING
-
-
-def _default(field: Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 @cache
@@ -186,7 +184,8 @@ def _reader(hint: Any) -> Reader:
         return _read_number
     # True is an int for Python, but not for a reader of the config.
     return _checked(
-        _words(hint), lambda value: isinstance(value, hint) and (hint is bool) == _is_bool(value)
+        _words(hint),
+        lambda value: isinstance(value, hint) and (hint is bool) == isinstance(value, bool),
     )
 
 
@@ -279,16 +278,12 @@ def _checked(words: str, holds: Callable[[Any], bool]) -> Reader:
 
 
 def _read_number(key: str, value: Any) -> float:
-    if _is_bool(value) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise _Mismatch("a number")
     try:
         return float(value)
     except OverflowError:  # an integer of hundreds of digits
         raise _Mismatch("a number") from None
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
 
 
 def _words(hint: Any) -> str:
@@ -303,14 +298,8 @@ def _words(hint: Any) -> str:
         return f"a list, each item {_words(args[0])}"
     if origin in (Union, UnionType):
         return " or ".join(map(_words, args))
-    names = {
-        int: "an integer",
-        float: "a number",
-        bool: "true or false",
-        str: "a string",
-        NoneType: "null",
-        Path: "a path",
-    }
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+    names |= {NoneType: "null", Path: "a path"}
     return names.get(hint, f"a {getattr(hint, '__name__', hint)}")
 
 
@@ -392,7 +381,7 @@ def _share(end: str, words: str) -> Must:
 
 
 def _read_size(key: str, value: Any) -> int:
-    if isinstance(value, int) and not _is_bool(value) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match is None:

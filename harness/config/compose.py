@@ -1,7 +1,7 @@
-"""From a command line to configs, with every mistake turned into one UserError line before anything runs.
+"""From a command line to configs; every mistake becomes one UserError line before anything runs.
 
-Hydra's own messages span several lines, and a sweep of its own finds a bad cell only when its turn comes. So all cells
-are composed here, before the first one runs; hydra.main is left what only asks for information.
+Hydra's messages span several lines, and its sweeps find a bad cell only when it is next. So all cells are composed
+here, before the first one runs; hydra.main only handles command lines that print information.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Command:
     Attributes:
         argv: the checked command line; the model comes first, because the last override of a sweep varies fastest.
         cells: one composed config for each run.
-        sweep: whether it was asked for as one, with -m or by a preset.
+        sweep: whether it is a sweep, by -m or by a preset.
         lines: the overrides that give each cell on a line of its own; none where a preset lists grids.
     """
 
@@ -175,14 +175,14 @@ def compose_section(
 
 
 def _register() -> None:
-    """Make known to Hydra and OmegaConf what the files of conf refer to; again does no harm."""
+    """Register the resolvers and sources that the files of conf use; a second call changes nothing."""
     resolvers.register()
     task_source.register()
     name_source.register()
 
 
 def without_cells(argv: Sequence[str]) -> list[str]:
-    """Return the checked command line of one that asks for information, as Hydra's own parser takes it: flags first."""
+    """Return the checked command line of a request for information in the order of Hydra's parser: flags first."""
     options = _options(argv)
     if options.shell_completion:
         return list(argv)
@@ -196,7 +196,7 @@ def without_cells(argv: Sequence[str]) -> list[str]:
 
 
 def _check_flags(options: argparse.Namespace) -> None:
-    """Raise if a flag is none of ours, or two of them ask for different things."""
+    """Raise if a flag is not supported, or two flags exclude each other."""
     for name in ("config_path", "config_name", "config_dir", "experimental_rerun"):
         if getattr(options, name) is not None:
             flag = "--" + name.replace("_", "-")
@@ -218,7 +218,7 @@ def _check_flags(options: argparse.Namespace) -> None:
 
 
 def _check_look(options: argparse.Namespace, sweeps: Sequence[Override], base: DictConfig) -> None:
-    """Raise if a command line that only looks at a config has several of them, or leads nowhere."""
+    """Raise if a command line that prints a config has several configs, or the part to print does not exist."""
     if sweeps:
         raise UserError(
             f"{sweeps[0].input_line} is a sweep, and --cfg, --help and --info show one config; valid: one value"
@@ -271,7 +271,7 @@ def _compose(overrides: Sequence[str], loader: Loader) -> DictConfig:
 
 
 def _explain(error: Exception, overrides: Sequence[str], loader: Loader) -> UserError:
-    """Name the override that Hydra stumbled over and what would be valid in its place."""
+    """Return the error for the override that Hydra refused, with the valid keys."""
     text = " ".join(str(error).split())
     if not isinstance(error, HydraException | OmegaConfBaseException):
         text = f"{type(error).__name__}: {text}; given: {' '.join(overrides)}"
@@ -282,7 +282,7 @@ def _explain(error: Exception, overrides: Sequence[str], loader: Loader) -> User
     except HYDRAS:
         return fallback
     for text in values:
-        # Added keys (`+key=`) are judged by RunSpec, Hydra's own by Hydra.
+        # RunSpec checks added keys (`+key=`), Hydra checks its own.
         if not text.startswith("+") and not _key(text).startswith("hydra"):
             problem = _absent(_key(text), valid)
             if problem is not None:

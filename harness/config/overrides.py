@@ -1,4 +1,4 @@
-"""The overrides of a command line, parsed by Hydra's grammar, each with its mistake told in one line."""
+"""The overrides of a command line, parsed by Hydra's grammar; every mistake is one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from espalier.harness.config.method_names import former_name
 from espalier.harness.errors import UserError, tell_once, unknown_name
 from espalier.harness.paths import ROOT
 
-#: Whatever Hydra raises about a command line that it cannot use; much of it slips out of its parts as they are.
+#: Errors that Hydra raises for a command line that it cannot use, also those of its parts.
 HYDRAS = (
     *(HydraException, OmegaConfBaseException, ValueError, TypeError, LookupError, AttributeError),
     *(ArithmeticError, AssertionError, RecursionError, NotImplementedError),
@@ -29,14 +29,14 @@ HYDRAS = (
 #: A second choice from the files of one group, by the short name that a command line may give it.
 SHORT = {"compressor": "method@compressor"}
 
-#: Of Hydra's own settings those that say what the cells are.
+#: Hydra's settings that define the cells.
 SEARCH, SWEPT = "hydra.searchpath", "hydra.sweeper.params"
 HEEDED = ("hydra.mode", SEARCH, SWEPT)
 
 #: Keys that hold a path, by their last part or in full.
 PATHS = ("path", "include_path", "store", "curves", "report", "judge.prompt")
 
-#: A value that begins so is a path, of whatever key.
+#: Prefixes of a path, for any key.
 PLACES = ("/", "~/", "./", "../")
 
 #: Cells that one command has at most.
@@ -50,7 +50,7 @@ def in_full(override: str) -> str:
 
 
 def models_first(overrides: Sequence[str]) -> list[str]:
-    """Return overrides with the model in front: a model is loaded once for a run of cells."""
+    """Return overrides with the model first, so that cells of one model are neighbours and it is loaded once."""
     return sorted(overrides, key=lambda text: not text.startswith("model="))
 
 
@@ -74,7 +74,7 @@ def parse(overrides: Sequence[str], loader: Loader) -> list[Override]:
 
 
 def quoted(text: str) -> str:
-    """Return an override in which a path is quoted where Hydra's grammar would not read it: `store=/d/a=b`."""
+    """Return an override with its path in quotes if Hydra's grammar would refuse it: `store=/d/a=b`."""
     key, equals, value = text.partition("=")
     plain = key.lstrip("+")
     holds_path = plain in PATHS or plain.rpartition(".")[2] in PATHS or value.startswith(PLACES)
@@ -86,7 +86,7 @@ def quoted(text: str) -> str:
 
 
 def in_quotes(override: str) -> str:
-    """Return an override as a shell takes it with its value in quotes, which hold any sign."""
+    """Return an override with its value in quotes, where any sign is valid, quoted for a shell."""
     key, _, value = override.partition("=")
     return shlex.quote(_in_quotes(key, value))
 
@@ -106,14 +106,14 @@ def _reads(text: str, parser: OverridesParser) -> bool:
 def _no_override(text: str, parser: OverridesParser) -> UserError:
     key, equals, value = text.partition("=")
     line = f"{text!r} is not an override; valid: key=value, for example ratio=0.9"
-    # What stands in quotes already has another mistake.
+    # A value that is quoted already has another mistake.
     if equals and value[:1] not in ("'", '"', "[", "{") and _reads(f"{key}=0", parser):
         line += f"; a value with signs such as = ( ) [ ] {{ }} # is quoted, {in_quotes(text)}"
     return UserError(line)
 
 
 def check_once(overrides: Sequence[Override]) -> None:
-    """Raise if a key or a group is set twice: one of the two would silently not count."""
+    """Raise if a key or a group is set twice: one of the two would be ignored without a word."""
     by_key: dict[str, Override] = {}
     for override in overrides:
         key = override.get_key_element().lstrip("+~")
@@ -246,7 +246,7 @@ def expand(overrides: list[Override]) -> list[list[str]]:
 
 
 def one_line(error: Exception) -> str:
-    """Return an error of a library in one line, without what OmegaConf adds below it."""
+    """Return an error of a library in one line, without the lines that OmegaConf adds."""
     text = next((line for line in str(error).splitlines() if line.strip()), "")
     return (
         text.strip()

@@ -64,15 +64,15 @@ class Catalogue:
         return classes.pop()
 
     def __contains__(self, name: object) -> bool:
-        """Say whether there is a method of this name."""
-        # Asked for every cell of a sweep: two looks, not a list of both folders.
+        """Return whether there is a method of this name."""
+        # Called for every cell of a sweep: two look-ups are cheaper than listing both folders.
         places = (f"{self.folder}/{name}.py", f"conf/method/{name}.yaml")
         valid = isinstance(name, str) and name.isidentifier() and len(name) < LONGEST_NAME
         return valid and all((self.root / place).is_file() for place in places)
 
 
 def _is_method_of(value: object, module: str) -> TypeGuard[type[Method]]:
-    """Say whether a value of a module is a method defined there; classes whose name begins with _ are helpers."""
+    """Return whether a value of a module is a method defined there; classes named with a leading _ are helpers."""
     return (
         isinstance(value, type)
         and issubclass(value, Method)
@@ -87,7 +87,8 @@ METHODS = Catalogue()
 def names_of(base: type[object]) -> tuple[str, ...]:
     """Return the names of the methods of one kind, in alphabetical order. Cost: imports all of them.
 
-    What is asked at every denoising step is of another kind than what is asked once, though it answers with the same.
+    Methods that run at every denoising step are a kind of their own, although their base is that of methods that run
+    once.
     """
     classes = {name: METHODS.load(name) for name in METHODS.names()}
     return tuple(

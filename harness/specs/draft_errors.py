@@ -1,4 +1,4 @@
-"""Error lines about a model, said of the draft model instead."""
+"""Error lines about a model, reworded for the draft model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"(?<![\w./-])model=")
 
 @contextmanager
 def in_words_of_the_draft() -> Iterator[None]:
-    """Let the checks of a model speak of the draft: `model.path` is `method.draft_options.path` in its error lines."""
+    """Reword the errors of a model's checks for the draft: `model.path` becomes `method.draft_options.path`."""
     try:
         yield
     except UserError as error:

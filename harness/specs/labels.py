@@ -1,4 +1,4 @@
-"""What tells configurations of one method apart, in the names of curves and lines of tables."""
+"""Labels that distinguish configurations of one method, for curves and lines of tables."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from espalier.methods.base import Method
 
 
 def label(method: Method, variant: str, budget: Budget) -> str:
-    """Return what tells configurations of one method apart: parameters off their default, the variant.
+    """Return the label of a method's configuration: parameters that differ from their default, and the variant.
 
-    Parameters that repeat the budget are left out: they change along a curve. Of a composition each part that has
-    something to say is named, before what is the composition's own.
+    Parameters that repeat the budget are left out: they change along a curve. A composition has the labels of its parts
+    before its own.
     """
     repeated = {"ratio": budget.ratio, "rule": budget.rule}
     values = {

@@ -1,4 +1,4 @@
-"""What identifies a model's weights, whatever its folder is called."""
+"""The identity of a model's weights, independent of the name of their folder."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MODEL_FILES = (
 
 
 def model_revision(model: ModelSpec, digests: Digests) -> str:
-    """Return what identifies a model's weights: a digest of a local directory's files, or hub id and commit.
+    """Return the identity of a model's weights: a digest of a local directory's files, or hub id and commit.
 
     Random weights follow from the architecture and a fixed seed.
     """
     if model.weights == "random":
-        # What methods may read of a model makes no weights.
+        # The signals that methods can read do not change the weights.
         facts = {k: v for k, v in asdict(model.facts).items() if k != "signals"}
         return f"random-{digest([facts, dict(model.architecture), _borrowed(model, digests)])[:12]}"
     if model.path is not None:
@@ -33,7 +33,7 @@ def model_revision(model: ModelSpec, digests: Digests) -> str:
 
 
 def _borrowed(model: ModelSpec, digests: Digests) -> list[str]:
-    """Return hashes of what a model without a checkpoint takes from directories: a chat template, a processor."""
+    """Return digests of the files that a model without a checkpoint reads: a chat template, a processor."""
     taken: list[Path] = []
     if model.conversation == CHECKPOINT and model.path is not None:
         taken += model.path.glob("chat_template.jinja")

@@ -179,14 +179,14 @@ def test_rows_of_a_model_under_its_original_prompts_keep_their_settings() -> Non
     [
         (
             {"prompts": {"original": {"frame": 1}}},
-            r"model\.prompts\.original\.setting='frame' is unknown",
+            r"model\.prompts\.original\.frame is not a config key",
         ),
         (
             {"prompts": {"original": {"tasks": {"ocr": {"join": 1}}}}},
-            r"tasks\.ocr\.setting='join' is unknown",
+            r"tasks\.ocr\.join is not a config key",
         ),
         ({"prompts": {"original": {"video": {"frames": 0}}}}, r"model\.video\.frames=0 must be"),
-        ({"video": {"frame": 1}}, r"model\.video\.setting='frame' is unknown"),
+        ({"video": {"frame": 1}}, r"model\.video\.frame is not a config key"),
     ],
 )
 def test_mistakes_in_a_set_are_told(changes: dict[str, Any], line: str) -> None:
