@@ -166,7 +166,7 @@ def test_a_scheme_that_rises_or_has_holes_names_the_row(scheme: tuple, row: int)
 def test_a_scheme_must_fit_the_model():
     with pytest.raises(MethodError, match=r"method\.params\.scheme\[0\]=.*valid: 5 shares \(.*6 "):
         METHOD.sites(6)
-    with pytest.raises(MethodError, match=r"method\.params\.scheme=\(\).*harness\.calibration"):
+    with pytest.raises(MethodError, match=r"method\.params\.scheme=\(\).*espalier calibrate"):
         FitPrune().fractions(0.5, 4)
     assert build_method("fitprune", {"scheme": [[0.5, 0.25]]}) == FitPrune(((0.5, 0.25),))
     with pytest.raises(UserError, match=r"method\.params\.scheme\[0\]\[1\]='x' must be a number"):
