@@ -29,6 +29,7 @@ CELLS = "--cells"
 
 def run_on_cluster(command: Command, ranks: Ranks, waiting: Waiting, dry: bool) -> int | None:
     """Run the cells as jobs (`cluster=`), or print what there is to do (`--dry`); None if they are to run here."""
+    # Only this way of running needs it: help and mistakes are printed without it.
     from espalier.harness.runs.cluster.cluster_spec import cluster_of
 
     cluster = cluster_of(command.cells)
@@ -39,9 +40,11 @@ def run_on_cluster(command: Command, ranks: Ranks, waiting: Waiting, dry: bool) 
         raise UserError(f"{option} is for one process, not {ranks.world}; valid: without torchrun")
     waiting.say("loading transformers")
     if dry:
+        # Only this way of running needs it: help and mistakes are printed without it.
         from espalier.harness.runs.cluster.dry_run import list_cells
 
         return list_cells(command, cluster, waiting)
+    # Only this way of running needs it: help and mistakes are printed without it.
     from espalier.harness.runs.cluster.cluster_sweep import run_as_jobs
 
     return run_as_jobs(command, cluster, waiting)
@@ -49,6 +52,7 @@ def run_on_cluster(command: Command, ranks: Ranks, waiting: Waiting, dry: bool) 
 
 def run_job_file(arguments: Sequence[str], waiting: Waiting) -> int:
     """Run the cells of a job file that have no row yet (`--cells <file>`), and note those that fail in the file."""
+    # Only this way of running needs it: help and mistakes are printed without it.
     from espalier.harness.runs.cluster.job_file import JobFile, LeftOut
 
     if len(arguments) != 2 or arguments[0] != CELLS:
@@ -57,6 +61,7 @@ def run_job_file(arguments: Sequence[str], waiting: Waiting) -> int:
         )
     file = JobFile(Path(arguments[1]))
     entries = [entry for entry in file.entries() if not entry.done]
+    # Only this way of running needs it: help and mistakes are printed without it.
     from espalier.harness.config.build_spec import build_spec
     from espalier.harness.runs.runner import Runner
 
@@ -82,11 +87,13 @@ def run_job_file(arguments: Sequence[str], waiting: Waiting) -> int:
 
 def run_here(command: Command, ranks: Ranks, waiting: Waiting) -> int:
     """Admit every cell before the first one runs, then run them; return the worst exit code."""
+    # Only this way of running needs it: help and mistakes are printed without it.
     from espalier.harness.config.build_spec import build_spec
 
     def admit() -> tuple[Runner, list[RunSpec]]:
         specs = [build_spec(cell) for cell in command.cells]
         waiting.say("loading transformers")
+        # Only this way of running needs it: help and mistakes are printed without it.
         from espalier.harness.runs.runner import Runner
 
         runner = Runner(command.sweep, ranks, command.argv, waiting, command.lines)
@@ -126,6 +133,7 @@ def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
 
 def run_cell(spec: RunSpec, runner: Runner) -> None:
     """Run one cell, in all processes together; a failure is printed and noted as left out."""
+    # Only this way of running needs it: help and mistakes are printed without it.
     from espalier.harness.cost.budget import BudgetMismatch
     from espalier.harness.evaluation.evaluate import SampleErrors
     from espalier.methods.base import MethodError
@@ -145,8 +153,10 @@ def hydra_help(argv: Sequence[str]) -> None:
     Raises:
         UserError: Hydra refuses what `read_command` has let through.
     """
+    # Only this way of running needs it: help and mistakes are printed without it.
     import hydra
 
+    # Only this way of running needs it: help and mistakes are printed without it.
     from espalier.harness.config.compose import without_cells
     from espalier.harness.config.overrides import HYDRAS, one_line
     from espalier.harness.paths import CONF

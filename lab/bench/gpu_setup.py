@@ -107,7 +107,7 @@ SMALL = Plan(
     tokens=4,
     answers=1,
     sizes=((36, 96, 9, 2), (64, 96, 9, 2)),
-    methods=("divprune", "fastv", "none", "random_layer2"),
+    methods=("divprune", "fastv_official", "none", "random_layer2"),
     kinds=("captions",),
     decoders=(("method=parallelvlm", "ratio=0.5"),),
     visual=60,

@@ -1,4 +1,4 @@
-"""Coverage and width of the confidence intervals: `python -m lab.bench.interval_coverage --write docs`.
+"""Coverage and width of the confidence intervals: `python -m lab.bench.interval_coverage --write lab/measured`.
 
 Populations (lab/bench/populations.py) have a loss that is known; of each, many samples are drawn, and the share
 whose 95 % interval holds the truth is counted. The percentile bootstrap, which resamples what was seen, stands beside
@@ -161,7 +161,7 @@ def page(cells: Sequence[Cell], runs: int, seconds: dict[str, float]) -> str:
     least = min(cell.coverage for cell in cells)
     lines = [
         "# Do the intervals hold what they say?\n",
-        "`python -m lab.bench.interval_coverage --write docs` writes this page: share of simulated runs "
+        "`python -m lab.bench.interval_coverage --write lab/measured` writes this page: share of simulated runs "
         "whose 95 % interval "
         f"holds the true value, and behind the stroke its mean width in points, over {runs:,} draws of each cell "
         f"({math.ceil(runs * AVERAGED / RUNS)} of averages; widths over {min(runs, MEASURED)}). "

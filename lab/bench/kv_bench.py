@@ -57,8 +57,8 @@ LAYER = (
 
 #: Overrides of a side -> whether its score looks at a few rows of the attention, not at all of them.
 FULL = "method=none"
-OF_ROWS = ("random_kv", "snapkv", "aircache")
-ALL_ROWS = ("h2o", "elastic", "prefixkv")
+OF_ROWS = ("random_kv", "snapkv_paper", "aircache")
+ALL_ROWS = ("h2o_paper", "elastic_paper", "prefixkv_paper")
 BY_HEAD = ("method=aircache", "method.params.per_head=true", "ratio=0.9")
 
 

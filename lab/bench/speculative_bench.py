@@ -288,7 +288,7 @@ PAGE = """# Speculative decoding on the embedded models
 
 Written by `make bench-sd`, one thread a side, fp32, batch 1. Every answer is also decoded plainly, by the same loop,
 cache and clock, with the target on the same core; speed-ups are totals over totals, with bootstrap intervals over pairs
-of answers. Columns are defined in [speculative.md](speculative.md). A draft that works beside the target has a core of
+of answers. Columns are defined in [speculative.md](../../docs/speculative.md). A draft next to the target has a core of
 its own: `per device` divides by the cores used.
 """
 

@@ -63,7 +63,7 @@ def test_a_target_is_met_or_missed() -> None:
 def test_it_runs_to_its_end_and_leaves_what_it_prints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sides = ((kv.FULL,), *kv.evicting(("snapkv", "random_kv"), "0.9"), kv.BY_HEAD)
+    sides = ((kv.FULL,), *kv.evicting(("snapkv_paper", "random_kv"), "0.9"), kv.BY_HEAD)
     monkeypatch.setattr(kv, "QUICK_PLAN", (kv.Length(900, sides, 2, 0, 4),))
     monkeypatch.setattr("espalier.harness.evaluation.latency.COPIED", 2**16)
     assert kv.main(["--quick", "--rounds", "1", "--write", str(tmp_path), *TINY]) == 0

@@ -55,7 +55,7 @@ WRITERS: dict[str, Callable[[Result, Path], None]] = {
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_pages_are_those_of_the_figures_beside_them(name: str, tmp_path: Path) -> None:
-    docs = ROOT / "docs"
+    docs = ROOT / "lab" / "measured"
     WRITERS[name](json.loads((docs / f"{name}.json").read_text()), tmp_path)
     for suffix in (".json", ".md"):
         assert (tmp_path / f"{name}{suffix}").read_bytes() == (

@@ -128,7 +128,7 @@ def test_a_video_that_is_not_there_is_named(copy: Callable[[str], Path]) -> None
     findings, _ = check("mlvu", root)
     assert (findings[-1].name, findings[-1].status) == ("rows", "failed")
     assert "sy1998/MLVU_dev, split test, row " in findings[-1].detail
-    assert ".mp4' is not there" in findings[-1].detail
+    assert ".mp4' does not exist" in findings[-1].detail
 
 
 def test_frames_in_a_folder_are_refused_not_shuffled(copy: Callable[[str], Path]) -> None:

@@ -212,7 +212,7 @@ def test_the_sweep_leaves_out_what_cannot_run_and_writes_into_the_documentation(
     assert command is not None
     assert command.sweep
     first, second = (build_spec(cell) for cell in command.cells)
-    assert (first.refused, first.report) == ("skip", ROOT / "docs" / "sweep")
+    assert (first.refused, first.report) == ("skip", ROOT / "lab" / "measured" / "sweep")
     assert (first.method.name, second.method.name) == ("random", "fastv")
 
 

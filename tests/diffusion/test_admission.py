@@ -85,7 +85,7 @@ def job_of(argv: tuple[str, ...]) -> Job:
         ("+model.generation.prefix_cache=perhaps", "prefix_cache"),
         ("engine.rescore=true", "engine.rescore=true"),
         ("+model.facts.text.causal=true", "model.facts.text.causal=true"),
-        ("model.facts.diffusion.mask_id=104", "mask_id=104 is no token; valid: 0 to 103"),
+        ("model.facts.diffusion.mask_id=104", "mask_id=104 is not a token; valid: 0 to 103"),
     ],
 )
 def test_what_cannot_denoise_is_one_line(overrides, line, tmp_path) -> None:

@@ -190,8 +190,8 @@ def test_blank_patches():
     """White paper meets grey zeros at the patch's border; grey letterbox and full images have no edge inside."""
     white, grey = torch.ones(66, 66), torch.full((66, 66), 127 / 255 * 2 - 1)
     patches = torch.stack([white, grey, -white]).unsqueeze(0)
-    assert edge_share(patches, 0.2, whole=False)[0].tolist() == [252 / 4096, 0, 252 / 4096]
-    assert edge_share(patches, 0.2, whole=True)[0].tolist() == [0, 0, 0]
+    assert edge_share(patches, 0.2, across_patches=False)[0].tolist() == [252 / 4096, 0, 252 / 4096]
+    assert edge_share(patches, 0.2, across_patches=True)[0].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -199,14 +199,14 @@ def test_a_pixel_that_is_not_finite_is_an_error(poison: float):
     luma = torch.zeros(1, 2, 5, 5)
     luma[0, 1, 2, 2] = poison
     with pytest.raises(MethodError, match="luma: 1 of 50 values are NaN or infinite"):
-        edge_share(luma, 0.2, whole=False)
+        edge_share(luma, 0.2, across_patches=False)
 
 
 @pytest.mark.parametrize(("colour", "share"), [((255,) * 3, 60 / 256), ((127,) * 3, 0.0)])
 def test_blank_pages_through_the_model(colour: tuple[int, int, int], share: float):
     page = Image.new("RGB", (48, 48), colour)
     (view,) = watched("deepseek_ocr", [chat("w1", page)])
-    density = edge_share(view.signals["luma"], 0.2, whole=False)
+    density = edge_share(view.signals["luma"], 0.2, across_patches=False)
     assert torch.allclose(density, torch.full((1, 9), share))
 
 
@@ -214,7 +214,7 @@ def test_letterbox_has_no_edges():
     """A wide white page in a mode that pads: cells of pure padding are flat, cells of paper have their borders."""
     page = Image.new("RGB", (30, 10), (255,) * 3)
     (view,) = watched("deepseek_ocr_gundam", [chat("w1", page)])
-    density = edge_share(view.signals["luma"], 0.2, whole=False)[0].view(3, 3)
+    density = edge_share(view.signals["luma"], 0.2, across_patches=False)[0].view(3, 3)
     # 48 x 16 pixels of paper: the middle row of cells.
     assert torch.allclose(density[1], torch.full((3,), 60 / 256))
     assert not density[[0, 2]].any()

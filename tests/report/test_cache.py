@@ -93,8 +93,8 @@ def test_compressors_stand_beside_random_entries(root: Path, tmp_path: Path) -> 
     assert lines["| random_kv"].startswith("| random_kv | 80.0 [")
     assert "80.0, +30.0 [" in lines["| aircache"]
     assert lines["| aircache"].endswith("**above*** |")
-    # A row that no config file makes by another name is shown by its file's.
-    assert lines["| elastic"].endswith("**below*** |")
+    # A row is named by the setting that makes it.
+    assert lines["| elastic_paper"].endswith("**below*** |")
     assert len(missing) == 2
     assert "+experiment=kv_stack" in missing[1]
 

@@ -91,13 +91,13 @@ def test_tables_have_costs_and_gains(root: Path, tmp_path: Path) -> None:
     assert [path.name for path in written] == ["merging.png", "merging.svg", "README.md"]
     assert written[0].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     picture = written[1].read_text()
-    for text in ("milliseconds an answer", "d3tom, 8 steps", "every token", "16 steps"):
+    for text in ("milliseconds an answer", "d3tom_paper, 8 steps", "every token", "16 steps"):
         assert text in picture
     lines = written[2].read_text().splitlines()
     (costs,) = [line for line in lines if line.startswith("| 16 |")]
     assert costs.split(" | ")[1].startswith("90.0 [")
     assert "; 16.00; 16" in costs
-    tables = [line for line in lines if line.startswith("| d3tom |")]
+    tables = [line for line in lines if line.startswith("| d3tom_paper |")]
     assert len(tables) == 2
     assert "70.0, +40.0 [" in tables[0]
     assert tables[0].endswith("**above*** |")

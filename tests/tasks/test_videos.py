@@ -160,7 +160,7 @@ def test_threshold_0_reads_no_video(load: Any, tmp_path: Path) -> None:
     tasks = copy_task(tmp_path, "mlvu_describe", shortest_seconds=0)
     task = load("mlvu_describe", (None, None), tasks)
     assert len(task.eval_docs) == 2
-    with pytest.raises(FileNotFoundError, match=r"mlvu/plot/\d\.mp4' is not there"):
+    with pytest.raises(FileNotFoundError, match=r"mlvu/plot/\d\.mp4' does not exist"):
         task.config.doc_to_messages(task.eval_docs[0])
 
 
@@ -174,7 +174,7 @@ def test_a_threshold_that_is_no_length_is_refused(
 
 
 def test_a_missing_video_is_named(load: Any) -> None:
-    with pytest.raises(UserError, match=r"'mlvu_describe': .*mlvu/plot/1\.mp4' is not") as error:
+    with pytest.raises(UserError, match=r"'mlvu_describe': .*mlvu/plot/1\.mp4' does not") as error:
         load("mlvu_describe", (61, None))
     assert "\n" not in str(error.value)
 

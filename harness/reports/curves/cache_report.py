@@ -45,7 +45,8 @@ PRESETS = {
 INTRO = """\
 # Cache compressors, measured
 
-Written by `python -m espalier.harness.reports.curves.cache_report`; [docs/kv.md](../kv.md) says what the methods do.
+Written by `python -m espalier.harness.reports.curves.cache_report`;
+[docs/kv.md](../../../docs/kv.md) describes the methods.
 Shares are of visual cache entries, on average over layers.
 """
 

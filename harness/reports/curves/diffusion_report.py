@@ -44,7 +44,7 @@ INTRO = """\
 
 Written by `python -m espalier.harness.reports.curves.diffusion_report` from the rows of `python run.py
 +experiment=diffusion`;
-[docs/diffusion.md](../diffusion.md) says what the methods do. Shares are of visual tokens behind a method's layer: at
+[docs/diffusion.md](../../../docs/diffusion.md) describes the methods. Shares are of visual tokens after a layer: at
 the steps behind the first for methods that merge at each step, whose first step runs whole, at every step for the
 others.
 
