@@ -168,7 +168,7 @@ def test_the_terminal_says_what_both_left(row: dict[str, Any]) -> None:
     table = io.StringIO()
     console.print_rows([single, {**row, "run_key": "other", "ratio": 0.75}], table, full=False)
     assert "10.1%" in table.getvalue()
-    assert f"on seedling_caption: {console.SAME}" in table.getvalue()
+    assert f"on seedling_caption: {console.ONE_TOKEN_NOTE}" in table.getvalue()
 
 
 def test_the_next_command_leaves_the_compressor_out(row: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ REFUSED = {
     ("tome", "qwen2_5_vl"): "patch_tokens",
     ("ivtp", "qwen2_5_vl"): "patch_tokens",
     # Its first tower layer works in windows.
-    ("hired", "qwen2_5_vl"): "tower layer 0 .* none that relates all patches",
+    ("hired", "qwen2_5_vl"): "tower layer 0 .* does not attend over all patches",
 }
 
 #: What a session needs beside the method: D2Pruner's prior of two views, resized to each grid.
