@@ -51,9 +51,16 @@ def main() -> int:
         folder = Path(name)
         methods = sorted(methods_of(chosen.old))
         names = [names_in(commit, methods, chosen.old) for commit in (chosen.old, chosen.new)]
-        families = family_commands(folder) if chosen.families else []
+        checkpoints = save_families(folder) if chosen.families else []
         old, new = (
-            run_all(commit, [*embedded_commands(listed, chosen.limit), *families], folder)
+            run_all(
+                commit,
+                [
+                    *embedded_commands(listed, chosen.limit),
+                    *family_commands(checkpoints, names_in(commit, FAMILY_METHODS, chosen.old)),
+                ],
+                folder,
+            )
             for commit, listed in zip((chosen.old, chosen.new), names, strict=True)
         )
     return report(old, new)
@@ -95,8 +102,17 @@ def embedded_commands(methods: Sequence[str], limit: int) -> Iterator[list[str]]
         yield ["-m", "benchmark=seedling_rec", method, "ratio=0.75", setting, *common]
 
 
-def family_commands(folder: Path) -> list[list[str]]:
-    """Save a tiny checkpoint of each family and a benchmark of pictures; return sweeps over them."""
+def family_commands(
+    checkpoints: Sequence[Sequence[str]], methods: Sequence[str]
+) -> Iterator[list[str]]:
+    """Yield a sweep over each tiny checkpoint."""
+    extras = ["ratio=0.5", "refused=skip", "engine.batch_size=2"]
+    for checkpoint in checkpoints:
+        yield ["-m", *checkpoint, f"method={','.join(methods)}", *extras]
+
+
+def save_families(folder: Path) -> list[list[str]]:
+    """Save a tiny checkpoint of each family and a benchmark of pictures; return the overrides that choose them."""
     from tests.families import FAMILIES as TINY
     from tests.tasks.media_tasks import benchmark, tiny_model, write_benchmark
     from tests.tiny import picture, save_tiny
@@ -107,14 +123,12 @@ def family_commands(folder: Path) -> list[list[str]]:
         picture(number, *size).save(path)
     docs = [(f"w{number} w{number + 3}", [str(path)]) for number, path in enumerate(paths)]
     task = write_benchmark(folder / "tasks", "pictures", docs, by_hand=False)
-    commands = []
+    checkpoints = []
     for family, config in FAMILIES.items():
         spec = TINY[family].spec
         model = tiny_model(config, spec, save_tiny(spec, folder / "models" / family))
-        methods = f"method={','.join(FAMILY_METHODS)}"
-        extras = ["ratio=0.5", "refused=skip", "engine.batch_size=2"]
-        commands.append(["-m", *model, *benchmark(task, "pictures"), methods, *extras])
-    return commands
+        checkpoints.append([*model, *benchmark(task, "pictures")])
+    return checkpoints
 
 
 def run_all(commit: str, commands: Sequence[Sequence[str]], folder: Path) -> list[Cell]:

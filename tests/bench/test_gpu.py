@@ -79,11 +79,11 @@ def test_every_part_runs_to_its_end(
     assert selections == [
         "the product itself, N=36 d=96",
         "divprune, N=36 d=96 keep=4",
-        "fastv, N=36 d=96 keep=4",
+        "fastv_official, N=36 d=96 keep=4",
         "random_layer2, N=36 d=96 keep=4",
         "the product itself, N=64 d=96",
         "divprune, N=64 d=96 keep=7",
-        "fastv, N=64 d=96 keep=7",
+        "fastv_official, N=64 d=96 keep=7",
     ]
 
     pair = "captions, parallelvlm ratio=0.5, both on cpu"
