@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from espalier.harness.cli.run import (
     CELLS,
     DRY,
+    admit,
     hydra_help,
     print_error,
-    run_here,
+    run_cells,
     run_job_file,
     run_on_cluster,
 )
@@ -92,7 +93,7 @@ def dispatch(arguments: Sequence[str], waiting: Waiting) -> int:
     waiting.say("loading torch")
     with join() as ranks:
         code = run_on_cluster(command, ranks, waiting, dry)
-        return run_here(command, ranks, waiting) if code is None else code
+        return run_cells(*admit(command, ranks, waiting)) if code is None else code
 
 
 if __name__ == "__main__":

@@ -85,12 +85,12 @@ def run_job_file(arguments: Sequence[str], waiting: Waiting) -> int:
     return run_cells(specs, runner)
 
 
-def run_here(command: Command, ranks: Ranks, waiting: Waiting) -> int:
-    """Admit every cell before the first one runs, then run them; return the worst exit code."""
+def admit(command: Command, ranks: Ranks, waiting: Waiting) -> tuple[Sequence[RunSpec], Runner]:
+    """Admit every cell before the first one runs; return the cells and what runs them."""
     # Only this way of running needs it: help and mistakes are printed without it.
     from espalier.harness.config.build_spec import build_spec
 
-    def admit() -> tuple[Runner, list[RunSpec]]:
+    def admit_all() -> tuple[Runner, list[RunSpec]]:
         specs = [build_spec(cell) for cell in command.cells]
         waiting.say("loading transformers")
         # Only this way of running needs it: help and mistakes are printed without it.
@@ -102,19 +102,32 @@ def run_here(command: Command, ranks: Ranks, waiting: Waiting) -> int:
             runner.announce(specs)
         return runner, specs
 
-    runner, specs = ranks.each(admit)
+    runner, specs = ranks.each(admit_all)
     waiting.clear()
-    return run_cells(specs, runner)
+    return specs, runner
 
 
 def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
-    """Run admitted cells one after the other, also after one that fails, and return the worst exit code."""
+    """Run admitted cells one after the other and return the worst exit code.
+
+    A failure is printed and noted as left out; the next cell runs.
+    """
+    # Only this way of running needs it: help and mistakes are printed without it.
+    from espalier.harness.cost.budget import BudgetMismatch
+    from espalier.harness.evaluation.evaluate import SampleErrors
+    from espalier.methods.base import MethodError
+
     bugs: list[Exception] = []
     lost = 0
     try:
         for spec in specs:
             try:
-                run_cell(spec, runner)
+                with runner.ranks.together():
+                    runner.run(spec)
+            except (SampleErrors, BudgetMismatch, JudgeLost, UserError, MethodError) as error:
+                code = 2 if isinstance(error, UserError | MethodError) else 1
+                runner.failed(spec, _one_line(error), code)
+                print_error(error, code)
             except (RankLost, StoreLost, OutputLost):
                 raise
             except Exception as bug:
@@ -129,22 +142,6 @@ def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
     if bugs:
         raise bugs[0]
     return max(lost, runner.outcome.code)
-
-
-def run_cell(spec: RunSpec, runner: Runner) -> None:
-    """Run one cell, in all processes together; a failure is printed and noted as left out."""
-    # Only this way of running needs it: help and mistakes are printed without it.
-    from espalier.harness.cost.budget import BudgetMismatch
-    from espalier.harness.evaluation.evaluate import SampleErrors
-    from espalier.methods.base import MethodError
-
-    try:
-        with runner.ranks.together():
-            runner.run(spec)
-    except (SampleErrors, BudgetMismatch, JudgeLost, UserError, MethodError) as error:
-        code = 2 if isinstance(error, UserError | MethodError) else 1
-        runner.failed(spec, _one_line(error), code)
-        print_error(error, code)
 
 
 def hydra_help(argv: Sequence[str]) -> None:
