@@ -55,7 +55,7 @@ def all_runs() -> Iterator[tuple[PrintedCell, Wanted]]:
 def prompt_rows() -> list[tuple[str, list[str], list[str], str]]:
     """Return paper, families, sets and the description of each line of the page's table of papers."""
     text = (ROOT / "docs" / "prompts.md").read_text(encoding="utf-8")
-    table = text.split("## Which set stands behind which paper")[1].strip().split("\n\n")[0]
+    table = text.split("## Which set reproduces which paper")[1].strip().split("\n\n")[0]
     lines = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     return [(a, b.split(", "), re.findall(r"`(\w+)`", c), d) for a, b, c, d in lines]
 
