@@ -40,44 +40,44 @@ NEEDS = {"java": "a Java runtime", "judge": "a judge", "server": "a submission s
 HEAD = """\
 # Benchmarks
 
-Written by `python -m lab.pages.benchmarks_page --write docs/benchmarks.md` from `conf/benchmark` and the task files
-that these name; a test holds this page to them. `python run.py benchmark=?` prints the list in a terminal.
+Generated from `conf/benchmark` and its task files with `python -m lab.pages.benchmarks_page --write
+docs/benchmarks.md`; a test checks that it is up to date. `python run.py benchmark=?` prints the list in a terminal.
 
-`python run.py benchmark=pope` runs one. `benchmark.path=<folder>` reads its data from a folder that holds the data
-set's repository, or several as `<owner>/<name>`; without it they come from the hub's cache, and `offline=false` lets
-them be downloaded. Pictures and videos that a data set names are read from there alone, by no address, link or `..`;
-a table of your own that a task file names by its path may name any file. Data sets belong to others: a licence is what
-their owner or a public copy states, and - where none was found.
+`python run.py benchmark=pope` runs one benchmark. By default, data sets are read from the hub's cache; `offline=false`
+allows downloads. `benchmark.path=<folder>` reads the data from a folder that contains the data set's repository, or
+several as `<owner>/<name>`. Images and videos that a data set refers to must be inside it: URLs, links and `..` are
+refused. Only your own table, given by its path in a task file, may refer to any file. The data sets belong to third
+parties. The licence is the one stated by the owner or by a public copy; - means that none was found.
 
-[A page](first_gpu_run.md) walks from a fresh machine with a GPU to a first published number. `python -m
-espalier.harness.tools.benchmarks prefetch pope` downloads what a machine without network will need, `check pope` says
-step by step whether it can run.
+[The GPU quick start](first_gpu_run.md) goes from a fresh machine to a first published number. `python -m
+espalier.harness.tools.benchmarks prefetch pope` downloads everything that a machine without network needs; `check pope`
+checks step by step that the benchmark can run.
 
-What a table says:
+Columns:
 
-- *task* is the name in lmms-eval {version} with the version that the task states of itself, or a file below `tasks/`;
-  *limit* is the number of new tokens that an answer may have, where task or benchmark set one.
-- *headline* is the metric that tables and curves use, and *printed* what papers call it and by what they multiply it.
-  The other metrics stand in the row, too.
-- *prompts* names what differs from the task's own question: its settings, or a text for a set of prompts
-  (`model.prompt`).
-- *needs* is what scoring takes beside Python; a run without it is refused before a model is loaded.
+- *task*: the name in lmms-eval {version} with the task's version, or a file below `tasks/`.
+- *limit*: maximum number of new tokens per answer, if the task or benchmark sets one.
+- *headline*: the metric used in tables and curves. *printed*: its name and scale in papers. Results also contain the
+  other metrics.
+- *prompts*: changes to the task's own question: prompt settings, or a text for a prompt set (`model.prompt`).
+- *needs*: requirements for scoring other than Python packages; if one is missing, the run is refused before the model
+  is loaded.
 
 ## Any other task of lmms-eval
 
-`benchmark=task:<name>` runs each of lmms-eval's tasks with written answers, without a file, alone or in a sweep:
-`benchmark=task:vstar_bench`, `-m benchmark=pope,task:ai2d`. The task's own metrics are taken, and the first is the
-headline. A group or a tag (`benchmark=task:mvbench`) runs all its tasks, each with metrics of its own; before them
-stands the mean over tasks of every metric that all of them have. A file is worth its while where a paper's scale,
-prompt or headline differs.
+`benchmark=task:<name>` runs any lmms-eval task with generated answers, alone or in a sweep, without a config file:
+`benchmark=task:vstar_bench`, `-m benchmark=pope,task:ai2d`. It uses the task's own metrics; the first is the headline.
+A group or tag (`benchmark=task:mvbench`) runs all its tasks. Its result contains the metrics of each task and, before
+them, the mean over tasks of every metric that all of them share. Write a config file if a paper's scale, prompt or
+headline differs.
 """
 
 TAIL = """\
 ## A file of your own
 
-A file states what differs from these defaults (`conf/base/benchmark.yaml`); all that is wrong in it is told at once.
-`name`, `task`, `metrics` and `headline` have no default. [A benchmark](recipes/benchmark.md) walks through one that
-lmms-eval lacks.
+A config file contains only what differs from these defaults (`conf/base/benchmark.yaml`). `name`, `task`, `metrics` and
+`headline` have no default. All errors in the file are reported at once. [A benchmark](recipes/benchmark.md) shows how
+to add one that lmms-eval lacks.
 
 """
 
@@ -94,7 +94,7 @@ def page() -> str:
         of_kind = [spec for spec in specs if spec.kind == kind and spec not in ours]
         if of_kind:
             parts.append(_section(title, of_kind))
-    parts.append(_section("Embedded", ours, "Scenes of squares and digits that the harness draws."))
+    parts.append(_section("Embedded", ours, "Scenes of shapes and digits, drawn by the harness."))
     keys = table(("key", "default", "what"), _keys())
     return "\n".join([*parts, TAIL + keys])
 

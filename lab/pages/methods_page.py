@@ -27,70 +27,78 @@ BLOCKS, DEPTH = 23, 32
 HEAD = """\
 # Methods
 
-Written by `python -m lab.pages.methods_page --write docs/methods.md` from the code and the config files; a test holds
-this page to them. Each method's file says what was read in which source, and what was decided where sources are silent.
+Generated from the code and the config files with `python -m lab.pages.methods_page --write docs/methods.md`; a test
+checks that it is up to date. The docstring of each method's file names its sources and the decisions where they leave
+details open.
 
-Where a method acts is printed for its default settings on a tower of {blocks} blocks and a decoder of {depth} layers,
-as LLaVA-1.5 7B has. N: visual tokens, T: words, D: width of the decoder, Dk and Dh: width of a key, H: heads; what a
-method reads is explained in `methods/signals.py`. Costs are those of choosing, beside what the model computes anyway.
+`acts at` lists the sites for the default settings on LLaVA-1.5 7B: {blocks} tower blocks and {depth} decoder layers.
+`reads` lists the signals; `methods/signals.py` explains them. `cost` is the cost of choosing tokens, without what the
+model computes anyway. N: visual tokens, T: text tokens, D: width of the decoder, Dk and Dh: width of a key, H: heads.
 
-Every method of the first table but `none` goes through three shared files: the contract (`tests/methods/test_all.py`:
-counts, order, batches, half precision, ties, values that are not finite), the matrix (`tests/methods/test_matrix.py`:
-three model families, three budget rules, dropping against emulation) and, if it has a score, planted scores
-(`tests/methods/test_signals.py`). The last column is what its own tests hold it against beside them, read off the code
-of each test that runs the method: a slow version (the same steps, written out in the test), worked examples, figures
-that were published, a planted signal, tiny models of real architectures.
+Three shared test files cover every method of the first table except `none`:
+
+- `tests/methods/test_all.py`: the contract (counts, order, batches, half precision, ties, non-finite values);
+- `tests/methods/test_matrix.py`: three model families, three budget rules, pruning compared with emulation;
+- `tests/methods/test_signals.py`: planted scores, for methods that score tokens.
+
+`own tests` lists further tests of the method and what they use: a slow version (the same steps, written out in the
+test), worked examples, published figures, a planted signal, tiny models of real architectures.
 """
 
 DECODERS = """\
 ## Decoders
 
-These leave the target's tokens alone and its answers as they are: somebody drafts, the target verifies. The ratio is
-the share of visual tokens that the draft does without, where it does without any. `in turn`: the target waits for the
-draft; `at once`: the draft goes on while the target verifies. A window is what is drafted in a round, auto as many
-tokens as fit into one step of the target. Sites and signals are those at which the target is read, of {depth} layers;
-layer {depth} is behind the last. L: decoder layers. Costs are those of choosing what the draft sees.
+Decoders change neither the target's tokens nor its answers: a draft proposes tokens, the target verifies them. The
+ratio is the share of visual tokens hidden from the draft, if the decoder hides any.
 
-`tests/methods/test_decoders.py` tests them all, `tests/methods/test_decoders_choice.py` those that choose.
+- `rounds`: with `in turn`, the target waits for the draft; with `at once`, the draft continues while the target
+  verifies.
+- `window`: number of tokens drafted per round; `auto` is as many as the draft generates in one step of the target.
+- `target is read at`, `reads`: sites and signals of the target, for {depth} layers; layer {depth} means after the last.
+- `cost`: the cost of choosing the draft's tokens. L: decoder layers.
+
+`tests/methods/test_decoders.py` tests all decoders, `tests/methods/test_decoders_choice.py` those that choose tokens.
 """
 
 COMPRESSORS = """\
 ## Cache compressors
 
-These leave the prompt alone: the whole prefill runs, so that the first token of an answer knows all of it. Then each
-layer's keys and values are gathered into new storage, without the visual entries that score lowest; words stay. The
-ratio is the share of visual entries that goes, on average over layers. A score and a budget go together as they come:
-`method=h2o method.params.allocation=lorenz`. `method.params.scope=prompt` lets words go too, all but the first and
-last slots that the last column names. L: tokens of the prompt, w and E: of a window.
+A compressor runs after the full prefill, so the first token of an answer still depends on the whole prompt. In each
+layer it evicts the lowest-scoring visual entries of the KV cache and keeps the text entries. The ratio is the share of
+visual entries evicted, averaged over layers. Every score works with every budget rule, for example
+`method=h2o method.params.allocation=lorenz`. With `method.params.scope=prompt`, text entries may be evicted too, except
+the first and last slots given in the last column. L: tokens of the prompt, w and E: tokens of a window.
 
-`tests/methods/test_compressors.py` holds scores against whole attention maps and budgets against worked examples,
-`tests/engine/test_eviction.py` answers against those of the whole cache with the rest hidden, in six families.
+`tests/methods/test_compressors.py` compares scores with full attention maps, and budgets with worked examples.
+`tests/engine/test_eviction.py` compares answers with those of the full cache with the evicted entries masked, in six
+families.
 """
 
 DENOISERS = """\
-## Denoising: visual tokens that leave anew at each step
+## Denoisers
 
-For models that denoise their answers (`model.facts.diffusion`). A site inside a layer (`block`) lies between its
-attention, which still sees every token, and its MLP. The ratio is the mean over all steps but the first, which runs
-whole; that of `pyramiddrop_denoising` sets the shares of its stages, at every step. Methods of the first table act at
-every step on such a model, the first one included, if they act behind the projector ([more](diffusion.md)).
+These methods are for diffusion language models (`model.facts.diffusion`) and choose visual tokens again at each step. A
+site inside a layer (`block`) is between its attention, which still sees all tokens, and its MLP. The ratio is the mean
+over all steps except the first, which is not pruned; for `pyramiddrop_denoising` it sets the shares of the stages at
+every step. Methods of the first table that act after the projector also work on these models, at every step including
+the first ([details](diffusion.md)).
 
-`tests/methods/test_d3tom.py` holds choice and merging against the equations token by token, `test_denoising.py` what a
-ratio means, `tests/diffusion` steps of the engine against those written out in double precision and whole answers
-against a loop written out.
+`tests/methods/test_d3tom.py` compares selection and merging with the equations, token by token; `test_denoising.py`
+tests the meaning of the ratio. `tests/diffusion` compares the engine's steps with a double-precision reference, and
+full answers with a plain loop.
 """
 
 CONFIGS = """\
 ## Config files
 
-`python run.py method=<file>`, and `method.variant=official|paper` where the last columns have two readings: `official`,
-the default, is what the authors released, `paper` what they wrote. Other methods have one reading, `paper`, which is
-both where they agree. Both readings in one sweep: `-m method=fastv method.variant=paper,official`.
+Select a method with `python run.py method=<file>`. Methods with entries in the last two columns have two variants:
+`method.variant=official` (default) follows the released code, `method.variant=paper` follows the paper. Other methods
+have only the variant `paper`. To run both in one sweep: `-m method=fastv method.variant=paper,official`.
 """
 
 FORMER_NAMES = """\
-`<method>_official` and `<method>_paper` stand for a method with this variant. Other names of earlier versions, which go
-on working:
+`<method>_official` and `<method>_paper` are aliases for a method with this variant. These other names of earlier
+versions still work:
 """
 
 
