@@ -161,8 +161,8 @@ def test_both_sides_of_a_run_record(
     """The target, plain decoding and the draft; each model has its own recorder."""
     recorded: dict[str, Tapes] = {}
 
-    def record(adapter: Adapter, asked: bool | None) -> Tapes:
-        assert asked is None
+    def record(adapter: Adapter, setting: bool | str) -> Tapes:
+        assert setting == "auto"
         return recorded.setdefault(adapter.spec.name, Tapes())
 
     for module in (speculation, draft_model):
