@@ -77,12 +77,12 @@ def test_too_little_address_space_is_one_line() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "espalier.harness.store export /proc/x --store STORE",
-        "espalier.harness.store export /dev/null --store STORE",
-        "espalier.harness.reports.tables d2pruner 1 --store STORE --out /proc/x",
-        "espalier.harness.reports.curves --store STORE --benchmarks b --out /proc/o",
-        "espalier.harness.reports.html --store STORE --out /proc/x.html",
-        "espalier.harness.reports.html --store STORE --out STORE",
+        "espalier store export /proc/x --store STORE",
+        "espalier store export /dev/null --store STORE",
+        "espalier tables d2pruner 1 --store STORE --out /proc/x",
+        "espalier curves --store STORE --benchmarks b --out /proc/o",
+        "espalier report --store STORE --out /proc/x.html",
+        "espalier report --store STORE --out STORE",
         "lab.pages.methods_page --write /proc/x",
         "espalier.harness.reports.curves.cache_report --store STORE --write /proc/x",
     ],
