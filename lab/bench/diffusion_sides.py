@@ -1,4 +1,4 @@
-"""What denoises in the benchmark of denoising runs, and what is noted of it: runs and steps, scores and merging."""
+"""Sides of the benchmark of denoising runs, with times of runs, steps, scores and merging."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAMPLE = "0"
 
 @dataclass(frozen=True)
 class Step:
-    """One step: seconds of the processor and of the wall, and of the wall those that the method took."""
+    """One step: seconds of processor time, of wall time, and of wall time spent in the method."""
 
     spent: float
     wall: float
@@ -39,7 +39,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Run:
-    """One denoised answer: seconds of the processor, its steps, and what its record says."""
+    """One denoised answer: seconds of processor time, its steps, and its record."""
 
     spent: float
     steps: tuple[Step, ...]
@@ -47,7 +47,7 @@ class Run:
 
 
 class TimedSession(DenoisingSession):
-    """A session that notes what each of its steps took."""
+    """A session that records the time of each step."""
 
     noted: list[Step]
 
@@ -64,7 +64,7 @@ class TimedSession(DenoisingSession):
 
 @dataclass(frozen=True)
 class Side:
-    """A method at a ratio on a model, whole runs of which are timed."""
+    """A method at a ratio on a model; complete runs are timed."""
 
     name: str
     adapter: Adapter
@@ -107,7 +107,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Row:
-    """What one side took, beside the whole model.
+    """Times of one side, compared with the unreduced model.
 
     Attributes:
         name: of the method.

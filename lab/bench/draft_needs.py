@@ -61,7 +61,7 @@ class Watch(TokenReducer):
 
     @property
     def adaptive(self) -> bool:
-        """Keep another count than asked: all."""
+        """Ignore the requested count and keep all."""
         return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
@@ -73,7 +73,7 @@ class Watch(TokenReducer):
         return self.rule.needs(site)
 
     def plan(self, view: View, keep: int) -> Plan:
-        """Keep all of one prompt."""
+        """Keep all tokens of one prompt."""
         del keep
         self.found.update(
             features=view.signals["projected"][0].clone(), closer=self.rule.scores(view)[0].clone()
@@ -208,13 +208,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def embedded_pair() -> Pair:
     """Load target and draft."""
-    # transformers takes seconds to import, and bad input is refused without it.
+    # transformers takes seconds to import, which is not needed to refuse bad input.
     from espalier.harness.models.adapter import load_adapter
 
     loaded = []
     for name in ("seedling", "seedling_draft"):
         command = read_command([f"model={name}", "method=none", "ratio=0"])
-        assert command is not None  # flags of the command line are read_command's to refuse
+        assert command is not None  # read_command refuses flags
         loaded.append(load_adapter(build_spec(command.cells[0]).model))
     return Pair(*loaded)
 

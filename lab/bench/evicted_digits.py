@@ -195,14 +195,14 @@ def say(
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables; return 0, or 2 after one line on standard error."""
-    # Brings in transformers, which reads the variables above when it is imported.
+    # Imports transformers, which reads the variables above at import time.
     from espalier.harness.models.adapter import load_adapter
     from espalier.harness.specs.catalogue import build_method
 
     overrides = list(sys.argv[1:] if argv is None else argv)
     cells = ["-m", "+experiment=kv", "ratio=0.9", *overrides]
     command = read_command([*cells, "benchmark=seedling_ocr"])
-    assert command is not None  # flags of the command line are read_command's to refuse
+    assert command is not None  # read_command refuses flags
     specs = [build_spec(cell) for cell in command.cells]
     adapter = load_adapter(specs[0].model)
     scenes = list(pages())

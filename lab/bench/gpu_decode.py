@@ -239,5 +239,5 @@ def filled(adapter: Adapter, length: int) -> CachedModel:
 
 def _loaded(overrides: Sequence[str], device: str) -> Adapter:
     command = read_command([*overrides, f"model.device={device}"])
-    assert command is not None  # only requests for help compose nothing
+    assert command is not None  # None only for --help
     return load_adapter(build_spec(command.cells[0]).model)

@@ -86,14 +86,14 @@ def kept_shares(job: Job, adapter: Adapter) -> dict[str, float]:
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one line for each cell; return 0, or 2 after one line on standard error."""
-    # Brings in transformers, which reads the variables above when it is imported.
+    # Imports transformers, which reads the variables above at import time.
     from espalier.harness.models.adapter import load_adapter
 
     overrides = list(sys.argv[1:] if argv is None else argv)
     # The questions are this module's own, so one benchmark is enough.
     cells = ["-m", "+experiment=sweep", "ratio=0.75", *overrides, "benchmark=seedling_rec"]
     command = read_command(cells)
-    assert command is not None  # flags of the command line are read_command's to refuse
+    assert command is not None  # read_command refuses flags
     specs = [build_spec(cell) for cell in command.cells]
     adapter, digests = load_adapter(specs[0].model), Digests()
     print(f"{'':56}{'  '.join(KINDS)}")

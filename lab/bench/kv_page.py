@@ -43,7 +43,7 @@ def page(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
 
 
 def targets(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each thing that was asked for, with what came about."""
+    """Return a line with the result for each target."""
     steps = [row for row in rows if row.asked == "steps"]
     longest = max((row.tokens for row in steps), default=0)
     evicted = [row for row in rows if row.ratio > 0]
