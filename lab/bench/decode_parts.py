@@ -43,7 +43,7 @@ class Filled:
         if rows > 1:
             self.valid[0, : length // 3] = False
         self._ids = torch.full((rows, length + 1), 7, device=self.device)
-        #: The cache that the next answer continues.
+        #: The caches that the next answer continues.
         self._caches: dict[str, Cache] = {}
         self.refill()
 

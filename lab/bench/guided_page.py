@@ -1,4 +1,4 @@
-"""The page of what a draft has to see of a video: a table for each ratio, words by kind, and one picture."""
+"""Page about the tokens that a video draft needs: a table per ratio, words by kind, and a figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab.bench.bench_page import leave
 from lab.bench.guided_words import KINDS, Guided, Setting, Told, summarised
 from lab.bench.speed_bench import conditions
 
-#: Subsets that are drawn: colour (told apart by people who see none), line and marker.
+#: Plotted subsets: colour (safe for colour blindness), line and marker.
 DRAWN: Mapping[str, tuple[str, str, str]] = {
     "objects, then random": ("#000000", "-", "*"),
     "UV-Prune": ("#0072B2", "-", "o"),
@@ -113,7 +113,7 @@ def write_page(told: Sequence[Told], frames: int, folder: Path) -> None:
 
 
 def draw(found: Mapping[Setting, Guided]) -> Figure:
-    """Return the picture: accepted words by share of tokens kept, and by kind of word at a tenth."""
+    """Return the figure: accepted words by share of tokens kept, and by kind of word at a tenth."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     ratios = sorted({ratio for _, ratio, _ in found if ratio})
