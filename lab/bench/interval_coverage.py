@@ -234,7 +234,7 @@ def grid(runs: int, journal: Path | None) -> Iterator[Cell]:
 
 
 def read_journal(path: Path, runs: int) -> dict[tuple[str, int, float], list[Cell]]:
-    """Return the cells that a journal has of `runs` draws, by population, samples and loss; incomplete lines are none."""
+    """Return the cells of a journal with `runs` draws, by population, samples and loss; incomplete lines are none."""
     found = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:

@@ -75,7 +75,7 @@ class Namers(nn.Module):
 
         Args:
             model: The video model.
-            read: What it made of the batch.
+            read: The model's output for the batch.
             layers: Behind how many layers all but "look" and "before" are named.
             labels: Those of the tokens shown, see :func:`labels_of`, and those of the words, see
                 :func:`~lab.training.video_labels.asked_for`.

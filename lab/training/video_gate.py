@@ -66,7 +66,7 @@ class Watched:
     @torch.no_grad()
     def __init__(self, model: Any, shown: Shown) -> None:
         """Runs the model over the clip. Cost: most of an answer's, for a long clip."""
-        # transformers takes half a second to import, and most of this file does without.
+        # transformers takes half a second to import, and most of this file does not need it.
         from transformers import DynamicCache
 
         self._model, self._shown = model, shown
