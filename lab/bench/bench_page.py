@@ -44,10 +44,10 @@ def bench_command(main: Callable[Given, int]) -> Callable[Given, int]:
 
 def parser(module: str, page: str | None = None) -> argparse.ArgumentParser:
     """Return a parser for `python -m lab.bench.<module>`; with a page it has the option `--write`."""
-    found = argparse.ArgumentParser(prog=f"python -m lab.bench.{module}")
+    arguments = argparse.ArgumentParser(prog=f"python -m lab.bench.{module}")
     if page is not None:
-        found.add_argument("--write", type=Path, help=f"folder for {page}.json and .md")
-    return found
+        arguments.add_argument("--write", type=Path, help=f"folder for {page}.json and .md")
+    return arguments
 
 
 def leave(folder: Path | None, name: str, page: str, result: Mapping[str, Any]) -> None:

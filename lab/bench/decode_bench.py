@@ -134,7 +134,7 @@ def measure(name: str, filled: Filled, seconds: float, tokens: int) -> Row:
         length=filled.length,
         rows=filled.rows,
         rounds=rounds,
-        ms={label: median(found) / tokens * 1000 for label, found in times.items()},
+        ms={label: median(samples) / tokens * 1000 for label, samples in times.items()},
         ratio=_interval(times["generate"], times["loop"]),
         ratio_indexed=_interval(times["indexed"], times["loop"]),
         layer_bytes=filled.layer_bytes,
@@ -154,8 +154,8 @@ def _seconds(run: Callable[[], None], filled: Filled) -> float:
 
 
 def _interval(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float]:
-    found = ratio_interval(theirs, ours)
-    return found.value, found.low, found.high
+    interval = ratio_interval(theirs, ours)
+    return interval.value, interval.low, interval.high
 
 
 @bench_command
@@ -269,13 +269,13 @@ def together(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[Mapping[
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("decode", "bench_decode")
-    known.add_argument(
+    arguments = parser("decode", "bench_decode")
+    arguments.add_argument(
         "--seconds", type=float, default=12, help="total time for the loop's answers, per row"
     )
-    known.add_argument("--device", default="cpu", help="model.device")
-    known.add_argument("--only", help=f"comma-separated models: {', '.join(MODELS)}")
-    return known.parse_args(argv)
+    arguments.add_argument("--device", default="cpu", help="model.device")
+    arguments.add_argument("--only", help=f"comma-separated models: {', '.join(MODELS)}")
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

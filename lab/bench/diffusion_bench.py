@@ -105,11 +105,13 @@ def _spec(overrides: Sequence[str]) -> Any:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("diffusion", "bench_diffusion")
-    known.add_argument("overrides", nargs="*", help="model overrides; default: those on the page")
-    known.add_argument("--rounds", type=int, default=4, help="counted runs per side")
-    known.add_argument("--only", help=f"comma-separated shares kept: {', '.join(KEPT)}")
-    return known.parse_args(argv)
+    arguments = parser("diffusion", "bench_diffusion")
+    arguments.add_argument(
+        "overrides", nargs="*", help="model overrides; default: those on the page"
+    )
+    arguments.add_argument("--rounds", type=int, default=4, help="counted runs per side")
+    arguments.add_argument("--only", help=f"comma-separated shares kept: {', '.join(KEPT)}")
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -192,11 +192,11 @@ def _share(counts: Sequence[tuple[int, int]]) -> Interval:
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one line for each kind of subset; return 0, or 2 for bad input."""
-    known = parser("drafted")
-    known.add_argument("--ratio", type=float, default=0.5, help="share removed for the draft")
-    known.add_argument("--scenes", type=int, default=40)
-    known.add_argument("--gamma", type=int, default=3, help="tokens drafted per round")
-    asked = known.parse_args(argv)
+    arguments = parser("drafted")
+    arguments.add_argument("--ratio", type=float, default=0.5, help="share removed for the draft")
+    arguments.add_argument("--scenes", type=int, default=40)
+    arguments.add_argument("--gamma", type=int, default=3, help="tokens drafted per round")
+    asked = arguments.parse_args(argv)
     if not 0 <= asked.ratio < 1 or min(asked.scenes - 1, asked.gamma) < 1:
         raise UserError("0 <= --ratio < 1, --scenes is 2 or more, --gamma 1 or more")
     for line in measured(embedded_pair(), asked.ratio, asked.scenes, asked.gamma):

@@ -245,13 +245,13 @@ def _chat(edge: int) -> list[dict[str, Any]]:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("engine", "bench_engine")
-    known.add_argument(
+    arguments = parser("engine", "bench_engine")
+    arguments.add_argument(
         "overrides", nargs="*", help=f"instance overrides; default: {' '.join(INSTANCE)}"
     )
-    known.add_argument("--ratio", type=float, default=0.9)
-    known.add_argument("--repeats", type=int, default=5)
-    return known.parse_args(argv)
+    arguments.add_argument("--ratio", type=float, default=0.9)
+    arguments.add_argument("--repeats", type=int, default=5)
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -53,16 +53,16 @@ def parts() -> Mapping[str, Part]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; missed targets do not change the exit code."""
     options = _options(argv)
-    known = parts()
-    names = choose(options.only, known)
+    arguments = parts()
+    names = choose(options.only, arguments)
     plan = plan_for(options.device)
     here = surroundings(plan.device)
     found = {} if options.write is None else earlier(options.write, here)
     for name in names:
         print(f"bench-gpu: {name}", file=sys.stderr, flush=True)
         with contextlib.redirect_stdout(sys.stderr):
-            found[name] = measured(name, known[name], plan)
-        found = {part: found[part] for part in known if part in found}
+            found[name] = measured(name, arguments[name], plan)
+        found = {part: found[part] for part in arguments if part in found}
         if options.write is not None:
             write(result_of(found, plan.counts(), here), options.write)
     print_table([figure for one in found.values() for figure in one.figures])
@@ -105,11 +105,13 @@ def measured(name: str, part: Part, plan: Plan) -> Outcome:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("gpu", "bench_gpu")
-    known.add_argument("--only", help="comma-separated parts: engine, select, decoding")
+    arguments = parser("gpu", "bench_gpu")
+    arguments.add_argument("--only", help="comma-separated parts: engine, select, decoding")
     # cpu: runs every part in seconds as a smoke test; its figures mean nothing.
-    known.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS)
-    return known.parse_args(argv)
+    arguments.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS
+    )
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def steps_with_and_without_graphs(
     Cost: a prefill each of two caches, and 2 x 8 x `repeats` steps, for each length.
     """
     recorder = graphs or CudaGraphs(adapter.device)
-    found: list[Figure] = []
+    figures: list[Figure] = []
     for length in lengths:
         plain, recorded = (_drafting(adapter, length, one) for one in (None, recorder))
         start = perf_counter()
@@ -49,13 +49,13 @@ def steps_with_and_without_graphs(
         pair = paired(plain, recorded, repeats)
         ways = ("launched one by one", pair.first), ("as a graph", pair.second)
         behind = f"behind {length} tokens"
-        found += [
+        figures += [
             Figure(PART, f"a step {behind}, {way}", 1000 * median(times) / AHEAD, "ms")
             for way, times in ways
         ]
-        found.append(Figure(PART, f"recording {behind}, and {AHEAD} steps", first, "ms"))
-        found.append(pair.figure(PART, f"a graph's gain {behind}"))
-    return found
+        figures.append(Figure(PART, f"recording {behind}, and {AHEAD} steps", first, "ms"))
+        figures.append(pair.figure(PART, f"a graph's gain {behind}"))
+    return figures
 
 
 def _drafting(adapter: Adapter, length: int, graphs: Graphs | None) -> Callable[[], None]:

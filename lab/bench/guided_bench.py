@@ -178,13 +178,13 @@ def _side(
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark, print the table and write the page if requested; return 0, or 2 for bad input."""
-    known = parser("guided")
-    known.add_argument("--clips", type=int, default=40)
-    known.add_argument("--frames", type=int, default=112)
-    known.add_argument(
+    arguments = parser("guided")
+    arguments.add_argument("--clips", type=int, default=40)
+    arguments.add_argument("--frames", type=int, default=112)
+    arguments.add_argument(
         "--write", type=Path, help="folder for the page, its figures and its picture"
     )
-    asked = known.parse_args(argv)
+    asked = arguments.parse_args(argv)
     if asked.clips < 2 or not 8 <= asked.frames <= 112:
         raise UserError("--clips is 2 or more, --frames 8 to 112")
     # Plotting takes half a second to import, which is not needed to refuse bad input.

@@ -160,11 +160,13 @@ def _spec(overrides: Sequence[str]) -> Any:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("kv", "bench_kv")
-    known.add_argument("overrides", nargs="*", help="model overrides; default: the two on the page")
-    known.add_argument("--quick", action="store_true", help="short prompts, one round")
-    known.add_argument("--rounds", type=int, help="counted rounds per length")
-    return known.parse_args(argv)
+    arguments = parser("kv", "bench_kv")
+    arguments.add_argument(
+        "overrides", nargs="*", help="model overrides; default: the two on the page"
+    )
+    arguments.add_argument("--quick", action="store_true", help="short prompts, one round")
+    arguments.add_argument("--rounds", type=int, help="counted rounds per length")
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

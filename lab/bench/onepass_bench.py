@@ -219,11 +219,13 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("onepass", "bench_onepass")
-    known.add_argument("--only", help=f"comma-separated: {', '.join(INSTANCES)}")
-    known.add_argument("--limit", type=int, help="samples per cell, instead of the instance's own")
-    known.add_argument("--turns", type=int, default=2, help="runs of each way")
-    return known.parse_args(argv)
+    arguments = parser("onepass", "bench_onepass")
+    arguments.add_argument("--only", help=f"comma-separated: {', '.join(INSTANCES)}")
+    arguments.add_argument(
+        "--limit", type=int, help="samples per cell, instead of the instance's own"
+    )
+    arguments.add_argument("--turns", type=int, default=2, help="runs of each way")
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

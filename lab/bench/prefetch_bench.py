@@ -274,11 +274,11 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("feeding", "bench_feeding")
-    known.add_argument("--files", type=int, default=40, help="files of each kind")
-    known.add_argument("--rounds", type=int, default=6, help="evaluations per way")
-    known.add_argument("--only", help=f"comma-separated kinds: {', '.join(SIDES)}")
-    return known.parse_args(argv)
+    arguments = parser("feeding", "bench_feeding")
+    arguments.add_argument("--files", type=int, default=40, help="files of each kind")
+    arguments.add_argument("--rounds", type=int, default=6, help="evaluations per way")
+    arguments.add_argument("--only", help=f"comma-separated kinds: {', '.join(SIDES)}")
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

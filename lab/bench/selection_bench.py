@@ -84,8 +84,8 @@ def _second_process(argv: Sequence[str] | None) -> dict[str, Any]:
         errors="replace",
         check=True,
     )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -157,13 +157,13 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("select", "bench_select")
-    known.add_argument(
+    arguments = parser("select", "bench_select")
+    arguments.add_argument(
         "--part", choices=("ratios", "growth"), help="run only this part; default: both"
     )
-    known.add_argument("--quick", action="store_true", help="two rounds")
-    known.add_argument("--model", default="seedling", help="a name in conf/model")
-    return known.parse_args(argv)
+    arguments.add_argument("--quick", action="store_true", help="two rounds")
+    arguments.add_argument("--model", default="seedling", help="a name in conf/model")
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

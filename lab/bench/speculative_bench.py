@@ -152,12 +152,12 @@ def earlier(folder: Path | None) -> Mapping[str, Any]:
     path = None if folder is None else folder / "bench_sd.json"
     if path is None or not path.exists():
         return {}
-    found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if found.get("schema") != SCHEMA:
+    figures: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if figures.get("schema") != SCHEMA:
         raise UserError(
-            f"{path}: schema {found.get('schema')}; valid: {SCHEMA}, or a run without --only"
+            f"{path}: schema {figures.get('schema')}; valid: {SCHEMA}, or a run without --only"
         )
-    return found
+    return figures
 
 
 def joined(
@@ -173,9 +173,9 @@ def joined(
     fresh = {row["kind"] for row in rows}
     kept = [row for row in before.get("rows", ()) if row["kind"] not in fresh]
     places = before.get("conditions_of", {})
-    found = {kind: here for kind in fresh}
-    found |= {row["kind"]: places.get(row["kind"], before["conditions"]) for row in kept}
-    return sorted([*rows, *kept], key=lambda row: KINDS.index(row["kind"])), found
+    machines = {kind: here for kind in fresh}
+    machines |= {row["kind"]: places.get(row["kind"], before["conditions"]) for row in kept}
+    return sorted([*rows, *kept], key=lambda row: KINDS.index(row["kind"])), machines
 
 
 def kinds(setup: Setup) -> tuple[Kind, ...]:
@@ -206,20 +206,20 @@ def clip_chats(count: int) -> list[list[dict[str, Any]]]:
 
 def chat_of(scenes: Sequence[int]) -> list[dict[str, Any]]:
     """Return a chat that asks for all objects of held-out scenes, one picture per scene."""
-    found = [Scenes().scene("test", 0, index) for index in scenes]
-    images = [{"type": "image", "image": scene.to_pil()} for scene in found]
-    question = questions_for(found[0], {"caption": 1})[0].text
+    drawn = [Scenes().scene("test", 0, index) for index in scenes]
+    images = [{"type": "image", "image": scene.to_pil()} for scene in drawn]
+    question = questions_for(drawn[0], {"caption": 1})[0].text
     return [{"role": "user", "content": [*images, {"type": "text", "text": question}]}]
 
 
 def rows_of(setup: Setup, kind: Kind) -> list[dict[str, Any]]:
     """Measure every decoder on one kind of answers."""
     setup = Setup(kind.model, setup.quick) if kind.model else setup
-    found = []
+    rows = []
     for setting in kind.settings:
         print(f"bench-sd: {kind.name} {' '.join(setting)}", file=sys.stderr, flush=True)
-        found.append(row_of(setup, kind, setting))
-    return found
+        rows.append(row_of(setup, kind, setting))
+    return rows
 
 
 def row_of(setup: Setup, kind: Kind, setting: Sequence[str]) -> dict[str, Any]:
@@ -274,14 +274,14 @@ class Known:
 def machine_seconds(repeats: int) -> float:
     """Return the seconds of one round with two drafted tokens in which neither side computes anything."""
     answer = [number * 37 % 1009 for number in range(600)]
-    found = []
+    times = []
     for _ in range(repeats):
         sides = Known(answer)
         machine = Machine(sides, sides, Greedy(), SequentialTransport(), 2, True)
         start = time.perf_counter()
         trace = machine.run(500)
-        found.append((time.perf_counter() - start) / len(trace.rounds))
-    return median(found)
+        times.append((time.perf_counter() - start) / len(trace.rounds))
+    return median(times)
 
 
 PAGE = """# Speculative decoding on the embedded models
@@ -361,16 +361,16 @@ def write(result: Mapping[str, Any], lines: Sequence[str], folder: Path) -> None
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("sd", "bench_sd")
-    known.add_argument("--quick", action="store_true", help="few answers")
-    known.add_argument(
+    arguments = parser("sd", "bench_sd")
+    arguments.add_argument("--quick", action="store_true", help="few answers")
+    arguments.add_argument(
         "--only",
         choices=KINDS,
         action="append",
         help="kinds of answers to measure; others keep the folder's figures; default: all",
     )
-    known.add_argument("--model", default="seedling", help="a name in conf/model, for pictures")
-    return known.parse_args(argv)
+    arguments.add_argument("--model", default="seedling", help="a name in conf/model, for pictures")
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

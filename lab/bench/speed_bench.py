@@ -69,14 +69,14 @@ def choose(only: str | None, parts: Iterable[str] | None = None) -> tuple[str, .
     Raises:
         UserError: an unknown part.
     """
-    known = tuple(PARTS if parts is None else parts)
+    valid = tuple(PARTS if parts is None else parts)
     if only is None:
-        return known
+        return valid
     asked = [name.strip() for name in only.split(",")]
     for name in asked:
-        if name not in known:
-            raise unknown_name("--only", name, known)
-    return tuple(name for name in known if name in asked)
+        if name not in valid:
+            raise unknown_name("--only", name, valid)
+    return tuple(name for name in valid if name in asked)
 
 
 def summary(figures: Sequence[Figure], setup: Setup) -> dict[str, object]:
@@ -121,11 +121,11 @@ def _target(figure: Figure) -> str:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("speed")
-    known.add_argument("--only", help=f"comma-separated parts: {', '.join(PARTS)}")
-    known.add_argument("--quick", action="store_true", help="fewer repeats and samples")
-    known.add_argument("--model", default="seedling", help="a name in conf/model")
-    return known.parse_args(argv)
+    arguments = parser("speed")
+    arguments.add_argument("--only", help=f"comma-separated parts: {', '.join(PARTS)}")
+    arguments.add_argument("--quick", action="store_true", help="fewer repeats and samples")
+    arguments.add_argument("--model", default="seedling", help="a name in conf/model")
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":
