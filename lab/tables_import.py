@@ -1,7 +1,7 @@
-"""`python -m lab.tables_import DIR`: takes transcribed tables over into results/papers, once all are whole.
+"""Import transcribed tables into results/papers, after checking all of them: `python -m lab.tables_import DIR`.
 
-DIR holds `<paper>_table<N>.csv`, a line a cell. What each paper has, with names, counts and provenance, stands in
-results/papers/<paper>.yaml. Every file is checked before one is written; values are taken over as they are printed.
+DIR contains `<paper>_table<N>.csv`, one line per cell. Names, counts and provenance of each paper are in
+results/papers/<paper>.yaml. Every file is checked before any is written; values are copied as printed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def import_tables(source: Path, target: Path = FOLDER) -> list[Path]:
     """Check all tables of a folder and write them to another, with `provenance.csv` over them.
 
     Args:
-        source: holds a CSV for each table.
-        target: holds the papers' files, and gets the tables.
+        source: folder with a CSV for each table.
+        target: folder with the papers' files, to which tables are written.
 
     Raises:
-        UserError: a file is missing, damaged, or of no known table.
+        UserError: a file is missing, damaged, or belongs to no known table.
     """
     if not source.is_dir():
         raise UserError(f"DIR={str(source)!r} is no folder; valid: one with <paper>_table<N>.csv")
@@ -48,7 +48,7 @@ def import_tables(source: Path, target: Path = FOLDER) -> list[Path]:
     ]
     names = {f"{paper.slug}_table{number}.csv" for paper, number, _ in found}
     for path in sorted(source.glob("*.csv")):
-        # What is written about tables lies beside them.
+        # Files about the tables are in the same folder.
         if path.name not in names | {"provenance.csv", "misprints.csv"}:
             raise UserError(
                 f"{path} is no table of {target}/*.yaml; valid: {', '.join(sorted(names))}"

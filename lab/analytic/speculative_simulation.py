@@ -2,9 +2,9 @@
 
 `python -m lab.analytic.speculative_simulation --target 420 --draft 46.6 --acceptance 0.872`
 
-Plays the state machine under a virtual clock with given times of one forward of either side (in any unit, for example
+Runs the state machine on a virtual clock with given forward times of both sides (in any unit, for example
 from `extra.speculative` of a row) and a draft that is right with the given probability, for every window up to
-`--windows`. No model is loaded. `expected` is the formula, `played` the result of the machine.
+`--windows`. No model is loaded. `expected` is from the formula, `played` from the state machine.
 """
 
 from __future__ import annotations
@@ -108,8 +108,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.analytic.speculative_simulation")
     parser.add_argument("--target", type=float, required=True, help="time of a forward, T_p")
     parser.add_argument("--draft", type=float, required=True, help="time of a forward, T_q")
-    parser.add_argument("--acceptance", type=float, required=True, help="of a judged token")
-    parser.add_argument("--message", type=float, default=0.0, help="time of an exchange a round")
+    parser.add_argument(
+        "--acceptance", type=float, required=True, help="probability per verified token"
+    )
+    parser.add_argument("--message", type=float, default=0.0, help="time of an exchange per round")
     parser.add_argument("--windows", type=int, default=10, help="largest gamma")
     options = parser.parse_args(argv)
     if min(options.target, options.draft) <= 0 or options.message < 0 or options.windows < 1:

@@ -1,4 +1,4 @@
-"""What the benchmarks' commands share: their options, how they end, their pages and figures, and the words of both."""
+"""Shared code of the benchmark commands: options, exit codes, pages and figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from espalier.harness.store.files import durable
 #: Hugging Face libraries read these when they are imported; no benchmark needs the network.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
-#: What `measured_on` may say of a machine.
+#: Descriptions of a machine for `measured_on`.
 DEVICE, CORES, THREADS = "{device}", "{cores} cores", "{threads} threads"
 LOAD = "load {load_average:.1f}"
 
@@ -25,9 +25,9 @@ Given = ParamSpec("Given")
 
 
 def bench_command(main: Callable[Given, int]) -> Callable[Given, int]:
-    """Make the main function of a module one that works offline, and ends in one line and 2 where it raises UserError.
+    """Make a module's main function run offline, and report UserError in one line with exit code 2.
 
-    What it returns by itself is its exit code: 0, whether targets are met or not.
+    The function's own exit code is 0, also if targets are missed.
     """
 
     @wraps(main)
@@ -43,15 +43,15 @@ def bench_command(main: Callable[Given, int]) -> Callable[Given, int]:
 
 
 def parser(module: str, page: str | None = None) -> argparse.ArgumentParser:
-    """Return a parser for `python -m lab.bench.<module>`; one that leaves a page and figures has `--write`."""
-    found = argparse.ArgumentParser(prog=f"python -m lab.bench.{module}")
+    """Return a parser for `python -m lab.bench.<module>`; with a page it has the option `--write`."""
+    arguments = argparse.ArgumentParser(prog=f"python -m lab.bench.{module}")
     if page is not None:
-        found.add_argument("--write", type=Path, help=f"folder for {page}.json and .md")
-    return found
+        arguments.add_argument("--write", type=Path, help=f"folder for {page}.json and .md")
+    return arguments
 
 
 def leave(folder: Path | None, name: str, page: str, result: Mapping[str, Any]) -> None:
-    """Write `<name>.md` and `<name>.json` into a folder, each whole, however soon the run is cut off; None: nothing.
+    """Write `<name>.md` and `<name>.json` into a folder, each atomically; None: nothing.
 
     Raises:
         ValueError: a figure is NaN or infinite.
@@ -71,13 +71,13 @@ def say(result: Mapping[str, Any]) -> None:
 
 
 def finish(folder: Path | None, name: str, page: str, result: Mapping[str, Any]) -> None:
-    """End a benchmark: leave its page and figures, and say these; raises as `leave`."""
+    """End a benchmark: write its page and figures, and print the figures; raises like `leave`."""
     leave(folder, name, page, result)
     say(result)
 
 
 def measured_on(here: Mapping[str, Any], *said: str) -> str:
-    """Return what a page says of the machine: its name, some of what figures depend on, and versions.
+    """Return a page's description of the machine: its name, relevant conditions, and versions.
 
     Args:
         here: `lab.bench.speed_bench.conditions`.
@@ -88,10 +88,10 @@ def measured_on(here: Mapping[str, Any], *said: str) -> str:
 
 
 def verdict(met: bool | None) -> str:
-    """Return what a table says of a target; nothing without one."""
+    """Return a table's verdict on a target; empty without one."""
     return {True: "met", False: "missed", None: ""}[met]
 
 
 def goal(what: str, met: bool, value: str) -> str:
-    """Return the line of a page for something that was asked for."""
+    """Return the line of a page for one target."""
     return f"- {verdict(met)}: {what} ({value})"

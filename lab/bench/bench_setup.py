@@ -1,4 +1,4 @@
-"""What the parts of the benchmark share: figures, the model, real inputs, and paired timing."""
+"""Shared by the benchmark parts: figures, the model, real inputs, and paired timing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Figure:
         at_most: the target, if it is an upper one.
         at_least: the target, if it is a lower one.
         interval: 95 % interval, where there is one instead of quartiles.
-        at_best: what the arithmetic allows; no measurement can lie above it, and one that does is not believed.
+        at_best: theoretical bound; measurements above it are not believable.
     """
 
     part: str
@@ -57,7 +57,7 @@ class Figure:
 
     @property
     def believable(self) -> bool:
-        """Whether some of the spread, or the value without one, lies within what is possible."""
+        """Whether part of the spread, or the value if there is none, lies within the bound."""
         low = min((self.value, *(self.spread or ())))
         return self.at_best is None or low <= self.at_best
 
@@ -68,14 +68,14 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """One of `met`, `missed`, `not believable` and nothing."""
+        """`met`, `missed`, `not believable` or empty."""
         if not self.believable:
             return "not believable"
         return verdict(self.met)
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met; None without one. What is not believable meets nothing."""
+        """Whether the target is met; None without one. Figures that are not believable never meet it."""
         if not self.believable:
             return False
         if self.at_most is not None:
@@ -113,7 +113,7 @@ def table_lines(figures: Sequence[Figure]) -> list[str]:
 
 @dataclass(frozen=True)
 class Setup:
-    """One bench run: which model, how thoroughly, and what is loaded at most once."""
+    """One bench run: its model, thoroughness, and objects that are loaded at most once."""
 
     model: str = "seedling"
     quick: bool = False
@@ -126,12 +126,12 @@ class Setup:
     def spec(self, *overrides: str) -> RunSpec:
         """Return the run that these overrides of the config describe, on the benchmarked model."""
         command = read_command([f"model={self.model}", *self.overrides, *overrides])
-        assert command is not None  # only requests for help compose nothing
+        assert command is not None  # None only for --help
         return build_spec(command.cells[0])
 
     @cached_property
     def adapter(self) -> Adapter:
-        """The model, loaded when first asked for."""
+        """The model, loaded on first use."""
         logging.disable_progress_bar()
         return load_adapter(self.spec().model)
 
@@ -152,7 +152,7 @@ def reducer(spec: RunSpec) -> TokenReducer:
     """Return the method of a run, which must be a token reducer.
 
     Raises:
-        UserError: it is of another kind.
+        UserError: it is another kind of method.
     """
     method = build_method(spec.method.name, spec.method.params)
     if not isinstance(method, TokenReducer) or not method.in_one_prefill:
@@ -187,7 +187,7 @@ def paired(
 ) -> Pair:
     """Time two procedures in turns, the order changing each time, after one untimed call of each.
 
-    Neighbours on the machine and clock speeds drift; two calls that follow each other drift
+    Machine load and clock speeds drift; two consecutive calls drift
     together, so the ratio of a pair is far steadier than the ratio of two medians.
     """
     first(), second()

@@ -1,4 +1,4 @@
-"""Subsets of a clip's visual tokens, chosen on purpose: by the target, by chance, by place, by what they show."""
+"""Subsets of a clip's visual tokens: chosen by the target, at random, by place or by content."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from espalier.methods.select.topk import top
 
 @dataclass(frozen=True)
 class SeenClip:
-    """What is known of one clip of N = T x S visual tokens, S to a frame.
+    """Data of one clip of N = T x S visual tokens, S per frame.
 
     Attributes:
         frames: T.
@@ -37,12 +37,12 @@ class SeenClip:
 
 
 def clip_subsets(seen: SeenClip, keep: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return (keep,) ascending visual tokens by what they were chosen for.
+    """Return (keep,) ascending visual tokens by selection criterion.
 
     Args:
         seen: the clip.
         keep: tokens of each subset.
-        generator: the only source of chance.
+        generator: the only source of randomness.
     """
     count = len(seen.features)
     size = count // seen.frames

@@ -1,11 +1,11 @@
-"""Ordinary answers by two loops: `python -m lab.bench.decode_bench` (`make bench-decode`).
+"""Benchmark of plain decoding with two loops: `python -m lab.bench.decode_bench` (`make bench-decode`).
 
-The engine's own loop beside the library's `generate`, in turns in one process, behind caches of 144, 2,880 and 16,384
-tokens of random content: one row, and four of which one is padded. The library has its own cache, which it concatenates
-at every step, and the engine's, which is written by index. Each answer is of as many tokens, the loops' preparations
-and what the cache costs to grow included.
+Compares the engine's loop with the library's `generate`, in turns in one process, on caches of 144, 2,880 and 16,384
+tokens of random content, with one row and with four rows (one padded). The library runs with its own cache, which is
+concatenated at every step, and with the engine's, which is written by index. All answers have the same length; times
+include the preparation of each loop and the growth of the cache.
 
-`--write FOLDER` leaves bench_decode.md and .json there. A table comes first; the last line of stdout is one JSON
+`--write FOLDER` writes bench_decode.md and .json there. A table comes first; the last line of stdout is one JSON
 object.
 """
 
@@ -48,9 +48,9 @@ SCHEMA = 1
 LENGTHS = (144, 2_880, 16_384)
 ROWS = (1, 4)
 TOKENS = 32
-#: Answers of each loop, at least and at most: short ones are over in a tenth of a second, and waver more.
+#: Minimum and maximum number of answers per loop: short answers take a tenth of a second and vary more.
 ROUNDS = (12, 120)
-#: The embedded model, and the layers of a larger one with heads in groups.
+#: The embedded model, and layers of a larger one with grouped heads.
 MODELS: Mapping[str, tuple[str, ...]] = {
     "seedling": (),
     "llava_ov_0_5b": (
@@ -58,9 +58,9 @@ MODELS: Mapping[str, tuple[str, ...]] = {
         *("model.scale.layers=8", "model.scale.tower_layers=1"),
     ),
 }
-#: From so many tokens on the loop is to be faster; below, not slower.
+#: From this many tokens on the loop should be faster; below, not slower.
 FASTER_FROM = 2_880
-#: Width of an interval about 1 that is narrow enough to say that two loops are even.
+#: Maximum width of an interval around 1 for a verdict of "even".
 NARROW = 0.1
 
 
@@ -69,15 +69,15 @@ class Row:
     """One model, batch and length.
 
     Attributes:
-        model: its name in conf/model.
+        model: name in conf/model.
         length: tokens in the cache.
-        rows: of the batch.
+        rows: rows of the batch.
         rounds: answers of each loop.
-        ms: of one token, the median of each loop: `loop`, `indexed` (generate with the cache of the loop), `generate`.
+        ms: median time per token of each loop: `loop`, `indexed` (generate with the cache of the loop), `generate`.
         ratio: the library's time with its own cache over the loop's, geometric mean and 95 % interval.
         ratio_indexed: likewise with the cache of the loop.
-        layer_bytes: keys of one layer of the cache.
-        written: bytes of the largest tensor that an operation of a late step wrote, of each.
+        layer_bytes: size of the keys of one cache layer.
+        written: bytes of the largest tensor written by an operation of a late step, per loop.
     """
 
     model: str
@@ -92,7 +92,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """What the interval says of the loop: faster, slower, even; open if it is wide and holds 1."""
+        """Verdict from the interval: faster, slower, even; open if it is wide and contains 1."""
         _, low, high = self.ratio
         if low > 1:
             return "faster"
@@ -107,13 +107,13 @@ class Row:
 
 
 def measure(name: str, filled: Filled, seconds: float, tokens: int) -> Row:
-    """Time the three in turns, the order changing each time, after one answer of each that does not count.
+    """Time the three loops in turns in changing order, after one warm-up answer of each.
 
     Args:
         name: of the model.
         filled: the caches.
-        seconds: that the loop's answers take together, within `ROUNDS`.
-        tokens: of an answer.
+        seconds: total time for the loop's answers, within `ROUNDS`.
+        tokens: tokens per answer.
     """
     timed: dict[str, Callable[[], None]] = {
         "loop": lambda: filled.loop(tokens),
@@ -134,7 +134,7 @@ def measure(name: str, filled: Filled, seconds: float, tokens: int) -> Row:
         length=filled.length,
         rows=filled.rows,
         rounds=rounds,
-        ms={label: median(found) / tokens * 1000 for label, found in times.items()},
+        ms={label: median(samples) / tokens * 1000 for label, samples in times.items()},
         ratio=_interval(times["generate"], times["loop"]),
         ratio_indexed=_interval(times["indexed"], times["loop"]),
         layer_bytes=filled.layer_bytes,
@@ -143,7 +143,7 @@ def measure(name: str, filled: Filled, seconds: float, tokens: int) -> Row:
 
 
 def _seconds(run: Callable[[], None], filled: Filled) -> float:
-    """Time one answer: on a CPU in processor time, which wavers less where others work, else by the clock."""
+    """Time one answer: on a CPU in processor time, which varies less on a shared machine, else in wall time."""
     clock = process_time if filled.device.type == "cpu" else perf_counter
     filled.refill()
     filled.synchronise()
@@ -154,15 +154,15 @@ def _seconds(run: Callable[[], None], filled: Filled) -> float:
 
 
 def _interval(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float]:
-    found = ratio_interval(theirs, ours)
-    return found.value, found.low, found.high
+    interval = ratio_interval(theirs, ours)
+    return interval.value, interval.low, interval.high
 
 
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure; return 2 for bad input, else 0, whether targets are met or not."""
+    """Run the benchmark; return 2 for bad input, else 0 (also if targets are missed)."""
     options = _options(argv)
-    # Brings in transformers, which reads the variables above when it is imported.
+    # Imports transformers, which reads the variables above at import time.
     from lab.bench.decode_parts import Filled
 
     rows: list[Row] = []
@@ -222,7 +222,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def write(result: Mapping[str, Any], folder: Path) -> None:
-    """Leave the figures as JSON and as a page; models that were not measured now keep theirs."""
+    """Write the figures as JSON and as a page; models not measured now keep their earlier figures."""
     figures = folder / "bench_decode.json"
     if figures.exists():
         result = {
@@ -251,10 +251,10 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
 
 
 def together(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the rows of a run, and those of an earlier one under the same conditions for other models.
+    """Return the rows of a run, and rows of other models from an earlier run under the same conditions.
 
     Raises:
-        UserError: the earlier figures are of another device or of other versions.
+        UserError: the earlier figures are from another device or other versions.
     """
     measured = {row["model"] for row in now["rows"]}
     kept = [row for row in former["rows"] if row["model"] not in measured]
@@ -269,11 +269,13 @@ def together(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[Mapping[
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("decode", "bench_decode")
-    known.add_argument("--seconds", type=float, default=12, help="of the loop's answers, a row")
-    known.add_argument("--device", default="cpu", help="model.device")
-    known.add_argument("--only", help=f"comma-separated models: {', '.join(MODELS)}")
-    return known.parse_args(argv)
+    arguments = parser("decode", "bench_decode")
+    arguments.add_argument(
+        "--seconds", type=float, default=12, help="total time for the loop's answers, per row"
+    )
+    arguments.add_argument("--device", default="cpu", help="model.device")
+    arguments.add_argument("--only", help=f"comma-separated models: {', '.join(MODELS)}")
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A cache of random content in front of two loops, for `lab.bench.decode_bench`."""
+"""A cache of random content for two generation loops, for `lab.bench.decode_bench`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lab.bench.step_copies import written
 
 
 class Filled:
-    """A batch whose prompt, but for its last token, is in the cache already; of several rows the first is padded.
+    """A batch with its prompt, except the last token, already in the cache; of several rows the first is padded.
 
     Args:
         adapter: the model.
         length: tokens in the cache, padding included.
-        rows: of the batch.
+        rows: rows of the batch.
     """
 
     def __init__(self, adapter: Parts, length: int, rows: int) -> None:
@@ -43,7 +43,7 @@ class Filled:
         if rows > 1:
             self.valid[0, : length // 3] = False
         self._ids = torch.full((rows, length + 1), 7, device=self.device)
-        #: Behind what the next answer is said.
+        #: The caches that the next answer continues.
         self._caches: dict[str, Cache] = {}
         self.refill()
 
@@ -54,7 +54,7 @@ class Filled:
         return keys.numel() * keys.element_size()
 
     def refill(self) -> None:
-        """Make the caches anew, which answers have written to."""
+        """Recreate the caches after answers have written to them."""
         self._caches = {"own": DynamicCache(), "indexed": answer_cache(self._adapter.decoder)}
         for cache in self._caches.values():
             for layer, (keys, values) in enumerate(self._content):
@@ -66,11 +66,11 @@ class Filled:
             torch.cuda.synchronize(self.device)
 
     def library(self, tokens: int, indexed: bool) -> None:
-        """Say an answer by the library's loop, in its own cache or in that of the engine."""
+        """Generate an answer with the library's loop, with its own cache or the engine's."""
         self._say(tokens, self._caches["indexed" if indexed else "own"])
 
     def loop(self, tokens: int) -> None:
-        """Say an answer by the engine's loop."""
+        """Generate an answer with the engine's loop."""
         cache = self._caches["indexed"]
         assert isinstance(cache, IndexedCache)
         behind = _Behind(self._adapter.decoder, self.valid)
@@ -100,7 +100,7 @@ class Filled:
 
 
 class _Behind:
-    """What a prefill would leave: the position that follows, and the masks of the steps."""
+    """Replacement for a finished prefill: the next position, and the masks of the steps."""
 
     def __init__(self, decoder: Any, valid: Tensor) -> None:
         none, rows = valid.new_zeros(len(valid), 0, dtype=torch.long), len(valid)
@@ -110,7 +110,7 @@ class _Behind:
         self._first = True
 
     def complete(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Leave the first call to the library, and complete the others, as a pass does."""
+        """Leave the first call to the library, and complete the others, as a forward pass does."""
         if self._first:
             self._first = False
             self.following = kwargs["position_ids"][..., -1:] + 1
@@ -118,4 +118,4 @@ class _Behind:
         return args, self._steps.arguments(kwargs)
 
     def check_finite(self, lengths: Any) -> None:
-        """Leave it to others: the content is random."""
+        """Skip the check, because the content is random."""

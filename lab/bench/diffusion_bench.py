@@ -1,11 +1,11 @@
-"""Does merging save the time that its FLOPs promise? `python -m lab.bench.diffusion_bench` (`make bench-diffusion`).
+"""Time and FLOP savings of merging while denoising: `python -m lab.bench.diffusion_bench` (`make bench-diffusion`).
 
-LaViDa with random weights, scaled to what a processor runs, denoises one answer whole and with D3ToM at five shares of
-its visual tokens, in turns in one process: whole runs from the prompt on, steps and what lies between them included.
+LaViDa with random weights, scaled down for a CPU, denoises one answer unreduced and with D3ToM at five shares of
+its visual tokens, in turns in one process. Complete runs are timed, from the prompt through all steps.
 
     promised saving = 1 - FLOPs of the run / FLOPs of the whole model's run        (decoder and head, harness/cost)
 
-`--write FOLDER` leaves `bench_diffusion.json` and `bench_diffusion.md` there; `--only 50,10` picks shares kept.
+`--write FOLDER` writes `bench_diffusion.json` and `bench_diffusion.md` there; `--only 50,10` selects shares kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lab.bench.speed_bench import choose, conditions
 
 SCHEMA = 1
 
-#: The release's adapter, view sizes and vocabulary around fewer and narrower layers; a square picture has 980 tokens.
+#: The release's adapter, view sizes and vocabulary with fewer and narrower layers; a square picture has 980 tokens.
 INSTANCE = (
     "model=lavida_llada_8b",
     "model.weights=random",
@@ -40,21 +40,21 @@ INSTANCE = (
     "model.facts.projector=[144, 512, 512]",
 )
 
-#: Of 12 layers the first runs whole, as the first 3 of 32 in the paper.
+#: The first of 12 layers runs unreduced, as the first 3 of 32 in the paper.
 D3TOM = ("method=d3tom", "method.variant=paper", "method.params.K=1")
 
-#: Shares kept, in percent, of the paper's tables.
+#: Shares kept in the paper's tables, in percent.
 KEPT: Mapping[str, str] = {"50": "0.5", "33": "0.667", "25": "0.75", "17": "0.833", "10": "0.9"}
 
-#: Pixels along the picture's edge: a global view and four crops. Words of the question, each several tokens of bytes.
+#: Picture size in pixels (a global view and four crops), and words of the question, each several byte tokens.
 EDGE, WORDS = 768, 12
-#: Places and steps of the answer, four places a step.
+#: Positions and steps of the answer, four positions per step.
 ANSWER = {"max_new_tokens": 32, "steps": 8}
 
 
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure; return 2 for bad input, else 0, whether targets are met or not."""
+    """Run the benchmark; return 2 for bad input, else 0 (also if targets are missed)."""
     options = _options(argv)
     instance = tuple(options.overrides) or INSTANCE
     shares = choose(options.only, KEPT)
@@ -68,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measured(instance: Sequence[str], shares: Sequence[str], rounds: int) -> dict[str, Any]:
-    """Return the rows of the whole model, of D3ToM at each share kept, and of random tokens at the last of them."""
-    # Both bring in transformers, which reads the variables above when it is imported.
+    """Return the rows of the unreduced model, of D3ToM at each share kept, and of random tokens at the last one."""
+    # Both import transformers, which reads the variables above at import time.
     from espalier.harness.models.adapter import load_adapter
     from lab.bench.diffusion_sides import Side, rows_of
 
@@ -100,16 +100,18 @@ def measured(instance: Sequence[str], shares: Sequence[str], rounds: int) -> dic
 
 def _spec(overrides: Sequence[str]) -> Any:
     command = read_command(list(overrides))
-    assert command is not None  # only requests for help compose nothing
+    assert command is not None  # None only for --help
     return build_spec(command.cells[0])
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("diffusion", "bench_diffusion")
-    known.add_argument("overrides", nargs="*", help="the model; default: the one in the page")
-    known.add_argument("--rounds", type=int, default=4, help="runs of each side that count")
-    known.add_argument("--only", help=f"comma-separated shares kept: {', '.join(KEPT)}")
-    return known.parse_args(argv)
+    arguments = parser("diffusion", "bench_diffusion")
+    arguments.add_argument(
+        "overrides", nargs="*", help="model overrides; default: those on the page"
+    )
+    arguments.add_argument("--rounds", type=int, default=4, help="counted runs per side")
+    arguments.add_argument("--only", help=f"comma-separated shares kept: {', '.join(KEPT)}")
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

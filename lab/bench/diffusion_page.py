@@ -1,4 +1,4 @@
-"""The page of the benchmark of denoising runs: measured savings beside those of the FLOPs, and what was asked."""
+"""Page of the benchmark of denoising runs: measured savings, FLOP savings and targets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from lab.bench.bench_page import CORES, LOAD, goal, measured_on
 
-#: What of the promised saving must be measured, and what scores, choice and merging may take of a step.
+#: Targets: the measured share of the FLOP saving, and the share of a step for scores, selection and merging.
 REACHED, METHOD = 0.85, 0.02
 
 HEAD = (
@@ -50,7 +50,7 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def targets(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each thing that was asked for, with what came about; controls are not judged."""
+    """Return a line with the result for each target; controls have none."""
     merged = [row for row in rows if row["name"].startswith("d3tom")]
     return [
         *(

@@ -1,4 +1,4 @@
-"""What denoises in the benchmark of denoising runs, and what is noted of it: runs and steps, scores and merging."""
+"""Sides of the benchmark of denoising runs, with times of runs, steps, scores and merging."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAMPLE = "0"
 
 @dataclass(frozen=True)
 class Step:
-    """One step: seconds of the processor and of the wall, and of the wall those that the method took."""
+    """One step: seconds of processor time, of wall time, and of wall time spent in the method."""
 
     spent: float
     wall: float
@@ -39,7 +39,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Run:
-    """One denoised answer: seconds of the processor, its steps, and what its record says."""
+    """One denoised answer: seconds of processor time, its steps, and its record."""
 
     spent: float
     steps: tuple[Step, ...]
@@ -47,7 +47,7 @@ class Run:
 
 
 class TimedSession(DenoisingSession):
-    """A session that notes what each of its steps took."""
+    """A session that records the time of each step."""
 
     noted: list[Step]
 
@@ -64,7 +64,7 @@ class TimedSession(DenoisingSession):
 
 @dataclass(frozen=True)
 class Side:
-    """A method at a ratio on a model, whole runs of which are timed."""
+    """A method at a ratio on a model; complete runs are timed."""
 
     name: str
     adapter: Adapter
@@ -107,18 +107,18 @@ class Side:
 
 @dataclass(frozen=True)
 class Row:
-    """What one side took, beside the whole model.
+    """Times of one side, compared with the unreduced model.
 
     Attributes:
-        name: of the method.
-        kept: share of the visual tokens behind its layer.
-        visual, tokens: of the sequence, answer included.
-        flops: share of the whole run's FLOPs, decoder and head.
-        run_s: of one run, median of processor seconds.
-        step_ms: of a step behind the first, likewise.
-        loop_ms: of what a run does between its steps, a step.
-        method_share: part of a step behind the first that scores, choice and merging take, median.
-        gain: the whole run's time over this one's, geometric mean over the rounds with its 95 % interval.
+        name: name of the method.
+        kept: share of the visual tokens after its layer.
+        visual, tokens: visual and all tokens of the sequence, answer included.
+        flops: share of the unreduced run's FLOPs, decoder and head.
+        run_s: median processor seconds per run.
+        step_ms: median processor milliseconds per step after the first.
+        loop_ms: time between steps, per step.
+        method_share: median share of a step after the first spent on scores, selection and merging.
+        gain: the unreduced run's time over this one's, geometric mean over the rounds with its 95 % interval.
     """
 
     name: str
@@ -134,17 +134,17 @@ class Row:
 
     @property
     def time(self) -> float:
-        """Share of the whole run's time."""
+        """Share of the unreduced run's time."""
         return 1 / self.gain.ratio
 
     @property
     def reached(self) -> float:
-        """Measured saving over that of the FLOPs."""
+        """Measured saving relative to the FLOP saving."""
         return (1 - self.time) / (1 - self.flops)
 
     @property
     def reached_interval(self) -> tuple[float, float] | None:
-        """Its 95 % interval; None of a single round."""
+        """Its 95 % interval; None for a single round."""
         if self.gain.low is None or self.gain.high is None:
             return None
         low, high = ((1 - 1 / end) / (1 - self.flops) for end in (self.gain.low, self.gain.high))
@@ -162,9 +162,9 @@ class Row:
 
 
 def rows_of(sides: Sequence[Side], inputs: Any, rounds: int, **generation: Any) -> list[Row]:
-    """Let all sides denoise one prompt in turns, the order changing each time; the first one is the whole model.
+    """Denoise one prompt with all sides in turns, in changing order; the first side is the unreduced model.
 
-    One untimed run of each goes ahead.
+    One untimed run of each comes first.
     """
     prompt = sides[0].prompt(inputs)
     for side in sides:
@@ -180,7 +180,7 @@ def rows_of(sides: Sequence[Side], inputs: Any, rounds: int, **generation: Any) 
 def _row(side: Side, runs: Sequence[Run], whole: Sequence[Run]) -> Row:
     record = runs[0].record
     counted = run_flops(side.method, side.adapter.facts, record)
-    assert record.denoising is not None  # answers are denoised here
+    assert record.denoising is not None  # always set by denoising
     last = record.denoising["kept"][-1]
     behind = [step for run in runs for step in run.steps[1:]]
     between = [run.spent - sum(step.spent for step in run.steps) for run in runs]

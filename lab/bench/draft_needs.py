@@ -1,11 +1,11 @@
-"""What a draft has to see: `python -m lab.bench.draft_needs --ratio 0.5`.
+"""Which visual tokens a draft model needs: `python -m lab.bench.draft_needs --ratio 0.5`.
 
-Captions of held-out scenes whose objects are known, drafted by the embedded draft on subsets of the visual tokens that
-are chosen on purpose, and verified by the target, which sees everything. For each subset it prints the share of judged
-tokens that were accepted, with its interval over answers, where the draft keeps the positions of its tokens and where
-their gaps are closed as `method=parallelvlm` does; and of what the subset consists: the share of the objects' patches
-in it, of a kept token's neighbours in the raster that are kept too, and how alike kept tokens are (mean cosine of their
-features, in pairs). Windows are fixed and the sides take turns, so that no figure depends on a clock.
+Captions of held-out scenes with known objects, drafted by the embedded draft from chosen subsets of the visual tokens
+and verified by the target, which sees all of them. For each subset it prints the share of verified
+tokens that were accepted, with its interval over answers, both with the original positions of the draft's tokens and
+with gaps closed as in `method=parallelvlm`; and the composition of the subset: the share of the objects' patches
+in it, the share of a kept token's grid neighbours that are also kept, and the similarity of kept tokens (mean cosine of
+feature pairs). Windows are fixed and the sides run in turns, so no figure depends on time.
 """
 
 from __future__ import annotations
@@ -48,32 +48,32 @@ if TYPE_CHECKING:
 Places = Literal["original", "renumbered"]
 PLACES: tuple[Places, ...] = ("original", "renumbered")
 
-#: The longest answer, and the room that drafted tokens take behind it.
+#: The longest answer, and the space for drafted tokens after it.
 LIMIT, AHEAD = 160, 32
 
 
 @dataclass(frozen=True)
 class Watch(TokenReducer):
-    """Keeps everything and remembers what UV-Prune reads, in `found`."""
+    """Keeps all tokens and stores UV-Prune's inputs in `found`."""
 
     rule: UVPrune
     found: dict[str, Tensor]
 
     @property
     def adaptive(self) -> bool:
-        """Keep another count than asked: all."""
+        """Ignore the requested count and keep all."""
         return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
-        """Return the rule's."""
+        """Return the rule's sites."""
         return self.rule.sites(depth)
 
     def needs(self, site: Site) -> tuple[Need, ...]:
-        """Return what the rule reads."""
+        """Return the signals that the rule reads."""
         return self.rule.needs(site)
 
     def plan(self, view: View, keep: int) -> Plan:
-        """Keep all of one prompt."""
+        """Keep all tokens of one prompt."""
         del keep
         self.found.update(
             features=view.signals["projected"][0].clone(), closer=self.rule.scores(view)[0].clone()
@@ -90,7 +90,7 @@ class Pair:
 
     def scene(self, sample: dict[str, Any]) -> Asked:
         """Ask the target about a sample's scene."""
-        # transformers reads the variables set in main when it is imported, which takes seconds.
+        # transformers reads the variables set in main at import time, and takes seconds to import.
         from espalier.harness.decoding.speculative.samplers import prepared
 
         scene, found = sample_scene(sample), dict[str, Tensor]()
@@ -104,8 +104,8 @@ class Pair:
         return Asked(chat, config, target, Seen(**found, objects=objects))
 
     def accepted(self, asked: Asked, kept: Tensor, places: Places, gamma: int) -> tuple[int, int]:
-        """Return how many drafted tokens were accepted and how many were judged, with a draft that sees `kept`."""
-        # Brings in transformers, as above.
+        """Return the numbers of accepted and verified drafted tokens, with a draft that sees `kept`."""
+        # Imports transformers, as above.
         from espalier.harness.decoding.speculative.samplers import ends_of
 
         told = Guidance(kept, len(asked.seen.closer))
@@ -118,7 +118,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Asked:
-    """One question, the target's side of it, and what the target saw."""
+    """One question, the target's side, and the target's view of the scene."""
 
     chat: Chat
     config: GenerationConfig
@@ -133,7 +133,7 @@ def _side(
     method: TokenReducer,
     places: Places = "original",
 ) -> CachedModel:
-    # The decoders and the engine bring in transformers, which main first tells to stay offline.
+    # The decoders and the engine import transformers, after main has set it offline.
     from espalier.harness.decoding.speculative.cached_model import CachedModel
     from espalier.harness.decoding.speculative.samplers import sampler_of
     from espalier.harness.engine.session import Session
@@ -153,7 +153,7 @@ def _side(
 
 @dataclass(frozen=True)
 class Line:
-    """What came of one kind of subset: acceptance by the places of tokens, and the mean of its make-up."""
+    """Result of one kind of subset: acceptance by token positions, and its mean composition."""
 
     name: str
     accepted: Mapping[Places, Interval]
@@ -161,7 +161,7 @@ class Line:
 
 
 def measured(pair: Pair, ratio: float, scenes: int, gamma: int) -> list[Line]:
-    """Return one line for each kind of subset, the whole prompt first. Cost: about a second a scene."""
+    """Return one line for each kind of subset, the full prompt first. Cost: about a second per scene."""
     counts: dict[tuple[str, Places], list[tuple[int, int]]] = defaultdict(list)
     parts: dict[str, list[dict[str, float]]] = defaultdict(list)
     asked = [pair.scene(one) for one in samples("seedling_caption", "test", 0, 0, scenes)]
@@ -185,18 +185,18 @@ def measured(pair: Pair, ratio: float, scenes: int, gamma: int) -> list[Line]:
 
 
 def _share(counts: Sequence[tuple[int, int]]) -> Interval:
-    """Return accepted over judged tokens of all answers."""
+    """Return accepted over verified tokens of all answers."""
     return share_interval([one for one, _ in counts], [judged for _, judged in counts])
 
 
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one line for each kind of subset; return 0, or 2 for bad input."""
-    known = parser("drafted")
-    known.add_argument("--ratio", type=float, default=0.5, help="share that the draft does without")
-    known.add_argument("--scenes", type=int, default=40)
-    known.add_argument("--gamma", type=int, default=3, help="tokens drafted in a round")
-    asked = known.parse_args(argv)
+    arguments = parser("drafted")
+    arguments.add_argument("--ratio", type=float, default=0.5, help="share removed for the draft")
+    arguments.add_argument("--scenes", type=int, default=40)
+    arguments.add_argument("--gamma", type=int, default=3, help="tokens drafted per round")
+    asked = arguments.parse_args(argv)
     if not 0 <= asked.ratio < 1 or min(asked.scenes - 1, asked.gamma) < 1:
         raise UserError("0 <= --ratio < 1, --scenes is 2 or more, --gamma 1 or more")
     for line in measured(embedded_pair(), asked.ratio, asked.scenes, asked.gamma):
@@ -208,13 +208,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def embedded_pair() -> Pair:
     """Load target and draft."""
-    # transformers takes seconds to import, and bad input is refused without it.
+    # transformers takes seconds to import, which is not needed to refuse bad input.
     from espalier.harness.models.adapter import load_adapter
 
     loaded = []
     for name in ("seedling", "seedling_draft"):
         command = read_command([f"model={name}", "method=none", "ratio=0"])
-        assert command is not None  # flags of the command line are read_command's to refuse
+        assert command is not None  # read_command refuses flags
         loaded.append(load_adapter(build_spec(command.cells[0]).model))
     return Pair(*loaded)
 

@@ -1,12 +1,12 @@
-"""Does dropping tokens pay what the arithmetic promises? `python -m lab.bench.engine_bench`.
+"""Compares measured and theoretical gains of dropping tokens: `python -m lab.bench.engine_bench`.
 
-A real architecture with random weights answers one prompt whose visual tokens dominate it:
+A real architecture with random weights answers one prompt that consists mostly of visual tokens:
 
-    prefill     speed-up at `--ratio` over the full run, beside those that the exact FLOPs and single layers allow
-    machinery   generate in a session at ratio 0 over plain generate, in turns
+    prefill     speed-up at `--ratio` over the full run, and its bounds from exact FLOPs and from single layers
+    machinery   generate in a session at ratio 0 relative to plain generate, in turns
     memory      peak memory of one call, full and reduced
 
-`--model` and further `key=value` overrides choose the instance; `--write FOLDER` leaves `bench_engine.json` and
+`--model` and further `key=value` overrides choose the instance; `--write FOLDER` writes `bench_engine.json` and
 `bench_engine.md` there. A table comes first; the last line of stdout is one JSON object with every figure.
 """
 
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-#: A decoder at its real size, small enough for a laptop, on a prompt long enough that matrix products take nearly all
-#: of its time; the tower, which no method here saves, is cut to one layer.
+#: A full-size decoder, small enough for a laptop, with a prompt so long that matrix products take nearly all
+#: of the time; the tower, which no method here speeds up, has one layer.
 INSTANCE = (
     "model=llava_ov_0_5b",
     "model.weights=random",
@@ -54,16 +54,16 @@ INSTANCE = (
     "model.scale.tower_layers=1",
 )
 
-#: Methods whose prefill is timed: selection for free, and selection by attention rows.
+#: Timed methods: one with free selection, one that selects by attention rows.
 METHODS = ("method=uniform_layer2", "method=fastv")
 
-#: Pixels along an image's edge; AnyRes makes four crops and a global view of it.
+#: Image size in pixels; AnyRes splits it into four crops and a global view.
 EDGE = 768
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A model of random weights, one prompt for it, and the runs to compare."""
+    """A model with random weights, a prompt, and the runs to compare."""
 
     overrides: tuple[str, ...]
     adapter: Adapter
@@ -80,16 +80,16 @@ class Instance:
         return _spec((*self.overrides, *overrides))
 
     def reducer(self, *overrides: str) -> tuple[TokenReducer, Budget]:
-        """Return the method and budget of a run: composing its config takes as long as a small prefill."""
+        """Return the method and budget of a run, composed in advance because that takes as long as a small prefill."""
         spec = self.spec(*overrides)
         return reducer(spec), spec.budget
 
     def generate(self, run: tuple[TokenReducer, Budget], new_tokens: int = 1) -> Record:
         """Answer once through a session and return the telemetry."""
-        # The engine brings in transformers' models: two seconds that --help need not pay.
+        # The engine imports transformers' models, two seconds that --help does not need.
         from espalier.harness.engine.session import Session
 
-        # Random weights may say the end token at any time.
+        # Random weights may generate the end token at any time.
         least = {"min_new_tokens": new_tokens} if new_tokens > 1 else {}
         with Session(self.adapter, *run) as session:
             done = session.generate(
@@ -99,7 +99,7 @@ class Instance:
 
 
 def prefill(instance: Instance, ratio: float, repeats: int) -> list[Figure]:
-    """Time the prefill of each method and of the full run in turns, and hold their ratios against what is allowed."""
+    """Time the prefill of each method and of the full run in turns, and compare their ratios with the bounds."""
     full = instance.reducer("method=none")
     runs = {bench_prefill.FULL: lambda: instance.generate(full)}
     for method in METHODS:
@@ -110,10 +110,10 @@ def prefill(instance: Instance, ratio: float, repeats: int) -> list[Figure]:
 
 
 def machinery(instance: Instance, repeats: int) -> list[Figure]:
-    """Time `generate` in a session at ratio 0 over the model's own, in turns on equal inputs.
+    """Time `generate` in a session at ratio 0 against the model's own, in turns on equal inputs.
 
-    A session adds milliseconds to seconds, less than a shared machine's clock wavers: on a CPU, processor time is
-    counted, and the prompt is a shorter one. What it adds to a call of milliseconds is in `lab.bench.speed_bench`.
+    A session adds milliseconds to seconds, less than the noise of a shared machine: on a CPU, processor time is
+    counted, and the prompt is shorter. `lab.bench.speed_bench` measures the overhead on calls of milliseconds.
     """
     short = replace(instance, inputs=instance.adapter.encode([_chat(EDGE // 2)]))
     on_cpu = instance.adapter.device.type == "cpu"
@@ -123,7 +123,7 @@ def machinery(instance: Instance, repeats: int) -> list[Figure]:
     def plain() -> object:
         with torch.inference_mode():
             done = short.adapter.model.generate(**short.inputs, do_sample=False, max_new_tokens=1)
-        clock_.drain()  # a session waits for its devices too
+        clock_.drain()  # a session also waits for its devices
         return done
 
     for method in ("method=none", "method=uniform", "method=uniform_layer2"):
@@ -141,7 +141,7 @@ def machinery(instance: Instance, repeats: int) -> list[Figure]:
 
 
 def memory(instance: Instance, ratio: float) -> list[Figure]:
-    """Measure the peak of one call that keeps everything and of one that does not, weights included."""
+    """Measure the peak memory of an unreduced and a reduced call, weights included."""
     peaks = {}
     runs = {"full": ("method=none",), "reduced": (METHODS[0], f"ratio={ratio}")}
     for name, arguments in runs.items():
@@ -167,7 +167,7 @@ def memory(instance: Instance, ratio: float) -> list[Figure]:
 
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure; return 2 for bad input, else 0, whether targets are met or not."""
+    """Run the benchmark; return 2 for bad input, else 0 (also if targets are missed)."""
     options = _options(argv)
     overrides = tuple(options.overrides) or INSTANCE
     with contextlib.redirect_stdout(sys.stderr):
@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def summary(figures: Sequence[Figure], instance: Instance) -> dict[str, Any]:
-    """Return every figure with the conditions it was measured under."""
+    """Return every figure with its measurement conditions."""
     device = str(instance.adapter.device)
     return {
         "schema": SCHEMA,
@@ -197,7 +197,7 @@ def summary(figures: Sequence[Figure], instance: Instance) -> dict[str, Any]:
 
 
 def write(result: Mapping[str, Any], figures: Sequence[Figure], folder: Path) -> None:
-    """Leave the figures as JSON and as a page."""
+    """Write the figures as JSON and as a page."""
     machine = measured_on(result["conditions"], DEVICE, THREADS)
     lines = [
         "# Engine: measured against what the arithmetic allows",
@@ -215,7 +215,7 @@ def write(result: Mapping[str, Any], figures: Sequence[Figure], folder: Path) ->
 
 
 def _looked_at(figures: Sequence[Figure]) -> list[str]:
-    """Return what the page says where a figure lies above what the arithmetic allows."""
+    """Return the page's remarks on figures above their theoretical bound."""
     doubted = [one.name for one in figures if not one.believable]
     if not doubted:
         return []
@@ -231,7 +231,7 @@ def _looked_at(figures: Sequence[Figure]) -> list[str]:
 
 def _spec(overrides: Sequence[str]) -> RunSpec:
     command = read_command(overrides)
-    assert command is not None  # only requests for help compose nothing
+    assert command is not None  # None only for --help
     return build_spec(command.cells[0])
 
 
@@ -245,11 +245,13 @@ def _chat(edge: int) -> list[dict[str, Any]]:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("engine", "bench_engine")
-    known.add_argument("overrides", nargs="*", help=f"the instance; default: {' '.join(INSTANCE)}")
-    known.add_argument("--ratio", type=float, default=0.9)
-    known.add_argument("--repeats", type=int, default=5)
-    return known.parse_args(argv)
+    arguments = parser("engine", "bench_engine")
+    arguments.add_argument(
+        "overrides", nargs="*", help=f"instance overrides; default: {' '.join(INSTANCE)}"
+    )
+    arguments.add_argument("--ratio", type=float, default=0.9)
+    arguments.add_argument("--repeats", type=int, default=5)
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

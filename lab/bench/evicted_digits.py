@@ -1,10 +1,10 @@
-"""What compressors leave of digits that are read one after another: `python -m lab.bench.evicted_digits ratio=0.9`.
+"""Effect of cache compressors on reading digits in sequence: `python -m lab.bench.evicted_digits ratio=0.9`.
 
-Scenes whose digits are known are read aloud. First, from runs with the whole cache: how much attention the last word of
-the prompt and each said digit pay to the patches of the first four digits. Then for each compressor: the score, how
-often the first to fourth digit is right, the share of each digit's patches that is left (mean over layers), and the
-part of the answer's attention to the picture that what is left had received. Last, entries that nobody could choose
-before the answer is known: those that it attends to, and random ones with and without the digits'.
+Reads scenes with known digits. First, from runs with the full cache: the attention of the last prompt token
+and of each generated digit to the patches of the first four digits. Then for each compressor: the score, how
+often the first to fourth digit is right, the share of each digit's patches that is kept (mean over layers), and the
+share of the answer's attention to the picture that goes to kept entries. Last, selections that are impossible
+before the answer is known: the entries that it attends to, and random ones with and without those of digits.
 Every compressor by default; everything else is a config override as for run.py.
 """
 
@@ -40,15 +40,15 @@ from lab.bench.kept_objects import shown
 if TYPE_CHECKING:
     from espalier.harness.models.adapter import Adapter
 
-#: The first scenes of seedling_ocr, and the digits of each that are told apart.
+#: Number of scenes of seedling_ocr, and of digits per scene with separate figures.
 FIRST, SCENES, PLACES = 4_000_000, 100, 4
-#: Patches along an edge of the embedded model's raster.
+#: Patches along an edge of the embedded model's grid.
 SIDE = 12
 
 
 @dataclass(frozen=True)
 class Page:
-    """A scene to be read: its record, its chat, and (V,) for each digit in reading order: which patches show it."""
+    """A scene to read: its record, its chat, and for each digit in reading order the patches (V,) that show it."""
 
     asked: dict[str, Any]
     chat: list[dict[str, Any]]
@@ -57,18 +57,18 @@ class Page:
 
 @dataclass(frozen=True)
 class Told(CacheCompressor):
-    """Ranks by scores (1, N) of each layer that come from outside."""
+    """Ranks by given scores (1, N) of each layer."""
 
     scores: tuple[Tensor, ...] = ()
 
     def score(self, view: CacheView) -> Tensor:
-        """Return them."""
+        """Return the given scores."""
         return self.scores[view.layer]
 
 
 @dataclass(frozen=True)
 class Reader(CacheCompressor):
-    """Notes, layer by layer, what the last `count` queries of a prompt pay the candidates: (H, count, N)."""
+    """Records the attention of a prompt's last `count` queries to the candidates, (H, count, N) per layer."""
 
     count: int = 1
     noted: list[Tensor] = field(default_factory=list)
@@ -84,26 +84,26 @@ class Reader(CacheCompressor):
 
 @dataclass(frozen=True)
 class Watched(CacheCompressor):
-    """Does what another does and notes the candidates (H, K) that stay in each layer."""
+    """Wraps another compressor and records the kept candidates (H, K) of each layer."""
 
     inner: CacheCompressor = field(default_factory=Told)
     kept: list[Tensor] = field(default_factory=list)
 
     def score(self, view: CacheView) -> Tensor:
-        """Return the other's scores."""
+        """Return the wrapped compressor's scores."""
         return self.inner.score(view)
 
     def allocate(self, scores: Sequence[Tensor], total: int) -> Tensor:
-        """Return the other's budgets."""
+        """Return the wrapped compressor's budgets."""
         return self.inner.allocate(scores, total)
 
     def keep(self, scores: Tensor, count: int) -> Tensor:
-        """Note the other's choice."""
+        """Record the wrapped compressor's selection."""
         self.kept.append(self.inner.keep(scores, count))
         return self.kept[-1]
 
     def merge(self, scores: Tensor, kept: Tensor) -> Tensor | None:
-        """Return where the other merges."""
+        """Return the wrapped compressor's merge targets."""
         return self.inner.merge(scores, kept)
 
 
@@ -119,8 +119,8 @@ def pages() -> Iterator[Page]:
 def answered(
     adapter: Adapter, page: Page, number: int, method: CacheCompressor, ratio: float, said: str = ""
 ) -> str:
-    """Return the answer to a page, behind the words `said` already, under a compressor."""
-    # Brings in transformers: seconds, and main first tells it to stay offline.
+    """Return the answer to a page under a compressor, continuing the words `said`."""
+    # Imports transformers, which takes seconds, after main has set it offline.
     from espalier.harness.engine.eviction import CacheBudget
     from espalier.harness.engine.session import Session
 
@@ -137,7 +137,7 @@ def answered(
 
 
 def looks(adapter: Adapter, page: Page) -> list[Tensor]:
-    """Return for each layer (H, 1 + T, N): what the last word and the T digits of the true answer pay the picture."""
+    """Return per layer the attention (H, 1 + T, N) of the last word and the T true digits to the picture."""
     said = page.asked["answer"]
     reader = Reader(count=1 + len(said.split()))
     answered(adapter, page, 0, reader, 0.5, said)
@@ -145,7 +145,7 @@ def looks(adapter: Adapter, page: Page) -> list[Tensor]:
 
 
 def say_looks(scenes: Sequence[Page], seen: Sequence[Sequence[Tensor]]) -> None:
-    """Print for each layer what each query pays to the first digits, mean over heads and scenes."""
+    """Print per layer each query's attention to the first digits, mean over heads and scenes."""
     print("attention to digits 1, 2, 3, 4 of the last word, and of the first said digits")
     for layer in range(len(seen[0])):
         line = []
@@ -195,14 +195,14 @@ def say(
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables; return 0, or 2 after one line on standard error."""
-    # Brings in transformers, which reads the variables above when it is imported.
+    # Imports transformers, which reads the variables above at import time.
     from espalier.harness.models.adapter import load_adapter
     from espalier.harness.specs.catalogue import build_method
 
     overrides = list(sys.argv[1:] if argv is None else argv)
     cells = ["-m", "+experiment=kv", "ratio=0.9", *overrides]
     command = read_command([*cells, "benchmark=seedling_ocr"])
-    assert command is not None  # flags of the command line are read_command's to refuse
+    assert command is not None  # read_command refuses flags
     specs = [build_spec(cell) for cell in command.cells]
     adapter = load_adapter(specs[0].model)
     scenes = list(pages())
@@ -241,7 +241,7 @@ def _own(page: Page) -> Tensor:
 
 
 def _around(page: Page) -> Tensor:
-    """Return (N,): 1.0 where a digit is, or beside one."""
+    """Return (N,): 1.0 where a digit is, or next to one."""
     return max_pool2d(_own(page).view(1, SIDE, SIDE), 3, stride=1, padding=1).flatten()
 
 

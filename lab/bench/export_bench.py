@@ -1,9 +1,8 @@
-"""`python -m lab.bench.export_bench`: seconds of an export from nothing, again, and behind a few new rows.
+"""Times exports (`python -m lab.bench.export_bench`): from scratch, unchanged, and after a few new rows.
 
-Rows are the synthetic ones of `lab.bench.tables_bench`, each with a journal of answers and their scores. Every export
-is
-a process of its own, the last one from nothing again, whose files must be those of the one before. Seconds are of the
-processor, and by the clock.
+Rows are the synthetic ones of `lab.bench.tables_bench`, each with a journal of answers and their scores.
+Every export runs in its own process; the last one starts from scratch again and must write the same files as the one
+before. Seconds are processor time and wall time.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from espalier.harness.paths import ROOT
 from espalier.harness.store.parquet_export import write_tables
 from lab.bench.tables_bench import rows
 
-#: As long as a question and an answer of a caption benchmark.
+#: Lengths of a question and an answer of a caption benchmark.
 ASKED, ANSWER = "What is shown in this picture? " * 3, "a short answer of several words " * 4
 
 
 def fill(store: Path, found: Iterable[Mapping[str, Any]], samples: int) -> None:
-    """Write rows as finished runs, each with a journal of so many answers and scores."""
+    """Write rows as finished runs, each with a journal of this many answers and scores."""
     for row in found:
         folder = store / "runs" / row["run_key"]
         folder.mkdir(parents=True)
@@ -48,7 +47,7 @@ def fill(store: Path, found: Iterable[Mapping[str, Any]], samples: int) -> None:
 
 
 def measure(name: str, store: Path, folder: Path) -> dict[str, Any]:
-    """Export a store; return what that did, and its seconds."""
+    """Export a store; return the result and the time in seconds."""
     clock, processor = time.perf_counter(), time.process_time()
     written = write_tables(store, folder)
     return {
@@ -60,12 +59,14 @@ def measure(name: str, store: Path, folder: Path) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print one JSON line for each export; return 1 if tables differ from those written from nothing."""
+    """Print one JSON line for each export; return 1 if tables differ from those written from scratch."""
     parser = argparse.ArgumentParser(prog="python -m lab.bench.export_bench", description=__doc__)
-    parser.add_argument("--rows", type=int, default=5_000, help="of the store")
-    parser.add_argument("--new", type=int, default=10, help="rows that come behind them")
-    parser.add_argument("--samples", type=int, default=100, help="of each row")
-    parser.add_argument("--one", nargs=3, metavar=("NAME", "STORE", "FOLDER"), help="export it")
+    parser.add_argument("--rows", type=int, default=5_000, help="rows of the store")
+    parser.add_argument("--new", type=int, default=10, help="rows added later")
+    parser.add_argument("--samples", type=int, default=100, help="samples per row")
+    parser.add_argument(
+        "--one", nargs=3, metavar=("NAME", "STORE", "FOLDER"), help="export this store"
+    )
     options = parser.parse_args(argv)
     if options.one is not None:
         name, *places = options.one
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         def export(what: str, where: Path) -> None:
             command = [sys.executable, "-m", "lab.bench.export_bench", "--one", what]
-            # A process of its own: nothing is read already.
+            # A separate process, so nothing has been read before.
             subprocess.run([*command, str(store), str(where)], check=True, cwd=ROOT)
 
         made = rows()

@@ -1,16 +1,16 @@
-"""The figures that need a GPU: `python -m lab.bench.gpu_bench` (`make bench-gpu`).
+"""Benchmarks that need a GPU: `python -m lab.bench.gpu_bench` (`make bench-gpu`).
 
-Large models have random weights at their real widths and depth; nothing is downloaded. Parts (`--only a,b` picks some):
+Large models have random weights at their real widths and depth; nothing is downloaded. Parts (`--only a,b`):
 
-    engine      prefill against what FLOPs and single layers allow, machinery at ratio 0, memory; decoding against the
+    engine      prefill against bounds from FLOPs and single layers, overhead at ratio 0, memory; decoding against the
                 bandwidth of the memory
-    select      every selection over the similarity product at 576, 2,880 and 25,088 tokens
-    decoding    the embedded pair's answers, both sides on one GPU and on two; steps of a 7B target and a 0.5B draft
-                behind 25,088 visual tokens, and with a draft that sees a tenth of them
+    select      every selection relative to the similarity product at 576, 2,880 and 25,088 tokens
+    decoding    answers of the embedded pair, on one GPU and on two; steps of a 7B target and a 0.5B draft
+                after 25,088 visual tokens, and with a draft that sees a tenth of them
 
-What is measured how often is planned in `lab.bench.gpu_setup`, for ten minutes of one GPU in all. `--write
-FOLDER` leaves bench_gpu.md and .json there after every part; parts that an earlier run measured there on the same
-machine, versions and code stay. A part that fails, for want of memory say, is a line of the page. A table comes first;
+`lab.bench.gpu_setup` plans the repetitions, for ten minutes on one GPU in total. `--write
+FOLDER` writes bench_gpu.md and .json there after every part; parts that an earlier run measured there on the same
+machine, versions and code stay. A failed part (e.g. out of memory) becomes a line on the page. A table comes first;
 the last line of stdout is one JSON object. Exit code: 2 for bad input or no GPU, 1 if a part failed, else 0.
 """
 
@@ -41,8 +41,8 @@ Part = Callable[["Plan"], "Found"]
 
 
 def parts() -> Mapping[str, Part]:
-    """Return the parts by name, in their order."""
-    # The parts take two seconds to import, and --help has no use for them.
+    """Return the parts by name, in order."""
+    # The parts take two seconds to import, which --help does not need.
     from lab.bench.gpu_decode import decoding
     from lab.bench.gpu_parts import engine, select
 
@@ -51,18 +51,18 @@ def parts() -> Mapping[str, Part]:
 
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure; targets that are missed change no exit code."""
+    """Run the benchmark; missed targets do not change the exit code."""
     options = _options(argv)
-    known = parts()
-    names = choose(options.only, known)
+    arguments = parts()
+    names = choose(options.only, arguments)
     plan = plan_for(options.device)
     here = surroundings(plan.device)
     found = {} if options.write is None else earlier(options.write, here)
     for name in names:
         print(f"bench-gpu: {name}", file=sys.stderr, flush=True)
         with contextlib.redirect_stdout(sys.stderr):
-            found[name] = measured(name, known[name], plan)
-        found = {part: found[part] for part in known if part in found}
+            found[name] = measured(name, arguments[name], plan)
+        found = {part: found[part] for part in arguments if part in found}
         if options.write is not None:
             write(result_of(found, plan.counts(), here), options.write)
     print_table([figure for one in found.values() for figure in one.figures])
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def plan_for(device: str) -> Plan:
-    """Return the plan of a device: the whole one for a GPU, the small one for the processor.
+    """Return the plan for a device: the full one for a GPU, the small one for a CPU.
 
     Raises:
         UserError: this machine has no such GPU.
@@ -88,7 +88,7 @@ def plan_for(device: str) -> Plan:
 
 
 def measured(name: str, part: Part, plan: Plan) -> Outcome:
-    """Run one part; what it found before it failed counts, and what it held is given back."""
+    """Run one part; figures from before a failure count, and its memory is released."""
     started = perf_counter()
     figures: list[Figure] = []
     notes: list[Note] = []
@@ -105,11 +105,13 @@ def measured(name: str, part: Part, plan: Plan) -> Outcome:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("gpu", "bench_gpu")
-    known.add_argument("--only", help="comma-separated parts: engine, select, decoding")
-    # cpu: every part in seconds, to see that it runs; its figures mean nothing.
-    known.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS)
-    return known.parse_args(argv)
+    arguments = parser("gpu", "bench_gpu")
+    arguments.add_argument("--only", help="comma-separated parts: engine, select, decoding")
+    # cpu: runs every part in seconds as a smoke test; its figures mean nothing.
+    arguments.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS
+    )
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The part of the GPU's benchmark that concerns speculative decoding: whole answers, and single steps of large models.
+"""Part of the GPU benchmark for speculative decoding: complete answers, and single steps of large models.
 
-Both sides work on one GPU, in a stream each, and where there is a second GPU also apart.
+Both sides run on one GPU in separate streams, and on two GPUs if there is a second one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def decoding(plan: Plan) -> Found:
 
 
 def places(plan: Plan) -> dict[str, tuple[str, str]]:
-    """Return where drafts work, in words, each with its device and the transport of its answers."""
+    """Return the placements of drafts by description, each with its device and transport."""
     found = {f"both on {plan.device}": (plan.device, "threads")}
     if plan.second is not None:
         found[f"draft on {plan.second}"] = (plan.second, "processes")
@@ -55,7 +55,7 @@ def places(plan: Plan) -> dict[str, tuple[str, str]]:
 
 
 def answers(plan: Plan) -> Found:
-    """Yield times, speed-ups and faults of whole answers by the embedded pair."""
+    """Yield times, speed-ups and faults of complete answers by the embedded pair."""
     few_do = plan.answers <= min(bench_sd.CAPTIONS[1], bench_sd.LONG[1])
     setup = Setup(quick=few_do, overrides=(f"model.device={plan.device}",))
     kinds = [kind for kind in bench_sd.kinds(setup) if kind.name in plan.kinds]
@@ -70,7 +70,7 @@ def answers(plan: Plan) -> Found:
 
 
 def of_decoder(name: str, setup: Setup, kind: bench_sd.Kind, setting: Sequence[str]) -> Found:
-    """Yield what one decoder's row says: steps, overlap, speed-ups with their bounds, answers that are not plain's."""
+    """Yield the figures of one decoder's row: steps, overlap, bounded speed-ups, wrong answers."""
     block = bench_sd.row_of(setup, kind, setting)["extra"]["speculative"]
     for key, what, unit in (
         ("target_ms", "T_p", "ms"),
@@ -78,7 +78,7 @@ def of_decoder(name: str, setup: Setup, kind: bench_sd.Kind, setting: Sequence[s
         ("c", "c", "x"),
         ("overlap_efficiency", "overlap efficiency", ""),
     ):
-        if block[key] is not None:  # two streams of one GPU have no overlap of their own
+        if block[key] is not None:  # not defined for two streams of one GPU
             yield Figure("answers", f"{what}, {name}", block[key], unit)
     for key, what, bound in (
         ("speedup_decode", "decode speed-up", block["speedup_bound"]),
@@ -105,8 +105,8 @@ class Pair:
     Attributes:
         target: the large model.
         draft: the small one.
-        lengths: visual tokens that each sees.
-        name: of the pair, for its figures.
+        lengths: visual tokens of each.
+        name: name of the pair, for its figures.
     """
 
     target: Adapter
@@ -115,12 +115,12 @@ class Pair:
     name: str
 
     def sides(self) -> tuple[CachedModel, CachedModel]:
-        """Return both sides behind prompts of random content."""
+        """Return both sides after prompts of random content."""
         return filled(self.target, self.lengths[0]), filled(self.draft, self.lengths[1])
 
 
 def steps(plan: Plan) -> Found:
-    """Yield the times of single steps of the large pair, wherever the draft works."""
+    """Yield the times of single steps of the large pair, for each placement of the draft."""
     target = _loaded(plan.target, plan.device)
     rate = copy_rate(target.device, plan.copied)
     yield Figure("steps", "bandwidth of a copy, read and written", rate / 1e9, "GB/s")
@@ -139,7 +139,7 @@ def of_draft(plan: Plan, target: Adapter, device: str, where: str, rate: float) 
 
 
 def alone_and_beside(pair: Pair, rate: float) -> Iterator[Figure]:
-    """Yield steps of either side by itself, beside what bandwidth allows, and while the other works too."""
+    """Yield steps of each side alone, with its bandwidth bound, and in parallel with the other."""
     adapters = pair.target, pair.draft
     alone = Noted(SequentialTransport(*(Meter.of(one.devices) for one in adapters)))
     target, draft = pair.sides()
@@ -164,28 +164,28 @@ def alone_and_beside(pair: Pair, rate: float) -> Iterator[Figure]:
     yield Figure("steps", name, alone.seconds / beside.seconds, "x")
 
 
-#: How the steps of a pair are taken. Another way of stepping, such as recorded graphs, is one more function here.
+#: Ways to run the steps of a pair; a new one, such as recorded graphs, is added as a function.
 WAYS: Sequence[Callable[[Pair, float], Iterator[Figure]]] = (alone_and_beside,)
 
-#: What the answers of timed steps consist of.
+#: Token that answers of timed steps consist of.
 TOKENS = (5, 6)
 
 
 @dataclass
 class Noted:
-    """A transport that remembers every round."""
+    """A transport that records every round."""
 
     transport: Transport
     rounds: list[TimedRound] = field(default_factory=list)
 
     @property
     def counted(self) -> list[TimedRound]:
-        """The rounds behind those that warm up."""
+        """The rounds after the warm-up."""
         return self.rounds[WARMUP_ROUNDS:]
 
     @property
     def seconds(self) -> float:
-        """The median of a whole round."""
+        """Median seconds of a round."""
         return median(one.seconds for one in self.counted)
 
     def in_turn(
@@ -207,16 +207,16 @@ class Noted:
 
 
 def cached_bytes(side: CachedModel) -> int:
-    """Return the bytes of keys and values that a step reads, without the room behind them."""
+    """Return the bytes of keys and values that a step reads, without unused space."""
     text, dtype = side.adapter.facts.text, side.adapter.model.dtype
     numbers = 2 * text.kv_heads * text.head_dim * sum(side.cache.lengths)
     return int(numbers * dtype.itemsize)
 
 
 def filled(adapter: Adapter, length: int) -> CachedModel:
-    """Return a side behind a prompt of `length` tokens whose keys and values are random: no tower and no prefill runs.
+    """Return a side after a prompt of `length` tokens with random keys and values; tower and prefill do not run.
 
-    What a step costs depends on the length of its cache, and on nothing that is in it.
+    The cost of a step depends only on the length of its cache, not on the content.
     """
     text, device = adapter.facts.text, adapter.device
 
@@ -239,5 +239,5 @@ def filled(adapter: Adapter, length: int) -> CachedModel:
 
 def _loaded(overrides: Sequence[str], device: str) -> Adapter:
     command = read_command([*overrides, f"model.device={device}"])
-    assert command is not None  # only requests for help compose nothing
+    assert command is not None  # None only for --help
     return load_adapter(build_spec(command.cells[0]).model)

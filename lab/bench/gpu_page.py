@@ -1,4 +1,4 @@
-"""What the GPU's benchmark leaves behind: one result for all parts, as JSON and as a page."""
+"""Output of the GPU benchmark: one result for all parts, as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from lab.bench.speed_bench import conditions
 
 SCHEMA = 1
 
-#: Figures that agree in these may stand on one page.
+#: Figures may share a page if these conditions agree.
 SAME = ("device", "device_name", "devices", "driver", "cuda", "torch", "transformers", "commit")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one part found.
+    """The result of one part.
 
     Attributes:
-        figures: in their order.
-        notes: what was left out, and what failed.
-        seconds: that it took.
+        figures: the figures, in order.
+        notes: omissions and failures.
+        seconds: duration.
     """
 
     figures: tuple[Figure, ...]
@@ -39,7 +39,7 @@ class Outcome:
     seconds: float
 
     def said(self) -> list[str]:
-        """Return everything that is no figure."""
+        """Return everything except the figures."""
         return [f"{'Failed: ' if one.failed else ''}{one.text}" for one in self.notes]
 
     def entry(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Outcome:
 
 
 def surroundings(device: str) -> dict[str, Any]:
-    """Return what the figures depend on beside the code, and the code's commit."""
+    """Return the conditions that figures depend on, and the code's commit."""
     on_gpu = device.startswith("cuda")
     return {
         **conditions(device),
@@ -73,7 +73,7 @@ def surroundings(device: str) -> dict[str, Any]:
 
 
 def driver() -> str | None:
-    """Return the version of the GPU's driver; None where its own tool is missing or fails."""
+    """Return the version of the GPU's driver; None if its tool is missing or fails."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
@@ -100,9 +100,9 @@ def result_of(
 
 
 def earlier(folder: Path, here: Mapping[str, Any]) -> dict[str, Outcome]:
-    """Return the parts that lie in a folder and were measured in the same surroundings.
+    """Return the parts in a folder that were measured under the same conditions.
 
-    A file of another form has none.
+    A file in another format gives none.
     """
     try:
         result = json.loads((folder / "bench_gpu.json").read_text(encoding="utf-8"))
@@ -116,12 +116,12 @@ def earlier(folder: Path, here: Mapping[str, Any]) -> dict[str, Outcome]:
 
 
 def write(result: Mapping[str, Any], folder: Path) -> None:
-    """Leave the figures as JSON and as a page, each whole, however soon the run is cut off."""
+    """Leave the figures as JSON and as a page, each atomically."""
     leave(folder, "bench_gpu", "\n".join(page_lines(result)), result)
 
 
 def page_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return the page: where it was measured, how often, then part after part."""
+    """Return the page: machine, repetitions, then all parts."""
     here = result["conditions"]
     memory = "" if here["memory_gib"] is None else f", {here['memory_gib']:.0f} GiB"
     lines = [

@@ -1,4 +1,4 @@
-"""The parts of the GPU's benchmark that concern token reduction: the engine on a large model, and selections."""
+"""Parts of the GPU benchmark for token reduction: the engine on a large model, and selections."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from lab.bench.selection_times import (
 from lab.bench.step_bandwidth import against_bandwidth
 from lab.bench.synthetic_views import features
 
-#: How a machine says that its memory is full: torch on a GPU, torch and Python elsewhere.
+#: Out-of-memory errors: of torch on a GPU, of torch and Python elsewhere.
 FULL = (torch.OutOfMemoryError, MemoryError)
 
 
 def engine(plan: Plan) -> Found:
-    """Yield what the engine's own benchmark measures, and decoding beside the bandwidth of the memory."""
+    """Yield the figures of the engine's benchmark, and decoding with its memory-bandwidth bound."""
     instance = Instance.build((*plan.target, f"model.device={plan.device}"))
     yield from bench_engine.prefill(instance, plan.ratio, plan.rounds)
     yield from bench_engine.machinery(instance, plan.rounds)
@@ -40,9 +40,9 @@ def engine(plan: Plan) -> Found:
 
 
 def decode(instance: Instance, plan: Plan) -> Found:
-    """Yield the time of a token behind the full and the reduced prompt, beside what bandwidth allows.
+    """Yield the time per token after the full and the reduced prompt, with the bandwidth bound.
 
-    It is the library's `generate` in a session, as in an ordinary run, whose cache is copied at every step.
+    Uses the library's `generate` in a session, which copies its cache at every step.
     """
     rate = copy_rate(instance.adapter.device, plan.copied)
     yield Figure("decode", "bandwidth of a copy, read and written", rate / 1e9, "GB/s")
@@ -59,9 +59,9 @@ def decode(instance: Instance, plan: Plan) -> Found:
 
 
 def select(plan: Plan) -> Found:
-    """Yield each method's selection over the similarity product, at each size on the device, in fp32.
+    """Yield each method's selection time relative to the similarity product, at each size on the device, in fp32.
 
-    At the last size one config of each method is asked. What would take too long or does not fit is left out, and said.
+    The last size has one config per method. Configs that would take too long or do not fit are skipped and noted.
     """
     setup = Setup()
     names = plan.methods or configured_methods()
@@ -82,13 +82,13 @@ def at_size(
     before: dict[str, float],
     small: int,
 ) -> Found:
-    """Yield the figures of one size, in which views are built one method at a time: some are as large as the product.
+    """Yield the figures of one size. Views are built one method at a time, because some are as large as the product.
 
     Args:
         specs: configs by name.
         size: as in `Plan.sizes`.
         plan: the run.
-        before: milliseconds of each config at the size before, `small` tokens; those of this size take their place.
+        before: milliseconds of each config at the size before, `small` tokens; replaced by those of this size.
         small: tokens of the size before.
     """
     n, width, share, repeats = size
@@ -110,7 +110,7 @@ def at_size(
 def of_method(
     spec: tuple[str, RunSpec], tokens: Tensor, share: int, repeats: int, before: dict[str, float]
 ) -> Found:
-    """Yield the ratio of one config's selection to the product, if it selects, and remember its time in `before`."""
+    """Yield the ratio of one config's selection time to the product, if it selects, and store its time in `before`."""
     n, width = tokens.shape[1:]
     try:
         asked = questions([spec], tokens, n // share)

@@ -1,4 +1,4 @@
-"""What the parts of the GPU's benchmark are told: the device, the models, and how often each thing is repeated."""
+"""Settings of the GPU benchmark: the device, the models, and the repetitions."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from espalier.harness.decoding.speculative.state_machine import DrafterLost
 from espalier.harness.errors import UserError
 from lab.bench.bench_setup import Figure
 
-#: What a machine can do to a part: memory that is full, drivers and kernels, missing packages, a draft that dies, and
-#: our refusals (a model that cannot fit). Anything else is a mistake of the benchmark's own.
+#: Faults of the machine: full memory, drivers and kernels, missing packages, a draft process that ends, and
+#: refusals by the harness (a model that cannot fit). Anything else is a bug in the benchmark.
 FAULTS = (RuntimeError, MemoryError, OSError, ImportError, DrafterLost, UserError)
 
 
 @dataclass(frozen=True)
 class Note:
-    """A sentence beside the figures: what was left out and why, or what failed."""
+    """A remark on the figures: omissions with their reason, or failures."""
 
     text: str
     failed: bool = False
 
 
-#: What a part yields, each as soon as it is known.
+#: Output of a part, yielded as soon as available.
 Found = Iterator[Figure | Note]
 
 RANDOM = ("model.weights=random", "model.dtype=bfloat16")
@@ -31,23 +31,23 @@ RANDOM = ("model.weights=random", "model.dtype=bfloat16")
 
 @dataclass(frozen=True)
 class Plan:
-    """One run of the benchmark; the defaults are within ten minutes of a data-centre GPU.
+    """One run of the benchmark; the defaults take less than ten minutes on a data-centre GPU.
 
     Attributes:
-        device: where everything runs.
-        second: a second GPU for drafts; None: there is none.
-        target: overrides that make the large model.
-        draft: those of its draft.
-        ratio: share of the visual tokens that is dropped.
-        rounds: of a prefill, and pairs of calls with and without a session.
-        tokens: new tokens of an answer whose decoding is timed.
-        answers: such answers, and counted answers of the embedded pair of each kind.
-        sizes: visual tokens, width, one token in how many is kept, rounds; of selections.
-        methods: names in conf/method whose selection is timed; None: all.
-        longest: seconds that a selection may take by the square of the tokens and still be tried at a larger size.
-        kinds: of answers of the embedded pair (`lab.bench.speculative_bench`).
-        decoders: overrides of those that give them: in turn, at once, and at once with a pruned draft.
-        visual: visual tokens behind which single steps are timed.
+        device: device of everything else.
+        second: a second GPU for drafts, or None.
+        target: overrides for the large model.
+        draft: overrides for its draft.
+        ratio: share of visual tokens dropped.
+        rounds: timed prefills, and pairs of calls with and without a session.
+        tokens: new tokens per timed answer.
+        answers: timed answers, and counted answers of the embedded pair per kind.
+        sizes: of selections: visual tokens, width, tokens per kept token, rounds.
+        methods: names in conf/method of timed selections; None: all.
+        longest: largest quadratic estimate in seconds for trying a selection at a larger size.
+        kinds: kinds of answers of the embedded pair (`lab.bench.speculative_bench`).
+        decoders: overrides of their decoders: sequential, parallel, and parallel with a pruned draft.
+        visual: visual tokens before timed single steps.
         copied: bytes of a copy that measures bandwidth.
     """
 
@@ -89,7 +89,7 @@ class Plan:
 
 
 def tried(what: str, found: Found) -> Found:
-    """Yield what is found; a fault ends it with a line that says what failed, and goes no further."""
+    """Yield all figures; a fault ends them with a note."""
     try:
         yield from found
     except FAULTS as error:
@@ -97,7 +97,7 @@ def tried(what: str, found: Found) -> Found:
         yield Note(f"{what}: {type(error).__name__}: {words}", failed=True)
 
 
-#: For looking at the benchmark itself where there is no GPU: every part in seconds, on the embedded models.
+#: For testing the benchmark without a GPU: every part in seconds, on the embedded models.
 SMALL = Plan(
     device="cpu",
     target=("model=seedling",),

@@ -1,4 +1,4 @@
-"""How long a step of one token takes, launched operation by operation and as a CUDA graph."""
+"""Time of a single-token step, with separate kernel launches and as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lab.bench.bench_setup import Figure, paired
 
 PART = "graphs"
 
-#: Steps that are launched before anyone waits for the last, as a draft of so many tokens does; and how often.
+#: Steps launched before waiting, as in a draft of this many tokens; and repetitions.
 AHEAD, REPEATS = 8, 20
 
 
@@ -25,22 +25,22 @@ AHEAD, REPEATS = 8, 20
 def steps_with_and_without_graphs(
     adapter: Adapter, lengths: Iterable[int], graphs: Graphs | None = None, repeats: int = REPEATS
 ) -> list[Figure]:
-    """Time steps behind prompts of several lengths, both ways in turns.
+    """Time steps after prompts of several lengths, both ways in turns.
 
     Args:
-        adapter: a model wholly on one GPU.
-        lengths: of the prompts, in tokens.
-        graphs: records; None: CUDA graphs.
-        repeats: of each way and length.
+        adapter: a model entirely on one GPU.
+        lengths: prompt lengths in tokens.
+        graphs: graph recorder; None: CUDA graphs.
+        repeats: repetitions per way and length.
 
     Returns:
-        Four figures for each length: a step either way and the first recorded one, recording included, in ms; and how
-        many times as fast a step is as a graph.
+        Four figures per length: a step in each way and the first recorded step including recording, in ms; and
+        the speed-up of a step as a graph.
 
     Cost: a prefill each of two caches, and 2 x 8 x `repeats` steps, for each length.
     """
     recorder = graphs or CudaGraphs(adapter.device)
-    found: list[Figure] = []
+    figures: list[Figure] = []
     for length in lengths:
         plain, recorded = (_drafting(adapter, length, one) for one in (None, recorder))
         start = perf_counter()
@@ -49,17 +49,17 @@ def steps_with_and_without_graphs(
         pair = paired(plain, recorded, repeats)
         ways = ("launched one by one", pair.first), ("as a graph", pair.second)
         behind = f"behind {length} tokens"
-        found += [
+        figures += [
             Figure(PART, f"a step {behind}, {way}", 1000 * median(times) / AHEAD, "ms")
             for way, times in ways
         ]
-        found.append(Figure(PART, f"recording {behind}, and {AHEAD} steps", first, "ms"))
-        found.append(pair.figure(PART, f"a graph's gain {behind}"))
-    return found
+        figures.append(Figure(PART, f"recording {behind}, and {AHEAD} steps", first, "ms"))
+        figures.append(pair.figure(PART, f"a graph's gain {behind}"))
+    return figures
 
 
 def _drafting(adapter: Adapter, length: int, graphs: Graphs | None) -> Callable[[], None]:
-    """Return what runs `AHEAD` steps behind a prompt, waits for them, and goes back."""
+    """Return a function that runs `AHEAD` steps after a prompt, waits for them, and rolls back."""
     stack = TextStack(adapter, AHEAD, graphs)
     ids = torch.arange(length, device=stack.device)[None] % adapter.facts.vocabulary
     _, stack.following = prefilled_words(adapter, ids, stack.cache)

@@ -1,10 +1,10 @@
-"""What the guidance has to keep for a draft that reads a video: `make bench-guided`, lab/measured/guided.md.
+"""Which visual tokens a video draft model needs: `make bench-guided`, lab/measured/guided.md.
 
-Captions of held-out clips, told by the embedded video model, which sees every token. Its draft then sees a part of the
-tokens, chosen on purpose, and predicts each word of the caption behind the words before it. The share that it predicts
-as the target did is what speculative decoding accepts of a first drafted token; no clock and no window is in it. Each
-subset stands at its own positions and with its gaps closed. Words are told apart by kind, and of each caption the first
-word that the draft gets wrong is looked at.
+The embedded video model captions held-out clips from all visual tokens. Its draft then sees a chosen part of the
+tokens and predicts each word of the caption from the words before it. The share that it predicts
+like the target is the acceptance rate of a first drafted token, independent of time and window. Each
+subset is tested at its original positions and with gaps closed. Words are grouped by kind, and the first wrong word
+of each caption is recorded.
 """
 
 from __future__ import annotations
@@ -42,35 +42,35 @@ if TYPE_CHECKING:
 Places = Literal["original", "renumbered"]
 PLACES: tuple[Places, ...] = ("original", "renumbered")
 RATIOS = (0.5, 0.75, 0.9, 0.95, 0.98)
-#: Layers before which the target chooses, and the depth-scaled default among them.
+#: Layers before which the target selects tokens, including the depth-scaled default.
 LAYERS = (2, 4, 6)
 LIMIT, CHUNK = 512, 64
 
 
 @dataclass(frozen=True)
 class Rules(TokenReducer):
-    """Keeps everything and remembers what every criterion makes of the tokens, in `found`."""
+    """Keeps all tokens and stores the scores of every criterion in `found`."""
 
     rules: dict[str, UVPrune]
     found: dict[str, Tensor]
 
     @property
     def adaptive(self) -> bool:
-        """Keep another count than asked: all."""
+        """Ignore the requested count and keep all."""
         return True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
-        """Return the sites of all rules, each once."""
+        """Return the distinct sites of all rules."""
         found = {site: None for rule in self.rules.values() for site in rule.sites(depth)}
         return tuple(sorted(found, key=lambda site: site.layer))
 
     def needs(self, site: Site) -> tuple[Need, ...]:
-        """Return what the rules of the site read."""
+        """Return the signals that the site's rules read."""
         wanted = (need for _, rule in self._at(site) for need in rule.needs(site))
         return tuple(dict.fromkeys((Need("projected"), *wanted)))
 
     def plan(self, view: View, keep: int) -> Plan:
-        """Keep all of one prompt."""
+        """Keep all tokens of one prompt."""
         del keep
         self.found["features"] = view.signals["projected"][0].clone()
         for name, rule in self._at(view.site):
@@ -82,7 +82,7 @@ class Rules(TokenReducer):
 
 
 def rules() -> dict[str, UVPrune]:
-    """Return UV-Prune's criteria at the default layer, and its own one at later ones."""
+    """Return UV-Prune's criteria at the default layer, and its default criterion at later layers."""
     criteria: dict[str, Criterion] = {
         "UV-Prune": "similarity_variation",
         "similarity": "similarity",
@@ -94,7 +94,7 @@ def rules() -> dict[str, UVPrune]:
 
 
 def measured(target: Adapter, draft: Adapter, clips: int, frames: int) -> Iterator[Told]:
-    """Yield one caption after the other. Cost: about ten seconds each on a core."""
+    """Yield captions one by one. Cost: about ten seconds each on a core."""
     asked = samples("seedling_video_caption", "test", 0, FIRST_CLIP, clips, frames)
     for number, sample in enumerate(track(asked, disable=not sys.stderr.isatty())):
         yield _told(target, draft, sample, torch.Generator().manual_seed(number))
@@ -143,8 +143,8 @@ def _answer(side: CachedModel) -> list[int]:
 
 
 def _prompt(adapter: Adapter, chat: Chat) -> Any:
-    """Return what the decoder is given, so that the tower runs once for all subsets."""
-    # The engine brings in transformers, which main first tells to stay offline.
+    """Return the decoder's input, so the tower runs once for all subsets."""
+    # The engine imports transformers, after main has set it offline.
     from espalier.harness.engine.session import Session
     from espalier.methods.none import NoReduction
 
@@ -155,7 +155,7 @@ def _prompt(adapter: Adapter, chat: Chat) -> Any:
 def _side(
     adapter: Adapter, prompt: Any, method: TokenReducer, places: Places = "original"
 ) -> CachedModel:
-    """Return a model that answers a chat, or a prompt that was run before."""
+    """Return a model that answers a chat, or a prompt from an earlier run."""
     # As above.
     from espalier.harness.decoding.speculative.cached_model import CachedModel
     from espalier.harness.decoding.speculative.samplers import prepared, sampler_of
@@ -177,15 +177,17 @@ def _side(
 
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print the table and write the page if asked; return 0, or 2 for bad input."""
-    known = parser("guided")
-    known.add_argument("--clips", type=int, default=40)
-    known.add_argument("--frames", type=int, default=112)
-    known.add_argument("--write", type=Path, help="folder of the page, its figures and its picture")
-    asked = known.parse_args(argv)
+    """Run the benchmark, print the table and write the page if requested; return 0, or 2 for bad input."""
+    arguments = parser("guided")
+    arguments.add_argument("--clips", type=int, default=40)
+    arguments.add_argument("--frames", type=int, default=112)
+    arguments.add_argument(
+        "--write", type=Path, help="folder for the page, its figures and its picture"
+    )
+    asked = arguments.parse_args(argv)
     if asked.clips < 2 or not 8 <= asked.frames <= 112:
         raise UserError("--clips is 2 or more, --frames 8 to 112")
-    # Pictures take half a second to import, and bad input is refused without them.
+    # Plotting takes half a second to import, which is not needed to refuse bad input.
     from lab.bench.guided_page import page, write_page
 
     target, draft = (_loaded(name) for name in ("seedling_video", "seedling_video_draft"))
@@ -197,11 +199,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _loaded(name: str) -> Adapter:
-    # transformers takes seconds to import, and bad input is refused without it.
+    # transformers takes seconds to import, which is not needed to refuse bad input.
     from espalier.harness.models.adapter import load_adapter
 
     command = read_command([f"model={name}", "method=none", "ratio=0"])
-    assert command is not None  # flags of the command line are read_command's to refuse
+    assert command is not None  # read_command refuses flags
     return load_adapter(build_spec(command.cells[0]).model)
 
 

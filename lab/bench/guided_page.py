@@ -1,4 +1,4 @@
-"""The page of what a draft has to see of a video: a table for each ratio, words by kind, and one picture."""
+"""Page about the tokens that a video draft needs: a table per ratio, words by kind, and a figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab.bench.bench_page import leave
 from lab.bench.guided_words import KINDS, Guided, Setting, Told, summarised
 from lab.bench.speed_bench import conditions
 
-#: Subsets that are drawn: colour (told apart by people who see none), line and marker.
+#: Plotted subsets: colour (safe for colour blindness), line and marker.
 DRAWN: Mapping[str, tuple[str, str, str]] = {
     "objects, then random": ("#000000", "-", "*"),
     "UV-Prune": ("#0072B2", "-", "o"),
@@ -30,9 +30,9 @@ DRAWN: Mapping[str, tuple[str, str, str]] = {
 
 def page(told: Sequence[Told], frames: int) -> str:
     """Return the page in Markdown."""
-    found = summarised(told)
-    words = sum(len(one.caption) for one in told)
-    whole = found["everything", 0.0, "original"]
+    summaries = summarised(told)
+    words = sum(len(summary.caption) for summary in told)
+    reference = summaries["everything", 0.0, "original"]
     lines = [
         "# What the guidance has to keep",
         "",
@@ -44,20 +44,21 @@ def page(told: Sequence[Told], frames: int) -> str:
         "*objects* and *events* are the shares of the tokens that show an object, and of those in which something "
         "begins, that the draft sees. No clock and no window is in these figures.",
         "",
-        f"With all tokens the draft predicts {whole.accepted.percent}, in runs of {whole.run:.0f} words from the "
+        f"With all tokens the draft predicts {reference.accepted.percent}, in runs of {reference.run:.0f} words "
+        "from the "
         "start.",
         "",
         "![What a draft has to see of a video](speculative/guided.png)",
     ]
-    for ratio in sorted({ratio for _, ratio, _ in found if ratio}):
+    for ratio in sorted({ratio for _, ratio, _ in summaries if ratio}):
         lines += ["", f"## {1 - ratio:.4g} of the tokens kept", ""]
         lines += [
             "| kept | accepted | closed | run | objects | events | " + " | ".join(KINDS) + " |"
         ]
         lines += ["| --- |" + " ---: |" * (5 + len(KINDS))]
-        names = [name for name, at, places in found if at == ratio and places == "original"]
-        ordered = sorted(names, key=lambda name: -found[name, ratio, "original"].accepted.value)
-        lines += [_line(found, name, ratio) for name in ordered]
+        names = [name for name, at, places in summaries if at == ratio and places == "original"]
+        ordered = sorted(names, key=lambda name: -summaries[name, ratio, "original"].accepted.value)
+        lines += [_line(summaries, name, ratio) for name in ordered]
     lines += [
         "",
         "## The first wrong word",
@@ -69,17 +70,17 @@ def page(told: Sequence[Told], frames: int) -> str:
         "| kept | " + " | ".join(KINDS) + " | none |",
         "| --- |" + " ---: |" * (len(KINDS) + 1),
     ]
-    for (name, ratio, places), one in found.items():
+    for (name, ratio, places), summary in summaries.items():
         if places == "original" and ratio in (0.0, 0.9):
-            shares = [*one.first.values(), 1 - sum(one.first.values())]
+            shares = [*summary.first.values(), 1 - sum(summary.first.values())]
             lines.append(
                 f"| {name} | " + " | ".join(f"{100 * share:.0f}" for share in shares) + " |"
             )
     return "\n".join(lines) + "\n"
 
 
-def _line(found: Mapping[Setting, Guided], name: str, ratio: float) -> str:
-    here, closed = (found[name, ratio, places] for places in ("original", "renumbered"))
+def _line(summaries: Mapping[Setting, Guided], name: str, ratio: float) -> str:
+    here, closed = (summaries[name, ratio, places] for places in ("original", "renumbered"))
     kinds = [f"{100 * here.by_kind[kind]:.0f}" if kind in here.by_kind else "-" for kind in KINDS]
     cells = [
         here.accepted.percent,
@@ -94,10 +95,10 @@ def _line(found: Mapping[Setting, Guided], name: str, ratio: float) -> str:
 
 def write_page(told: Sequence[Told], frames: int, folder: Path) -> None:
     """Write `guided.md`, `guided.json` and `speculative/guided.png` into a folder."""
-    found = summarised(told)
+    summaries = summarised(told)
     settings = [
-        {"kept": name, "ratio": ratio, "positions": places, **asdict(one)}
-        for (name, ratio, places), one in found.items()
+        {"kept": name, "ratio": ratio, "positions": places, **asdict(summary)}
+        for (name, ratio, places), summary in summaries.items()
     ]
     result = {
         "conditions": conditions("cpu"),
@@ -108,27 +109,27 @@ def write_page(told: Sequence[Told], frames: int, folder: Path) -> None:
     leave(folder, "guided", page(told, frames), result)
     (folder / "speculative").mkdir(exist_ok=True)
     with matplotlib.rc_context(STYLE):
-        figure = draw(found)
+        figure = draw(summaries)
         figure.savefig(folder / "speculative" / "guided.png", dpi=160)
 
 
-def draw(found: Mapping[Setting, Guided]) -> Figure:
-    """Return the picture: accepted words by share of tokens kept, and by kind of word at a tenth."""
+def draw(summaries: Mapping[Setting, Guided]) -> Figure:
+    """Return the figure: accepted words by share of tokens kept, and by kind of word at a tenth."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    ratios = sorted({ratio for _, ratio, _ in found if ratio})
-    _draw_curves(left, found, ratios)
-    _draw_kinds(right, found, 0.9 if 0.9 in ratios else ratios[-1])
+    ratios = sorted({ratio for _, ratio, _ in summaries if ratio})
+    _draw_curves(left, summaries, ratios)
+    _draw_kinds(right, summaries, 0.9 if 0.9 in ratios else ratios[-1])
     figure.legend(
         *left.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False
     )
     return figure
 
 
-def _draw_curves(axes: Axes, found: Mapping[Setting, Guided], ratios: Sequence[float]) -> None:
+def _draw_curves(axes: Axes, summaries: Mapping[Setting, Guided], ratios: Sequence[float]) -> None:
     places = range(len(ratios))
     for name, (colour, line, marker) in DRAWN.items():
-        shares = [found[name, ratio, "original"].accepted for ratio in ratios]
+        shares = [summaries[name, ratio, "original"].accepted for ratio in ratios]
         values = [100 * share.value for share in shares]
         axes.plot(places, values, color=colour, linestyle=line, marker=marker, label=name)
         axes.fill_between(
@@ -139,11 +140,11 @@ def _draw_curves(axes: Axes, found: Mapping[Setting, Guided], ratios: Sequence[f
             alpha=0.12,
             linewidth=0,
         )
-    whole = 100 * found["everything", 0.0, "original"].accepted.value
-    axes.axhline(whole, color="#000000", linewidth=0.9, linestyle=(0, (4, 3)))
+    reference = 100 * summaries["everything", 0.0, "original"].accepted.value
+    axes.axhline(reference, color="#000000", linewidth=0.9, linestyle=(0, (4, 3)))
     axes.annotate(
         "all tokens",
-        (places[-1], whole),
+        (places[-1], reference),
         xytext=(0, 4),
         textcoords="offset points",
         ha="right",
@@ -155,10 +156,10 @@ def _draw_curves(axes: Axes, found: Mapping[Setting, Guided], ratios: Sequence[f
     axes.set_title("By what is kept")
 
 
-def _draw_kinds(axes: Axes, found: Mapping[Setting, Guided], ratio: float) -> None:
-    kinds = [kind for kind in KINDS if kind in found["random", ratio, "original"].by_kind]
+def _draw_kinds(axes: Axes, summaries: Mapping[Setting, Guided], ratio: float) -> None:
+    kinds = [kind for kind in KINDS if kind in summaries["random", ratio, "original"].by_kind]
     for number, (name, (colour, _, marker)) in enumerate(DRAWN.items()):
-        by_kind = found[name, ratio, "original"].by_kind
+        by_kind = summaries[name, ratio, "original"].by_kind
         shift = (number - (len(DRAWN) - 1) / 2) * 0.09
         places = [place + shift for place in range(len(kinds))]
         shares = [100 * by_kind[kind] for kind in kinds]

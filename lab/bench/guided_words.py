@@ -1,4 +1,4 @@
-"""Words of captions that a draft predicts or not: by kind, and the first one that it gets wrong."""
+"""Words of captions that a draft predicts: by kind, and the first wrong one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from espalier.harness.seedling.sprites import SHAPES
 from espalier.harness.seedling.video.clip_vocabulary import COLUMNS, ROWS, WORDS
 from espalier.harness.stats import Interval, share_interval
 
-#: Which subset, the ratio, and where its tokens stand.
+#: Subset, ratio, and token positions.
 Setting = tuple[str, float, str]
 
 KINDS = ("time", "object", "digit", "place", "event", "end", "template")
@@ -26,8 +26,8 @@ class Told:
     """One caption.
 
     Attributes:
-        caption: its ids, the end of sequence included.
-        right: for each setting, which of them the draft predicts.
+        caption: token ids, including the end of sequence.
+        right: for each setting, which tokens the draft predicts.
         kept: for each subset and ratio, the shares of the tokens that show an object, and of those in which an event
             begins, that the draft sees.
     """
@@ -39,15 +39,15 @@ class Told:
 
 @dataclass(frozen=True)
 class Guided:
-    """What came of one setting over all captions.
+    """Results of one setting over all captions.
 
     Attributes:
-        accepted: share of all words.
-        by_kind: share of the words of each kind that there are.
-        first: share of captions whose first wrong word is of a kind; what is left has none.
-        run: words before the first wrong one, mean over captions.
-        objects: share of the tokens that show an object which the draft sees, mean over captions.
-        events: the same of tokens in which an event begins.
+        accepted: share of accepted words.
+        by_kind: share of accepted words of each kind.
+        first: share of captions by kind of the first wrong word; the rest have none.
+        run: mean number of words before the first wrong one.
+        objects: share of the tokens with an object that the draft sees, mean over captions.
+        events: the same for tokens in which an event begins.
     """
 
     accepted: Interval
@@ -59,7 +59,7 @@ class Guided:
 
 
 def summarised(told: Sequence[Told]) -> dict[Setting, Guided]:
-    """Return what came of each setting, in the order in which they were measured."""
+    """Return the results of each setting, in the order of measurement."""
     return {setting: _summary(told, setting) for setting in told[0].right}
 
 
@@ -84,7 +84,7 @@ def _summary(told: Sequence[Told], setting: Setting) -> Guided:
 
 
 def kind_of_word(token: int) -> str:
-    """Return which of `KINDS` a word of a caption is."""
+    """Return the kind (one of `KINDS`) of a word of a caption."""
     word = WORDS[token]
     if word[0] == "t" and word[1:].isdigit():
         return "time"

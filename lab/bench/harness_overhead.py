@@ -1,8 +1,8 @@
-"""What the harness costs beside answering: `python -m lab.bench.harness_overhead`, on a machine that does nothing else.
+"""Overhead of the harness: `python -m lab.bench.harness_overhead`, on an otherwise idle machine.
 
-How long composing and checking a sweep takes until its first cell may start, a cell and in all; how long the help
-and a refusal take, whole processes; and what composing, checking and storing a cell of 100 samples of the embedded
-model costs beside the cell's whole time, alone and as one of a sweep, which is composed at once.
+Times composing and checking a sweep before its first cell starts, per cell and in total; the help
+and an input error, as complete processes; and composing, checking and storing a cell of 100 samples of the embedded
+model relative to the cell's total time, alone and in a sweep, which is composed at once.
 `--write <path>` writes the table as a page.
 """
 
@@ -28,7 +28,7 @@ from lab.bench.bench_page import DEVICE, LOAD, THREADS, measured_on
 from lab.bench.speed_bench import conditions
 
 RATIOS = ",".join(f"{number / 100:g}" for number in range(5, 75, 7))
-#: A thousand cells: 20 methods and readings, 10 ratios, the five benchmarks of pictures.
+#: A thousand cells: 20 methods and variants, 10 ratios, five image benchmarks.
 SWEEP = (
     "-m",
     "method=none,random,random_layer2,uniform,uniform_layer2,pooled,fastv,fastv_paper,divprune,divprune_layer2,"
@@ -40,13 +40,13 @@ SWEEP = (
 )
 CELL = ("method=fastv", "ratio=0.75", "benchmark=seedling_rec", "engine.paired=0")
 HERE = ("model=seedling", "model.device=cpu")
-#: Whole processes: what is asked, and how each ends.
+#: Complete processes: arguments and exit code.
 ASKED = (("--help", 0), ("method=nosuch", 2))
 
 
 @dataclass
 class Timed(CellRunner):
-    """Notes how long rows take to be built and stored."""
+    """Records the time to build and store rows."""
 
     storing: float = 0.0
 
@@ -58,14 +58,14 @@ class Timed(CellRunner):
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what a function gives and the seconds that it takes."""
+    """Return a function's result and its time in seconds."""
     start = time.perf_counter()
     result = function()
     return result, time.perf_counter() - start
 
 
 def starting(store: Path) -> list[tuple[str, str]]:
-    """Return what passes until the first of a thousand cells may start."""
+    """Return the times before the first of a thousand cells starts."""
     command, composing = timed(lambda: read_command([*SWEEP, *HERE, f"store={store}"]))
     specs, building = timed(lambda: [build_spec(cell) for cell in command.cells])
     runner = Runner(sweep=True)
@@ -80,7 +80,7 @@ def starting(store: Path) -> list[tuple[str, str]]:
 
 
 def processes() -> list[tuple[str, str]]:
-    """Return how long whole commands take that run nothing: the fastest of three."""
+    """Return the times of commands that run no cell, as the fastest of three."""
     found = []
     for asked, code in ASKED:
         command = [sys.executable, str(ROOT / "run.py"), asked]
@@ -92,7 +92,7 @@ def processes() -> list[tuple[str, str]]:
 
 
 def beside(store: Path) -> list[tuple[str, str]]:
-    """Return what cells of 100 samples cost beside their answers; models and packages are loaded before."""
+    """Return the overhead of cells of 100 samples; models and packages are loaded before."""
     warm, _ = prepared(store, [*CELL, "limit=1"])
     warm.run(warm.jobs[0][0])
     ratios = [f"{number / 100:g}" for number in range(50, 80)]
@@ -106,7 +106,7 @@ def beside(store: Path) -> list[tuple[str, str]]:
 
 
 def share_of(store: Path, asked: Sequence[str]) -> str:
-    """Return what cells cost each beside their answers, and the share of their time, in words."""
+    """Return the overhead per cell and its share of the cell's time, as text."""
     with tempfile.TemporaryDirectory(dir=store) as folder:
         runner, own = prepared(Path(folder), asked)
         runner.cells = cells = Timed(board=runner.board)
@@ -122,7 +122,7 @@ def share_of(store: Path, asked: Sequence[str]) -> str:
 
 
 def prepared(store: Path, asked: Sequence[str]) -> tuple[Runner, dict[str, float]]:
-    """Return a runner that has admitted cells, and the seconds that this took."""
+    """Return a runner with admitted cells, and the time in seconds."""
     command, composing = timed(lambda: read_command([*asked, *HERE, f"store={store}"]))
     specs, building = timed(lambda: [build_spec(cell) for cell in command.cells])
     runner = Runner(sweep=len(specs) > 1)
@@ -131,9 +131,9 @@ def prepared(store: Path, asked: Sequence[str]) -> tuple[Runner, dict[str, float
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table, and write it where that is asked for."""
+    """Print the table, and write it if requested."""
     parser = argparse.ArgumentParser(prog="python -m lab.bench.harness_overhead")
-    parser.add_argument("--write", type=Path, help="file of the page")
+    parser.add_argument("--write", type=Path, help="file for the page")
     asked = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         lines = [*processes(), *starting(Path(folder)), *beside(Path(folder))]

@@ -1,4 +1,4 @@
-"""Held-out clips as benchmarks of speculative decoding ask about them."""
+"""Chats about held-out clips for benchmarks of speculative decoding."""
 
 from __future__ import annotations
 

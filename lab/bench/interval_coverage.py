@@ -1,9 +1,9 @@
 """Coverage and width of the confidence intervals: `python -m lab.bench.interval_coverage --write lab/measured`.
 
-Populations (lab/bench/populations.py) have a loss that is known; of each, many samples are drawn, and the share
-whose 95 % interval holds the truth is counted. The percentile bootstrap, which resamples what was seen, stands beside
-it. `--runs` says how many draws; `--write <folder>` writes `coverage.md` and `coverage.json` there. With
-`--journal <file>` every population is kept as soon as it is done, and the same command goes on from there.
+Draws many samples from populations with a known loss (lab/bench/populations.py) and counts the share
+with a 95 % interval that contains the true value. The percentile bootstrap is given for
+comparison. `--runs` sets the number of draws; `--write <folder>` writes `coverage.md` and `coverage.json` there. With
+`--journal <file>` finished populations are saved, and the same command resumes from them.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from lab.bench.populations import POPULATIONS, Array, Population
 
 RUNS, SIZES, LOSSES = 1000, (100, 500), (0.0, 0.002, 0.01, 0.05, 0.2)
 
-#: Below this share of covering draws an interval does not hold what it says.
+#: Intervals with lower coverage are marked as too narrow.
 GOAL = 0.93
 
 #: Resamples of the percentile bootstrap, and benchmarks in an average.
 RESAMPLES, BENCHMARKS = 2000, 5
 
-#: What stands in the place of a population for averages.
+#: Population name for averages.
 AVERAGE = f"{BENCHMARKS} benchmarks"
 
-#: Draws for averages, which cost far more.
+#: Draws for averages, which are far more expensive.
 AVERAGED = 200
 
-#: Draws whose interval's ends are found, for the width; of all others only whether it holds the truth.
+#: Draws with full intervals, for the width; for others only coverage is computed.
 MEASURED = 50
 
-#: Ends of a standard normal's 95 %.
+#: 95 % limits of a standard normal.
 NORMAL = 1.959964
 
 Rule = Callable[[Array, Array], Interval]
@@ -57,7 +57,7 @@ Split = Callable[[Array, Array], tuple[Parts, Parts]]
 
 
 def mean_of_first(ours: Array, _: Array) -> Interval:
-    """Return the interval of the mean of one of two."""
+    """Return the interval of the mean of the first of two."""
     return mean_interval(ours)
 
 
@@ -109,9 +109,9 @@ def simulated(population: Population, n: int, loss: float, runs: int) -> Iterato
 
 
 def _holds(interval: Rule, parts: Split, pair: tuple[Array, Array], truth: float) -> bool:
-    """Say whether an interval holds a value by the root there, which is what its ends are found by.
+    """Return whether an interval contains a value, from the root that defines its ends.
 
-    Means of answers right or wrong have ends of their own, which cost little.
+    Means of right-or-wrong answers have a cheap closed form.
     """
     if interval is mean_of_first and is_binary(pair[0]):
         found = interval(*pair)
@@ -121,13 +121,13 @@ def _holds(interval: Rule, parts: Split, pair: tuple[Array, Array], truth: float
 
 
 def _root(above: Array, below: Array, truth: float) -> float:
-    """Return the normal number of the probability that the ratio is above the truth."""
+    """Return the normal quantile of the probability that the ratio exceeds the truth."""
     gaps, counts = np.unique(above - truth * below, return_counts=True)
     return tail_root(gaps, counts.astype(np.float64))
 
 
 def averages(n: int, loss: float, runs: int) -> Cell:
-    """Return the coverage of the mean retention over benchmarks, one of each of some populations."""
+    """Return the coverage of the mean retention over benchmarks, one from each of several populations."""
     chosen = [one for one in POPULATIONS if one.kind != "corpus"][:BENCHMARKS]
     rng = np.random.default_rng([n, round(1000 * loss)])
     found = [
@@ -141,7 +141,7 @@ def averages(n: int, loss: float, runs: int) -> Cell:
 
 
 def table_seconds(cells: int = 100, n: int = 500) -> dict[str, float]:
-    """Return the processor's seconds for a table: score, retention and difference of each cell; and p-values."""
+    """Return the processor seconds for a table: score, retention and difference of each cell; and p-values."""
     rng = np.random.default_rng(0)
     chosen = [POPULATIONS[place % len(POPULATIONS)] for place in range(cells)]
     pairs = [population.draw(rng, n, 0.05) for population in chosen]
@@ -201,18 +201,18 @@ def _text(cell: Cell) -> str:
 def _covered(
     low: Sequence[float] | Array, high: Sequence[float] | Array, truth: float
 ) -> tuple[float, float]:
-    """Return the share of intervals that hold the truth, within rounding, and their mean width."""
+    """Return the share of intervals that contain the truth, within rounding, and their mean width."""
     lows, highs = np.asarray(low), np.asarray(high)
     covered = (lows <= truth + 1e-9) & (truth - 1e-9 <= highs)
     return float(covered.mean()), float((highs - lows).mean())
 
 
 def grid(runs: int, journal: Path | None) -> Iterator[Cell]:
-    """Yield all cells; what a journal of as many draws has is read from it, what it lacks is appended.
+    """Yield all cells; cells in a journal with the same number of draws are read, others are appended.
 
     Args:
         runs: draws of a cell.
-        journal: a file with a line for each population, number of samples and loss; None: nothing is kept.
+        journal: a file with a line for each population, number of samples and loss; None: no journal.
     """
     done = {} if journal is None else read_journal(journal, runs)
     for n in SIZES:
@@ -234,7 +234,7 @@ def grid(runs: int, journal: Path | None) -> Iterator[Cell]:
 
 
 def read_journal(path: Path, runs: int) -> dict[tuple[str, int, float], list[Cell]]:
-    """Return the cells that a journal has of `runs` draws, by population, samples and loss; a torn line is none."""
+    """Return the cells of a journal with `runs` draws, by population, samples and loss; incomplete lines are none."""
     found = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
@@ -248,13 +248,13 @@ def read_journal(path: Path, runs: int) -> dict[tuple[str, int, float], list[Cel
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate, print the page, and write it where that is asked for."""
+    """Simulate, print the page, and write it if requested."""
     parser = argparse.ArgumentParser(
         prog="python -m lab.bench.interval_coverage", description=__doc__
     )
-    parser.add_argument("--runs", type=int, default=RUNS, help=f"draws of a cell (default: {RUNS})")
+    parser.add_argument("--runs", type=int, default=RUNS, help=f"draws per cell (default: {RUNS})")
     parser.add_argument("--write", type=Path, help="folder for coverage.md and coverage.json")
-    parser.add_argument("--journal", type=Path, help="file of what is done, to go on from")
+    parser.add_argument("--journal", type=Path, help="file of finished populations, for resuming")
     options = parser.parse_args(argv)
     seconds = table_seconds()
     cells = list(grid(options.runs, options.journal))

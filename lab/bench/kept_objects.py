@@ -1,8 +1,8 @@
-"""What a method keeps of scenes whose objects are known: `python -m lab.bench.kept_objects method=fastv ratio=0.75`.
+"""What a method keeps of scenes with known objects: `python -m lab.bench.kept_objects method=fastv ratio=0.75`.
 
-Of the patches that show an object, of those that show the object asked about, and of those that show none, the share
-that is alive in the last layer, over 100 held-out scenes with a grounding question each; and the share of scenes whose
-object asked about is lost, not one of its patches alive. A method that looks at nothing keeps 1 - ratio of each kind.
+Prints the share of patches alive in the last layer, for patches with an object, with the object asked about and with
+none, over 100 held-out scenes with a grounding question each; and the share of scenes that lose every patch of the
+object asked about. Random selection keeps 1 - ratio of each kind.
 Every method by default; everything else is a config override as for run.py.
 """
 
@@ -51,13 +51,13 @@ def shown(boxes: Sequence[Sequence[int]], side: int, pixels: int) -> Tensor:
 
 def kept_shares(job: Job, adapter: Adapter) -> dict[str, float]:
     """Return the mean share kept of each kind of patch, and of scenes without a patch of the object asked about."""
-    # These bring in transformers: seconds, and main first tells it to stay offline.
+    # These import transformers, which takes seconds, after main has set it offline.
     from espalier.harness.engine.session import Session
 
     spec, found = job.spec, {kind: list[float]() for kind in KINDS}
     asked = [one for one in samples("seedling_rec", "test", 0, 0, SCENES) if one["box"]]
     prior = prior_for(spec.model, job.method, spec.store)
-    # A decoder does not drop tokens of the model.
+    # Decoders do not drop tokens of the model.
     method = job.method if isinstance(job.method, TokenReducer) else NoReduction()
     with Session(adapter, method, spec.budget, seed=spec.seed, prior=prior) as session:
         for first in range(0, len(asked), BATCH):
@@ -86,14 +86,14 @@ def kept_shares(job: Job, adapter: Adapter) -> dict[str, float]:
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one line for each cell; return 0, or 2 after one line on standard error."""
-    # Brings in transformers, which reads the variables above when it is imported.
+    # Imports transformers, which reads the variables above at import time.
     from espalier.harness.models.adapter import load_adapter
 
     overrides = list(sys.argv[1:] if argv is None else argv)
-    # The questions are this module's own, so one benchmark is enough.
+    # The questions come from this module, so one benchmark is enough.
     cells = ["-m", "+experiment=sweep", "ratio=0.75", *overrides, "benchmark=seedling_rec"]
     command = read_command(cells)
-    assert command is not None  # flags of the command line are read_command's to refuse
+    assert command is not None  # read_command refuses flags
     specs = [build_spec(cell) for cell in command.cells]
     adapter, digests = load_adapter(specs[0].model), Digests()
     print(f"{'':56}{'  '.join(KINDS)}")
@@ -104,8 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _line(spec: RunSpec, adapter: Adapter, digests: Digests) -> str:
-    """Return the shares of one cell, or why it cannot run."""
-    # The checks know the adapters, and so bring in transformers.
+    """Return the shares of one cell, or the reason that it cannot run."""
+    # The checks import the adapters and so transformers.
     from espalier.harness.runs.admission import admit
 
     try:

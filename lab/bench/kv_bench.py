@@ -1,12 +1,12 @@
-"""Does evicting cache entries pay what their bytes promise? `python -m lab.bench.kv_bench` (`make bench-kv`).
+"""Compares decoding speed with cache size after eviction: `python -m lab.bench.kv_bench` (`make bench-kv`).
 
-A decoder with random weights whose cache is far larger than its weights answers prompts of two lengths behind the whole
-cache and behind what compressors leave of it, in turns in one process. A step of decoding reads weights and cache once:
+A decoder with random weights and a far larger cache answers prompts of two lengths with the full
+cache and with compressed caches, in turns in one process. A decoding step reads weights and cache once:
 
-    allowed = (weights + whole cache) / (weights + what is left of it),
+    allowed = (weights + full cache) / (weights + remaining cache),
 
-which the measured gain is held against. Beside it stand what scoring and evicting cost, and what is held meanwhile.
-`--write FOLDER` leaves `bench_kv.json` and `bench_kv.md` there; `--quick` is for looking at the benchmark itself.
+which is compared with the measured gain. The cost of scoring and eviction and the peak memory are reported too.
+`--write FOLDER` writes `bench_kv.json` and `bench_kv.md` there; `--quick` is for testing the benchmark itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-#: LLaVA's layout around two wide layers: at 16k tokens 268 MB of cache, and a step reads 95 MB of weights.
+#: LLaVA's layout with two wide layers: at 16k tokens 268 MB of cache, and a step reads 95 MB of weights.
 INSTANCE = (
     "model=llava15_7b",
     "model.weights=random",
@@ -44,8 +44,8 @@ INSTANCE = (
     "model.facts.projector=[128, 512, 512]",
 )
 
-#: One decoder layer of the size that papers report on, for what scores cost beside its prefill: the wide layers above
-#: have next to no weights, so that their prefill is far cheaper a token than any model's.
+#: One decoder layer of the size used in papers, for the cost of scoring relative to its prefill: the wide layers above
+#: have few weights, so their prefill per token is far cheaper than in any real model.
 LAYER = (
     "model=llava_ov_7b",
     "model.weights=random",
@@ -55,7 +55,7 @@ LAYER = (
     "model.device=cpu",
 )
 
-#: Overrides of a side -> whether its score looks at a few rows of the attention, not at all of them.
+#: Overrides of a side -> whether its score reads only a few rows of the attention.
 FULL = "method=none"
 OF_ROWS = ("random_kv", "snapkv_paper", "aircache")
 ALL_ROWS = ("h2o_paper", "elastic_paper", "prefixkv_paper")
@@ -64,7 +64,7 @@ BY_HEAD = ("method=aircache", "method.params.per_head=true", "ratio=0.9")
 
 @dataclass(frozen=True)
 class Length:
-    """One length of prompts: which sides answer them, how often, how long, on which model, and what is asked of it."""
+    """One prompt length: its sides, repetitions, answer length, model and targets."""
 
     tokens: int
     sides: tuple[tuple[str, ...], ...]
@@ -80,7 +80,7 @@ def evicting(names: Sequence[str], *ratios: str) -> tuple[tuple[str, ...], ...]:
     return tuple((f"method={name}", f"ratio={ratio}") for ratio in ratios for name in names)
 
 
-#: The short prompts warm the process up for the long ones, whose prefill takes most of the time.
+#: The short prompts warm up the process for the long ones, which take most of the time.
 FULL_PLAN = (
     Length(
         4096,
@@ -112,14 +112,14 @@ QUICK_PLAN = (
 
 
 def adapter_of(overrides: Sequence[str]) -> Adapter:
-    """Return the loaded model of a command line."""
+    """Return the model of a command line, loaded."""
     from espalier.harness.models.adapter import load_adapter  # transformers takes seconds to import
 
     return load_adapter(_spec(overrides).model)
 
 
 def measured(plan: Sequence[Length]) -> list[Row]:
-    """Return a row of each side at each length."""
+    """Return one row per side and length."""
     rows: list[Row] = []
     for instance, lengths in groupby(plan, lambda one: one.instance):
         adapter = adapter_of(instance)
@@ -133,7 +133,7 @@ def measured(plan: Sequence[Length]) -> list[Row]:
 
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure; return 2 for bad input, else 0, whether targets are met or not."""
+    """Run the benchmark; return 2 for bad input, else 0 (also if targets are missed)."""
     options = _options(argv)
     plan: Sequence[Length] = QUICK_PLAN if options.quick else FULL_PLAN
     if options.rounds is not None:
@@ -155,16 +155,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _spec(overrides: Sequence[str]) -> Any:
     command = read_command(list(overrides))
-    assert command is not None  # only requests for help compose nothing
+    assert command is not None  # None only for --help
     return build_spec(command.cells[0])
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("kv", "bench_kv")
-    known.add_argument("overrides", nargs="*", help="the model; default: two, in the page")
-    known.add_argument("--quick", action="store_true", help="short prompts, a round")
-    known.add_argument("--rounds", type=int, help="of answers that count, at each length")
-    return known.parse_args(argv)
+    arguments = parser("kv", "bench_kv")
+    arguments.add_argument(
+        "overrides", nargs="*", help="model overrides; default: the two on the page"
+    )
+    arguments.add_argument("--quick", action="store_true", help="short prompts, one round")
+    arguments.add_argument("--rounds", type=int, help="counted rounds per length")
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The page of the benchmark of cache compression: one table a length, and what was asked of it."""
+"""Page of the benchmark of cache compression: one table per length, and the targets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lab.bench.kv_sides import Row
 
 MIB = 2**20
 
-#: What scores may cost of a prefill, and what of the allowed gain must be reached at the longest prompts.
+#: Targets: the share of a prefill for scores, and the share of the allowed gain at the longest prompts.
 SCORING, REACHED, TIGHT = 0.01, 0.85, 0.9
 
 HEAD = (
@@ -43,7 +43,7 @@ def page(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
 
 
 def targets(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each thing that was asked for, with what came about."""
+    """Return a line with the result for each target."""
     steps = [row for row in rows if row.asked == "steps"]
     longest = max((row.tokens for row in steps), default=0)
     evicted = [row for row in rows if row.ratio > 0]
@@ -82,7 +82,7 @@ def targets(rows: Sequence[Row]) -> list[str]:
 
 
 def _line(row: Row) -> str:
-    # Where scores are asked about, answers are a few tokens long, and say nothing of steps.
+    # Answers for timing scores have only a few tokens, so step times are not given.
     stepped = row.asked == "steps"
     step = f"{row.step_ms:.2f}" if stepped else ""
     if row.ratio == 0:

@@ -1,4 +1,4 @@
-"""What answers in the benchmark of cache compression, and what is noted of it: time of scores, bytes while evicting."""
+"""Sides of the benchmark of cache compression, with the time of scores and the memory of eviction."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from espalier.methods.none import NoReduction
 
 MS = 1e3
 
-#: What a length of prompts is measured for: decoding steps against what bytes allow, or scores against the prefill.
+#: Purpose of a prompt length: decoding steps against their byte bound, or scores against the prefill.
 Asked = Literal["steps", "scores"]
 
 
 @dataclass
 class Noted:
-    """What one pass told: seconds of scores and of evicting, and bytes above the whole cache meanwhile."""
+    """Records of one pass: seconds of scores and of eviction, and peak bytes above the full cache."""
 
     scoring: float = 0.0
     evicting: float = 0.0
@@ -45,19 +45,19 @@ class Noted:
 
 @dataclass
 class WatchedEviction:
-    """Implements PassEviction: another one, timed, with its peak of memory."""
+    """Implements PassEviction: wraps another one and measures time and peak memory."""
 
     inner: PassEviction
     noted: Noted
 
     @property
     def held_visual(self) -> Sequence[Sequence[int]]:
-        """As the other has them."""
+        """Visual entries of the wrapped eviction."""
         return self.inner.held_visual
 
     @property
     def held_special(self) -> Sequence[Sequence[int]]:
-        """Newline and separator entries likewise."""
+        """Newline and separator entries of the wrapped eviction."""
         return self.inner.held_special
 
     def score_layer(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
@@ -78,14 +78,14 @@ class WatchedEviction:
 
 @dataclass(frozen=True)
 class Watched:
-    """Implements CacheEvictor: a compressor with its budget, every pass of which is noted."""
+    """Implements CacheEvictor: a compressor with its budget, recording every pass."""
 
     budget: CacheBudget
     passes: list[Noted] = field(default_factory=list)
 
     @property
     def ratio(self) -> float:
-        """As the budget has it."""
+        """The budget's ratio."""
         return self.budget.ratio
 
     def begin(self, prefill: Any, depth: int) -> WatchedEviction:
@@ -96,7 +96,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Side:
-    """A model behind the whole cache, or behind what a compressor leaves of it. Implements Generator."""
+    """A model with the full or a compressed cache. Implements Generator."""
 
     name: str
     ratio: float
@@ -116,28 +116,28 @@ class Side:
     def generate(
         self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
     ) -> Generated:
-        """Answer in a session of its own."""
+        """Answer in a new session."""
         with Session(self.adapter, NoReduction(), WHOLE, evicting=self.watched) as session:
             return session.generate(inputs, samples, **generation)
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one side took at one length, medians over its turns.
+    """Times of one side at one length, medians over its turns.
 
     Attributes:
-        tokens, visual: of the prompt, and those of pictures.
-        name, ratio: of the side.
+        tokens, visual: all and visual tokens of the prompt.
+        name, ratio: name and ratio of the side.
         prefill_ms, scoring_ms, evicting_ms, step_ms: of one prompt, all scores, all evictions, one token.
-        kv_bytes: of the cache behind the prefill.
-        visual_share: visual entries that it holds, of all.
-        above_bytes: largest above the whole cache while evicting.
-        allowed: gain of a step that bytes allow.
-        gain: measured beside the whole cache, geometric mean over the rounds with its 95 % interval.
-        weights, rate: bytes of weights that a step reads; bytes a second of a copy.
-        bound_ms: shortest step by these.
-        instance: overrides of the model.
-        asked: what it was measured for.
+        kv_bytes: bytes of the cache after the prefill.
+        visual_share: share of visual entries that it holds.
+        above_bytes: peak bytes above the full cache while evicting.
+        allowed: bound of a step's gain from bytes.
+        gain: measured gain over the full cache, geometric mean over the rounds with its 95 % interval.
+        weights, rate: bytes of weights that a step reads; bytes per second of a copy.
+        bound_ms: lower bound of a step from these.
+        instance: model overrides.
+        asked: purpose of the measurement.
     """
 
     tokens: int
@@ -161,12 +161,12 @@ class Row:
 
     @property
     def scoring_share(self) -> float:
-        """Scores over the prefill without them."""
+        """Time of scores over that of the prefill without them."""
         return self.scoring_ms / (self.prefill_ms - self.scoring_ms)
 
     @property
     def reached(self) -> float:
-        """Measured over allowed gain."""
+        """Measured gain over allowed gain."""
         return self.gain.ratio / self.allowed
 
     def entry(self) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def rows_of(
     warmup: int,
     new_tokens: int,
 ) -> list[Row]:
-    """Let all sides answer one prompt in turns; the first one has the whole cache."""
+    """Answer one prompt with all sides in turns; the first has the full cache."""
     made = compose_prompt(lambda one: tokens_of(adapter.encode, one, 0), tokens)
     content = [
         {"type": "text", "text": part}

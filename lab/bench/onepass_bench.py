@@ -1,13 +1,13 @@
-"""What does a sweep in one pass save? `python -m lab.bench.onepass_bench` (`make bench-onepass`).
+"""Time saved by a sweep in one pass: `python -m lab.bench.onepass_bench` (`make bench-onepass`).
 
 30 cells (6 methods at 5 ratios) are run cell by cell and in one pass (`engine.share=prefix`), in turns in one process,
-each time into an empty store, with the model loaded: reading, answers, scores and rows included. What one pass can
-spare follows from the times of the N cells that ran alone, layers being those before a method's first site:
+each time into an empty store, with the model loaded; reading, answers, scores and rows are included. The possible
+saving follows from the times of the N separate cells; layers are those before a method's first site:
 
-    at best = 1 - (N - 1) / N * (reading + vision + layers) / whole
+    at best = 1 - (N - 1) / N * (reading + vision + layers) / total
 
-`--write FOLDER` leaves `bench_onepass.json` and `bench_onepass.md` there; `--only seedling` picks a model,
-`--limit` the samples of a cell, `--turns` how often each way is run.
+`--write FOLDER` writes `bench_onepass.json` and `bench_onepass.md` there; `--only seedling` selects a model,
+`--limit` the samples per cell, `--turns` the runs of each way.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-#: By chance, before the decoder by tokens and by the tower's attention, behind layers, in stages, and out of the cache.
+#: Random, by tokens and by tower attention before the decoder, inside the decoder, in stages, and from the cache.
 METHODS = "random,divprune,visionzip,fastv,pyramiddrop,snapkv"
 RATIOS = "0.5,0.6,0.7,0.8,0.9"
 
@@ -48,8 +48,8 @@ class Instance:
     """A model and a benchmark.
 
     Attributes:
-        overrides: of the command line.
-        limit: samples of a cell.
+        overrides: command-line overrides.
+        limit: samples per cell.
         target: largest share of the cell-by-cell time.
     """
 
@@ -60,7 +60,7 @@ class Instance:
 
 INSTANCES: Mapping[str, Instance] = {
     "seedling": Instance(("model=seedling", "benchmark=seedling_rec"), 100, 0.45),
-    # The adapter, the views and the vocabulary of LLaVA-NeXT around a tower and a text stack that a processor runs.
+    # Adapter, views and vocabulary of LLaVA-NeXT with a tower and text stack small enough for a CPU.
     "llava_next": Instance(
         (
             "model=llava_next_7b",
@@ -82,7 +82,7 @@ INSTANCES: Mapping[str, Instance] = {
 
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure; return 2 for bad input, else 0, whether targets are met or not."""
+    """Run the benchmark; return 2 for bad input, else 0 (also if targets are missed)."""
     options = _options(argv)
     names = choose(options.only, INSTANCES)
     with contextlib.redirect_stdout(sys.stderr):
@@ -98,14 +98,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measured(instance: Instance, limit: int, turns: int) -> dict[str, Any]:
-    """Return the seconds of both ways, and what the arithmetic allows."""
+    """Return the seconds of both ways, and the theoretical bound."""
     pool = Pool()
     asked = (
         f"method={METHODS}",
         f"ratio={RATIOS}",
         f"limit={limit}",
         "engine.paired=0",
-        # A pass warms nothing up: what a cell by itself spends on that is none of its savings.
+        # A single pass has no warm-up, so the warm-up of separate cells is not counted as a saving.
         "engine.warmup=0",
         "json=false",
     )
@@ -137,7 +137,7 @@ def sweep(pool: Pool, overrides: Sequence[str], share: str) -> tuple[float, dict
     """Run a sweep into an empty store.
 
     Returns:
-        The seconds, and of cells that ran alone those that one pass need not spend again, by what they went into.
+        The seconds, and for separate cells the seconds that one pass saves, by phase.
     """
     with TemporaryDirectory(prefix="espalier-onepass-") as folder:
         specs = specs_of([*overrides, f"engine.share={share}", f"store={folder}"])
@@ -158,7 +158,7 @@ def specs_of(overrides: Sequence[str]) -> list[RunSpec]:
 
 
 def spared(runner: Runner, store: Path) -> dict[str, float]:
-    """Return the seconds of a sweep cell by cell that one pass spends once, less that once."""
+    """Return the seconds that one pass saves over a sweep cell by cell."""
     vision, layers, reading, cells = 0.0, 0.0, 0.0, 0
     for spec, job in runner.jobs:
         entries = Store(store).run(job.key).journal.entries()
@@ -175,7 +175,7 @@ def spared(runner: Runner, store: Path) -> dict[str, float]:
 
 
 def _untouched(spec: RunSpec, row: Mapping[str, Any]) -> float:
-    """Return the share of a prefill's FLOPs that lies before the first site."""
+    """Return the share of a prefill's FLOPs before the first site."""
     facts = spec.model.facts
     method = method_of(spec.method)
     reducer = kind_of(method, spec).prompt_reducer(method)
@@ -219,13 +219,13 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("onepass", "bench_onepass")
-    known.add_argument("--only", help=f"comma-separated: {', '.join(INSTANCES)}")
-    known.add_argument(
-        "--limit", type=int, help="samples of a cell, in place of the instance's own"
+    arguments = parser("onepass", "bench_onepass")
+    arguments.add_argument("--only", help=f"comma-separated: {', '.join(INSTANCES)}")
+    arguments.add_argument(
+        "--limit", type=int, help="samples per cell, instead of the instance's own"
     )
-    known.add_argument("--turns", type=int, default=2, help="how often each way is run")
-    return known.parse_args(argv)
+    arguments.add_argument("--turns", type=int, default=2, help="runs of each way")
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

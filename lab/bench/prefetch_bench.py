@@ -1,14 +1,14 @@
-"""What reading ahead hides: `python -m lab.bench.prefetch_bench` (`make bench-feeding`).
+"""Time hidden by prefetching: `python -m lab.bench.prefetch_bench` (`make bench-feeding`).
 
-Whole evaluations of pictures of 12 megapixels and of mp4 files, with `engine.prefetch=0` and 2 in turns. The model is
-real in shape and small in width, with random weights, and computes on one core, as a model on an accelerator leaves the
-others free; its answers are as long as makes them take a little longer than the reading. What is hidden is
+Complete evaluations on 12-megapixel pictures and mp4 files, with `engine.prefetch=0` and 2 in turns. The model has a
+real architecture with small widths and random weights, and runs on one core, as a model on an accelerator leaves the
+others free; its answers take a little longer than the reading. The hidden share is
 
     share = (seconds in turn - seconds ahead) / seconds of reading and preprocessing in turn,
 
-of which the first batch, which nothing comes before, can be no part.
+which cannot include the first batch.
 
-`--write FOLDER` leaves bench_feeding.md and .json there. A table comes first; the last line of stdout is one JSON
+`--write FOLDER` writes bench_feeding.md and .json there. A table comes first; the last line of stdout is one JSON
 object.
 """
 
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from espalier.harness.evaluation.evaluate import Evaluation
 
 SCHEMA = 1
-#: Batches ahead, the share to be hidden, and how much longer answers take than the reading.
+#: Prefetched batches, target for the hidden share, and duration of answers relative to reading.
 AHEAD, TARGET, LONGER = 2, 0.9, 1.3
-#: A decoder and a tower of these widths stand in the places of those of 7 billion parameters.
+#: Widths of the decoder and tower that replace those of 7 billion parameters.
 NARROW = (
     *("model.weights=random", "model.dtype=float32", "model.scale.layers=2"),
     "model.scale.tower_layers=1",
@@ -61,12 +61,12 @@ NARROW = (
 
 @dataclass(frozen=True)
 class Side:
-    """What is read, by which model.
+    """Files to read and the model.
 
     Attributes:
-        kind: how a chat calls it.
-        write: writes so many files into a folder.
-        overrides: of the config, the model first.
+        kind: name of the medium in a chat.
+        write: function that writes a number of files into a folder.
+        overrides: config overrides, the model first.
     """
 
     kind: str
@@ -93,16 +93,16 @@ class Row:
     """One kind of file.
 
     Attributes:
-        name: of the kind.
-        files: read in one evaluation, each a batch of its own.
-        rounds: evaluations of each way.
-        new_tokens: of an answer.
-        reading: seconds of reading and preprocessing one file, in turn; of `ahead` in the thread, beside the model.
+        name: name of the kind.
+        files: files per evaluation, each in its own batch.
+        rounds: evaluations per way.
+        new_tokens: tokens per answer.
+        reading: seconds of reading and preprocessing one file, in turn; `ahead`: in the thread parallel to the model.
         answering: seconds of answering it, in turn.
-        in_turn, ahead: seconds of one evaluation, means.
-        share: of the reading that is hidden, mean over rounds and 95 % interval (Student's t).
-        waited: seconds that an answer still waited, mean.
-        equal: whether all evaluations gave the same answers to the byte.
+        in_turn, ahead: mean seconds per evaluation.
+        share: hidden share of the reading, mean over rounds and 95 % interval (Student's t).
+        waited: mean seconds that an answer still waited.
+        equal: whether all evaluations gave byte-identical answers.
     """
 
     name: str
@@ -124,12 +124,12 @@ class Row:
 
 
 class Evaluations:
-    """Whole evaluations of one side, over files that lie below a folder.
+    """Complete evaluations of one side on files in a folder.
 
     Args:
         name: of the side.
-        folder: for the files.
-        files: how many.
+        folder: folder for the files.
+        files: number of files.
     """
 
     def __init__(self, name: str, folder: Path, files: int) -> None:
@@ -145,8 +145,8 @@ class Evaluations:
         self._done = 0
 
     def run(self, ahead: int, tokens: int) -> Evaluation:
-        """Evaluate once, with answers of so many tokens."""
-        # Brings in transformers and lmms-eval, which main first tells to stay offline.
+        """Evaluate once, with answers of a given number of tokens."""
+        # Imports transformers and lmms-eval, after main has set them offline.
         from espalier.harness.evaluation.evaluate import evaluate
 
         lengths = (f"+benchmark.generation.{key}_new_tokens={tokens}" for key in ("min", "max"))
@@ -188,7 +188,7 @@ def measure(name: str, folder: Path, files: int, rounds: int) -> Row:
 
 
 def _length(evaluations: Evaluations) -> int:
-    """Return the new tokens of an answer that takes `LONGER` times its file's reading, from two evaluations."""
+    """Return the answer length that takes `LONGER` times the reading of its file, from two evaluations."""
     few, many = 8, 40
     runs = {tokens: evaluations.run(0, tokens) for tokens in (few, many)}
     answer = {n: one.seconds / one.n_samples - _ms(one)["took"] / 1e3 for n, one in runs.items()}
@@ -198,7 +198,7 @@ def _length(evaluations: Evaluations) -> int:
 
 
 def _ms(done: Evaluation) -> Mapping[str, float]:
-    assert done.reading_ms is not None  # nothing comes from a journal here
+    assert done.reading_ms is not None  # no answers from a journal here
     return done.reading_ms
 
 
@@ -214,7 +214,7 @@ def _interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure; return 2 for bad input, else 0, whether targets are met or not."""
+    """Run the benchmark; return 2 for bad input, else 0 (also if targets are missed)."""
     options = _options(argv)
     rows: list[Row] = []
     with (
@@ -254,7 +254,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def write(result: Mapping[str, Any], folder: Path) -> None:
-    """Leave the figures as JSON and as a page."""
+    """Write the figures as JSON and as a page."""
     machine = measured_on(result["conditions"], f"{CORES}, of which the model takes one", LOAD)
     rounds = min(row["rounds"] for row in result["rows"])
     lines = [
@@ -274,11 +274,11 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("feeding", "bench_feeding")
-    known.add_argument("--files", type=int, default=40, help="of each kind")
-    known.add_argument("--rounds", type=int, default=6, help="evaluations of each way")
-    known.add_argument("--only", help=f"comma-separated kinds: {', '.join(SIDES)}")
-    return known.parse_args(argv)
+    arguments = parser("feeding", "bench_feeding")
+    arguments.add_argument("--files", type=int, default=40, help="files of each kind")
+    arguments.add_argument("--rounds", type=int, default=6, help="evaluations per way")
+    arguments.add_argument("--only", help=f"comma-separated kinds: {', '.join(SIDES)}")
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""The part of the engine's benchmark that holds a shortened prefill against two bounds.
+"""Part of the engine benchmark: compares a shortened prefill with two bounds.
 
-The FLOPs' bound takes every FLOP to cost the same. They do not: on a CPU, attention over thousands of tokens runs at a
-fraction of the rate of the matrix products, and those slow down where their operands outgrow the cache. What a method
-drops is the dear part, so a prefill may gain more than its share of FLOPs. The second bound asks the model itself:
-single decoder layers, run by themselves at the lengths that entered them, in the same turns.
+The FLOP bound assumes that all FLOPs cost the same. They do not: on a CPU, attention over thousands of tokens runs at a
+fraction of the rate of matrix products, which also slow down when their operands exceed the cache. Methods drop the
+expensive part, so a prefill may gain more than its share of FLOPs. The second bound is measured on the model:
+single decoder layers, run separately at their input lengths, in the same rounds.
 
-On a CPU, processor time of one thread is counted, by hooks of this module's own: neighbours on the machine do not
-enter, and the engine's timer is not believed without a second one. On a GPU, the engine's timer counts.
+On a CPU, this module's hooks count the processor time of one thread, which excludes other processes and checks
+the engine's timer. On a GPU, the engine's timer is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PART = "prefill"
 
-#: One of these answers once and returns its telemetry.
+#: Functions that answer once and return the telemetry.
 Runs = Mapping[str, Callable[[], Record]]
 
 #: Name of the run that drops nothing.
@@ -40,9 +40,9 @@ FULL = "full"
 
 
 def prefill(adapter: Adapter, runs: Runs, repeats: int) -> list[Figure]:
-    """Time the prefill of all runs in rounds and hold each gain over `full` against both bounds.
+    """Time the prefill of all runs in rounds and compare each gain over `full` with both bounds.
 
-    Each run comes once in a round; the order turns from round to round, and one round before the first is not counted.
+    Each run occurs once per round; the order is reversed every round, and an extra first round is not counted.
     """
     on_cpu = adapter.device.type == "cpu"
     alone: AbstractContextManager[None] = one_thread() if on_cpu else nullcontext()
@@ -71,12 +71,12 @@ def prefill(adapter: Adapter, runs: Runs, repeats: int) -> list[Figure]:
 def compared(
     name: str, record: Record, counted: SampleFlops, times: Mapping[Any, Sequence[float]]
 ) -> list[Figure]:
-    """Return the gain of one run, both bounds, and the share of each that was reached.
+    """Return the gain of one run, both bounds, and the share reached of each.
 
     Args:
-        name: of the run.
-        record: its telemetry.
-        counted: its FLOPs.
+        name: name of the run.
+        record: telemetry of the run.
+        counted: FLOPs of the run.
         times: milliseconds, round by round, of each run by its name and of a single layer by its length.
     """
     rounds = range(len(times[name]))
@@ -104,7 +104,7 @@ def compared(
 
 
 def in_rounds(asked: Mapping[Any, Callable[[], float]], repeats: int) -> dict[Any, list[float]]:
-    """Ask each once in a round, every second round backwards; return what `repeats` rounds after the first said."""
+    """Call each once per round, in reverse order every second round; return the results after a warm-up round."""
     found: dict[Any, list[float]] = {name: [] for name in asked}
     for turn in range(repeats + 1):
         for name in list(asked)[:: -1 if turn % 2 else 1]:
@@ -128,14 +128,14 @@ def _lengths(record: Record) -> list[int]:
 
 
 def _timed(adapter: Adapter, run: Callable[[], Record], on_cpu: bool) -> Callable[[], float]:
-    """Return what runs once and says the milliseconds of its prefill, selection inside."""
+    """Return a function that runs once and returns the milliseconds of its prefill, selection included."""
 
     def engine() -> float:
         return run().times_ms["prefill"]
 
     def processor() -> float:
         marks: list[float] = []
-        # The decoder's own hooks come later and so lie inside.
+        # The decoder's own hooks run later, so they are inside the timed region.
         handles = [
             adapter.decoder.register_forward_pre_hook(lambda *_: marks.append(process_time())),
             adapter.decoder.register_forward_hook(lambda *_: marks.append(process_time())),
@@ -151,7 +151,7 @@ def _timed(adapter: Adapter, run: Callable[[], Record], on_cpu: bool) -> Callabl
 
 
 def _layer(adapter: Adapter, length: int, on_cpu: bool) -> Callable[[], float]:
-    """Return what runs the middle decoder layer by itself on `length` tokens and says the milliseconds."""
+    """Return a function that times the middle decoder layer on `length` tokens, in milliseconds."""
     decoder, facts = adapter.decoder, adapter.facts
     layer = decoder.layers[facts.text.layers // 2]
     hidden = torch.randn(

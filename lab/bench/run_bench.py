@@ -1,4 +1,4 @@
-"""The parts of the benchmark that run the model: machinery, batching, a whole benchmark, memory."""
+"""Benchmark parts that run the model: machinery, batching, a complete benchmark, memory."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MIB = 2**20
 
 
 def machinery(setup: Setup) -> list[Figure]:
-    """Time `generate` in a session at ratio 0 over the model's own, in turns on equal inputs.
+    """Time `generate` in a session at ratio 0 against the model's own, in turns on equal inputs.
 
-    The target holds for the batch that runs use. What a session adds to one call hardly depends on
-    the batch, so batch 1 shows it largest, and in milliseconds it stands below each ratio.
+    The target holds for the usual batch size. The overhead of a session hardly depends on
+    the batch, so it is largest at batch 1; it is also given in milliseconds below each ratio.
     """
-    # The engine takes two seconds to import, and not every part of the benchmark runs it.
+    # The engine takes two seconds to import, and not every part needs it.
     from espalier.harness.engine.session import Session
 
     figures = []
@@ -71,7 +71,7 @@ def batching(setup: Setup) -> list[Figure]:
     for _ in range(turns):
         for rows, found in speeds.items():
             speed = _evaluate(setup, "none", 0, limit, rows).samples_per_second
-            assert speed is not None  # nothing comes from a journal here
+            assert speed is not None  # no answers from a journal here
             found.append(speed)
     pair = Pair(tuple(speeds[8]), tuple(speeds[1]))
     each = [
@@ -82,9 +82,9 @@ def batching(setup: Setup) -> list[Figure]:
 
 
 def samples(setup: Setup) -> list[Figure]:
-    """Time 500 samples of seedling_vqa with every token: the whole evaluation, with scoring."""
+    """Time 500 samples of seedling_vqa with every token: the complete evaluation, with scoring."""
     limit = setup.repeats(500, 64)
-    setup.adapter  # noqa: B018  loading is not what is timed
+    setup.adapter  # noqa: B018  loading is not timed
     started = perf_counter()
     done = _evaluate(setup, "none", 0, limit, 8)
     whole = perf_counter() - started
@@ -119,7 +119,7 @@ def memory(setup: Setup) -> list[Figure]:
 
 
 def _evaluate(setup: Setup, method: str, ratio: float, limit: int, rows: int) -> Evaluation:
-    """Evaluate seedling_vqa from nothing, in a store that is thrown away."""
+    """Evaluate seedling_vqa from scratch, in a temporary store."""
     with tempfile.TemporaryDirectory() as folder:
         spec = setup.spec(
             "benchmark=seedling_vqa",

@@ -1,13 +1,13 @@
-"""What selection costs: `python -m lab.bench.selection_bench` (`make bench-select`).
+"""Cost of token selection: `python -m lab.bench.selection_bench` (`make bench-select`).
 
 Every configured token reducer is timed against the plain product X X^T of the same tokens, in fp32 on one thread, as
-processor time: on a shared machine that wavers less than wall time. Two parts, a process each:
+processor time, which varies less than wall time on a shared machine. Two parts, each in its own process:
 
-    ratios   576 and 2,880 tokens of width 4096, of which a ninth stays
-    growth   2,880 and 25,088 tokens of width 1024, of which a tenth stays: growth exponent, peak memory, and for
-             methods that may hold an N x N matrix both ways, with it and without
+    ratios   576 and 2,880 tokens of width 4096, a ninth kept
+    growth   2,880 and 25,088 tokens of width 1024, a tenth kept: growth exponent, peak memory, and for
+             methods with an optional N x N matrix both with and without it
 
-`--write FOLDER` leaves bench_select.md and .json there. A table comes first; the last line of stdout is one JSON
+`--write FOLDER` writes bench_select.md and .json there. A table comes first; the last line of stdout is one JSON
 object.
 """
 
@@ -36,13 +36,13 @@ from lab.bench.speed_bench import conditions
 
 SCHEMA = 1
 COLUMNS = ("method", "N", "D", "keep", "cosines", "ms", "ratio", "target", "growth", "MiB more", "")
-#: For the process that watches memory: arrays from a MiB on go back to the system when they are freed.
+#: For the process that measures memory: freed arrays of a MiB and more are returned to the system.
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure; return 2 for bad input, else 0, whether targets are met or not."""
+    """Run the benchmark; return 2 for bad input, else 0 (also if targets are missed)."""
     options = _options(argv)
     setup = Setup(model=options.model, quick=options.quick)
     with contextlib.redirect_stdout(sys.stderr), one_thread(), torch.inference_mode():
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _second_process(argv: Sequence[str] | None) -> dict[str, Any]:
-    """Run the part `growth` in a process of its own, whose freed memory goes back to the system."""
+    """Run the part `growth` in its own process, which returns freed memory to the system."""
     given = list(sys.argv[1:] if argv is None else argv)
     command = [sys.executable, "-m", "lab.bench.selection_bench", "--part", "growth", *given]
     if "--write" in command:
@@ -84,8 +84,8 @@ def _second_process(argv: Sequence[str] | None) -> dict[str, Any]:
         errors="replace",
         check=True,
     )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ goes towards 3.
 
 
 def write(result: Mapping[str, Any], folder: Path) -> None:
-    """Leave the rows as JSON and as a page."""
+    """Write the rows as JSON and as a page."""
     lines = ["| " + " | ".join(COLUMNS) + " |"]
     numbers = [title not in ("method", "cosines", "target", "") for title in COLUMNS]
     lines.append("| " + " | ".join("---:" if right else "---" for right in numbers) + " |")
@@ -157,11 +157,13 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("select", "bench_select")
-    known.add_argument("--part", choices=("ratios", "growth"), help="only one; both by default")
-    known.add_argument("--quick", action="store_true", help="two rounds")
-    known.add_argument("--model", default="seedling", help="a name in conf/model")
-    return known.parse_args(argv)
+    arguments = parser("select", "bench_select")
+    arguments.add_argument(
+        "--part", choices=("ratios", "growth"), help="run only this part; default: both"
+    )
+    arguments.add_argument("--quick", action="store_true", help="two rounds")
+    arguments.add_argument("--model", default="seedling", help="a name in conf/model")
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""What speculative decoding gains: `python -m lab.bench.speculative_bench` (`make bench-sd`).
+"""Speed-up of speculative decoding: `python -m lab.bench.speculative_bench` (`make bench-sd`).
 
-One process measures every decoder on the embedded pairs of models, one thread a side, each answer also decoded plainly
-right before or after it by the same loop, cache and clock. Three kinds of answers:
+One process measures every decoder on the embedded pairs of models, one thread per side. Each answer is also decoded
+without a draft just before or after, with the same loop, cache and clock. Three kinds of answers:
 
-    video      112 frames, everything that happens in them, to the end of sequence; the pair for video
-    captions   one picture, every object of it, to the end of sequence
+    video      all events in 112 frames, up to the end of sequence; the video pair
+    captions   every object in one picture, up to the end of sequence
     long       two pictures, as frames of a video, and exactly 160 tokens
 
-Every speed-up has a 95 % bootstrap interval over answers in pairs, and a target is met or missed if the whole interval
-says so. A speed-up whose interval lies above what its own rounds allow is not believable, whatever it reaches.
+Every speed-up has a 95 % bootstrap interval over paired answers; a target is met or missed if the entire interval
+agrees. A speed-up with an interval above the bound from its own rounds is marked as not believable.
 
-Beside them the cost of the state machine by itself. `--write FOLDER` leaves bench_sd.md and .json there; with `--only`
-other kinds stay as the folder has them, and the page says where each was measured. A table comes first; the
+The cost of the state machine alone is also measured. `--write FOLDER` writes bench_sd.md and .json there; with `--only`
+other kinds keep their figures from the folder, and the page lists where each was measured. A table comes first; the
 last line of stdout is one JSON object.
 """
 
@@ -54,7 +54,7 @@ SCHEMA = 2
 
 KINDS = ("video", "captions", "long")
 
-#: Decoders by the overrides that make them. Windows of plain speculative decoding around its best one.
+#: Decoders by their overrides. Windows of plain speculative decoding around its best one.
 SETTINGS: tuple[tuple[str, ...], ...] = (
     ("method=vanilla_sd", "method.params.gamma=2"),
     ("method=vanilla_sd", "method.params.gamma=3"),
@@ -72,7 +72,7 @@ SETTINGS: tuple[tuple[str, ...], ...] = (
     ("method=parallelvlm", "ratio=0.9", "method.params.gamma=best"),
 )
 
-#: The same for the pair for video, with all ratios of the paper and even tokens beside its choice.
+#: The same for the video pair, with all ratios of the paper, and evenly spaced tokens for comparison.
 VIDEO_SETTINGS: tuple[tuple[str, ...], ...] = (
     ("method=vanilla_sd", "method.params.gamma=3"),
     ("method=vanilla_sd", "method.params.gamma=5"),
@@ -87,10 +87,10 @@ VIDEO_SETTINGS: tuple[tuple[str, ...], ...] = (
     ("method=parallelvlm", "ratio=0.9", "method.params.guidance=uniform"),
 )
 
-#: Answers to pictures that are not counted: kernels, caches and the pipe warm up.
+#: Uncounted warm-up answers to pictures, for kernels, caches and the pipe.
 WARMING = 3
 
-#: Answers of each kind that are counted; few in a quick run.
+#: Counted answers of each kind; fewer in a quick run.
 VIDEO, CAPTIONS, LONG = (6, 2), (32, 6), (24, 4)
 
 
@@ -99,12 +99,12 @@ class Kind:
     """Answers of one kind.
 
     Attributes:
-        name: of the kind.
-        chats: what is asked.
-        generation: the settings of generation.
-        settings: decoders, by the overrides that make them.
-        model: the target, a name in conf/model; empty: the one of the command line.
-        warming: answers in front that are not counted.
+        name: name of the kind.
+        chats: the chats to answer.
+        generation: generation settings.
+        settings: decoders by their overrides.
+        model: the target, a name in conf/model; empty: from the command line.
+        warming: number of uncounted first answers.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Kind:
 
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure; return 2 for bad input, else 0, whether targets are met or not."""
+    """Run the benchmark; return 2 for bad input, else 0 (also if targets are missed)."""
     options = _options(argv)
     setup = Setup(model=options.model, quick=options.quick)
     with contextlib.redirect_stdout(sys.stderr), one_thread():
@@ -144,42 +144,42 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def earlier(folder: Path | None) -> Mapping[str, Any]:
-    """Return the figures that a folder has, empty where it has none.
+    """Return the figures in a folder, or an empty mapping.
 
     Raises:
-        UserError: they are of another form.
+        UserError: they have another format.
     """
     path = None if folder is None else folder / "bench_sd.json"
     if path is None or not path.exists():
         return {}
-    found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if found.get("schema") != SCHEMA:
+    figures: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if figures.get("schema") != SCHEMA:
         raise UserError(
-            f"{path}: schema {found.get('schema')}; valid: {SCHEMA}, or a run without --only"
+            f"{path}: schema {figures.get('schema')}; valid: {SCHEMA}, or a run without --only"
         )
-    return found
+    return figures
 
 
 def joined(
     rows: Sequence[dict[str, Any]], here: Mapping[str, Any], before: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], dict[str, Mapping[str, Any]]]:
-    """Return rows with earlier ones of kinds that were not measured again, and where each kind was measured.
+    """Return rows, with earlier rows of kinds not measured now, and where each kind was measured.
 
     Args:
-        rows: those of this run.
-        here: its machine.
-        before: earlier figures, or nothing.
+        rows: rows of this run.
+        here: the machine of this run.
+        before: earlier figures, or empty.
     """
     fresh = {row["kind"] for row in rows}
     kept = [row for row in before.get("rows", ()) if row["kind"] not in fresh]
     places = before.get("conditions_of", {})
-    found = {kind: here for kind in fresh}
-    found |= {row["kind"]: places.get(row["kind"], before["conditions"]) for row in kept}
-    return sorted([*rows, *kept], key=lambda row: KINDS.index(row["kind"])), found
+    machines = {kind: here for kind in fresh}
+    machines |= {row["kind"]: places.get(row["kind"], before["conditions"]) for row in kept}
+    return sorted([*rows, *kept], key=lambda row: KINDS.index(row["kind"])), machines
 
 
 def kinds(setup: Setup) -> tuple[Kind, ...]:
-    """Return the kinds of answers, those of :data:`KINDS` in its order."""
+    """Return the kinds of answers in :data:`KINDS`, in order."""
     clips, count, more = (setup.repeats(*answers) for answers in (VIDEO, CAPTIONS, LONG))
     long = {"max_new_tokens": 160, "min_new_tokens": 160, "do_sample": False}
     short = {"max_new_tokens": 160, "do_sample": False}
@@ -199,32 +199,32 @@ def kinds(setup: Setup) -> tuple[Kind, ...]:
 
 
 def clip_chats(count: int) -> list[list[dict[str, Any]]]:
-    """Return chats that ask for all that happens in held-out clips. Cost: drawing them."""
+    """Return chats that ask for all events in held-out clips. Cost: drawing the clips."""
     asked = samples("seedling_video_caption", "test", 0, FIRST_CLIP, count, MOST_FRAMES)
     return [clip_chat(sample_clip(sample), sample["question"]) for sample in asked]
 
 
 def chat_of(scenes: Sequence[int]) -> list[dict[str, Any]]:
-    """Return a chat that asks for all objects of held-out scenes, in as many pictures."""
-    found = [Scenes().scene("test", 0, index) for index in scenes]
-    images = [{"type": "image", "image": scene.to_pil()} for scene in found]
-    question = questions_for(found[0], {"caption": 1})[0].text
+    """Return a chat that asks for all objects of held-out scenes, one picture per scene."""
+    drawn = [Scenes().scene("test", 0, index) for index in scenes]
+    images = [{"type": "image", "image": scene.to_pil()} for scene in drawn]
+    question = questions_for(drawn[0], {"caption": 1})[0].text
     return [{"role": "user", "content": [*images, {"type": "text", "text": question}]}]
 
 
 def rows_of(setup: Setup, kind: Kind) -> list[dict[str, Any]]:
     """Measure every decoder on one kind of answers."""
     setup = Setup(kind.model, setup.quick) if kind.model else setup
-    found = []
+    rows = []
     for setting in kind.settings:
         print(f"bench-sd: {kind.name} {' '.join(setting)}", file=sys.stderr, flush=True)
-        found.append(row_of(setup, kind, setting))
-    return found
+        rows.append(row_of(setup, kind, setting))
+    return rows
 
 
 def row_of(setup: Setup, kind: Kind, setting: Sequence[str]) -> dict[str, Any]:
     """Decode all chats of one kind by one decoder and return its figures."""
-    # Two seconds for the models of transformers, which --help can do without.
+    # Imports transformers' models, two seconds that --help does not need.
     from espalier.harness.decoding.speculative.speculation import Speculation
 
     job = admission.admit(setup.spec(*setting, "engine.threads=1"), Digests())
@@ -243,7 +243,7 @@ def row_of(setup: Setup, kind: Kind, setting: Sequence[str]) -> dict[str, Any]:
         ),
         "answers": len(decodings) - kind.warming,
         "tokens": sum(one["spent"]["tokens"] for one in decodings[kind.warming :]),
-        # Of each answer the seconds of plain decoding and its own, for intervals over pairs of answers.
+        # Seconds of plain decoding and of this decoder per answer, for intervals over pairs.
         "seconds": [
             [plain.total, one.spent.total]
             for one in map(DecodingRecord.from_entry, decodings[kind.warming :])
@@ -254,13 +254,13 @@ def row_of(setup: Setup, kind: Kind, setting: Sequence[str]) -> dict[str, Any]:
 
 
 class Known:
-    """Both sides of a run whose answer is known beforehand: all time is the machine's."""
+    """Both sides of a run with a known answer, so all time is spent in the state machine."""
 
     def __init__(self, answer: Sequence[int]) -> None:
         self._answer = tuple(answer)
 
     def draft(self, tokens: Sequence[int], count: int) -> Draft:
-        """Return the next tokens; every seventh is wrong."""
+        """Return the next tokens; every seventh token is wrong."""
         start = len(tokens)
         part = self._answer[start : start + count]
         return Draft(tuple(token + (place % 7 == 0) for place, token in enumerate(part, start + 1)))
@@ -272,16 +272,16 @@ class Known:
 
 
 def machine_seconds(repeats: int) -> float:
-    """Return the seconds of one round in which neither side has anything to compute, drafting two tokens at once."""
+    """Return the seconds of one round with two drafted tokens in which neither side computes anything."""
     answer = [number * 37 % 1009 for number in range(600)]
-    found = []
+    times = []
     for _ in range(repeats):
         sides = Known(answer)
         machine = Machine(sides, sides, Greedy(), SequentialTransport(), 2, True)
         start = time.perf_counter()
         trace = machine.run(500)
-        found.append((time.perf_counter() - start) / len(trace.rounds))
-    return median(found)
+        times.append((time.perf_counter() - start) / len(trace.rounds))
+    return median(times)
 
 
 PAGE = """# Speculative decoding on the embedded models
@@ -292,7 +292,7 @@ of answers. Columns are defined in [speculative.md](../../docs/speculative.md). 
 its own: `per device` divides by the cores used.
 """
 
-#: What a page says of each kind that it has.
+#: Description of each kind on the page.
 ABOUT = {
     "video": "`video`: seedling_video (8 layers) tells clips of 4,032 visual tokens; its draft has 3 layers.",
     "captions": "`captions`: seedling (6 layers) tells one picture; its draft has 2 layers.",
@@ -333,7 +333,7 @@ def page_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def _sure(row: Mapping[str, Any]) -> list[str]:
-    """Return the intervals of a row's speed-ups, and what decoding cannot exceed."""
+    """Return the intervals of a row's speed-ups, and the bound of the decoding speed-up."""
     block = row["extra"]["speculative"]
     ends = [_range(block[f"speedup_{name}_interval"]) for name in ("decode", "end_to_end")]
     return [*ends, f"{block['speedup_bound']:.2f}"]
@@ -349,7 +349,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def write(result: Mapping[str, Any], lines: Sequence[str], folder: Path) -> None:
-    """Leave the figures as JSON and as a page."""
+    """Write the figures as JSON and as a page."""
     places = result["conditions_of"]
     about = [
         f"- {said} On {measured_on(places[kind], CORES, LOAD)}."
@@ -361,16 +361,16 @@ def write(result: Mapping[str, Any], lines: Sequence[str], folder: Path) -> None
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("sd", "bench_sd")
-    known.add_argument("--quick", action="store_true", help="few answers")
-    known.add_argument(
+    arguments = parser("sd", "bench_sd")
+    arguments.add_argument("--quick", action="store_true", help="few answers")
+    arguments.add_argument(
         "--only",
         choices=KINDS,
         action="append",
-        help="kinds of answers, with those that the folder has of others; all otherwise",
+        help="kinds of answers to measure; others keep the folder's figures; default: all",
     )
-    known.add_argument("--model", default="seedling", help="a name in conf/model, for pictures")
-    return known.parse_args(argv)
+    arguments.add_argument("--model", default="seedling", help="a name in conf/model, for pictures")
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

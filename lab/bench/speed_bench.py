@@ -1,12 +1,12 @@
-"""Does the harness waste anything? `python -m lab.bench.speed_bench` (`make bench`).
+"""Overhead of sessions, selection, batching and memory: `python -m lab.bench.speed_bench` (`make bench`).
 
-One process measures everything, so that every ratio compares like with like. Parts (`--only a,b`
-picks some):
+One process measures everything, so ratios are comparable. Parts (`--only a,b`
+selects some):
 
-    machinery   generate in a session at ratio 0 over plain generate, in turns
-    selection   each method's selection over the similarity product of the same tokens
-    batching    samples/s of an evaluation with batch 8 over batch 1
-    memory      peak memory, and the cache that one sample holds
+    machinery   generate in a session at ratio 0 relative to plain generate, in turns
+    selection   each method's selection relative to the similarity product of the same tokens
+    batching    samples/s of an evaluation with batch 8 relative to batch 1
+    memory      peak memory, and the cache of one sample
     samples     500 samples of seedling_vqa
 
 `--quick` repeats less. A table comes first; the last line of stdout is one JSON object with every
@@ -47,7 +47,7 @@ SCHEMA = 1
 
 @bench_command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the parts asked for; return 2 for bad input, else 0, whether targets are met or not."""
+    """Run the requested parts; return 2 for bad input, else 0 (also if targets are missed)."""
     options = _options(argv)
     names = choose(options.only)
     setup = Setup(model=options.model, quick=options.quick)
@@ -62,25 +62,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def choose(only: str | None, parts: Iterable[str] | None = None) -> tuple[str, ...]:
-    """Return the parts named in a comma-separated list, out of `parts` (default: those here) and in their order.
+    """Return the parts named in a comma-separated list, from `parts` (default: those here) and in their order.
 
-    None is all of them.
+    None selects all.
 
     Raises:
         UserError: an unknown part.
     """
-    known = tuple(PARTS if parts is None else parts)
+    valid = tuple(PARTS if parts is None else parts)
     if only is None:
-        return known
+        return valid
     asked = [name.strip() for name in only.split(",")]
     for name in asked:
-        if name not in known:
-            raise unknown_name("--only", name, known)
-    return tuple(name for name in known if name in asked)
+        if name not in valid:
+            raise unknown_name("--only", name, valid)
+    return tuple(name for name in valid if name in asked)
 
 
 def summary(figures: Sequence[Figure], setup: Setup) -> dict[str, object]:
-    """Return the last line: every figure, and the conditions it was measured under."""
+    """Return the last line: every figure, with its measurement conditions."""
     here = conditions(setup.spec().model.device)
     return {
         "schema": SCHEMA,
@@ -90,7 +90,7 @@ def summary(figures: Sequence[Figure], setup: Setup) -> dict[str, object]:
 
 
 def conditions(device: str) -> dict[str, object]:
-    """Return what figures measured on `device` depend on beside the code."""
+    """Return the conditions, besides the code, that figures on `device` depend on."""
     return {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -121,11 +121,11 @@ def _target(figure: Figure) -> str:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    known = parser("speed")
-    known.add_argument("--only", help=f"comma-separated parts: {', '.join(PARTS)}")
-    known.add_argument("--quick", action="store_true", help="fewer repeats and samples")
-    known.add_argument("--model", default="seedling", help="a name in conf/model")
-    return known.parse_args(argv)
+    arguments = parser("speed")
+    arguments.add_argument("--only", help=f"comma-separated parts: {', '.join(PARTS)}")
+    arguments.add_argument("--quick", action="store_true", help="fewer repeats and samples")
+    arguments.add_argument("--model", default="seedling", help="a name in conf/model")
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""`python -m lab.bench.tables_bench`: seconds and peak memory of reading a store of synthetic rows.
+"""Time and peak memory of reading a store of synthetic rows: `python -m lab.bench.tables_bench`.
 
-Two readers: all published tables rebuilt in all formats, and `results.load`. Each reads twice, in a process of its own
-each time: first the files, making the index of the store, then the index. Rows are those of the tables' runs, over and
-over, each as large as a stored one. Seconds are of the processor, and by the clock.
+Two readers: all published tables rebuilt in all formats, and `results.load`. Each reads twice, in a new process
+each time: first the files, building the index of the store, then the index. Rows repeat those of the tables' runs
+and are as large as stored ones. Seconds are processor time and wall time.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from espalier.harness.reports.tables.table_presets import runs_of
 from espalier.harness.store.column_index import NAME as INDEX
 from espalier.harness.store.parquet_tables import read_rows
 
-#: Rows whose blocks the synthetic ones have.
+#: Rows that provide the blocks of the synthetic ones.
 TEMPLATES = ROOT / "results" / "demo"
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """Yield rows of the tables' runs, over and over, with the blocks of stored ones."""
+    """Yield rows of the tables' runs repeatedly, with the blocks of stored rows."""
     stored = read_rows(TEMPLATES)[0]
     runs = [
         run
@@ -46,7 +46,7 @@ def rows() -> Iterator[dict[str, Any]]:
         name, variant, params = method_of(Wanted(run, "", 1.0))
         metric = choice("benchmark", run["benchmark"])["headline"]
         settings, extra = stored["settings"], stored["extra"]
-        # Numbers that no two rows of a store share.
+        # Numbers that are unique to each row of a store.
         value = random.random()
         times = {name: random.random() for name in stored["time"]}
         yield {
@@ -80,7 +80,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def _compared(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the settings that tables compare of a run, by section."""
+    """Return the settings of a run that tables compare, by section."""
     found: dict[str, dict[str, Any]] = {"benchmark": {"limit": None}}
     for key, value in compared_settings(Wanted(run, "", 1.0)).values.items():
         section, _, name = key.partition(".")
@@ -89,7 +89,7 @@ def _compared(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def tables(folder: Path) -> int:
-    """Rebuild all tables from a store in every format; return how many there are."""
+    """Rebuild all tables from a store in every format; return their number."""
     found, _ = rebuild(requested_tables("all", []), [folder])
     for table in found:
         for text in FORMATS.values():
@@ -98,7 +98,7 @@ def tables(folder: Path) -> int:
 
 
 def load(folder: Path) -> int:
-    """Load a store with `results.load`; return how many lines it has."""
+    """Load a store with `results.load`; return its number of lines."""
     # Imported here: the tables need neither pandas nor torch, which is half of this reader's memory.
     from espalier.harness.reports import results
 
@@ -109,7 +109,7 @@ READERS: dict[str, Callable[[Path], int]] = {"tables": tables, "load": load}
 
 
 def measure(reader: str, folder: Path) -> dict[str, Any]:
-    """Return what a reader gives, its seconds, and the peak memory of this process in MiB."""
+    """Return a reader's result, its seconds, and the peak memory of this process in MiB."""
     there = (folder / INDEX).exists()
     clock, processor = time.perf_counter(), time.process_time()
     given = READERS[reader](folder)
@@ -126,9 +126,11 @@ def measure(reader: str, folder: Path) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one JSON line for each reader."""
     parser = argparse.ArgumentParser(prog="python -m lab.bench.tables_bench", description=__doc__)
-    parser.add_argument("--rows", type=int, default=100_000, help="of the store")
-    parser.add_argument("--reader", choices=sorted(READERS), help="this one alone, of --store")
-    parser.add_argument("--store", type=Path, help="a store that is there already")
+    parser.add_argument("--rows", type=int, default=100_000, help="rows of the store")
+    parser.add_argument(
+        "--reader", choices=sorted(READERS), help="run only this reader, on --store"
+    )
+    parser.add_argument("--store", type=Path, help="an existing store")
     options = parser.parse_args(argv)
     if options.reader is not None and options.store is not None:
         print(json.dumps(measure(options.reader, options.store)))
@@ -143,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for reader in READERS:
             (folder / INDEX).unlink(missing_ok=True)
             for _ in ("cold", "warm"):
-                # A process of its own: its peak is its own, and nothing is read already.
+                # A separate process, for its own peak memory and without earlier reads.
                 subprocess.run([*command, reader], check=True, cwd=ROOT, stdin=None)
     return 0
 

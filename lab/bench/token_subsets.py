@@ -27,13 +27,13 @@ class Seen:
 
 
 def subsets(seen: Seen, other: Seen, keep: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return (keep,) ascending visual tokens by what they were chosen for.
+    """Return (keep,) ascending visual tokens by selection criterion.
 
     Args:
         seen: the scene.
         other: another one, whose choice has the same shape here and shows something else.
         keep: tokens of each subset.
-        generator: the only source of chance.
+        generator: the only source of randomness.
     """
     count = len(seen.closer)
     chance = torch.rand(count, generator=generator)

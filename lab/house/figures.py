@@ -19,7 +19,7 @@ from lab.house import names, run_path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Pages of docs/ that are written by programs, and the log.
+#: Generated pages of docs/, and the log.
 GENERATED = ("methods.md", "benchmarks.md")
 
 
@@ -34,7 +34,7 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 
 
 def imports(listed: dict[str, Path]) -> dict[str, set[str]]:
-    """Return what each module imports of the others, inside functions too, for type checkers alone not."""
+    """Return each module's imports of the others, including those in functions, without type-checking imports."""
     graph: dict[str, set[str]] = {}
     for name, path in listed.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -59,7 +59,7 @@ def imports(listed: dict[str, Path]) -> dict[str, set[str]]:
 
 
 def longest_chain(graph: dict[str, set[str]]) -> list[str]:
-    """Return the longest chain of imports. The graph has no circles (pyproject.toml, import-linter)."""
+    """Return the longest chain of imports. The graph has no cycles (pyproject.toml, import-linter)."""
 
     @cache
     def chain(name: str) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ def words(path: Path) -> int:
 
 
 def measure() -> dict[str, object]:
-    """Return all figures but those of a run."""
+    """Return all figures except those of a run."""
     harness = sorted((ROOT / "harness").rglob("*.py"))
     layers = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contract = layers["tool"]["importlinter"]["contracts"][0]["layers"]

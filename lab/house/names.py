@@ -1,7 +1,7 @@
-"""Names that say nothing: `python -m lab.house.names` counts them, `--check` fails above the ceilings.
+"""Uninformative names: `python -m lab.house.names` counts them, `--check` fails above the ceilings.
 
-Counted in harness/ and methods/: bindings (variables, parameters, functions) whose whole name is a pronoun or a bare
-participle; files named -ing; class names that stand in several files. A ceiling (ceilings.json) only goes down: when a
+Counts in harness/ and methods/: bindings (variables, parameters, functions) with a name that is a pronoun or a bare
+participle; files named -ing; class names used in several files. A ceiling (ceilings.json) only goes down: when a
 count falls, `--lower` writes the new one.
 """
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("harness", "methods")
 CEILINGS = Path(__file__).with_name("ceilings.json")
 
-#: Whole names that are not nouns of the field.
+#: Names that are not nouns of the field.
 VAGUE = frozenset(
     [
         "one",
@@ -69,7 +69,7 @@ VAGUE = frozenset(
 
 
 def files(root: Path = ROOT) -> list[Path]:
-    """Return the Python files that are counted."""
+    """Return the Python files to check."""
     return [path for folder in FOLDERS for path in sorted((root / folder).rglob("*.py"))]
 
 
@@ -89,7 +89,7 @@ def bindings(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def measure(root: Path = ROOT) -> tuple[dict[str, float], list[str]]:
-    """Return the counts and a line for each place that counts. Cost: parses about 500 files, three seconds."""
+    """Return the counts and a line for each occurrence. Cost: parses about 500 files, three seconds."""
     places: list[str] = []
     classes: dict[str, list[str]] = defaultdict(list)
     total = vague = 0
@@ -121,8 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print counts; exit code 1 if `--check` finds one above its ceiling."""
     parser = argparse.ArgumentParser(prog="python -m lab.house.names", description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail above a ceiling")
-    parser.add_argument("--lower", action="store_true", help="write counts that have fallen")
-    parser.add_argument("--list", action="store_true", help="print every place")
+    parser.add_argument("--lower", action="store_true", help="write lower counts")
+    parser.add_argument("--list", action="store_true", help="print every occurrence")
     options = parser.parse_args(argv)
     counts, places = measure()
     ceilings: dict[str, float] = json.loads(CEILINGS.read_text(encoding="utf-8"))

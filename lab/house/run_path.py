@@ -26,17 +26,17 @@ ARGUMENTS = (
 
 
 class Trace:
-    """What a profile hook sees of the files of this repository."""
+    """Calls in this repository's files, recorded by a profile hook."""
 
     def __init__(self) -> None:
-        """Begin with nothing seen."""
+        """Start with empty records."""
         self.files: set[str] = set()
         self.changes = 0
         self.plan_stack: list[str] = []
         self._last = ""
 
     def hook(self, frame: FrameType, event: str, _: object) -> None:
-        """Note a call."""
+        """Record a call."""
         path = own_file(frame)
         if event != "call" or path is None or frame.f_code.co_name == "<module>":
             return

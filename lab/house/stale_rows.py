@@ -4,8 +4,8 @@
 
 `walk` follows definitions (run key version 3, read from LAST_COMMIT), `packages` takes whole packages, `files` takes
 the closure of imported files. A commit counts where the digest differs from that of its first parent. Approximations:
-the signals of a method are the names of signals that its file quotes, and every commit is thought to have rows.
-LAST_COMMIT must lie before the packages moved below `espalier`: names of modules are those of that layout.
+the signals of a method are the signal names quoted in its file, and every commit is assumed to have rows.
+LAST_COMMIT must be before the packages moved into `espalier`: module names are those of that layout.
 
 On the last 200 commits before that move, over ten runs: walk 679, packages 620, files 697. `packages` misses 66 changes
 that the walk follows into other packages; the 22 that `files` misses are in classes that only annotations name, and in
@@ -47,10 +47,10 @@ KINDS = {
     "Decoder": ("harness.kinds.decoder",),
     "DenoisingReducer": ("harness.kinds.denoiser",),
 }
-#: Packages that every run uses whole, and those of some kinds.
+#: Packages that every run uses entirely, and those of some kinds.
 PACKAGES = ("engine", "artifacts", "evaluation", "measure", "kinds", "media", "stats")
 DECODING = {"Decoder": ("decoding",), "DenoisingReducer": ("diffusion",)}
-#: Files whose imports are alternatives: the chosen ones are entries.
+#: Files with alternative imports: the chosen ones are entries.
 TABLES = ("harness.kinds.lookup", "harness.kinds.by_model")
 
 
@@ -116,7 +116,7 @@ def digests(tree: Path, files: CodeFiles, walk: Walk) -> dict[tuple[str, str], s
 
 
 class Walk:
-    """The walk through definitions of run key version 3, imported from a checkout of its own."""
+    """The walk through definitions of run key version 3, imported from a separate checkout."""
 
     def __init__(self, code: Path, tree: Path) -> None:
         """Import it; `tree` is the checkout to walk through."""
@@ -127,7 +127,7 @@ class Walk:
         self._roots, self._reaches = Roots, Reaches(Codebase(tree))
 
     def digest(self, symbols: tuple[str, ...], task: tuple[Path, ...], **more: Any) -> str:
-        """Return the digest of what some roots reach."""
+        """Return the digest of the code reachable from some roots."""
         outside = tuple(path for path in task if "harness" not in path.parts)
         found: str = self._reaches.digest(self._roots(tuple(sorted(set(symbols))), outside, **more))
         return found
@@ -163,7 +163,7 @@ def sides(repository: Path, last: str, count: int) -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    """Print a table: runs by definition, how many commits make their rows stale."""
+    """Print a table: number of commits that make rows stale, by run and definition."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("repository", type=Path)
     parser.add_argument("last")

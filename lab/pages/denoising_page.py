@@ -1,7 +1,7 @@
-"""How what deciders look at moves from step to step: `--write lab/measured/diffusion`.
+"""Attention of decider tokens over the denoising steps: `--write lab/measured/diffusion`.
 
-The digits of a held-out scene are read by `seedling_diffusion` with D3ToM, a place a step. Each picture shows the
-scores by which that step chose, the tokens that it kept, and the answer as it stood. Writes `steps.png` and `.svg`.
+`seedling_diffusion` with D3ToM reads the digits of a held-out scene, one position per step. Each picture shows the
+selection scores of a step, the tokens kept, and the answer so far. Writes `steps.png` and `.svg`.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from espalier.methods.base import Plan, View
 from espalier.methods.d3tom import D3ToM
 
 MODEL = "seedling_diffusion"
-#: Places of the answer, one unveiled a step.
+#: Positions of the answer, one unmasked per step.
 PLACES = 8
-#: In inches, one step; steps in a row.
+#: Size of one step in inches; steps per row.
 PANEL, COLUMNS = (1.9, 2.3), 4
-#: What stands in a place that says nothing yet, and behind the answer's end.
+#: Text for masked positions, and for those after the answer's end.
 MASKED, ENDED = "·", "∎"
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one step chose by: scores (N,) of the visual tokens, and those kept (K,)."""
+    """Selection of one step: scores (N,) of the visual tokens, and kept tokens (K,)."""
 
     scores: Tensor
     kept: Tensor
@@ -58,7 +58,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Watched(D3ToM):
-    """D3ToM that remembers what each step chose by, of a single row."""
+    """D3ToM that records the selection of each step, for a single row."""
 
     seen: dict[int, Seen] = field(default_factory=dict, compare=False)
 
@@ -70,7 +70,7 @@ class Watched(D3ToM):
 
 
 class NotingSession(DenoisingSession):
-    """A session that keeps the answer as each step finds it."""
+    """A session that records the answer at the start of each step."""
 
     found: list[Answering]
 
@@ -84,9 +84,9 @@ class NotingSession(DenoisingSession):
 
 @dataclass(frozen=True)
 class Shown:
-    """One step as it is drawn: the word in each place, the places that decide, and what was chosen by them.
+    """One plotted step: the word at each position, the decider positions, and the selection.
 
-    `seen` is None of the first step, at which nobody decides.
+    `seen` is None for the first step, which has no deciders.
     """
 
     words: tuple[str, ...]
@@ -127,7 +127,7 @@ def _words(adapter: Adapter, ids: Sequence[int]) -> list[str]:
 
 
 def draw(scene: Scene, steps: Sequence[Shown]) -> Figure:
-    """Return the figure: what is looked at stays, the rest fades; kept tokens are outlined.
+    """Return the figure: patches fade with low scores; kept tokens are outlined.
 
     Drawing and saving both belong inside `matplotlib.rc_context(STYLE)`.
     """
@@ -176,15 +176,15 @@ def _draw_step(axes: Axes, pixels: np.ndarray, number: int, step: Shown) -> None
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the picture; exit code 2 and one line if that cannot be done."""
+    """Write the figure; exit code 2 and one line on an error."""
     parser = argparse.ArgumentParser(prog="python -m lab.pages.denoising_page", description=__doc__)
-    parser.add_argument("--write", type=Path, required=True, help="folder of the picture")
+    parser.add_argument("--write", type=Path, required=True, help="folder for the figure")
     parser.add_argument("--scene", type=int, default=3, help="number of the held-out scene")
     parser.add_argument("--ratio", type=float, default=0.9, help="share of the tokens merged")
     options = parser.parse_args(argv)
     check_folder("--write", options.write)
     command = read_command([f"model={MODEL}", "model.device=cpu"])
-    assert command is not None  # only requests for help compose nothing
+    assert command is not None  # None only for --help
     adapter = load_adapter(build_spec(command.cells[0]).model)
     scene = Scenes().scene("test", 0, options.scene)
     steps, answer = steps_of(adapter, scene, options.ratio)

@@ -21,7 +21,7 @@ from espalier.methods.denoiser import DenoisingReducer
 from lab.pages.page_writer import print_or_write, table
 from lab.pages.proofs import Subject, kinds_of
 
-#: The model whose layers are printed: LLaVA-1.5 7B has a tower of 23 running blocks and 32 decoder layers.
+#: Layers of the model on the page: LLaVA-1.5 7B runs 23 tower blocks and 32 decoder layers.
 BLOCKS, DEPTH = 23, 32
 
 HEAD = """\
@@ -103,7 +103,7 @@ versions still work:
 
 
 def page(root: Path = ROOT) -> str:
-    """Return the page: a table of methods that remove tokens, one of each other kind, and one of config files."""
+    """Return the page: a table of reducers, one per other kind of method, and one of config files."""
     folder = root / "tests" / "methods"
     tests = {
         path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("test_*.py"))
@@ -137,7 +137,7 @@ def page(root: Path = ROOT) -> str:
 
 def _reducer_row(name: str, tests: dict[str, str]) -> tuple[str, ...]:
     method = build_method(name, {})
-    assert isinstance(method, TokenReducer)  # by its name
+    assert isinstance(method, TokenReducer)  # guaranteed by the name
     sites = method.all_sites(BLOCKS, DEPTH)
     step = method.decode_site(DEPTH)
     every = (*sites, step) if step else sites
@@ -154,7 +154,7 @@ def _reducer_row(name: str, tests: dict[str, str]) -> tuple[str, ...]:
 
 def _decoder_row(name: str) -> tuple[str, ...]:
     method = build_method(name, {})
-    assert isinstance(method, Decoder)  # by its name
+    assert isinstance(method, Decoder)  # guaranteed by the name
     alone = method.source == "nobody"
     levels = f"tree of {len(method.tree)} on {method.window} levels"
     rounds = "at once" if method.overlap else "in turn"
@@ -174,7 +174,7 @@ def _decoder_row(name: str) -> tuple[str, ...]:
 
 def _compressor_row(name: str) -> tuple[str, ...]:
     method = build_method(name, {})
-    assert isinstance(method, CacheCompressor)  # by its name
+    assert isinstance(method, CacheCompressor)  # guaranteed by the name
     first, last = method.exempt
     return (
         _link(name, _module(method)),
@@ -210,7 +210,7 @@ def _signals(method: Method, sites: Iterable[Site]) -> str:
 
 
 def places(sites: Iterable[Site]) -> str:
-    """Return sites in words: `vision`, `layers 8, 16, 24`, `tower 0 to 22`; those of one kind together."""
+    """Return sites as text, grouped by kind: `vision`, `layers 8, 16, 24`, `tower 0 to 22`."""
     parts = []
     for where, group in groupby(sites, key=lambda site: site.where):
         layers = [site.layer for site in group]
@@ -238,7 +238,7 @@ def _cost(rule: Callable[..., object]) -> str:
 
 
 def _paper(module: ModuleType) -> str:
-    """Return the title's sentence up to the brackets' end, with a link to arXiv where it names one."""
+    """Return the title's sentence up to the closing bracket, with a link to arXiv if it has an id."""
     first = (inspect.getdoc(module) or "").split("\n\n")[0]
     found = re.search(
         r"\(([^()]*\b(?:19|20)\d\d[^()]*|[^()]*arXiv[^()]*)\)", " ".join(first.split())
@@ -250,9 +250,9 @@ def _paper(module: ModuleType) -> str:
 
 
 def _own_tests(subject: Subject, module: ModuleType, tests: dict[str, str]) -> str:
-    """Return the test files of the method, each with what it holds the method against.
+    """Return the test files of the method, each with its kinds of comparison.
 
-    They bear its name; methods without such a file are tested together, in the files that import them.
+    Files have the method's name; for methods without one, the files that import them.
     """
     named = f"test_{module.__name__.rpartition('.')[2]}"
     imported = re.compile(rf"^from {re.escape(module.__name__)} import", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What the pages of docs/ share: tables, and the command that prints or writes one."""
+"""Shared by the pages of docs/: tables, and the command that prints or writes a page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from espalier.harness.store.files.folder_checks import check_file
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown, a line a row; what would end a cell is a slash in it."""
+    """Return a table in Markdown, one line per row; `|` in cells is replaced by a slash."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
 
@@ -18,7 +18,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def print_or_write(
     page: Callable[[], str], module: str, about: str | None, argv: Sequence[str] | None
 ) -> int:
-    """Print a page, or replace a file by it, as a command line asks; `about` is the help of `python -m <module>`."""
+    """Print a page, or write it with `--write`; `about` is the help text of `python -m <module>`."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
     parser.add_argument("--write", type=Path, help="file to replace")
     options = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""What a method's tests hold it against, read off the code of each test and not off the words in a file."""
+"""Kinds of comparison in a method's tests, determined from the code of each test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-#: What a test uses or is called if it holds a method against this.
+#: Names that a test uses or has if it makes this kind of comparison.
 USED = {
     "slow version": r"slow_\w+",
     "planted signal": r"(planted_)?recall",
@@ -20,7 +20,7 @@ CALLED = {
 }
 KINDS = ("slow version", "worked example", "published figures", "planted signal", "tiny models")
 
-#: Functions that build a method by its name in the registry, and how such a name is marked among the names used.
+#: Functions that build a method by its registry name, and the mark of such names among the names used.
 BUILDERS = ("build", "build_method")
 BY_NAME = "method:"
 
@@ -34,9 +34,9 @@ class Subject:
 
 
 def kinds_of(source: str, subject: Subject) -> tuple[str, ...]:
-    """Return what the test functions of a file that run a method hold it against, in the order of KINDS.
+    """Return the kinds of comparison in the test functions that run a method, in the order of KINDS.
 
-    A test runs a method if its own code, or what it uses of its file (helpers, constants, fixtures, parameters), names
+    A test runs a method if its code, or code of the file that it uses (helpers, constants, fixtures, parameters), names
     the class or builds it by its name. Annotations do not count.
 
     Args:
@@ -58,7 +58,7 @@ def kinds_of(source: str, subject: Subject) -> tuple[str, ...]:
 
 
 def _definitions(module: ast.Module) -> Iterator[tuple[str, ast.AST]]:
-    """Yield what a file defines: its functions, classes and constants by name."""
+    """Yield the functions, classes and constants of a file by name."""
     for node in module.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name, node
@@ -71,7 +71,7 @@ def _definitions(module: ast.Module) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    """Yield the names that code uses, fixtures among them, and the names that it builds methods by."""
+    """Yield the names that code uses, including fixtures, and the registry names of methods that it builds."""
     if isinstance(node, ast.Name):
         yield node.id
     elif isinstance(node, ast.arg):
@@ -90,7 +90,7 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 
 def _reach(start: str, uses: Mapping[str, set[str]]) -> set[str]:
-    """Return the names that a definition uses, and those that these use, as far as the file goes."""
+    """Return the names that a definition uses directly or indirectly within the file."""
     reached: set[str] = set()
     waiting = [start]
     while waiting:

@@ -1,7 +1,7 @@
-"""Run notebooks from the top to the bottom, without Jupyter: `python -m lab.pages.run_notebooks notebooks/*.ipynb`.
+"""Run notebooks from top to bottom without Jupyter: `python -m lab.pages.run_notebooks notebooks/*.ipynb`.
 
-Cells are plain Python. Each notebook has a process's worth of its own names, the repository as its working directory
-and figures that go nowhere, or with `--figures <folder>` into PNG files.
+Cells are plain Python. Each notebook runs with a fresh `__main__`, the repository as its working directory
+and discarded figures, or with `--figures <folder>` PNG files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def cells(path: Path) -> list[str]:
     """Return the code of a notebook, cell by cell.
 
     Raises:
-        UserError: the file is no notebook of version 4.
+        UserError: the file is not a notebook of version 4.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -37,14 +37,14 @@ def cells(path: Path) -> list[str]:
 
 
 def execute(path: Path, figures: Path | None = None) -> dict[str, object]:
-    """Run all cells and return the names that they leave; an error of a cell is raised as it is.
+    """Run all cells and return the resulting names; errors of cells are raised unchanged.
 
     Args:
-        path: of the notebook.
-        figures: where its figures go; nowhere by default.
+        path: path of the notebook.
+        figures: folder for its figures; None discards them.
     """
     matplotlib.use("Agg")
-    # The backend has to be chosen first.
+    # The backend must be set first.
     import matplotlib.pyplot as plt
 
     before = Path.cwd()
@@ -65,7 +65,7 @@ def execute(path: Path, figures: Path | None = None) -> dict[str, object]:
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run notebooks; exit code 2 and one line if a file is none."""
+    """Run notebooks; exit code 2 and one line if a file is not a notebook."""
     parser = argparse.ArgumentParser(prog="python -m lab.pages.run_notebooks", description=__doc__)
     parser.add_argument("notebooks", type=Path, nargs="+")
     parser.add_argument("--figures", type=Path, help="folder for figures as PNG")

@@ -123,7 +123,7 @@ def _uncompared(paper: Paper) -> str:
 
 
 def _listed(title: str, paper: Paper, reason_of: Callable[[Wanted | str], str]) -> str:
-    """Return how many printed cells have which reason, by table; nothing where none has one."""
+    """Return the number of printed cells per reason, by table; empty without reasons."""
     found: dict[str, dict[str, int]] = {}
     for number in paper.tables:
         for cell in read_cells(paper, number):

@@ -40,12 +40,12 @@ VIDEO_TRAININGS = {
     "video_draft": train_video_draft,
 }
 GOES_ON_FROM = {"video_top": (CHECKPOINT,), "video_draft": (TOP_CHECKPOINT, CHECKPOINT)}
-"""Files of the run folder, one of which a stage begins with."""
+"""Files of the run folder that a stage can start from."""
 VIDEO_STAGES = (*VIDEO_TRAININGS, "export_video", "gate_video")
 
 
 def run_stage(stage: str, options: argparse.Namespace) -> None:
-    """Runs one stage of the recipe, with the recipe's number of processes unless told otherwise."""
+    """Runs one stage of the recipe, by default with the recipe's number of processes."""
     recipe, out = load_recipe(continued=options.continued), options.out
     workers = options.workers or recipe["workers"]
     if stage == "tower":
@@ -79,13 +79,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stage", choices=[*dict.fromkeys(STAGES), "subsets", *VIDEO_STAGES, "all"])
     parser.add_argument("--out", type=Path, default=Path("runs/seedling"), help="run folder")
-    parser.add_argument("--split", default="val", choices=["val", "test"], help="of the gates")
-    parser.add_argument("--workers", type=int, help="processes; the recipe says how many otherwise")
+    parser.add_argument(
+        "--split", default="val", choices=["val", "test"], help="split of the gates"
+    )
+    parser.add_argument("--workers", type=int, help="number of processes; default: the recipe's")
     parser.add_argument(
         "--device",
         default="cpu",
         choices=["cpu", "cuda"],
-        help="of the stages that train video models; cuda has one worker",
+        help="device of the stages that train video models; cuda has one worker",
     )
     parser.add_argument(
         "--feeders", type=int, default=2, help="processes that draw clips for --device cuda"
@@ -93,10 +95,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--continued",
         action="store_true",
-        help="train the video models on from the shipped weights, by the recipe's 'continued' parts",
+        help="continue training the video models from the shipped weights, by the recipe's 'continued' parts",
     )
     parser.add_argument(
-        "--unfinished", action="store_true", help="export checkpoints before their last step too"
+        "--unfinished", action="store_true", help="also export unfinished checkpoints"
     )
     options = parser.parse_args(arguments)
     if options.device == "cuda" and options.stage not in VIDEO_TRAININGS:
@@ -106,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--device cuda: torch finds no such device here; valid: cpu")
     needed = GOES_ON_FROM.get(options.stage, ())
     if options.continued and options.stage == "video_top":
-        needed = ()  # it may go on from the shipped model
+        needed = ()  # it may continue from the shipped model
     if needed and not any((options.out / name).exists() for name in needed):
         parser.error(f"{options.stage} goes on from {options.out / CHECKPOINT}: run video first")
     chosen = STAGES if options.stage == "all" else (options.stage,)

@@ -1,7 +1,7 @@
-"""A loss on attention: a word of an answer looks at the visual tokens that show what it tells.
+"""Attention loss: words of an answer attend to the visual tokens that show what they describe.
 
-Answers are looked up among thousands of tokens. A head that looks at all of them alike learns from the answer alone
-only after it has hit the right ones by chance for long; told where to look it learns in a fraction of the steps.
+Answers are looked up among thousands of tokens. From answers alone, a head with uniform attention learns only
+after a long time of chance hits; with supervised attention it learns in a fraction of the steps.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from lab.training.video_drills import Talk
 from lab.training.video_packs import Read
 
 _BARE = frozenset(["at", "time", "the", "a", "with", "from", "to", "there", ";", "is"])
-"""Words of captions that show nothing."""
+"""Words of captions without visual content."""
 
 
 Things = tuple[tuple[int, int], ...]
-"""(frame, number of the track) of each."""
+"""(frame, track number) pairs."""
 
 
 class Look(NamedTuple):
-    """What the heads that look are to find for one word: the first of them, and the others.
+    """Attention targets for one word: of the first supervised head, and of the others.
 
     Attributes:
-        early: In all layers that look but the last.
-        late: In the last.
+        early: In all supervised layers except the last.
+        late: In the last supervised layer.
     """
 
     early: tuple[Things, Things]
@@ -43,11 +43,11 @@ class Look(NamedTuple):
 
 
 def shown_by(talk: Talk) -> list[Look | None]:
-    """Returns where to look for each word of an answer; None where it tells nothing to be seen.
+    """Returns the attention targets of each word of an answer; None for words without visual content.
 
-    Before an order is said, its two events are looked at by a head each, so that the next layers can compare their
-    times. What comes next after an event is found in two steps: first that event, then what follows it; and the next
-    of the objects that are counted among all of them. A place without one shows nothing.
+    Before a word about order, one head attends to each of the two events, so later layers can compare their
+    times. The successor of an event is found in two steps: first the event, then its successor; the next
+    counted object is found among all of them. Empty places have no target.
     """
     words = talk.answer.split()
     if talk.family == "caption":
@@ -68,7 +68,7 @@ def shown_by(talk: Talk) -> list[Look | None]:
 
 
 def _counted(words: Sequence[str], shows: Things) -> list[Look | None]:
-    """Returns what `shown_by` does, of the places that are gone through."""
+    """Returns targets as in `shown_by` for counting."""
     looks: list[Look | None] = []
     coming = iter(shows)
     for word in words:
@@ -93,7 +93,7 @@ def _sentences(words: Sequence[str]) -> list[list[str]]:
 
 
 def _told(words: Sequence[str], shown: tuple[int, int]) -> list[Look | None]:
-    """Returns what `shown_by` does, of one sentence; where a move leads is seen at its end."""
+    """Returns targets as in `shown_by` for one sentence; the target of a move is visible at its end."""
     frame, track = shown
     goal = words.index("to") if "moves" in words else len(words)
     return [
@@ -103,7 +103,7 @@ def _told(words: Sequence[str], shown: tuple[int, int]) -> list[Look | None]:
 
 
 def tokens_of(one: Seen, chosen: np.ndarray, frame: int, track: int) -> np.ndarray:
-    """Returns which of the shown tokens ``(V,)`` show an object in a frame, or where it was if it has just gone."""
+    """Returns the shown tokens ``(V,)`` with an object in a frame, or at its last place if it just disappeared."""
     here: np.ndarray = chosen // FRAME_TOKENS == frame
     owned: np.ndarray = here & (one.owner[chosen] == track)
     begun: np.ndarray = here & (one.act[chosen] > 0)
@@ -111,14 +111,14 @@ def tokens_of(one: Seen, chosen: np.ndarray, frame: int, track: int) -> np.ndarr
 
 
 class Looks(NamedTuple):
-    """Rows of a batch of B clips that look, at most R in one, and the right tokens among the V shown of each.
+    """Supervised rows of a batch of B clips, at most R per clip, and their target tokens among the V shown.
 
-    What several rows look for is kept once: U sets of tokens. Rows that fill up a clip are worth nothing.
+    Equal targets are stored once: U sets of tokens. Padding rows have weight 0.
 
     Attributes:
-        places: Their places ``(B, R)``, from the first word or the first visual token on.
+        places: Positions of the rows ``(B, R)``, counted from the first word or the first visual token.
         sets: Sets of tokens ``(B, U, V)``, boolean; the first holds all.
-        wanted: The set that each row looks for, early and late, of the first head and of the others ``(B, R, 2, 2)``.
+        wanted: Target set of each row, early and late, for the first head and the others ``(B, R, 2, 2)``.
         worth: Weight of each row ``(B, R)``.
     """
 
@@ -132,7 +132,7 @@ class Looks(NamedTuple):
         return Looks(*(one.to(device) for one in self))
 
     def right(self, late: bool, first: bool) -> torch.Tensor:
-        """Returns the right tokens of each row ``(B, R, V)``, in the last layer or before, of the first head or not."""
+        """Returns the target tokens of each row ``(B, R, V)``, by layer (last or not) and head (first or not)."""
         lines = torch.arange(len(self.sets), device=self.sets.device)[:, None]
         return self.sets[lines, self.wanted[:, :, int(late), int(not first)]]
 
@@ -146,7 +146,7 @@ class _Row(NamedTuple):
 def _looks(
     lines: Sequence[Sequence[_Row]], known: Sequence[dict[Any, np.ndarray]], shown: int
 ) -> Looks:
-    """Returns the rows of each clip, filled up to the longest; `known` are its sets of tokens by name."""
+    """Returns the rows of each clip, padded to the longest; `known` are its sets of tokens by name."""
     most = max(map(len, lines))
     sets = np.zeros((len(lines), 1 + max(map(len, known)), shown), bool)
     sets[:, 0] = True
@@ -165,7 +165,7 @@ def _looks(
 def evidence(
     talks: Sequence[Sequence[Talk]], packed: Packed, seen: Sequence[Seen], shown: Shown
 ) -> Looks:
-    """Returns the words of answers that some shown token shows, and those tokens; a look is worth what its word is.
+    """Returns the words of answers with visible targets, and those tokens; a row has the weight of its word.
 
     Args:
         talks: Per clip.
@@ -181,7 +181,7 @@ def evidence(
         segments, labels = packed.segments[line].numpy(), packed.labels[line].numpy()
         for number, talk in enumerate(items):
             places = np.flatnonzero((segments == number) & (labels != IGNORE))
-            # Behind the answer its end is predicted, except in drills.
+            # The end is predicted after the answer, except in drills.
             for place, look in zip(places.tolist(), shown_by(talk), strict=False):
                 if look is None:
                     continue
@@ -199,7 +199,7 @@ def evidence(
 def of_times(
     looks: Looks, talks: Sequence[Sequence[Talk]], packed: Packed, families: Collection[str]
 ) -> Looks:
-    """Returns the rows of `looks` that look for a time in answers of some families."""
+    """Returns the rows of `looks` with a time as target, in answers of some families."""
     labels = packed.labels.gather(1, looks.places)
     segments = packed.segments.gather(1, looks.places)
     asked = torch.tensor(
@@ -220,11 +220,11 @@ def _union(one: Seen, chosen: np.ndarray, things: Things) -> np.ndarray:
 
 
 def looking_back(seen: Sequence[Seen], shown: Shown, since_what: str) -> Looks:
-    """Returns the visual tokens in which something begins, and those of the time that they name.
+    """Returns the visual tokens in which an event begins, and the target tokens of the time that they name.
 
-    What comes next is hard to find from a time: the search is for the smallest of all that are larger. A token that
-    knows when the last event was can be found by that time, as all else is. So can a token in which a digit begins to
-    be shown, by the time of the digit before.
+    The next event is hard to find from a time, as the smallest of all larger times. A token that
+    stores the time of the previous event can be found by that time. The same holds for a token in which a digit
+    appears, with the time of the previous digit.
 
     Args:
         seen: The clips.
@@ -236,7 +236,7 @@ def looking_back(seen: Sequence[Seen], shown: Shown, since_what: str) -> Looks:
     for one, chosen in zip(seen, shown.chosen, strict=True):
         frame, since = chosen // FRAME_TOKENS, getattr(one, since_what)[chosen]
         begins = since >= 0
-        # Before the first event there is the first frame.
+        # The first event refers to the first frame.
         told = begins | ((frame == 0) & (one.owner[chosen] >= 0))
         known = {before: told & (frame == before) for before in set(since[begins].tolist())}
         known = {before: tokens for before, tokens in known.items() if tokens.any()}
@@ -252,7 +252,7 @@ def looking_back(seen: Sequence[Seen], shown: Shown, since_what: str) -> Looks:
 
 
 def looking_loss(model: Any, read: Read, plan: dict[str, Any], looks: Looks) -> torch.Tensor:
-    """Returns the mean of :func:`gaze_loss` of words over the layers that look.
+    """Returns the mean of :func:`gaze_loss` of words over the supervised layers.
 
     `plan` is the recipe's "gaze".
     """
@@ -267,13 +267,13 @@ def looking_loss(model: Any, read: Read, plan: dict[str, Any], looks: Looks) -> 
 def time_heads_loss(
     model: Any, read: Read, plan: dict[str, Any], looks: dict[str, Looks]
 ) -> torch.Tensor:
-    """Returns the mean over layers of :func:`gaze_loss` of heads that look for times alone, summed over their kinds.
+    """Returns the mean over layers of :func:`gaze_loss` of heads for times only, summed over their kinds.
 
     Args:
         model: The video model.
-        read: What it made of the batch.
+        read: The model's output for the batch.
         plan: The recipe's "time_heads": by kind of time, "families" of answers and "heads", one by layer.
-        looks: By kind, as :func:`of_times` returns them.
+        looks: Rows by kind, from :func:`of_times`.
     """
     losses = []
     for name, one in plan.items():
@@ -293,13 +293,13 @@ def time_heads_loss(
 def looking_back_loss(
     model: Any, read: Read, plan: dict[str, int], looks: dict[str, Looks]
 ) -> torch.Tensor:
-    """Returns :func:`gaze_loss` of visual tokens that look at the event before, and by other heads at the digit before.
+    """Returns :func:`gaze_loss` of visual tokens for the previous event, and with other heads for the previous digit.
 
     Args:
         model: The video model.
-        read: What it made of the batch.
-        plan: The recipe's "looking_back": the layer, how many of its heads look for events, and how many for digits.
-        looks: By what is named, as :func:`looking_back` returns them.
+        read: The model's output for the batch.
+        plan: The recipe's "looking_back": the layer, and its numbers of heads for events and for digits.
+        looks: Rows by what is named, from :func:`looking_back`.
     """
     events, digits = plan["heads"], plan.get("digit_heads", 0)
     heads = {"since": range(events), "since_digit": range(events, events + digits)}
@@ -320,16 +320,16 @@ def gaze_loss(
     of_words: bool,
     late: bool = False,
 ) -> torch.Tensor:
-    """Returns the weighted mean of -log of the attention that the right tokens get together.
+    """Returns the weighted mean of -log of the total attention to the target tokens.
 
     Args:
         model: The video model.
-        read: What it made of the batch.
-        layer: Number of the layer that looks.
-        heads: Which of its heads, in a row.
-        looks: The rows that look.
-        of_words: Whether they are words; else they are visual tokens.
-        late: Whether the layer is the last that looks.
+        read: The model's output for the batch.
+        layer: Number of the supervised layer.
+        heads: Its supervised heads, consecutive.
+        looks: The supervised rows.
+        of_words: Whether the rows are words; else visual tokens.
+        late: Whether the layer is the last supervised one.
     """
     language = model.model.language_model
     block = language.layers[layer]

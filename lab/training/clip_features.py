@@ -1,4 +1,4 @@
-"""Clips as the video model sees them in training: pooled features, labels of tokens, and which of them are shown."""
+"""Clips for training the video model: pooled features, token labels, and subsets of shown tokens."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from lab.training.dialogue_packs import PREFIX
 _Patches = TypeVar("_Patches", np.ndarray, torch.Tensor)
 
 ACTS = ("no", "enters", "leaves", "moves", "turns", "covered", "seen", "changes")
-"""Words that tell what begins in a token's frame; the first: nothing."""
+"""Words for what begins in a token's frame; the first: nothing."""
 _KINDS = ("", "enter", "leave", "move", "turn", "cover", "uncover", "change")
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """A clip and what the tower makes of it; N is 36 tokens for each of T frames.
+    """A clip and its tower features; N is 36 tokens for each of T frames.
 
     Attributes:
         clip: The clip.
-        features: Tower features of the four patches of each token ``(N, 4, 128)``, bfloat16; None where the tower
-            has not run over it.
-        owner: Number of the object in each token, -1 for none ``(N,)``.
-        kind: The digit, or 10 and the number of the shape, in each token; -1 where none is seen ``(N,)``.
-        colour: Number of its colour, -1 where none is seen ``(N,)``.
-        act: Which of :data:`ACTS` begins there ``(N,)``.
-        was_kind: What it begins with, as `kind`, of the object as it was before; -1 where nothing begins ``(N,)``.
-        was_colour: The colour of that object before, as `colour` ``(N,)``.
-        since: Frame of the last event before the one that begins there, 0 for the first; -1 where nothing
+        features: Tower features of the four patches of each token ``(N, 4, 128)``, bfloat16; None if the tower
+            has not run on it.
+        owner: Object number of each token, -1 for none ``(N,)``.
+        kind: The digit, or 10 plus the shape number, in each token; -1 for none ``(N,)``.
+        colour: Colour number, -1 for none ``(N,)``.
+        act: Index into :data:`ACTS` of the event that begins there ``(N,)``.
+        was_kind: `kind` of the object before the event; -1 where nothing begins ``(N,)``.
+        was_colour: `colour` of the object before the event ``(N,)``.
+        since: Frame of the event before the one that begins there, 0 for the first; -1 where nothing
             begins ``(N,)``.
-        since_digit: Frame of the last digit before the one that begins to be shown there, 0 for the first; -1 where
+        since_digit: Frame of the digit before the one that appears there, 0 for the first; -1 where
             none does ``(N,)``.
     """
 
@@ -74,9 +74,9 @@ def see(tower: Any, split: str, seed: int, index: int, frames: int) -> Seen:
 
 @torch.no_grad()
 def features_of(tower: Any, frames: torch.Tensor) -> torch.Tensor:
-    """Returns what the tower makes of frames ``(T, 96, 96, 3)`` uint8, as tokens ``(N, 4, 128)``, bfloat16.
+    """Returns the tower's features of frames ``(T, 96, 96, 3)`` uint8, as tokens ``(N, 4, 128)``, bfloat16.
 
-    A processor's cache holds few frames at a time, and an accelerator wants many.
+    Batches are small on a CPU, because of its cache, and large on an accelerator.
     """
     device = next(tower.parameters()).device
     parts = frames.split(16 if device.type == "cpu" else 1024)
@@ -88,7 +88,7 @@ def features_of(tower: Any, frames: torch.Tensor) -> torch.Tensor:
 
 
 def labelled(drawn: Clip) -> Seen:
-    """Labels the tokens of a clip over which the tower has not run."""
+    """Labels the tokens of a clip without running the tower."""
     owner = owners_of(drawn)
     kind, colour = np.full(owner.shape, -1), np.full(owner.shape, -1)
     for number, track in enumerate(drawn.tracks):
@@ -107,7 +107,7 @@ def labelled(drawn: Clip) -> Seen:
 
 
 def owners_of(drawn: Clip) -> np.ndarray:
-    """Returns the object that has most patches of each token ``(T, 36)``, -1 for none."""
+    """Returns the object with most patches of each token ``(T, 36)``, -1 for none."""
     patches = blocks(drawn.patches)
     owner, most = np.full(patches.shape[:2], -1), np.zeros(patches.shape[:2], np.int64)
     for number in range(len(drawn.tracks)):
@@ -118,18 +118,18 @@ def owners_of(drawn: Clip) -> np.ndarray:
 
 
 def acts_of(drawn: Clip, owner: np.ndarray) -> np.ndarray:
-    """Returns which of :data:`ACTS` begins in each token ``(T, 36)``, by the owners of tokens."""
+    """Returns the index into :data:`ACTS` of what begins in each token ``(T, 36)``, by the tokens' owners."""
     act = np.zeros(owner.shape, np.int64)
     for event in drawn.events:
         if event.kind in _KINDS:
-            # What has left is seen by where it was.
+            # Objects that disappeared are labelled at their last place.
             frame = event.frame - (event.kind == "leave")
             act[event.frame, owner[frame] == event.track] = _KINDS.index(event.kind)
     return act
 
 
 def subjects_of(drawn: Clip, act: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns digit or shape, and colour, of what an event begins with, before it, in its tokens ``(T, 36)``."""
+    """Returns digit or shape, and colour, of the object before an event, in its tokens ``(T, 36)``."""
     kind, colour = np.full(act.shape, -1), np.full(act.shape, -1)
     for event in drawn.events:
         if event.kind in _KINDS:
@@ -140,7 +140,7 @@ def subjects_of(drawn: Clip, act: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def events_before(drawn: Clip, act: np.ndarray) -> np.ndarray:
-    """Returns the frame of the event before the one that begins in each token ``(T, 36)``, -1 where none does."""
+    """Returns the frame of the event before the one that begins in each token ``(T, 36)``, else -1."""
     frames = sorted({event.frame for event in drawn.events})
     before = np.zeros(len(act), np.int64)
     before[frames[1:]] = frames[:-1]
@@ -149,7 +149,7 @@ def events_before(drawn: Clip, act: np.ndarray) -> np.ndarray:
 
 
 def digits_before(drawn: Clip, act: np.ndarray) -> np.ndarray:
-    """Returns the frame of the digit before the one that begins to be shown in each token ``(T, 36)``, else -1."""
+    """Returns the frame of the digit before the one that appears in each token ``(T, 36)``, else -1."""
     since = np.full(act.shape, -1)
     last = 0
     for event in drawn.events:
@@ -161,12 +161,12 @@ def digits_before(drawn: Clip, act: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """The visual tokens that a batch of B clips shows, V of each.
+    """The visual tokens shown of a batch of B clips, V per clip.
 
     Attributes:
         chosen: Their numbers ``(B, V)``, ascending.
-        features: Tower features of their patches ``(B, V, 4, 128)``; none where the tower has not run.
-        first: Frame whose time and place the clips' first frame takes.
+        features: Tower features of their patches ``(B, V, 4, 128)``; empty if the tower has not run.
+        first: Frame number assigned to the clips' first frame.
         frames: T of the clips.
     """
 
@@ -182,27 +182,27 @@ class Shown:
 
     @property
     def end(self) -> int:
-        """Position of the newline behind the video."""
+        """Position of the newline after the video."""
         return len(PREFIX) + FRAME_TOKENS * (self.first + self.frames)
 
     def labels(self, values: Sequence[np.ndarray]) -> torch.Tensor:
-        """Returns the chosen tokens' entries of one array a clip ``(B, V)``."""
+        """Returns the chosen tokens' entries of one array per clip ``(B, V)``."""
         return torch.from_numpy(np.take_along_axis(np.stack(values), self.chosen, 1))
 
 
 def needed(one: Seen, shows: Iterable[tuple[int, int]]) -> np.ndarray:
-    """Returns which tokens ``(N,)`` show what is told: objects from the frame before to the end of a move.
+    """Returns the tokens ``(N,)`` that show described objects, from the frame before to the end of a move.
 
     Args:
         one: The clip.
-        shows: (frame, number of the track) of each thing told.
+        shows: (frame, track number) of each described object.
     """
     owner, act = (values.reshape(-1, FRAME_TOKENS) for values in (one.owner, one.act))
     found = np.zeros(owner.shape, bool)
     for frame, track in shows:
         around = slice(max(frame - 1, 0), frame + STRIDE)
         found[around] |= owner[around] == track
-        # What has left is seen by where it was.
+        # Objects that disappeared are labelled at their last place.
         found[frame] |= act[frame] > 0
     return found.ravel()
 
@@ -215,16 +215,16 @@ def show(
     first: int = 0,
     needs: Sequence[np.ndarray] = (),
 ) -> Shown:
-    """Chooses visual tokens, at their original places.
+    """Chooses visual tokens, at their original positions.
 
     Args:
         seen: Clips of equal length.
-        keep: Tokens to keep of each.
-        tilt: Largest preference for objects; each clip draws its own below it. 0 is plainly random
+        keep: Tokens to keep per clip.
+        tilt: Maximum preference for objects; each clip draws one up to it. 0 is uniformly random
             and 1 goes up to objects first.
         rng: Source of choices.
         first: See :class:`Shown`.
-        needs: Tokens ``(N,)`` of each clip that are kept before all others, however many they are.
+        needs: Tokens ``(N,)`` of each clip that are kept before all others.
     """
     inside = np.stack([one.owner >= 0 for one in seen])
     score = rng.random(inside.shape)
@@ -239,7 +239,7 @@ def show(
 
 
 def taken(features: torch.Tensor, chosen: np.ndarray) -> torch.Tensor:
-    """Returns the features ``(B, V, 4, 128)`` of some tokens ``(B, V)`` of those of all ``(B, N, 4, 128)``."""
+    """Selects the features ``(B, V, 4, 128)`` of tokens ``(B, V)`` from those of all tokens ``(B, N, 4, 128)``."""
     places = torch.from_numpy(chosen).to(features.device)
     return features[torch.arange(len(places), device=places.device)[:, None], places].float()
 
@@ -247,10 +247,10 @@ def taken(features: torch.Tensor, chosen: np.ndarray) -> torch.Tensor:
 def visual_tokens(model: Any, shown: Shown) -> torch.Tensor:
     """Projects the patches of the tokens shown and pools four to a token ``(B, V, D)``.
 
-    The mean of 2 x 2 is what the model's bilinear pooling of an even grid comes to.
+    The mean of 2 x 2 equals the model's bilinear pooling of an even grid.
 
     Raises:
-        ValueError: The tower has not run over the clips.
+        ValueError: The tower has not run on the clips.
     """
     if shown.features is None:
         raise ValueError("these tokens have no features; see() runs the tower, labelled() does not")

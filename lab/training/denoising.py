@@ -1,14 +1,14 @@
-"""Masked denoising: noised dialogues, who sees whom in them, and the loss.
+"""Masked denoising: noised dialogues, their attention masks, and the loss.
 
-An answer fills a room of fixed size, padded with ``<eos>``. Each of its places is replaced by the mask
-token with probability t ~ U(0, 1), and the model names what was there: the logits of place i are for
-token i. A place's loss is divided by t, which bounds the likelihood of the whole answer (LLaDA, "Large
+An answer has a fixed number of positions, padded with ``<eos>``. Each position is replaced by the mask
+token with probability t ~ U(0, 1), and the model predicts the original: the logits of position i are for
+token i. A position's loss is divided by t, which bounds the likelihood of the whole answer (LLaDA, "Large
 Language Diffusion Models", section 2.2).
 
-Dialogues are shown in two ways. *Packed*: all dialogues of an image share it, and the image sees itself
-only. *Alone*: one dialogue a row, which the image sees. In both, the prompt of a dialogue either sees its
+Dialogues are arranged in two ways. *Packed*: all dialogues of an image share it, and the image sees itself
+only. *Alone*: one dialogue per row, which the image sees. In both, the prompt of a dialogue either sees its
 answer (full attention, as in LLaDA-V) or does not (the prefix mask of LaViDa, with which the keys and
-values of a prompt hold for all steps); the answer sees everything.
+values of a prompt are valid for all steps); the answer sees everything.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Noised:
 
     Attributes:
         tokens: Input ids ``(B, L)``.
-        targets: The words below the masks, -100 elsewhere ``(B, L)``.
-        weights: Loss weight of each place of an answer, masked or not; 0 elsewhere ``(B, L)``.
-        shares: Probability of a mask at each place of an answer; 1 elsewhere ``(B, L)``.
+        targets: The masked words, -100 elsewhere ``(B, L)``.
+        weights: Loss weight of each position of an answer, masked or not; 0 elsewhere ``(B, L)``.
+        shares: Mask probability at each position of an answer; 1 elsewhere ``(B, L)``.
         positions: Position ids ``(B, L)``.
         segments: Number of the dialogue, -1 on padding ``(B, L)``.
-        answers: Whether a place belongs to an answer ``(B, L)``.
-        opened: Whether the prompt of the place's dialogue sees the answer ``(B, L)``.
+        answers: Whether a position belongs to an answer ``(B, L)``.
+        opened: Whether the prompt of the position's dialogue sees the answer ``(B, L)``.
     """
 
     tokens: torch.Tensor
@@ -55,7 +55,7 @@ class Noised:
     opened: torch.Tensor
 
     def visible(self, prefix: int, alone: bool) -> torch.Tensor:
-        """Returns which keys each query sees; the first ``prefix`` are BOS, ``USER:`` and the image.
+        """Returns the visible keys of each query; the first ``prefix`` keys are BOS, ``USER:`` and the image.
 
         Returns:
             Booleans ``(B, prefix + L, prefix + L)`` where the image sees its dialogue (``alone``), and
@@ -72,7 +72,7 @@ class Noised:
 
 
 def stratified_shares(count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws ``count`` shares, each U(0, 1) by itself, and one from each of ``count`` equal slices."""
+    """Draws ``count`` shares, each U(0, 1) marginally, one from each of ``count`` equal slices."""
     shares: np.ndarray = (rng.permutation(count) + rng.random()) / count
     return shares
 
@@ -84,8 +84,8 @@ def noise(
 
     Args:
         rows: The dialogues of each row.
-        plan: "rooms" (sizes of an answer, by family), "weights" (of a word's loss, by family, and of
-            "end") and "opened" (share of the dialogues whose prompt sees the answer).
+        plan: "rooms" (answer lengths by family), "weights" (loss weights of words by family, and of
+            "end") and "opened" (share of dialogues in which the prompt sees the answer).
         rng: Source of rooms, shares, masks and visibility.
 
     Returns:
@@ -123,7 +123,7 @@ def _noised(
 
 
 EMPTY = Noised(*map(torch.tensor, (PAD, IGNORE, 0.0, 1.0, 0, -1, False, False)))
-"""What stands behind the last dialogue of a row."""
+"""Padding after the last dialogue of a row."""
 
 
 def _row(dialogues: Sequence[Noised], length: int) -> Noised:
@@ -151,7 +151,7 @@ def denoising_attention(
     scaling: float | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attends as the mask ``(B, 1, Q, S)`` says; queries before the last Q see one another only.
+    """Attends with the mask ``(B, 1, Q, S)``; queries before the last Q see only one another.
 
     Shapes are ``(B, heads, S, head_dim)``.
     """
@@ -207,13 +207,13 @@ def text_hidden(
 
 
 def denoising_loss(logits: torch.Tensor, batch: Noised, clip: float) -> torch.Tensor:
-    """Sums the weighted cross-entropy of masked places, each divided by its share of masks.
+    """Sums the weighted cross-entropy of masked positions, each divided by its mask probability.
 
-    Its expectation is that of the bound, but for shares below ``clip``; divided by the sum of
-    ``batch.weights`` it is a mean over places.
+    Its expectation equals the bound, except for shares below ``clip``; divided by the sum of
+    ``batch.weights`` it is a mean over positions.
 
     Args:
-        logits: ``(T, vocabulary)`` of the T masked places, in the order of the batch.
+        logits: ``(T, vocabulary)`` of the T masked positions, in batch order.
         batch: The noised dialogues.
         clip: Smallest share to divide by.
     """
@@ -223,7 +223,7 @@ def denoising_loss(logits: torch.Tensor, batch: Noised, clip: float) -> torch.Te
 
 
 def without_mask(logits: torch.Tensor) -> torch.Tensor:
-    """Returns logits that never choose the mask token, which is no word of an answer."""
+    """Returns logits that exclude the mask token, which is never part of an answer."""
     banned = torch.zeros(logits.shape[-1], dtype=torch.bool)
     banned[MASK] = True
     return logits.masked_fill(banned, float("-inf"))

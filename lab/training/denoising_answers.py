@@ -1,4 +1,4 @@
-"""Answers of a model trained by denoising, all places of an answer at once."""
+"""Answers of a model trained by denoising, all positions at once."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lab.training.dialogue_packs import PREFIX, TEXT_START
 
 @dataclass(frozen=True)
 class Sampler:
-    """Unmasks the places that the model is surest of, step by step (low-confidence remasking).
+    """Unmasks the most confident positions, step by step (low-confidence remasking).
 
-    Slow and plain: every step runs the whole prompt again.
+    Slow and simple: every step runs the whole prompt again.
 
     Attributes:
-        steps_per_token: Steps for each place of an answer; 0.5 unmasks two places a step.
+        steps_per_token: Steps per position of an answer; 0.5 unmasks two positions per step.
         alone: Whether the image sees question and answer, see :mod:`~lab.training.denoising`.
         opened: Whether the prompt sees the answer.
     """
@@ -44,7 +44,7 @@ class Sampler:
             visual: Projected visual tokens ``(B, V, D)``.
             positions: Their position ids ``(B, V)``.
             questions: Question ids ending in ``ASSISTANT:`` ``(B, Q)``.
-            room: Places of an answer.
+            room: Positions of an answer.
 
         Returns:
             The answers as words, up to the first ``<eos>``.
@@ -64,7 +64,7 @@ class Sampler:
 
 
 def reveals(room: int, steps: int) -> list[int]:
-    """Returns how many places each step unmasks: equally many, the first steps one more."""
+    """Returns the number of positions unmasked per step: equal, with one more in the first steps."""
     return [room // steps + (number < room % steps) for number in range(steps)]
 
 

@@ -1,4 +1,4 @@
-"""The last stage of the model trained by denoising: what its shipped weights answer."""
+"""Last stage of the denoising model: scores of the shipped weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def measure_denoiser(model: Any, plan: dict[str, Any], split: str) -> dict[str, 
         split: "val" or "test".
 
     Returns:
-        Scores by setting: "full 0.5" (steps a token), "full 0.5 random 36" and so on.
+        Scores by setting: "full 0.5" (steps per token), "full 0.5 random 36" and so on.
     """
     questions = QuestionSet(model, split, plan["scenes"], plan["questions"])
     few = QuestionSet(model, split, plan["subset_scenes"], plan["questions"])
@@ -43,14 +43,14 @@ def measure_denoiser(model: Any, plan: dict[str, Any], split: str) -> dict[str, 
 
 
 def gate_denoiser(recipe: dict[str, Any], split: str = "val") -> None:
-    """Measures the shipped weights and records the scores beside them, in ``gate_denoising_SPLIT.json``.
+    """Measures the shipped weights and records the scores next to them, in ``gate_denoising_SPLIT.json``.
 
     Args:
         recipe: The whole recipe.
         split: "val" while developing; "test" once, at the end.
 
     Raises:
-        SystemExit: If answers at half a step a token miss a target of the recipe.
+        SystemExit: If answers with half a step per token miss a target of the recipe.
     """
     plan = recipe["gate_denoising"]
     model = load_exported(weights_dir(DENOISER))

@@ -40,7 +40,7 @@ from lab.training.stage_runtime import (
 from lab.training.tower_stage import tower_of
 
 Rows = tuple[list[int], list[list[Question]]]
-"""Rows of dialogues, and the number of the image that each is about."""
+"""Rows of dialogues, and the image number of each."""
 
 
 def starting_model(folder: Path) -> Any:
@@ -62,7 +62,7 @@ def packed_rows(dialogues: Sequence[list[Question]]) -> list[Rows]:
 def single_rows(
     dialogues: Sequence[list[Question]], short: int, captions: int, rng: np.random.Generator
 ) -> list[Rows]:
-    """Draws dialogues for rows of their own, the long ones apart so that no row is mostly padding.
+    """Draws dialogues for separate rows, with long ones grouped so that no row is mostly padding.
 
     Args:
         dialogues: The dialogues of each image.
@@ -81,10 +81,10 @@ def single_rows(
 
 
 def shown_alone(step: int, plan: dict[str, Any]) -> bool:
-    """Whether a step shows one dialogue a row: every so many steps at first, in all of them later.
+    """Whether a step has one dialogue per row: at intervals at first, later in every step.
 
-    Packed rows teach most for their cost. The others are what a benchmark shows, and some of them from the
-    start make every checkpoint one that can answer.
+    Packed rows are the cheapest to learn from. Single rows match the benchmarks, and using some from the
+    start makes every checkpoint able to answer.
     """
     last = plan["alone_every"] - 1
     return bool(step >= plan["packed_until"] or step % plan["alone_every"] == last)
@@ -97,7 +97,7 @@ def masked_logits(
     alone: bool,
     visual_positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns the logits ``(T, vocabulary)`` of the T masked places of a batch."""
+    """Returns the logits ``(T, vocabulary)`` of the T masked positions of a batch."""
     visible = batch.visible(len(PREFIX) + visual.shape[1], alone)
     hidden = text_hidden(model, visual, batch.tokens, batch.positions, visible, visual_positions)
     logits: torch.Tensor = model.lm_head(hidden[batch.targets != IGNORE])
@@ -113,7 +113,7 @@ def batch_loss(
     alone: bool,
     rng: np.random.Generator,
 ) -> torch.Tensor:
-    """Noises all rows and returns their loss, a mean over the places of all answers.
+    """Noises all rows and returns their loss, a mean over the positions of all answers.
 
     Args:
         model: The model.
@@ -136,7 +136,7 @@ def batch_loss(
 
 @torch.no_grad()
 def move_average(average: Any, model: Any, step: int, decay: float) -> None:
-    """Moves averaged weights towards the model's; the first steps weigh more, so that the start is forgotten."""
+    """Moves averaged weights towards the model's; the first steps weigh more, so the initial weights fade out."""
     share = 1 - min(decay, (1 + step) / (10 + step))
     pairs = [
         (mean, now)
@@ -151,13 +151,13 @@ def move_average(average: Any, model: Any, step: int, decay: float) -> None:
 def validation(model: Any, tower: Any, scenes: Scenes, plan: dict[str, Any]) -> dict[str, Any]:
     """Returns the loss over validation scenes under fixed noise, and scores of sampled answers.
 
-    Both show one dialogue at a time, as a benchmark does.
+    Both use one dialogue at a time, as in a benchmark.
 
     Args:
         model: The averaged model.
         tower: The vision tower.
         scenes: Scene source.
-        plan: The recipe's "denoising"; "validation" says how many scenes and which questions.
+        plan: The recipe's "denoising"; "validation" sets the scenes and questions.
     """
     asked = plan["validation"]
     mixes = {"mixes": plan["mixes"]}

@@ -25,7 +25,7 @@ from lab.training.fast_math import attend, use_attention
 
 PREFIX = (BOS, USER)
 TEXT_START = len(PREFIX) + VISUAL_TOKENS
-"""Position of the first word after the image, whatever the number of visual tokens kept."""
+"""Position of the first word after the image, independent of the number of visual tokens kept."""
 
 ATTENTION = "seedling_packed"
 IGNORE = -100

@@ -1,8 +1,8 @@
 """One-hop lookups used in training only.
 
-Questions need two hops (find the object by a word, then read another of its properties). Trained on
-questions alone the model stays at chance for a long time; these drills put the lookup word one hop
-away from what it looks up, and the questions follow.
+Questions need two hops (find the object by a word, then read another property). Trained on
+questions alone, the model stays at chance for a long time; drills have the lookup word one hop
+from the result, after which it learns the questions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KINDS = (*(str(i) for i in range(10)), *SHAPES)
 
 @dataclass(frozen=True)
 class Drill:
-    """A word and the words that follow from it; every following word carries loss."""
+    """A word and the words that follow from it; every following word has a loss."""
 
     key: str
     rest: str
@@ -35,7 +35,7 @@ def drills_for(
     Args:
         objects: The scene's objects.
         rng: Source of choices.
-        counts: How many of "by_colour", "by_name" and "present" drills.
+        counts: Numbers of "by_colour", "by_name" and "present" drills.
     """
     kinds = [item.name for item in objects]
     unique = [item for item in objects if kinds.count(item.name) == 1]

@@ -134,7 +134,7 @@ def tower_attention(
 
 def use_attention(model: Any, name: str, function: Callable[..., Any]) -> None:
     """Switches a transformers model, or one of its parts, to an attention function."""
-    # transformers takes half a second to import, and the arithmetic above does without.
+    # transformers takes half a second to import, and the arithmetic above does not need it.
     from transformers import AttentionInterface
 
     AttentionInterface.register(name, function)
@@ -153,15 +153,15 @@ def bf16_pays() -> bool:
             began = time.perf_counter()
             left @ right
             turns.append(time.perf_counter() - began)
-        # The fastest: the first one prepares the kernel, and others may be interrupted.
+        # The minimum: the first run prepares the kernel, and others may be interrupted.
         seconds.append(min(turns))
     return seconds[0] < seconds[1]
 
 
 def use_fast_products(model: nn.Module, device: str) -> None:
-    """Makes a model multiply as fast as its training allows: on a CPU in bfloat16, elsewhere in TF32.
+    """Uses fast products for training: bfloat16 on a CPU, TF32 elsewhere.
 
-    TF32 holds for the whole process.
+    TF32 applies to the whole process.
     """
     if device == "cpu":
         use_bf16_products(model)
@@ -170,7 +170,7 @@ def use_fast_products(model: nn.Module, device: str) -> None:
 
 
 def use_bf16_products(model: nn.Module) -> None:
-    """Makes every linear layer of a model multiply in bfloat16 while training, where that is faster."""
+    """Uses bfloat16 products in every linear layer while training, if that is faster."""
     if not bf16_pays():
         return
     for module in model.modules():

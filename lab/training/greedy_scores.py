@@ -36,7 +36,7 @@ from lab.training.tower_stage import tower_of
 MAX_NEW_TOKENS = {"attr": 3, "exist": 3, "count": 3, "rec": 6, "ocr": 8, "caption": 80}
 RANDOM_SEED = 12345
 BATCH = 64
-"""Questions answered at a time."""
+"""Questions per batch."""
 Scores = dict[str, tuple[float, int]]
 Keep = Callable[[SceneLayout], np.ndarray]
 """Chooses the visual tokens of B scenes to keep: sorted numbers ``(B, k)``."""
@@ -45,15 +45,15 @@ Decode = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, int], list[str
 
 
 def random_keep(split: str, index: Iterable[int], count: int) -> Keep:
-    """Returns a chooser of random tokens, fixed by split and scene index."""
+    """Returns a selector of random tokens, fixed by split and scene index."""
     order = draws(RANDOM_SEED, split, list(index), VISUAL_TOKENS).argsort(axis=1)
     return lambda layout: np.sort(order[:, :count], axis=1)
 
 
 def objects_first_keep(split: str, index: Iterable[int], count: int) -> Keep:
-    """Returns a chooser of the tokens that hold most of an object, then random background.
+    """Returns a selector of the tokens with the largest part of an object, then random background.
 
-    It uses the scene's truth but not the question, so it is a reference and not an upper bound.
+    It uses the ground truth of the scene but not the question, so it is not an upper bound.
     """
     ties = draws(RANDOM_SEED, split, list(index), VISUAL_TOKENS).argsort(axis=1).argsort(axis=1)
 
@@ -100,12 +100,12 @@ def greedy_answers(
         visual: Projected visual tokens ``(B, V, D)``.
         positions: Their position ids ``(B, V)``.
         questions: Question ids of equal length, ending in ``ASSISTANT:`` ``(B, Q)``.
-        max_new_tokens: Most tokens per answer.
+        max_new_tokens: Maximum tokens per answer.
 
     Returns:
         The answers as words, without ``<eos>``.
     """
-    # transformers takes half a second to import, and most of this file does without.
+    # transformers takes half a second to import, and most of this file does not need it.
     from transformers import DynamicCache
 
     language = model.model.language_model
@@ -185,9 +185,9 @@ class QuestionSet:
 
         Args:
             model: The model.
-            keep: Chooser of the visual tokens to keep, or None for all.
-            decode: How answers come out of the model.
-            rooms: Most tokens of an answer, by family.
+            keep: Selector of the visual tokens to keep, or None for all.
+            decode: Decoding function of the model.
+            rooms: Maximum tokens of an answer, by family.
         """
         visual, kept = self.visual, np.tile(np.arange(VISUAL_TOKENS), (len(self.index), 1))
         if keep is not None:
@@ -229,12 +229,12 @@ class QuestionSet:
 
 @torch.no_grad()
 def agreement(target: Any, draft: Any, questions: QuestionSet) -> Scores:
-    """Returns how often the draft predicts the target's next greedy token, per family.
+    """Returns the share of the target's greedy tokens that the draft predicts, per family.
 
     Args:
-        target: The model whose greedy answers are followed.
-        draft: The model that guesses; switched to packed attention.
-        questions: Questions built with the target.
+        target: The model that gives the greedy answers.
+        draft: The model that predicts them; switched to packed attention.
+        questions: Questions created with the target.
 
     Returns:
         (share of tokens, number of tokens) per family, ``<eos>`` included.

@@ -72,8 +72,8 @@ def draw(
         split: "train", "val" or "test".
         seed: Scene seed.
         index: Scene indices.
-        plan: "mixes" (questions per family; images take them in turn), and optionally "distort".
-        min_objects: Fewest objects in a scene.
+        plan: "mixes" (questions per family, used by images in turn), and optionally "distort".
+        min_objects: Minimum number of objects in a scene.
     """
     layout, images = scenes.batch(
         split, seed, index, min_objects=min_objects, distort=plan.get("distort", False)
@@ -97,7 +97,7 @@ def make_batch(
     weights: dict[str, float],
     min_objects: int = 3,
 ) -> Batch:
-    """Draws a batch as :func:`draw` does, with the drills of the plan, and packs it.
+    """Draws a batch like :func:`draw`, with the drills of the plan, and packs it.
 
     Args:
         scenes: Scene source.
@@ -107,7 +107,7 @@ def make_batch(
         index: Scene indices.
         plan: See :func:`draw`; optionally with "drills".
         weights: Loss weights, see :func:`pack`.
-        min_objects: Fewest objects in a scene.
+        min_objects: Minimum number of objects in a scene.
     """
     drawn = draw(scenes, tower, split, seed, index, plan, min_objects)
     dialogues: list[list[Question | Drill]] = [list(asked) for asked in drawn.questions]
@@ -121,9 +121,9 @@ def make_batch(
 def alignment_loss(
     model: Any, visual: torch.Tensor, targets: PatchTargets, gain: torch.Tensor
 ) -> torch.Tensor:
-    """Asks projected patches to name their colour and kind with the word embeddings.
+    """Loss for naming the colour and kind of projected patches with the word embeddings.
 
-    This stands in for the language alignment a CLIP tower would bring along.
+    It replaces the language alignment of a CLIP tower.
 
     Args:
         model: The LLaVA model.
@@ -152,7 +152,7 @@ def random_subset(
         visual: Projected visual tokens ``(B, N, D)``.
         inside: Which tokens lie on an object ``(B, N)``.
         keep: Tokens to keep per image.
-        tilt: Largest preference for objects; each image draws its own below it. 0 is plainly random
+        tilt: Maximum preference for objects; each image draws one up to it. 0 is uniformly random
             and 1 goes up to objects first.
         rng: Source of choices.
 
@@ -177,8 +177,8 @@ def answer_loss(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tenso
 def exact_answers(model: Any, batch: Batch) -> dict[str, list[bool]]:
     """Returns per "family/template" whether each greedy answer is exactly right.
 
-    Every token is predicted after the right answer so far. All of them being right is the same
-    event as greedy decoding giving the right answer, at the cost of one forward pass.
+    Every token is predicted after the correct answer so far. All of them being right is the same
+    event as a correct greedy answer, at the cost of one forward pass.
     """
     visual = model.model.multi_modal_projector(batch.features)
     predicted = model.lm_head(packed_hidden(model, visual, batch.packed)).argmax(-1)

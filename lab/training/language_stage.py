@@ -32,7 +32,7 @@ from lab.training.stage_runtime import (
 from lab.training.tower_stage import tower_of
 
 FORKS = ("subsets", "mixtures")
-"""Branches that start from the fork and sometimes see part of the visual tokens."""
+"""Branches that start from the fork and sometimes see only part of the visual tokens."""
 
 
 def model_with_tower(name: str, tower_file: Path, init_range: float) -> Any:

@@ -1,4 +1,4 @@
-"""Losses of naming: visual tokens name what they show, when, and what begins there; words name what they look for."""
+"""Naming losses: visual tokens name their content, time and starting event; words name their attention targets."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _COLOURS = [TOKEN_ID[word] for word in COLOUR_NAMES]
 _ACTS = [TOKEN_ID[word] for word in ACTS]
 
 LAST = ("since", "since_digit")
-"""What names the time of the event, and of the digit, before."""
+"""Heads that name the time of the previous event and digit."""
 
 
 def labels_of(seen: Sequence[Seen], shown: Shown) -> dict[str, torch.Tensor]:
-    """Returns the labels ``(B, V)`` of the tokens shown, those of :class:`Seen` and "frame", by name.
+    """Returns the labels ``(B, V)`` of the tokens shown by name: those of :class:`Seen` and "frame".
 
-    Frames are counted from the start of the longer video that the clips stand in.
+    Frames are counted from the start of the longer video that contains the clips.
     """
     labels = {
         name: shown.labels([getattr(one, name) for one in seen])
@@ -43,15 +43,15 @@ def labels_of(seen: Sequence[Seen], shown: Shown) -> dict[str, torch.Tensor]:
 
 
 class Namers(nn.Module):
-    """Asks visual tokens to name what they are, when they are shown and what begins there, and words what they seek.
+    """Predicts content, time and starting event from visual tokens, and attention targets from words.
 
-    They name with the word embeddings, each by a learned scale; an object as it was before an event, and the times
-    of the event and of the digit before, are read through matrices of their own, so that a token can say what it was
-    and what it is. This stands in for the language alignment a tower would bring along, and for the time that
-    positions alone do not say.
+    Predictions use the word embeddings, each with a learned scale; the object before an event, and the times
+    of the previous event and digit, are read through separate matrices, so a token can encode both its former
+    and its present content. This replaces the language alignment of a pretrained tower, and the time that
+    positions alone do not provide.
 
-    Words of answers name the time named last and the parts of the event asked about, each through a matrix of its own:
-    a word cannot look for what it does not know.
+    Words of answers name the last mentioned time and the parts of the event in question, through separate matrices,
+    because a word must encode what it searches for.
     """
 
     def __init__(self) -> None:
@@ -71,13 +71,13 @@ class Namers(nn.Module):
         layers: dict[str, int],
         labels: dict[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
-        """Returns the loss terms "look", "time", "act" and "before", and of the others those that `layers` has.
+        """Returns the loss terms "look", "time", "act" and "before", and the others listed in `layers`.
 
         Args:
             model: The video model.
-            read: What it made of the batch.
-            layers: Behind how many layers all but "look" and "before" are named.
-            labels: Those of the tokens shown, see :func:`labels_of`, and those of the words, see
+            read: The model's output for the batch.
+            layers: Numbers of layers after which all terms except "look" and "before" are computed.
+            labels: Labels of the tokens shown, see :func:`labels_of`, and of the words, see
                 :func:`~lab.training.video_labels.asked_for`.
         """
         words = model.model.language_model.embed_tokens.weight
@@ -99,7 +99,7 @@ class Namers(nn.Module):
             + F.cross_entropy(look @ words[_COLOURS].T, colour[inside]),
             "time": F.cross_entropy(when @ times.T, labels["frame"].flatten()),
             "act": (error * worth).sum() / worth.sum(),
-            # A short clip may show no token of any event.
+            # A short clip may have no token with an event.
             "before": (
                 F.cross_entropy(was @ words[_LOOKS].T, was_kind[events], reduction="sum")
                 + F.cross_entropy(was @ words[_COLOURS].T, was_colour[events], reduction="sum")
@@ -129,11 +129,11 @@ class Namers(nn.Module):
         parts: Sequence[str],
         first: int,
     ) -> torch.Tensor:
-        """Returns the loss of naming words, the mean of each of P parts, summed.
+        """Returns the naming loss of words: the mean of each of P parts, summed.
 
         Args:
             words: Embeddings ``(W, D)``.
-            told: What the words of dialogues hold ``(B, L, D)``.
+            told: Hidden states of the dialogue words ``(B, L, D)``.
             wanted: Numbers of the words to name, -1 for none ``(B, L, P)``.
             parts: Names of the matrices.
             first: Number of the first one's gain.

@@ -1,6 +1,6 @@
-"""Attention of packed dialogues in parts: a masked kernel works through all pairs of words.
+"""Attention of packed dialogues in parts, because a masked kernel computes all pairs of words.
 
-Each word sees the whole prefix and the earlier words of its dialogue. Either part is a kernel's own case, without a
+Each word sees the whole prefix and the earlier words of its dialogue. Each part runs in a kernel without a
 mask; the two results are merged by the logarithms of their sums of exponentials (LSE), and a part's gradient is that of
 attention with the merged result and LSE.
 """
@@ -20,18 +20,18 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Group(NamedTuple):
-    """S dialogues of about the same length, T words at most; shorter ones are filled up behind their end.
+    """S dialogues of similar length, at most T words; shorter ones are padded at the end.
 
     Attributes:
-        words: Numbers of their words among the B L of the batch ``(S, T)``, zero where it is filled up.
-        filled: Where that is ``(S, T)``.
+        words: Indices of their words among the B L of the batch ``(S, T)``, zero for padding.
+        filled: Padding mask ``(S, T)``.
     """
 
     words: torch.Tensor
     filled: torch.Tensor
 
     def take(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns rows ``(B, heads, L, ...)`` as ``(S, heads, T, ...)``, zeros where it is filled up."""
+        """Returns rows ``(B, heads, L, ...)`` as ``(S, heads, T, ...)``, zeros for padding."""
         found = rows.transpose(1, 2).flatten(0, 1)[self.words]
         found[self.filled] = 0
         return found.transpose(1, 2)
@@ -43,7 +43,7 @@ class Group(NamedTuple):
 
 
 def groups_of(segments: torch.Tensor) -> list[Group]:
-    """Groups the dialogues of a batch, each in one piece and of one number ``(B, L)``, by length; -1 is none."""
+    """Groups the dialogues of a batch by length; each is contiguous with one number in ``(B, L)``, -1 is none."""
     by_size: dict[int, list[range]] = {}
     for span in _spans(segments):
         by_size.setdefault(len(span).bit_length(), []).append(span)
@@ -131,19 +131,19 @@ def attend_in_parts(
 ) -> torch.Tensor:
     """Softmax attention of words over a prefix and the earlier words of their dialogues, on a CPU.
 
-    Words that belong to no dialogue see the prefix alone.
+    Words outside any dialogue see only the prefix.
 
     Args:
-        query: Of the words ``(B, heads, L, D)``.
-        key: Of the prefix, which comes first and has a token at least, and the words ``(B, heads, P + L, D)``.
-        value: The same.
+        query: Queries of the words ``(B, heads, L, D)``.
+        key: Keys of the prefix (at least one token), then of the words ``(B, heads, P + L, D)``.
+        value: Values, likewise.
         groups: The dialogues, as :func:`groups_of` returns them.
         scale: Factor of the scores.
 
     Returns:
         Mixed values ``(B, heads, L, D)``.
 
-    Cost: ``B heads L P D`` products, and those of each dialogue with itself.
+    Cost: ``B heads L P D`` products, plus those inside each dialogue.
     """
     mixed: torch.Tensor = _Parted.apply(query, key, value, groups, scale)
     return mixed

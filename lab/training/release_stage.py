@@ -31,13 +31,13 @@ from lab.training.stage_runtime import load_checkpoint
 
 @dataclass(frozen=True)
 class Source:
-    """Where a shipped model comes from.
+    """Source of a shipped model.
 
     Attributes:
         file: Checkpoint in the run folder.
         stage: The recipe's stage that writes it.
         weights: The checkpoint's entry that is shipped.
-        config: What its config.json says beside the architecture.
+        config: Entries of its config.json besides the architecture.
     """
 
     file: str
@@ -59,12 +59,12 @@ LOG = weights_dir().parent / "training_log.jsonl"
 def export(recipe: dict[str, Any], out: Path, unfinished: bool = False) -> None:
     """Writes the trained models to the package's weights folder, with checksums and the log.
 
-    A model whose checkpoint is missing, or unfinished and not asked for, keeps its present files.
+    Models with a missing checkpoint, or an unfinished one that was not requested, keep their present files.
 
     Args:
         recipe: The whole recipe.
         out: Run folder.
-        unfinished: Whether checkpoints from before the stage's last step are taken too.
+        unfinished: Whether to use checkpoints from before the stage's last step too.
     """
     exported = []
     for name, source in SOURCES.items():
@@ -78,14 +78,14 @@ def export(recipe: dict[str, Any], out: Path, unfinished: bool = False) -> None:
 
 
 def record_sums() -> None:
-    """Writes the checksums of all shipped weights, the video models' too."""
+    """Writes the checksums of all shipped weights, including the video models'."""
     files = sorted(SUMS.parent.glob("*/model.safetensors"))
     lines = [f"{file_sha256(file)}  {file.parent.name}/{file.name}" for file in files]
     SUMS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def merged_log(recorded: Path, new: Path) -> str:
-    """Returns the lines of a new log behind those of recorded stages that are not in it."""
+    """Returns a new log's lines, preceded by those of recorded stages that it does not contain."""
     lines = new.read_text(encoding="utf-8").splitlines(keepends=True)
     stages = {json.loads(line)["stage"] for line in lines}
     old = (
@@ -100,7 +100,7 @@ def export_model(
     folder: Path,
     config: dict[str, Any] | None = None,
 ) -> None:
-    """Writes one trained model as a Hugging Face folder, with further entries of its config."""
+    """Writes one trained model as a Hugging Face folder, with additional config entries."""
     model = build_model(name)
     model.load_state_dict(state)
     model.config.update(config or {})
@@ -108,12 +108,12 @@ def export_model(
 
 
 def load_exported(folder: Path) -> Any:
-    """Loads a model folder in float32 and insists that every weight was in it.
+    """Loads a model folder in float32 and checks that every weight was present.
 
     Raises:
         RuntimeError: If a weight was missing or unknown; transformers would only warn.
     """
-    # Its model classes take seconds to import, and only an exported model needs them.
+    # The model classes take seconds to import, and only exported models need them.
     from transformers import AutoModelForImageTextToText
 
     loaded: Any = AutoModelForImageTextToText.from_pretrained(
@@ -148,7 +148,7 @@ def measure(model: Any, plan: dict[str, Any], split: str) -> dict[str, Scores]:
 def gate(recipe: dict[str, Any], out: Path, split: str = "val") -> None:
     """Measures the shipped models and, on "val", the other finished branches.
 
-    Scores are recorded beside the weights, in ``gate_SPLIT.json``.
+    Scores are saved next to the weights, in ``gate_SPLIT.json``.
 
     Args:
         recipe: The whole recipe.
@@ -160,7 +160,7 @@ def gate(recipe: dict[str, Any], out: Path, split: str = "val") -> None:
     """
     plan = recipe["gate"]
     folders = {name: weights_dir(name) for name in NAMES}
-    if split == "val":  # choosing between branches is development
+    if split == "val":  # branches are chosen during development
         folders |= unshipped_branches(recipe, out)
     models = {name: load_exported(folder) for name, folder in folders.items()}
     results = {name: measure(model, plan, split) for name, model in models.items()}

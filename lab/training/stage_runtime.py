@@ -1,4 +1,4 @@
-"""What every training stage shares: workers, optimiser, learning rate, checkpoints and logs."""
+"""Shared by all training stages: workers, optimiser, learning rate, checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def load_recipe(path: Path = RECIPE, continued: bool = False) -> dict[str, Any]:
 
     Args:
         path: The recipe.
-        continued: Whether the stages with a part "continued" go on from shipped weights by what it says.
+        continued: Whether stages with a part "continued" start from shipped weights with its settings.
     """
     recipe: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     if continued:
@@ -38,7 +38,7 @@ def load_recipe(path: Path = RECIPE, continued: bool = False) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Worker:
-    """One data-parallel process: its rank and how many there are, its device, and processes that draw for it."""
+    """One data-parallel process: its rank, the world size, its device, and its data processes."""
 
     rank: int
     count: int
@@ -73,8 +73,8 @@ class Worker:
 def run_workers(stage: Callable[..., None], count: int, *args: Any) -> None:
     """Runs ``stage(worker, *args)`` in ``count`` processes of one thread each.
 
-    Processes of one thread beat one process of many threads here: the model is so small that
-    threads spend their time at barriers, above all when something else uses a core.
+    Single-threaded processes are faster than one process with many threads: the model is so small that
+    threads wait at barriers, especially when another process uses a core.
     """
     if count == 1:
         _start_worker(0, stage, 1, 0, args)
@@ -112,11 +112,11 @@ def make_optimiser(
 def make_optimisers(
     parameters: Iterable[nn.Parameter], matrices: Sequence[nn.Parameter], plan: dict[str, Any]
 ) -> list[torch.optim.Optimizer]:
-    """Returns AdamW, and for some matrices Muon in its place, whose steps are as long as AdamW's would be.
+    """Returns AdamW, and Muon for some matrices, with steps as long as AdamW's.
 
     Args:
-        parameters: All that are trained.
-        matrices: Those of them that Muon takes; none for AdamW alone.
+        parameters: All trained parameters.
+        matrices: Parameters for Muon; none for AdamW only.
         plan: "lr", "betas" and "weight_decay".
     """
     taken = {id(matrix) for matrix in matrices}
@@ -143,7 +143,7 @@ def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Writes a checkpoint so that an interruption leaves the old or the new file, never half of one."""
+    """Writes a checkpoint atomically: an interruption leaves the old or the new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     torch.save(state, partial)
@@ -151,7 +151,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:
-    """Reads a checkpoint, or returns None where there is none."""
+    """Reads a checkpoint, or returns None if there is none."""
     if not path.exists():
         return None
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -159,7 +159,7 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
 
 
 class TrainingLog:
-    """Appends JSON lines to a file, and shows them when a terminal is attached."""
+    """Appends JSON lines to a file, and prints them on a terminal."""
 
     def __init__(self, path: Path, stage: str) -> None:
         """Opens the log for one stage."""

@@ -1,6 +1,6 @@
-"""Distils the video model into a draft of few language layers, which often sees a part of the tokens only.
+"""Distils the video model into a draft with few language layers, often on part of the tokens.
 
-The draft's tokens name what the target's do, and its last layer is told where to look, as the target is.
+The draft has the target's naming losses, and its last layer the target's attention loss.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def video_draft_from(target: Any, layers: list[int], start: str = "target") -> A
     Args:
         target: The target.
         layers: Layers of the target to take.
-        start: "target", or the shipped draft to go on with.
+        start: "target", or the shipped draft to continue from.
     """
     if start != "target":
         return prepared(load_exported(video_weights_dir(start)))
@@ -72,8 +72,8 @@ def video_draft_from(target: Any, layers: list[int], start: str = "target") -> A
 def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     """Trains the draft to agree with the target on answers; resumes from ``out/video_draft.pt``.
 
-    At first it learns from right answers alone, which is cheaper. The target always sees the whole clip, the draft in a
-    share of the steps a part of it.
+    At first it learns from correct answers, which is cheaper. The target always sees the whole clip, the draft in a
+    share of the steps only part of it.
 
     Args:
         worker: This process.
@@ -132,7 +132,7 @@ def _losses(
     lesson: Lesson,
     whole: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """Returns the loss terms of a lesson, "target" among them where there is one to agree with."""
+    """Returns the loss terms of a lesson, including "target" if there are target logits."""
     shown, packed = lesson.shown, lesson.packed
     answered = packed.labels != IGNORE
     labels, weights = packed.labels[answered], packed.weights[answered]
@@ -152,7 +152,7 @@ def _losses(
 
 @torch.no_grad()
 def _wanted(target: Any, whole: torch.Tensor, shown: Shown, packed: Packed) -> torch.Tensor:
-    """Returns the target's logits of the answers' words, behind all tokens of the same clips ``(B, N, 4, 128)``."""
+    """Returns the target's logits of the answers' words, given all tokens of the clips ``(B, N, 4, 128)``."""
     every = np.tile(np.arange(whole.shape[1]), (len(whole), 1))
     shown = replace(shown, chosen=every, features=whole.float())
     words = video_hidden(target, visual_tokens(target, shown), shown, packed).words

@@ -1,4 +1,4 @@
-"""Dialogues about clips for training: those of the benchmarks, and one-hop lookups that come before them."""
+"""Training dialogues about clips: those of the benchmarks, and simpler one-hop lookups."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from espalier.harness.seedling.video.clips import Clip
 from espalier.harness.seedling.video.dialogues import dialogues, named_once
 
 _OFFSET = 5_000_011
-"""Keeps these draws apart from those of clips and of the benchmarks' questions."""
+"""Separates these draws from those of clips and of the benchmarks' questions."""
 _DRAWS = 4096
 
 
 class Talk(NamedTuple):
-    """A question and its answer, in words; of the family "drill" a key and what follows from it.
+    """A question and its answer as words; in the family "drill" a key and its result.
 
-    What the answer tells is shown by (frame, number of the track), as in a dialogue. The answer may go on behind words
-    that are `told` already, right or not.
+    The answer's content is given as (frame, track number), as in a dialogue. The answer may continue words
+    that are already given in `told`, correct or not.
     """
 
     family: str
@@ -33,16 +33,16 @@ class Talk(NamedTuple):
 
 
 def talks_about(clip: Clip, visit: int, counts: dict[str, int], drills: int) -> list[Talk]:
-    """Returns dialogues about a clip: another choice at each visit.
+    """Returns dialogues about a clip, different at each visit.
 
     Args:
         clip: The clip.
-        visit: How often the clip has been shown before.
-        counts: Questions of each family; "goes_on" are captions and digits that go on behind what is told already.
+        visit: Number of earlier visits to the clip.
+        counts: Questions of each family; "goes_on" are captions and digits that continue a given beginning.
         drills: Lookups of each kind.
     """
     address = clip.index * 64 + visit
-    if len(named_once(clip)) < 2:  # a short clip may have too little to ask about
+    if len(named_once(clip)) < 2:  # a short clip may have too few objects for questions
         counts = {f: n for f, n in counts.items() if f not in ("order", "when", "find")}
     stream = DrawStream(draws(clip.seed + _OFFSET, clip.split, [address], _DRAWS)[0])
     talks = [Talk(*found[:3], found.shows) for found in dialogues(clip, stream, counts)]
@@ -56,11 +56,11 @@ def talks_about(clip: Clip, visit: int, counts: dict[str, int], drills: int) -> 
 
 
 def _gone_on(talk: Talk, stream: DrawStream) -> Talk:
-    """Cuts a long answer and damages what stands in front of the cut: only what was told last says what is next.
+    """Cuts a long answer and corrupts the part before the cut, except for the last element.
 
-    A model that has only read right answers loses its place with its first mistake: it goes back in time, or tells one
-    event until the words run out. Of the parts in front of the last one a third is missing and a sixth is there twice,
-    and in a quarter of all parts one word but the time is another's.
+    A model trained only on correct answers loses its place with its first mistake: it goes back in time, or repeats one
+    event until the length limit. Of the parts before the last one, a third is removed and a sixth duplicated,
+    and in a quarter of all parts one word other than the time is replaced.
     """
     words = talk.answer.split()
     size = 2 if talk.family == "digits" else 0
@@ -84,7 +84,7 @@ def _gone_on(talk: Talk, stream: DrawStream) -> Talk:
 
 
 def _misread(part: list[str], parts: list[list[str]], stream: DrawStream) -> list[str]:
-    """Returns a part in which one word, not the time, stands as in another part at the same place."""
+    """Returns a part with one word other than the time replaced by that of another part."""
     time = next(place for place, word in enumerate(part) if word[0] == "t" and word[1:].isdigit())
     other = stream.pick(parts)
     places = range(time + 1, min(len(part), len(other)) - (part[-1] == ";"))
@@ -95,7 +95,7 @@ def _misread(part: list[str], parts: list[list[str]], stream: DrawStream) -> lis
 
 
 def _resting(clip: Clip, stream: DrawStream) -> tuple[int, int]:
-    """Draws a (frame, track) of an object that can be seen and does not move."""
+    """Draws a (frame, track) of a visible object at rest."""
     still = np.array([(track.place >= 0) & ~track.covered for track in clip.tracks])
     tracks, frames = np.nonzero(still)
     chosen = stream.below(len(tracks))
@@ -103,7 +103,7 @@ def _resting(clip: Clip, stream: DrawStream) -> tuple[int, int]:
 
 
 def _object_at(clip: Clip, stream: DrawStream) -> Talk:
-    """Time and colour, then what has that colour and where it is; "no" for a colour that is not seen."""
+    """Time and colour, then the object with that colour and its place; "no" for an absent colour."""
     frame, number = _resting(clip, stream)
     seen = {int(t.colour[frame]) for t in clip.tracks if t.present(frame)}
     if stream.below(4) == 0:
@@ -117,7 +117,7 @@ def _object_at(clip: Clip, stream: DrawStream) -> Talk:
 
 
 def _place_at(clip: Clip, stream: DrawStream) -> Talk:
-    """Time and place, then what is there."""
+    """Time and place, then the object there."""
     frame, number = _resting(clip, stream)
     track = clip.tracks[number]
     key = f"{time_word(frame)} {PLACES[track.place[frame]]}"

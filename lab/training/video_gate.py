@@ -1,4 +1,4 @@
-"""Exports the video models and holds them to the recipe's targets."""
+"""Exports the video models and checks the recipe's targets."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ SHORT = ("what", "where", "how_many", "order", "when")
 def export_video(recipe: dict[str, Any], out: Path, unfinished: bool = False) -> None:
     """Writes the trained video models to the package's weights folder, with checksums and the log.
 
-    A model whose checkpoint is missing, or unfinished and not asked for, keeps its present files.
+    Models with a missing checkpoint, or an unfinished one that was not requested, keep their present files.
 
     Args:
         recipe: The whole recipe.
         out: Run folder.
-        unfinished: Whether checkpoints from before the stage's last step are taken too.
+        unfinished: Whether to use checkpoints from before the stage's last step too.
     """
     for name, file, stage in SOURCES:
         state = load_checkpoint(out / file)
@@ -56,7 +56,7 @@ def export_video(recipe: dict[str, Any], out: Path, unfinished: bool = False) ->
 
 
 class Watched:
-    """One clip that a video model has seen, to be asked about as often as one likes.
+    """One clip processed by a video model, for any number of questions.
 
     Args:
         model: A video model with ordinary attention.
@@ -65,8 +65,8 @@ class Watched:
 
     @torch.no_grad()
     def __init__(self, model: Any, shown: Shown) -> None:
-        """Runs the model over the clip. Cost: most of an answer's, for a long clip."""
-        # transformers takes half a second to import, and most of this file does without.
+        """Runs the model over the clip. For long clips this is most of the cost of an answer."""
+        # transformers takes half a second to import, and most of this file does not need it.
         from transformers import DynamicCache
 
         self._model, self._shown = model, shown
@@ -87,10 +87,10 @@ class Watched:
 
         Args:
             question: Its words.
-            room: Most words of the answer.
+            room: Maximum words of the answer.
 
         Returns:
-            Token ids, ``<eos>`` included where it came.
+            Token ids, including ``<eos>`` if generated.
         """
         if asked_before := self._cache.get_seq_length() - self._length:
             self._cache.crop(-asked_before)
@@ -147,7 +147,7 @@ def measure_video(model: Any, plan: dict[str, Any], split: str, frames: int) -> 
 def accepted(
     target: Any, draft: Any, plan: dict[str, Any], split: str, frames: int, keep: float
 ) -> float:
-    """Returns the share of the target's greedy caption words that the draft, led by them, predicts too.
+    """Returns the share of the target's greedy caption words that the draft predicts from the words before.
 
     Args:
         target: Sees all tokens.
@@ -155,7 +155,7 @@ def accepted(
         plan: The recipe's "gate_video".
         split: "val" or "test".
         frames: T of the clips.
-        keep: Share of the tokens, spread evenly, that the draft sees.
+        keep: Share of evenly spaced tokens that the draft sees.
     """
     right = total = 0
     for index in range(plan["drafted"][frames]):
@@ -173,7 +173,7 @@ def accepted(
 
 @torch.no_grad()
 def led(model: Any, shown: Shown, question: str, answer: list[int]) -> list[int]:
-    """Returns the model's most likely word at each place of an answer, behind the words before it.
+    """Returns the model's most likely word at each position of an answer, given the words before it.
 
     Args:
         model: A video model with ordinary attention.
@@ -190,7 +190,7 @@ def led(model: Any, shown: Shown, question: str, answer: list[int]) -> list[int]
     after = shown.end + torch.arange(len(words) + 1)
     places = [torch.arange(len(PREFIX))[None], shown.positions, after[None]]
     inputs = torch.cat(rows, dim=1)
-    # Without a mask, gaps between positions are read as the borders of packed sequences, which do not see each other.
+    # Without a mask, transformers treats position gaps as borders between separate packed sequences.
     hidden = language(
         inputs_embeds=inputs,
         attention_mask=torch.ones(inputs.shape[:2], dtype=torch.long),
@@ -206,7 +206,7 @@ def _all(seen: Seen) -> Shown:
 
 
 def spread(seen: Seen, keep: float) -> Shown:
-    """Returns a share of a clip's tokens with equal gaps between them, at their own positions."""
+    """Returns a share of a clip's tokens, evenly spaced, at their original positions."""
     total = len(seen.owner)
     chosen = np.linspace(0, total - 1, round(keep * total)).round().astype(np.int64)[None]
     features = None if seen.features is None else taken(seen.features[None], chosen)

@@ -1,4 +1,4 @@
-"""What words of answers have to know before they look: the time named last, and the parts of the event asked about."""
+"""Labels for words of answers: the last mentioned time, and the parts of the event in question."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from lab.training.video_drills import Talk
 PARTS = ("colour", "thing", "act", "outcome")
 """Parts of an event's clause: "the red frame changes to digit 4" has all of them."""
 ASKING = ("order", "when", "find")
-"""Families whose questions name events by their clauses."""
+"""Families with questions that name events by clauses."""
 
 _TIMES = range(FIRST_TIME, FIRST_TIME + MOST_FRAMES)
 _FOUND_BY_TIME = {
     *(*_TIMES, TOKEN_ID["no"]),
     *(TOKEN_ID[word] for word in (*map(str, range(10)), *COLOUR_NAMES)),
 }
-"""Words that are found by a time, besides the first of an answer."""
+"""Words that are looked up by a time, besides the first of an answer."""
 
 
 def asked_for(talks: Sequence[Sequence[Talk]], packed: Packed) -> dict[str, torch.Tensor]:
-    """Returns what each of L words of B clips' dialogues has to know in order to say the next word; -1 for nothing.
+    """Returns the information that each of L words needs for predicting the next word; -1 for none.
 
     Args:
         talks: Per clip.
         packed: The same, packed.
 
     Returns:
-        "last", the time that the dialogue named last ``(B, L)``, and "asked", the :data:`PARTS` of the event whose time
-        is to be said ``(B, L, 4)``; all are numbers of words.
+        "last", the last time in the dialogue ``(B, L)``, and "asked", the :data:`PARTS` of the event with the time
+        to be predicted ``(B, L, 4)``; all are word numbers.
     """
     tokens, labels = packed.tokens.numpy(), packed.labels.numpy()
     last = np.full(tokens.shape, -1)
@@ -58,9 +58,9 @@ def asked_for(talks: Sequence[Sequence[Talk]], packed: Packed) -> dict[str, torc
 
 
 def clauses(question: str) -> list[list[int]]:
-    """Returns the :data:`PARTS` of the events that a question names, in the order in which the answer tells them.
+    """Returns the :data:`PARTS` of the events that a question names, in the order of the answer.
 
-    The event behind "that" is told before the one in front of it.
+    The event after "that" comes before the one preceding it.
     """
     words = question.split()[:-1]
     starts = [

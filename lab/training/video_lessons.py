@@ -1,4 +1,4 @@
-"""What the steps of the video stages learn from: drawn beside the training or in processes of their own."""
+"""Training data of the video stages: drawn in the training process or in separate ones."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from lab.training.video_labels import asked_for
 from lab.training.video_packs import pack_talks
 
 ONCE = ("digits", "caption", "goes_on")
-"""Families with one question to a clip."""
+"""Families with one question per clip."""
 
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """What a step, or one of its parts, learns from: B clips, the tokens shown of them, and dialogues about them.
+    """Data of a step or a part of one: B clips, their shown tokens, and dialogues about them.
 
     Attributes:
         clips: Numbers of the clips in their pool ``(B,)``.
         shown: The tokens shown.
         packed: The dialogues.
-        labels: What the tokens are asked to name, see :func:`labels_of`, and the words, see :func:`asked_for`.
-        looks: Which tokens the words of answers look at.
-        looks_back: Which tokens those look at in which something begins; empty where the recipe does not ask for it.
-        times: Of `looks`, those for the kinds of times that the recipe's "time_heads" names.
+        labels: Naming labels of the tokens, see :func:`labels_of`, and of the words, see :func:`asked_for`.
+        looks: Attention targets of the words of answers.
+        looks_back: Attention targets of tokens in which something begins; empty if not in the recipe.
+        times: The part of `looks` for the kinds of times in the recipe's "time_heads".
     """
 
     clips: list[int]
@@ -65,10 +65,10 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Feed:
-    """Lessons for one worker, as many a step as it has parts: blocks share a pool of clips, each shown several times.
+    """Lessons for one worker, one per part of a step; blocks share a pool of clips, each shown several times.
 
-    Drawing a clip and running the tower over it costs about as much as a step on it; dialogues and
-    tokens shown are other ones at each visit. What a lesson holds depends on its number alone.
+    Drawing a clip and running the tower on it costs about as much as a step on it; dialogues and
+    tokens shown differ at each visit. The content of a lesson depends only on its number.
 
     Attributes:
         worker: The process.
@@ -82,7 +82,7 @@ class Feed:
 
     @property
     def count(self) -> int:
-        """How many lessons there are."""
+        """Number of lessons."""
         total: int = self.plan["steps"] * self.plan["parts"]
         return total
 
@@ -97,7 +97,7 @@ class Feed:
         plan, block = self.plan, self.plan["block"]
         phase = self.phase(number * block)
         frames = int(np.random.default_rng([self.seed, 77, number]).choice(phase["frames"]))
-        # About as many visual tokens in every lesson, however long the clips.
+        # A similar number of visual tokens in every lesson, for any clip length.
         count = max(phase["clips"] * min(phase["frames"]) // frames, 1)
         size = block * count // plan["visits"]
         first = plan["first_index"] + (number * self.worker.count + self.worker.rank) * 4096
@@ -117,7 +117,7 @@ class Feed:
         draw = np.random.default_rng([self.seed, 79, lesson, self.worker.rank])
         total = FRAME_TOKENS * frames
         low, high = phase["keep"]
-        # All workers show all tokens at once, for it takes several times as long.
+        # All workers show all tokens in the same step, because it takes several times as long.
         whole = np.random.default_rng([self.seed, 80, lesson]).random() < phase["whole"]
         keep = total if whole else int(total * draw.uniform(low, high))
         first_frame = 0
@@ -150,7 +150,7 @@ class Feed:
     def lessons(self, tower: Any, first_step: int) -> Iterator[tuple[Lesson, torch.Tensor]]:
         """Yields the lessons from a step on, with the features of all tokens of their clips ``(B, N, 4, 128)``.
 
-        They are on the tower's device. Where the worker has feeders, they draw whole blocks ahead, each one at a time.
+        They are on the tower's device. Feeders of the worker draw blocks in advance, one at a time each.
         """
         block, first = self.plan["block"], first_step * self.plan["parts"]
         numbers = range(first // block, -(-self.count // block))
@@ -176,11 +176,11 @@ class Feed:
 
 @dataclass(frozen=True)
 class _Blocks(Dataset[tuple[torch.Tensor, bytes]]):
-    """Blocks by number, as they go from one process to another."""
+    """Blocks by number, serialised for transfer between processes."""
 
     feed: Feed
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, bytes]:
         frames, lessons = self.feed.block(number)
-        # A tensor passed by itself holds a file open, and there are hundreds of small ones.
+        # Each tensor passed separately keeps a file open, and there are hundreds of small ones.
         return frames, pickle.dumps(lessons)

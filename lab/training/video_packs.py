@@ -27,9 +27,9 @@ def pack_talks(talks: Sequence[Sequence[Talk]], weights: dict[str, float], shown
 
     Args:
         talks: Per clip.
-        weights: Loss weight per family, of "end", and of "soon", times at most one frame behind the
-            time told before.
-        shown: Where the text begins, and by how much times are shifted.
+        weights: Loss weight per family, of "end", and of "soon": times at most one frame after the
+            previous time.
+        shown: Gives the start of the text and the shift of times.
     """
     rows = [[_row(talk, weights, shown.first) for talk in items] for items in talks]
     longest = max(sum(len(tokens) for tokens, _, _ in items) for items in rows)
@@ -73,7 +73,7 @@ def _row(
 
 
 def _soon(told: Sequence[int], answer: Sequence[int]) -> list[int]:
-    """Returns the places in an answer of times that are at most one frame behind the time before, told or answered."""
+    """Returns the positions in an answer of times at most one frame after the previous time."""
     found, last = [], None
     for place, token in enumerate([*told, *answer], start=-len(told)):
         if token in _TIMES:
@@ -99,8 +99,8 @@ def video_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attends causally inside the prefix, then lets the text rows see prefix and own dialogue.
 
-    The fused kernel is two to three times as fast here as separate products with a mask. With `groups` the text rows
-    attend in parts, in three fifths of the time; without, by the mask.
+    The fused kernel is two to three times as fast here as separate masked products. With `groups` the text rows
+    attend in parts, which takes 60 % of the time; otherwise with the mask.
     """
     prefix = attention_mask.shape[-1] - attention_mask.shape[-2]
     attend = F.scaled_dot_product_attention
@@ -116,11 +116,11 @@ def video_attention(
 
 @dataclass
 class Read:
-    """What the text stack makes of a packed batch: S tokens, of which V are visual and the last L are words.
+    """Output of the text stack for a packed batch of S tokens, with V visual tokens and L words at the end.
 
     Attributes:
         words: Hidden states of the words at the end ``(B, L, D)``.
-        layers: Hidden states behind so many layers ``(B, S, D)``.
+        layers: Hidden states by number of layers ``(B, S, D)``.
         positions: Position ids ``(B, S)``.
         segments: Dialogue of each word ``(B, L)``.
         visual: Where the visual tokens are.
@@ -138,7 +138,7 @@ class Read:
         return self.positions.shape[1] - self.segments.shape[1]
 
     def bias(self, places: torch.Tensor, of_words: bool) -> torch.Tensor:
-        """Returns what is added to the scores ``(B, R, S)`` of places ``(B, R)``, either all of words or none."""
+        """Returns the additive mask ``(B, R, S)`` of positions ``(B, R)``, either all words or all visual tokens."""
         size, device = self.positions.shape[1], places.device
         hidden = torch.arange(size, device=device) > places[..., None]
         if of_words:
@@ -169,7 +169,7 @@ def video_hidden(model: Any, visual: torch.Tensor, shown: Shown, packed: Packed)
         position_ids=positions,
         use_cache=False,
         output_hidden_states=True,
-        # Kernels that say their LSE are called by name, and that is a CPU's.
+        # Only the CPU kernel that returns the LSE can be called by name.
         groups=groups_of(packed.segments) if device.type == "cpu" else None,
     )
     words = output.last_hidden_state[:, prefix:]

@@ -40,10 +40,10 @@ CHECKPOINT, TOP_CHECKPOINT = "video.pt", "video_top.pt"
 
 
 def new_model(start: str = "seedling") -> Any:
-    """Returns the video model as training starts, with packed attention.
+    """Returns the video model for the start of training, with packed attention.
 
     Args:
-        start: "seedling", or the shipped video model to go on with, of which only the weights are left.
+        start: "seedling", or the shipped video model to continue from (weights only).
     """
     if start != "seedling":
         return prepared(load_exported(video_weights_dir(start)))
@@ -64,7 +64,7 @@ def video_target(out: Path, checkpoints: Sequence[str] = (TOP_CHECKPOINT, CHECKP
 
     Args:
         out: Run folder.
-        checkpoints: Names of files; the first that is there is loaded.
+        checkpoints: File names; the first that exists is loaded.
 
     Raises:
         FileNotFoundError: It has not been trained.
@@ -93,14 +93,14 @@ def train_video(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
 def train_stage(
     worker: Worker, model: Any, plan: dict[str, Any], seed: int, out: Path, stage: str
 ) -> None:
-    """Trains those parameters of the video model that learn; resumes from ``out/STAGE.pt``.
+    """Trains the trainable parameters of the video model; resumes from ``out/STAGE.pt``.
 
-    Where the recipe keeps a share of the weights at the start ("kept"), it ends with their mean with those of the last
-    step; what that did is in docs/log/training.md.
+    If the recipe keeps a share of the initial weights ("kept"), the result is the weighted mean with those of the last
+    step; docs/log/training.md has the effect.
 
     Args:
         worker: This process.
-        model: The model as the stage starts with it.
+        model: The model at the start of the stage.
         plan: The recipe's part for it.
         seed: The recipe's seed.
         out: Run folder.
@@ -115,7 +115,7 @@ def train_stage(
     at_start = [p.detach().clone() for p in learned]
     parameters = [*learned, *(namers.parameters() if plan["named_after"] else [])]
     optimisers = make_optimisers(learned, matrices_of(model) if plan["muon"] else [], plan)
-    # Namers are not shipped: they start anew, and learn while the model's rate is still low.
+    # Naming heads are not shipped: they are reinitialised and learn while the model's rate is still low.
     optimisers.append(
         make_optimiser(namers.parameters(), plan["lr"], plan["betas"], plan["weight_decay"])
     )
@@ -159,7 +159,7 @@ def train_stage(
         if done % plan["save_every"] == 0 or done == plan["steps"]:
             state = {"model": model.state_dict(), "namers": namers.state_dict(), "step": done}
             states = [optimiser.state_dict() for optimiser in optimisers]
-            # A stage may fit heads before its first step, so its start cannot be had from the recipe again.
+            # A stage may fit heads before its first step, so its start cannot be recomputed from the recipe.
             state |= {"optimisers": states, "at_start": at_start}
             save_checkpoint(out / f"{stage}.pt", state)
         if done % plan["validate_every"] == 0 or done == plan["steps"]:
@@ -203,7 +203,7 @@ def matrices_of(model: Any) -> list[torch.nn.Parameter]:
 
 
 def stage_of(name: str, plan: dict[str, Any]) -> str:
-    """Returns what the log calls a stage: one that goes on from a shipped model follows the one that made it."""
+    """Returns a stage's name in the log; a stage that continues a shipped model follows the original one."""
     return f"{name}_continued" if str(plan["start"]).startswith("seedling_") else name
 
 
@@ -219,14 +219,14 @@ def restarted_lr(step: int, plan: dict[str, Any]) -> float:
 def validate_video(model: Any, plan: dict[str, Any], keep: float = 1.0) -> dict[str, float]:
     """Returns the share of exactly right answers per family, "T frames/family", on validation clips.
 
-    Every word is predicted behind the right answer so far. All being right is the same event as greedy
-    decoding giving the right answer, at the cost of one forward pass; of captions and digits, which
+    Every word is predicted after the correct answer so far. All being right is the same event as a correct
+    greedy answer, at the cost of one forward pass; for captions and digits, which
     are long, "family/words" is the share of right words.
 
     Args:
         model: The model.
         plan: "clips" by number of frames, and "questions" of each family.
-        keep: Share of the visual tokens that is shown, objects first in part.
+        keep: Share of visual tokens shown, with a preference for objects.
     """
     rng = np.random.default_rng(0)
     totals: dict[str, list[float]] = {}

@@ -1,14 +1,14 @@
-"""What the video model starts from: the weights of `seedling`, and two new layers that tell the time.
+"""Initialisation of the video model: the weights of `seedling`, and two new layers that encode time.
 
-A text stack with rotary positions knows distances only, so a visual token learns when it is shown by
-looking back at the two words in front of the video. Found by training alone this takes long; the heads
+A text stack with rotary positions knows only distances, so a visual token gets its time by
+attending to the two words before the video. Training alone learns this slowly; the heads
 of the new layers start as such clocks: each weighs ``<bos>`` against ``USER:`` by
-``cos(position * frequency - phase)`` of one rotary pair, and writes the result into a direction of its
-own. Everything stays trainable. The two words and all positions survive pruning.
+``cos(position * frequency - phase)`` of one rotary pair, and writes the result into a separate
+direction. Everything stays trainable. The two words and all positions survive pruning.
 
-The new layers stand behind the first: in `seedling` that one raises words from a length of 1 to 60,
-while visual tokens have 550 throughout, which would drown every clock; they are scaled to a quarter.
-That costs `seedling` part of what it can do: on 32 scenes captions fell from 84 to 16 %, reading from 97 to 91 %.
+The new layers come after the first: in `seedling` that one raises words from a length of 1 to 60,
+while visual tokens have 550 throughout, which would hide every clock; they are scaled to a quarter.
+This lowers the initial scores: on 32 scenes captions fell from 84 to 16 %, reading from 97 to 91 %.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from espalier.harness.seedling.vocabulary import VOCABULARY
 from lab.training.dialogue_packs import PREFIX
 
 BEHIND = 1
-"""Layers of `seedling` in front of the new ones."""
+"""Layers of `seedling` before the new ones."""
 SHRINK = 0.25
-"""Scale of visual tokens against `seedling`'s."""
+"""Scale of visual tokens relative to `seedling`'s."""
 CODE = 40.0
-"""Length of what all clocks together write."""
+"""Norm of the sum of all clock outputs."""
 CLOCKS = ((12, 8, 5), (10, 7, 6))
 """Rotary pairs of the new layers: wavelengths of 112 to 6,283 positions; two heads each, a quarter turn apart."""
 _REST = 15
