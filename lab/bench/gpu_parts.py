@@ -69,7 +69,11 @@ def select(plan: Plan) -> Found:
     small, before = 0, dict[str, float]()
     for size in plan.sizes:
         last = size == plan.sizes[-1] and len(plan.sizes) > 1
-        chosen = [(name, s) for name, s in specs if not last or name == s.method.name]
+        chosen = [
+            (name, s)
+            for name, s in specs
+            if not last or name.removesuffix("_official") == s.method.name
+        ]
         yield from at_size(chosen, size, plan, before, small)
         small = size[0]
 
