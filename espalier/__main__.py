@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
-from espalier.harness.errors import unknown_name
-from espalier.harness.specs.commands import complain
+from espalier.harness.specs.commands import dispatch
 
 #: Module of each command.
 COMMANDS = {
@@ -26,15 +24,8 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; exit code 2 and one line if there is none of that name."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: espalier <command> ...\ncommands: {', '.join(COMMANDS)}")
-        return 0
-    name, *rest = arguments
-    if name not in COMMANDS:
-        return complain(unknown_name("command", name, COMMANDS), 2)
-    code: int = import_module(COMMANDS[name]).main(rest)
-    return code
+    usage = f"usage: espalier <command> ...\ncommands: {', '.join(COMMANDS)}"
+    return dispatch("command", COMMANDS, usage, argv)
 
 
 if __name__ == "__main__":

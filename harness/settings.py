@@ -244,7 +244,7 @@ def _among(value: Any, values: Iterable[Any]) -> bool:
 
 
 def _list_reader(collection: type, hint: Any) -> Reader:
-    # A name that is none of a list stands in the error line, without its place.
+    # The error line gives an unknown name, but not its position in the list.
     is_named = _is_named(hint)
 
     def read(key: str, value: Any) -> Any:

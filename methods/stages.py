@@ -14,7 +14,7 @@ class Stages(TokenReducer):
     takes_separators = True
 
     def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
-        """Return x, x^2 and so on for the share x of one stage, where `share` is what the last stage sees."""
+        """Return x, x^2 and so on for the share x of one stage; `share` is the last stage's."""
         return tuple(share ** (stage / n_sites) for stage in range(1, n_sites + 1))
 
     def positions(self, depth: int) -> Positions:

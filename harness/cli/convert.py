@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from importlib import import_module
 
-from espalier.harness.errors import unknown_name
-from espalier.harness.specs.commands import complain
+from espalier.harness.specs.commands import dispatch
 
 #: Module of each release's format.
 FORMATS = {
@@ -18,12 +15,5 @@ FORMATS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Convert a release; exit code 2 and one line if its format is unknown."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: espalier convert {' | '.join(FORMATS)} <release> <output>")
-        return 0
-    name, *remaining = arguments
-    if name not in FORMATS:
-        return complain(unknown_name("format", name, FORMATS), 2)
-    code: int = import_module(FORMATS[name]).main(remaining)
-    return code
+    usage = f"usage: espalier convert {' | '.join(FORMATS)} <release> <output>"
+    return dispatch("format", FORMATS, usage, argv)

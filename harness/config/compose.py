@@ -139,7 +139,7 @@ def read_command(
 
 
 def _checked(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    """Return the cells, whose benchmarks are checked here: whoever writes a file need not wait for torch."""
+    """Return the cells after checking their benchmarks, so that mistakes in a file are reported before torch loads."""
     check_benchmarks(cells)
     return tuple(cells)
 

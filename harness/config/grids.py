@@ -1,8 +1,8 @@
-"""A sweep of several grids, which a preset lists under `grids` where one product would have unwanted cells.
+"""A sweep of several grids, listed by a preset under `grids` where one product would have unwanted cells.
 
-Each grid is a table of overrides, `ratio: 0.5,0.9`, whose product is run, one grid after the other. On the command line
-`method=a,b` selects the grids' cells with these values, as do `ratio` and `benchmark`; values that no grid has, and any
-other key, replace those of every grid. With a model of conf/stand_ins.yaml, benchmarks
+Each grid is a table of overrides, `ratio: 0.5,0.9`; grids run one after the other, each as a product. On the command
+line `method=a,b` selects the grids' cells with these values, as do `ratio` and `benchmark`; values that no grid has,
+and any other key, replace those of every grid. With a model of conf/stand_ins.yaml, benchmarks
 are replaced by their stand-ins, keys of published models are dropped, and grids that become equal run once.
 """
 
@@ -20,7 +20,7 @@ from espalier.harness.settings import table
 
 KEY = "grids"
 
-#: Keys of which the command line picks.
+#: Keys by which the command line selects cells.
 PICKED = ("method", "ratio", "benchmark")
 
 Grid = dict[str, Any]

@@ -85,14 +85,14 @@ class ModelFacts:
         projector: widths of the projector's linear maps, from its input to the decoder's width.
         vocabulary: rows of the output head.
         visual_tokens: nominal visual tokens of one image; real counts come from the sample.
-        class_attention: what the signal `cls_attention` is on this model, one of CLASS_ATTENTION.
+        class_attention: meaning of the signal `cls_attention` on this model, one of CLASS_ATTENTION.
         rotary_axes: position axes of the decoder: 1, or 3 for time, height and width.
         signals: names out of espalier.methods.signals.SIGNALS that the adapter can produce.
         patch_tokens: whether visual tokens are the tower's patches one to one, so that methods may act inside it.
-        deepstack: tower layers whose output goes to the decoder, too: what a projector of its own makes of the n-th is
-            added to the visual tokens behind decoder layer n. Each projector has the widths of `projector`.
-        diffusion: of a model that denoises its answers, whose `text` is not causal then; None: it says one token after
-            another.
+        deepstack: tower layers that also feed the decoder: a separate projector maps the n-th one's output, which is
+            added to the visual tokens after decoder layer n. Each projector has the widths of `projector`.
+        diffusion: settings of a model that denoises its answers, with `text` not causal; None: it generates token by
+            token.
     """
 
     text: StackFacts

@@ -33,7 +33,7 @@ WIDTHS = (
     *("round", "tojson", "wordwrap", "truncate"),
 )
 
-#: Methods and filters of which a result may have an argument in each of its places.
+#: Methods and filters with results that may repeat an argument at every position.
 PRODUCTS = ("replace", "join", "format", "format_map", "translate", "indent", "wordwrap", "map")
 
 #: Widths in a format, and places that take a width from an argument.
@@ -70,7 +70,7 @@ def render(template: Template, values: Mapping[str, Any]) -> str:
 
     Raises:
         TooMuch: more than `WORK` or `MOST_LETTERS`.
-        FAILURES: whatever its expressions raise.
+        FAILURES: errors of its expressions.
     """
     _left.set(WORK)
     pieces, letters = [], 0

@@ -1,4 +1,4 @@
-"""How every command speaks and ends: standard streams that are there and take any text, one line for an error."""
+"""What all commands share: open standard streams that take any text, exit codes, one line for an error."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import io
 import os
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
+from importlib import import_module
 
-from espalier.harness.errors import StoreLost, UserError, first_words, plain
+from espalier.harness.errors import StoreLost, UserError, first_words, plain, unknown_name
 
 #: Variables that OpenMP and numexpr read; numexpr takes nothing but one number.
 THREADS = ("OMP_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMEXPR_MAX_THREADS")
@@ -19,9 +20,9 @@ Main = Callable[[Sequence[str] | None], int]
 
 
 def command(main: Main) -> Callable[..., int]:
-    """Return a command that ends by an exit code and one line on stderr: 2 for bad input, 1 for what cannot be written.
+    """Return a command that ends with an exit code and one line on stderr: 2 for bad input, 1 for failed writes.
 
-    A reader of its output that leaves early, as `head` does, is no error.
+    A reader that closes the output early, as `head` does, is not an error.
     """
 
     @wraps(main)
@@ -50,6 +51,23 @@ def command(main: Main) -> Callable[..., int]:
     return run
 
 
+def dispatch(kind: str, modules: Mapping[str, str], usage: str, argv: Sequence[str] | None) -> int:
+    """Call the `main` of the module that the first argument names, with the other arguments; return its exit code.
+
+    Without arguments and for `--help`, print `usage`; an unknown name is one line and exit code 2. A module is imported
+    when it is called.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage)
+        return 0
+    name, *remaining = arguments
+    if name not in modules:
+        return complain(unknown_name(kind, name, modules), 2)
+    code: int = import_module(modules[name]).main(remaining)
+    return code
+
+
 def complain(problem: object, code: int = 1) -> int:
     """Print an error as one line on stderr, if stderr takes it, and return the exit code."""
     try:
@@ -60,7 +78,7 @@ def complain(problem: object, code: int = 1) -> int:
 
 
 def check_environment() -> None:
-    """Raise UserError for a number of threads that is none: the libraries that read it stop at their import."""
+    """Raise UserError for an invalid number of threads, on which libraries would fail at import."""
     for name in THREADS:
         value = os.environ.get(name)
         if value and not (value.strip().isdecimal() and int(value) > 0):
@@ -70,7 +88,7 @@ def check_environment() -> None:
 
 
 def short_of_memory(error: Exception) -> str | None:
-    """Return the line for an error that a limit of the shell explains (`ulimit -v`); None if there is no limit."""
+    """Return the error line if the shell limits the address space (`ulimit -v`); None without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return None
@@ -81,27 +99,27 @@ def short_of_memory(error: Exception) -> str | None:
 
 
 def speak_plainly() -> None:
-    """Open standard streams that are closed, and escape what their encoding lacks (`±` in ASCII) instead of failing."""
+    """Open closed standard streams, and escape characters that their encoding lacks (`±` in ASCII)."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # It takes the lowest number that is free. A file of ours must not get it: libraries print to it.
+            # The lowest free descriptor is taken: libraries print to it, so no other file may get it.
             os.open(os.devnull, os.O_RDWR)
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             wrapper = io.TextIOWrapper(io.FileIO(number, "w", closefd=False), encoding="utf-8")
             setattr(sys, name, wrapper)
         stream = getattr(sys, name)
-        # In the C locale Python's own stdout lets through what was no text, and fails on the rest.
+        # In the C locale Python's stdout passes undecodable bytes and fails on everything else.
         wrapped = isinstance(stream, io.TextIOWrapper)
         if wrapped and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
 
 
 def discard(stream: object) -> None:
-    """Let all that a standard stream has and gets go to /dev/null."""
-    # A replaced stream, as in tests, has no file of its own.
+    """Redirect a standard stream to /dev/null, its buffer included."""
+    # A replaced stream, as in tests, has no file.
     with suppress(AttributeError, io.UnsupportedOperation):
         file = stream.fileno()  # type: ignore[attr-defined]
         null = os.open(os.devnull, os.O_WRONLY)

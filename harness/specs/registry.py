@@ -12,7 +12,7 @@ class Registry:
     """Maps a name to `module:object` without importing the module until it is asked for.
 
     Args:
-        kind: the config key whose values the names are, for example `model.adapter`.
+        kind: the config key that takes the names as values, for example `model.adapter`.
     """
 
     def __init__(self, kind: str) -> None:

@@ -155,16 +155,16 @@ class ModelSpec:
         longest: tokens of the longest prompt and answer, for which cards keep room; no part of what the model is.
         facts: sizes, with `model.scale` applied.
         check_weights: whether tensors are searched for NaN and infinite values before loading; `auto`: small files.
-        template: family whose prompts a task gives, where it has some for that family (lmms_eval_specific_kwargs).
+        template: family that selects among a task's prompts (lmms_eval_specific_kwargs).
         conversation: frame of prompts (harness/models/conversations.py); None: the family's, `checkpoint`: its own.
-        prompt: the set of prompts in use; what it says of frames, pixels and generation stands in those fields.
-        template_sha256: of the chat template beside the released weights; None: not known.
+        prompt: the prompt set in use; its frames, pixels and generation settings are in those fields.
+        template_sha256: of the chat template released with the weights; None: not known.
         transparency: of pictures, one of TRANSPARENCY: `drop` takes the colours under it, `white` lays them on white.
         media: `required` refuses samples without picture and video; otherwise they are answered as texts.
         conversion: command that makes a loadable checkpoint from the original release; None: it loads as released.
         processor: settings of the image processor that differ from the checkpoint's.
-        architecture: what the configuration needs beside the facts, in transformers' words; `processor` is a folder
-            whose processor stands beside random weights, in place of one that reads bytes.
+        architecture: configuration keys beyond the facts, as transformers names them; `processor`: folder of the
+            processor used with random weights in place of one that reads bytes.
         drafts: names of models with the same tokens that may draft for this one, the usual one first.
         boxes: how it was taught to write boxes, which decides how a task asks for them and reads them.
     """
@@ -273,7 +273,7 @@ class EngineSpec:
 
 
 class Asked(Protocol):
-    """What answering takes of a run, whoever asks: a RunSpec has it, and so has an AnswerSpec."""
+    """The part of a run that answering needs; RunSpec and AnswerSpec both provide it."""
 
     @property
     def model(self) -> ModelSpec: ...  # noqa: D102

@@ -129,7 +129,7 @@ class Held(Cosines):
 
 
 class Computed(Cosines):
-    """Cosines of which only the last panel of rows is held.
+    """Cosines that are computed on demand; only the last panel of rows is stored.
 
     Each row costs one device synchronisation, to find out whether the panel has it.
     """

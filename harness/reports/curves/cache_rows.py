@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.reports.curves.curve_points import FULL, read_run_scores
+from espalier.harness.reports.curves.curve_points import FULL
+from espalier.harness.reports.curves.run_scores import read_run_scores
 from espalier.harness.reports.curves.stored_rows import (
     StoredResult,
     filter_results,
