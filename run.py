@@ -30,7 +30,7 @@ from espalier.harness.cli.run import (
 from espalier.harness.errors import StoreLost, UserError
 from espalier.harness.ranks import RankLost, is_main_process, join
 from espalier.harness.runs import streams
-from espalier.harness.runs.status_line import Waiting
+from espalier.harness.runs.status_line import StatusLine
 from espalier.harness.runs.streams import OutputLost, Stopped, flush, speak_plainly, stoppable
 from espalier.harness.specs.commands import check_environment, short_of_memory
 from espalier.harness.specs.secrets import masked, typed
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         check_environment()
-        with stoppable(), Waiting(quiet=not is_main_process()) as waiting:
+        with stoppable(), StatusLine(quiet=not is_main_process()) as waiting:
             code = dispatch(arguments, waiting)
             flush()
         return code
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return print_error(f"{stopped}; {advice}", stopped.code)
 
 
-def dispatch(arguments: Sequence[str], waiting: Waiting) -> int:
+def dispatch(arguments: Sequence[str], waiting: StatusLine) -> int:
     """Carry out a command line, in this process and the others of the launch; return the exit code."""
     waiting.say("reading the command line")
     if CELLS in arguments:

@@ -33,7 +33,7 @@ class UserError(_OneLineError, ValueError):
     """Something the user typed or supplied cannot work; run.py prints the line and exits with 2."""
 
 
-class Mistakes(UserError):
+class UserErrors(UserError):
     """Several mistakes of one table, in one line."""
 
     def __init__(self, lines: Iterable[str]) -> None:

@@ -198,7 +198,7 @@ def _check_launch(world: str) -> None:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def without_launcher() -> Iterator[None]:
     """Hide the launcher's variables from libraries that would distribute samples again, or wait for others."""
     hidden = {name: os.environ.pop(name) for name in LAUNCHED if name in os.environ}
     try:

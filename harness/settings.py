@@ -27,7 +27,7 @@ from typing import (
     get_type_hints,
 )
 
-from espalier.harness.errors import Mistakes, UserError, steers, unknown_name
+from espalier.harness.errors import UserError, UserErrors, steers, unknown_name
 from espalier.harness.paths import rooted
 
 Name = TypeVar("Name", bound=str)
@@ -129,12 +129,12 @@ def gather(
     for name, entry in values.items():
         try:
             results[name] = read_value(*entry)
-        except Mistakes as error:
+        except UserErrors as error:
             lines += error.lines
         except UserError as error:
             lines.append(str(error))
     if lines:
-        raise Mistakes(lines)
+        raise UserErrors(lines)
     return results
 
 

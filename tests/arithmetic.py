@@ -12,7 +12,7 @@ import torch
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.facts import ModelFacts, StackFacts
-from espalier.harness.engine.record import Generated, Record
+from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.run_spec import EngineSpec, MethodSpec, ModelSpec, RunSpec
 
@@ -135,7 +135,9 @@ class Calculator:
         """Say what a row says of prompts."""
         return {"rendered": chat[0]["content"][1]["text"]}
 
-    def generate(self, inputs: Mapping[str, Any], samples: Sequence[str], **more: Any) -> Generated:
+    def generate(
+        self, inputs: Mapping[str, Any], samples: Sequence[str], **more: Any
+    ) -> GeneratedBatch:
         """Add up."""
         self.batches.append(list(samples))
         self.settings.append(more)
@@ -143,7 +145,7 @@ class Calculator:
             raise self.fail("cannot add this\nsecond line")
         answers = [sum(map(int, text.split("+"))) for text in inputs["text"]]
         records = tuple(
-            Record(
+            SampleRecord(
                 sample=name,
                 visual=6,
                 text=answer,
@@ -157,7 +159,7 @@ class Calculator:
             )
             for name, answer in zip(samples, answers, strict=True)
         )
-        return Generated(ids=torch.tensor(answers)[:, None], records=records)
+        return GeneratedBatch(ids=torch.tensor(answers)[:, None], records=records)
 
     def decode(self, ids: torch.Tensor) -> list[str]:
         """Write the sums as text."""

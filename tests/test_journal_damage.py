@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.auto_batch import journalled_batch_size
 from espalier.harness.evaluation.samples import (
@@ -22,7 +22,7 @@ from espalier.harness.evaluation.samples import (
 )
 from espalier.harness.store.files.journal import Journal
 
-RECORDED = Record("t/0", 4, 3, (2,), (2,), (4, 2), 6, 384, 1, times_ms={"prefill": 1.0})
+RECORDED = SampleRecord("t/0", 4, 3, (2,), (2,), (4, 2), 6, 384, 1, times_ms={"prefill": 1.0})
 GOOD: dict[str, Any] = Sample("t", 0, "yes", 7, 1, RECORDED).entry()
 
 #: Changes of an entry, and words of the line about it; None takes a key away.

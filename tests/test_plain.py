@@ -44,7 +44,7 @@ def test_letters_that_steer_are_escaped(text: str, capsys: pytest.CaptureFixture
     assert plain_values({"a": [text, 1, None]}) == {"a": [shown, 1, None]}
     for kind in (UserError, StoreLost, JudgeLost):
         assert str(kind(f"file {text}")) == f"file {shown}"
-    streams.complain(ValueError(text))
+    streams.print_error(ValueError(text))
     streams.tell(text)
     assert capsys.readouterr().err == f"error: {shown}\n{shown}\n"
 

@@ -14,7 +14,7 @@ from espalier.harness.cost.flops import sample_flops
 from espalier.harness.decoding.diffusion.denoising_summary import run_flops
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.decoding.speculative.speculative_summary import steady_rounds
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import UserError
 from espalier.methods.base import Method, TokenReducer
 
@@ -97,7 +97,7 @@ class Answer:
     flops: Flops
     times_ms: Mapping[str, float] = field(repr=False)
     decoding: SpeculativeDecoding | None
-    record: Record = field(repr=False)
+    record: SampleRecord = field(repr=False)
     _visible: VisibleChat = field(repr=False, compare=False)
 
     def show(self, path: str | PathLike[str] | None = None, *, step: int | None = None) -> Drawing:
@@ -133,7 +133,7 @@ class Answer:
         return self.kept_by_step[step]
 
 
-def flops_of(record: Record, facts: ModelFacts, method: Method) -> Flops:
+def flops_of(record: SampleRecord, facts: ModelFacts, method: Method) -> Flops:
     """Return the FLOPs of one sample's prefill, or of all steps of a denoised answer."""
     if record.denoising is not None:
         assert isinstance(
@@ -145,7 +145,7 @@ def flops_of(record: Record, facts: ModelFacts, method: Method) -> Flops:
     return Flops(flops.share_of_full, flops.exact.language, flops.exact_full.language)
 
 
-def decoding_of(record: Record) -> SpeculativeDecoding | None:
+def decoding_of(record: SampleRecord) -> SpeculativeDecoding | None:
     """Return the statistics of a speculative decoder; None for other methods."""
     if record.decoding is None:
         return None

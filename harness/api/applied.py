@@ -18,7 +18,7 @@ from espalier.harness.api.open_method import CheckedMethod, open_responder
 from espalier.harness.api.questions import is_chat, open_chat, question_chat
 from espalier.harness.api.visible_tokens import grid_rows, visible_chat, without_chats
 from espalier.harness.engine.engine_guards import check_generation
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks.generation_check import check_settings
 from espalier.harness.kinds.kind import OpenMethod
@@ -218,7 +218,7 @@ class Applied:
         return answers
 
 
-def _cached(record: Record) -> float:
+def _cached(record: SampleRecord) -> float:
     """Return the remaining share of the visual cache entries; 1 for a denoised answer, which has no cache."""
     if not record.visual or record.denoising is not None:
         return 1.0

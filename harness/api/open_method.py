@@ -11,7 +11,7 @@ from espalier.harness.decoding.diffusion.denoising_settings import refuse_denois
 from espalier.harness.decoding.speculative.shared_vocabulary import check_tokenizers
 from espalier.harness.decoding.speculative.speculation import Speculation
 from espalier.harness.engine.artifacts.priors import Prior, prior_for, prior_layers
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks import speculative_check as speculative
 from espalier.harness.kinds.kind import OpenMethod
@@ -52,7 +52,7 @@ class CheckedMethod:
         changed = replace(self.spec, model=replace(model, generation=generation))
         kind_of(self.method, changed).resolve(changed, self.method, Digests())
 
-    def removed(self, record: Record) -> float:
+    def removed(self, record: SampleRecord) -> float:
         """Return the share of visual tokens removed for an answer, counted by the budget's rule.
 
         Raises:

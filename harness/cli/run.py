@@ -18,7 +18,7 @@ from espalier.harness.runs.streams import OutputLost
 if TYPE_CHECKING:
     from espalier.harness.config.compose import Command
     from espalier.harness.runs.runner import Runner
-    from espalier.harness.runs.status_line import Waiting
+    from espalier.harness.runs.status_line import StatusLine
     from espalier.harness.specs.run_spec import RunSpec
 
 #: Prints what a command line would run, and runs nothing.
@@ -27,7 +27,7 @@ DRY = "--dry"
 CELLS = "--cells"
 
 
-def run_on_cluster(command: Command, ranks: Ranks, waiting: Waiting, dry: bool) -> int | None:
+def run_on_cluster(command: Command, ranks: Ranks, waiting: StatusLine, dry: bool) -> int | None:
     """Run the cells as jobs (`cluster=`), or print what there is to do (`--dry`); None if they are to run here."""
     # Only this way of running needs it: help and mistakes are printed without it.
     from espalier.harness.runs.cluster.cluster_spec import cluster_of
@@ -50,7 +50,7 @@ def run_on_cluster(command: Command, ranks: Ranks, waiting: Waiting, dry: bool) 
     return run_as_jobs(command, cluster, waiting)
 
 
-def run_job_file(arguments: Sequence[str], waiting: Waiting) -> int:
+def run_job_file(arguments: Sequence[str], waiting: StatusLine) -> int:
     """Run the cells of a job file that have no row yet (`--cells <file>`), and note those that fail in the file."""
     # Only this way of running needs it: help and mistakes are printed without it.
     from espalier.harness.runs.cluster.job_file import JobFile, LeftOut
@@ -85,7 +85,7 @@ def run_job_file(arguments: Sequence[str], waiting: Waiting) -> int:
     return run_cells(specs, runner)
 
 
-def admit(command: Command, ranks: Ranks, waiting: Waiting) -> tuple[Sequence[RunSpec], Runner]:
+def admit(command: Command, ranks: Ranks, waiting: StatusLine) -> tuple[Sequence[RunSpec], Runner]:
     """Admit every cell before the first one runs; return the cells and what runs them."""
     # Only this way of running needs it: help and mistakes are printed without it.
     from espalier.harness.config.build_spec import build_spec
@@ -172,7 +172,7 @@ def hydra_help(argv: Sequence[str]) -> None:
 
 def print_error(problem: object, code: int) -> int:
     """Print one line on stderr, once for all processes of a run, and return the exit code."""
-    return streams.complain(problem, code) if is_main_process() else code
+    return streams.print_error(problem, code) if is_main_process() else code
 
 
 @contextmanager

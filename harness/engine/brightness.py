@@ -14,7 +14,7 @@ RED, GREEN, BLUE = 0.299, 0.587, 0.114
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
+class PixelGrids:
     """Normalised pixels as the tower gets them, and their division into the projector's units.
 
     Attributes:

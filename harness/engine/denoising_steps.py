@@ -24,7 +24,7 @@ from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.positions import closed_positions, rotary_tables
 from espalier.harness.engine.prefix_cache import CachedPrompt, cache_prompt, run_answer
 from espalier.harness.engine.prompt import Prompt
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.signals.deciders import DECIDERS
@@ -112,9 +112,9 @@ class EntryMerger:
         ]
         return Cache(layers=[*prompt_layers[: self.first_merged], *merged])
 
-    def records(self) -> tuple[Record, ...]:
+    def records(self) -> tuple[SampleRecord, ...]:
         """Return each row's record of the step."""
-        step_records: list[Record] = []
+        step_records: list[SampleRecord] = []
         select_ms = self._clock.totals_ms().get("select", 0.0) / len(self._keep)
         for row, (record, keep) in enumerate(zip(self._prompt.records, self._keep, strict=True)):
             upper_layers = (keep,) * (len(record.entering) - self.first_merged)
@@ -200,7 +200,7 @@ def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Answering:
+class AnswerState:
     """An answer between two steps.
 
     Attributes:
@@ -224,8 +224,8 @@ class DenoisingSession(Session):
 
     @torch.inference_mode()
     def denoise(
-        self, prompt: Prompt, answer: Answering, samples: Sequence[str], budget: Budget
-    ) -> tuple[Tensor, tuple[Record, ...]]:
+        self, prompt: Prompt, answer: AnswerState, samples: Sequence[str], budget: Budget
+    ) -> tuple[Tensor, tuple[SampleRecord, ...]]:
         """Run one step over the whole sequence; every token sees every other.
 
         Args:
@@ -282,8 +282,12 @@ class DenoisingSession(Session):
 
     @torch.inference_mode()
     def denoise_behind(
-        self, cached_prompt: CachedPrompt, answer: Answering, samples: Sequence[str], budget: Budget
-    ) -> tuple[Tensor, tuple[Record, ...]]:
+        self,
+        cached_prompt: CachedPrompt,
+        answer: AnswerState,
+        samples: Sequence[str],
+        budget: Budget,
+    ) -> tuple[Tensor, tuple[SampleRecord, ...]]:
         """Run one step of the answer's positions against a cached prompt; arguments and result as in `denoise`.
 
         A method that merges entries does so by this step's deciders; any other method has acted in the prompt's run.
@@ -311,7 +315,7 @@ class DenoisingSession(Session):
         return logits, cached_prompt.step_records() if merger is None else merger.records()
 
     def _make_merger(
-        self, cached_prompt: CachedPrompt, answer: Answering, budget: Budget
+        self, cached_prompt: CachedPrompt, answer: AnswerState, budget: Budget
     ) -> EntryMerger | None:
         """Return the merger of a step; None if the method never merges."""
         method, facts, layout = self.setup.method, self.adapter.facts, cached_prompt.layout

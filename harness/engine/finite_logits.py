@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.model_parts import Parts
+    from espalier.harness.engine.model_parts import ModelParts
 
 
 class NonFiniteLogits(RuntimeError):
@@ -77,7 +77,7 @@ class FiniteLogits:
                 raise NonFiniteLogits(sample, int(steps[0]))
 
 
-def non_finite_origin(adapter: Parts, run: Callable[[], object]) -> str:
+def non_finite_origin(adapter: ModelParts, run: Callable[[], object]) -> str:
     """Run a prefill again and return a clause that names the first module with output that is not finite."""
     with record_non_finite(adapter) as module_names, suppress(NonFiniteLogits):
         run()
@@ -89,7 +89,7 @@ def non_finite_origin(adapter: Parts, run: Callable[[], object]) -> str:
 
 
 @contextmanager
-def record_non_finite(adapter: Parts) -> Iterator[list[str]]:
+def record_non_finite(adapter: ModelParts) -> Iterator[list[str]]:
     """Yield the names of the modules with output that is not finite, in order, while the block runs the model again.
 
     Cost: a check of every hidden state, with a synchronisation for each.

@@ -23,7 +23,7 @@ from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.positions import check_order
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.prompt import Prompt
-from espalier.harness.engine.record import Generated, Record, answer_lengths, rows_ended
+from espalier.harness.engine.record import GeneratedBatch, SampleRecord, answer_lengths, rows_ended
 from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.sites.decode import DecodeStepMask
 from espalier.harness.engine.sites.site import Arguments, Sites
@@ -40,12 +40,12 @@ class RecordSummary:
     Attributes:
         times_ms: of each sample.
         new_tokens: of each row.
-        ended: of each row, as `attended`, as in `Record`.
+        ended: of each row, as `attended`, as in `SampleRecord`.
         cache_bytes: of the whole cache after the prefill.
         shared: phases that a stored prompt had completed.
         held: visual entries that each layer's cache holds, for each row; None: those that entered it.
         held_special: newline and separator entries that each layer's cache holds, for each row; None: all.
-        loop: as in `Record`.
+        loop: as in `SampleRecord`.
     """
 
     times_ms: Mapping[str, float]
@@ -68,7 +68,7 @@ def sample_times(totals_ms: Mapping[str, float], rows: int, n_steps: int) -> dic
 
 def make_records(
     prefill: Prefill, sites: Sequence[Sites], summary: RecordSummary
-) -> tuple[Record, ...]:
+) -> tuple[SampleRecord, ...]:
     """Return a record for each sample of the batch."""
     layout, beams, last_stage = prefill.layout, prefill.beams, prefill.stage
     depth, spare = len(prefill.setup.adapter.decoder.layers), prefill.spares()
@@ -80,7 +80,7 @@ def make_records(
             entering if summary.held is None else tuple(layer[beam] for layer in summary.held)
         )
         held_special = tuple(layer[beam] for layer in summary.held_special or ())
-        record = Record(
+        record = SampleRecord(
             sample=sample,
             visual=layout.counts[row],
             text=layout.text[row],
@@ -282,7 +282,7 @@ class Pass:
         """
         self._finite.check(self.prefill.samples, lengths)
 
-    def step_records(self) -> tuple[Record, ...]:
+    def step_records(self) -> tuple[SampleRecord, ...]:
         """Return each row's record of a denoising step, or of the run of a prompt before all steps.
 
         The caller counts the time of steps. A step caches nothing.
@@ -305,14 +305,14 @@ class Pass:
         logits: tuple[Tensor, ...] | None,
         steps: int | None = None,
         loop: str | None = None,
-    ) -> Generated:
+    ) -> GeneratedBatch:
         """Stop the clock and return the answers with each row's record.
 
         Args:
             ids: (B, T) the new tokens.
             logits: of each, (B, V), if requested.
             steps: decoding steps that were run; None: T - 1.
-            loop: as in `Record`.
+            loop: as in `SampleRecord`.
 
         Raises:
             NonFiniteLogits: a token was chosen from logits that contain NaN or infinity.
@@ -335,7 +335,7 @@ class Pass:
         )
         records = make_records(self.prefill, self.sites, summary)
         stacked = None if logits is None else torch.stack(logits, dim=1)
-        return Generated(ids, records, stacked, self._cache_lengths)
+        return GeneratedBatch(ids, records, stacked, self._cache_lengths)
 
 
 def _remove(handles: list[RemovableHandle]) -> None:

@@ -20,10 +20,10 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from espalier.harness.engine.forward_pass import Pass
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.text.fixed_steps import TextForward
 from espalier.harness.engine.text.kv_cache import answer_cache
-from espalier.harness.engine.text.step_attention import attention_configs, folded
+from espalier.harness.engine.text.step_attention import attention_configs, fold_heads
 from espalier.harness.specs.run_spec import DecodeLoop
 
 #: Tokens between two checks on a GPU whether all rows have ended: each check waits for all launched kernels.
@@ -57,7 +57,7 @@ class AnswerLoop:
         prefill: observes the prefill, and completes the decoder's arguments at each step.
     """
 
-    def __init__(self, adapter: Parts, prefill: PrefillState) -> None:
+    def __init__(self, adapter: ModelParts, prefill: PrefillState) -> None:
         self._adapter = adapter
         self._prefill = prefill
         self._text = TextForward.of(adapter)
@@ -87,7 +87,10 @@ class AnswerLoop:
         answer = _GeneratedAnswer(input_ids, logits_processor, stopping_criteria, generation_config)
         del inputs
         following = self._prefill.following
-        with model._optimize_model_for_decode(), folded(attention_configs(self._adapter.decoder)):
+        with (
+            model._optimize_model_for_decode(),
+            fold_heads(attention_configs(self._adapter.decoder)),
+        ):
             while not answer.extend(logits):
                 positions = following + (answer.count - 1)
                 logits = self._text(answer.last_tokens, positions, None, cache)[:, -1]
@@ -193,7 +196,7 @@ LIBRARY_ARGUMENTS = (
 
 
 def generate_answers(
-    adapter: Parts,
+    adapter: ModelParts,
     current_pass: Pass,
     inputs: Mapping[str, Any],
     generation: Mapping[str, Any],
@@ -225,7 +228,7 @@ def generate_answers(
     return LoopOutput(ids, getattr(output, "logits", None), ids.shape[1] - 1), "generate"
 
 
-def _resolved_config(adapter: Parts, generation: Mapping[str, Any]) -> GenerationConfig:
+def _resolved_config(adapter: ModelParts, generation: Mapping[str, Any]) -> GenerationConfig:
     """Return the settings as `generate` will resolve them."""
     settings = {name: value for name, value in generation.items() if name != "generation_config"}
     generation_config = generation.get("generation_config")

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.engine.brightness import Pictures
+from espalier.harness.engine.brightness import PixelGrids
 from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.tower_blocks import TowerBlock
-from espalier.harness.engine.visual_items import Item, read_layout
+from espalier.harness.engine.visual_items import VisualItem, read_layout
 from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import ModelSpec, Separators
 
 
-class Parts(ABC):
+class ModelParts(ABC):
     """The parts of a loaded model. A family implements the abstract methods; the other defaults fit most models."""
 
     model: Any
@@ -114,7 +114,7 @@ class Parts(ABC):
         return projected.squeeze(0)
 
     @abstractmethod
-    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Describe a batch's images and videos, in the order of their placeholders, for each placeholder id.
 
         Units are numbered over all calls of the projector in their order.
@@ -133,7 +133,7 @@ class Parts(ABC):
         """Return a batch's inputs without pixels: enough for its prompts and their positions."""
         return {name: value for name, value in inputs.items() if not name.startswith("pixel_")}
 
-    def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
+    def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
         """Return the pixels that the tower sees, cell by cell in the order of the projector's units.
 
         Raises:

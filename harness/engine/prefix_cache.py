@@ -22,7 +22,7 @@ from espalier.harness.engine.layout import Layout, Stage
 from espalier.harness.engine.masks import reference_mask
 from espalier.harness.engine.positions import closed_positions, rotary_tables
 from espalier.harness.engine.prompt import Prompt
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.signal_watchers import ActivePass
 from espalier.harness.engine.text.kv_cache import IndexedCache
@@ -44,9 +44,9 @@ class CachedPrompt:
     cache: IndexedCache
     layout: Layout
     stages: tuple[Stage, ...]
-    records: tuple[Record, ...]
+    records: tuple[SampleRecord, ...]
 
-    def step_records(self) -> tuple[Record, ...]:
+    def step_records(self) -> tuple[SampleRecord, ...]:
         """Return each row's record of a step without a choice."""
         return tuple(replace(record, times_ms={"select": 0.0}) for record in self.records)
 

@@ -13,7 +13,7 @@ from espalier.harness.cost.row_work import NO_WORK, Work
 
 
 @dataclass(frozen=True)
-class Record:
+class SampleRecord:
     """Telemetry of one sample.
 
     Attributes:
@@ -80,14 +80,14 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Generated:
+class GeneratedBatch:
     """Answers of one batch: `ids` (B, T) new tokens only, padded after the end of sequence, and a record for each row.
 
     `logits` is (B, T, V) if the caller requested `output_logits`.
     """
 
     ids: Tensor
-    records: tuple[Record, ...]
+    records: tuple[SampleRecord, ...]
     logits: Tensor | None = None
     cache_lengths: tuple[int, ...] = ()
 

@@ -20,9 +20,9 @@ from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_or
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.generation_loop import generate_answers
 from espalier.harness.engine.layout import Layout
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.prompt import Prompt, make_prompt
-from espalier.harness.engine.record import Generated
+from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session_setup import CacheEvictor
 from espalier.harness.engine.shared_prefill import TrunkReplay, unreduced_layers
 from espalier.harness.engine.signal_watchers import ActivePass, install
@@ -40,7 +40,7 @@ class PrefillResult:
 
     logits: Tensor
     next: Tensor
-    finish: Callable[[Tensor], Generated]
+    finish: Callable[[Tensor], GeneratedBatch]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Session:
 
     def __init__(
         self,
-        adapter: Parts,
+        adapter: ModelParts,
         method: TokenReducer,
         budget: Budget,
         *,
@@ -151,7 +151,7 @@ class Session:
         inputs: Mapping[str, Any] | Prompt,
         samples: Sequence[str] | None = None,
         **generation: Any,
-    ) -> Generated:
+    ) -> GeneratedBatch:
         """Generate answers for one left-padded batch.
 
         Args:
@@ -182,7 +182,7 @@ class Session:
 
     def _generate(
         self, start: RunStart, names: tuple[str, ...], generation: Mapping[str, Any]
-    ) -> Generated:
+    ) -> GeneratedBatch:
         with self._run(start, names) as current_pass:
             result, loop = generate_answers(
                 self.adapter, current_pass, start.inputs, generation, self._decode

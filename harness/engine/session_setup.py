@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.signals.dispatch import Signals
 from espalier.methods.base import Site, TokenReducer
 
@@ -68,7 +68,7 @@ class SessionSetup:
         evicting: cache eviction after the prefill; None: no eviction.
     """
 
-    adapter: Parts
+    adapter: ModelParts
     method: TokenReducer
     budget: Budget
     seed: int

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.prompt import Prompt, refuse_tower_sites
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.shared_prefill import TrunkRecorder
@@ -32,7 +32,7 @@ class PromptReader(TokenReducer):
     features: bool = False
 
     @classmethod
-    def of(cls, adapter: Parts, methods: Sequence[TokenReducer]) -> PromptReader:
+    def of(cls, adapter: ModelParts, methods: Sequence[TokenReducer]) -> PromptReader:
         """Return the reader for all of the methods.
 
         Raises:
@@ -63,7 +63,7 @@ class PromptReader(TokenReducer):
 
 
 def shared_prompt(
-    adapter: Parts,
+    adapter: ModelParts,
     inputs: Mapping[str, Any],
     methods: Sequence[TokenReducer] = (),
     *,
@@ -79,8 +79,8 @@ def shared_prompt(
         return session.prompt(inputs)
 
 
-def carried_on(
-    adapter: Parts, prompt: Prompt, depth: int, room: float = float("inf"), **generation: Any
+def prompt_with_trunk(
+    adapter: ModelParts, prompt: Prompt, depth: int, room: float = float("inf"), **generation: Any
 ) -> Prompt:
     """Return a prompt with its first decoder layers run, for all methods that start there and act only after them.
 

@@ -14,7 +14,7 @@ from espalier.harness.engine.artifacts.priors import Prior
 from espalier.harness.engine.attention_probe import AttentionTap, Watcher
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.positions import closes_gaps
 from espalier.harness.engine.session_setup import CacheEvictor, SessionSetup
 from espalier.harness.engine.signals.dispatch import Signals
@@ -74,7 +74,7 @@ class ActivePass:
 
 
 def install(
-    adapter: Parts,
+    adapter: ModelParts,
     method: TokenReducer,
     budget: Budget,
     *,
@@ -127,7 +127,7 @@ def install(
 
 
 def _cache_watchers(
-    adapter: Parts, evicting: CacheEvictor | None, active: ActivePass
+    adapter: ModelParts, evicting: CacheEvictor | None, active: ActivePass
 ) -> Sequence[tuple[nn.Module, Watcher]]:
     """Watch every decoder layer if cache entries will be evicted."""
     if evicting is None:
@@ -137,7 +137,7 @@ def _cache_watchers(
 
 
 def _step_watchers(
-    adapter: Parts, site: Site | None, active: ActivePass
+    adapter: ModelParts, site: Site | None, active: ActivePass
 ) -> Sequence[tuple[nn.Module, Watcher]]:
     """Watch the layer below a decode site."""
     if site is None:

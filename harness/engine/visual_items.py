@@ -17,7 +17,7 @@ from espalier.harness.specs.run_spec import Separators
 
 
 @dataclass(frozen=True, eq=False)
-class Item:
+class VisualItem:
     """The placeholders of one image or video in the prompt, in sequence order.
 
     Attributes:
@@ -48,7 +48,10 @@ def rectangle(images: int, height: int, width: int, view: int = 0) -> Tensor:
 
 
 def read_layout(
-    ids: Tensor, valid: Tensor, items: Mapping[int, Sequence[Item]], separators: Separators = "keep"
+    ids: Tensor,
+    valid: Tensor,
+    items: Mapping[int, Sequence[VisualItem]],
+    separators: Separators = "keep",
 ) -> Layout:
     """Find every image's and video's placeholders in a batch of prompts.
 
@@ -124,12 +127,12 @@ def _row(
     number: int,
     ids: np.ndarray,
     valid: np.ndarray,
-    queues: Mapping[int, deque[Item]],
+    queues: Mapping[int, deque[VisualItem]],
     units: int,
     separators: Separators,
 ) -> _LayoutRow:
     """Take the row's images and videos from the queues and find their positions."""
-    placed: list[tuple[np.ndarray, Item]] = []
+    placed: list[tuple[np.ndarray, VisualItem]] = []
     words = valid
     for token, queue in queues.items():
         placeholder = ids == token
@@ -184,7 +187,7 @@ def _row(
     )
 
 
-def _prunable(item: Item) -> np.ndarray:
+def _prunable(item: VisualItem) -> np.ndarray:
     if item.prunable is None:
         return np.ones(len(item), dtype=bool)
     prunable: np.ndarray = item.prunable.numpy()
@@ -197,7 +200,7 @@ def _pad_units(table: np.ndarray, units: int) -> np.ndarray:
     return np.pad(table, ((0, 0), (0, units - table.shape[1])))
 
 
-def _unit_weights(item: Item, units: int) -> np.ndarray:
+def _unit_weights(item: VisualItem, units: int) -> np.ndarray:
     """Return the weights of an item's units; one unit each has weight 1."""
     if item.share is None:
         return _pad_units(np.ones((len(item), item.source.shape[1]), dtype=np.float32), units)

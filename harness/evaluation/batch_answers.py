@@ -16,7 +16,7 @@ import torch
 from lmms_eval.api.instance import Instance
 from lmms_eval.protocol import ChatMessages
 
-from espalier.harness.engine.record import Generated
+from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation import journal_media
 from espalier.harness.evaluation.data_sources import AllowedSources
@@ -145,7 +145,7 @@ class Answerer:
         block: Sequence[Instance],
         group: Settings,
         batch: Prepared,
-        generated: Generated,
+        generated: GeneratedBatch,
     ) -> list[Sample]:
         """Return the samples of a batch from its answers."""
         return [

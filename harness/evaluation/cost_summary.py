@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 
 
-def answered_together(records: Sequence[Record]) -> int:
+def answered_together(records: Sequence[SampleRecord]) -> int:
     """Return how many answers came from a pass shared by several runs; they have no times."""
     return sum(bool(record.shared) and not record.times_ms for record in records)
 
 
-def time_medians(records: Sequence[Record]) -> dict[str, float | None]:
+def time_medians(records: Sequence[SampleRecord]) -> dict[str, float | None]:
     """Return the median milliseconds per sample of each phase; None for a phase that never ran."""
     names = {
         "vision_ms": "vision",

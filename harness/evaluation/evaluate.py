@@ -21,7 +21,7 @@ from espalier.harness.evaluation.samples import (
     score_entries,
 )
 from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.ranks import Ranks, alone
+from espalier.harness.ranks import Ranks, without_launcher
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import Method
 
@@ -148,7 +148,7 @@ def open_benchmark(
 
     bench, ranks = spec.benchmark, ranks or Ranks()
     check_limit(bench.limit)
-    with alone(), quiet():
+    with without_launcher(), quiet():
         loaded = ranks.in_turn(
             lambda: load_tasks(
                 bench.task,

@@ -21,8 +21,8 @@ from lmms_eval.api.task import Task
 from espalier.harness.cost.decode_bound import copy_rate, step_bytes
 from espalier.harness.cost.peak_memory import peak_memory
 from espalier.harness.cost.speedup_bound import Gain
-from espalier.harness.engine.model_parts import Parts
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.model_parts import ModelParts
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.evaluation.auto_batch import ran_out
 from espalier.harness.evaluation.chat_model import ChatModel
 from espalier.harness.evaluation.samples import Key, Sample
@@ -50,7 +50,7 @@ class LatencyRound:
     step: float
     kv_bytes: int
     peak_bytes: int
-    records: tuple[Record, ...]
+    records: tuple[SampleRecord, ...]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class StepReads:
     rate: float
 
     @classmethod
-    def of(cls, adapter: Parts) -> StepReads:
+    def of(cls, adapter: ModelParts) -> StepReads:
         """Measure the rate on the model's first device. Cost: a second, and 2 x COPIED bytes meanwhile."""
         text = adapter.facts.text
         entry = 2 * text.layers * text.kv_heads * text.head_dim * adapter.model.dtype.itemsize
@@ -171,7 +171,7 @@ class LatencyRun:
         per_second = 1e3 / self.samples[key].record.times_ms["decode_per_token"]
         return [json.dumps({"throughput": per_second})]
 
-    def measure(self, model: ChatModel, opened: OpenMethod, adapter: Parts) -> dict[str, Any]:
+    def measure(self, model: ChatModel, opened: OpenMethod, adapter: ModelParts) -> dict[str, Any]:
         """Return the block `extra.latency` of a row; without rivals only the model itself is timed.
 
         Cost: ROUNDS + 1 answers of TOKENS tokens of each side.
@@ -210,7 +210,7 @@ class LatencyRun:
         }
 
 
-def prompt_block(records: Sequence[Record], tokens: int | None) -> dict[str, float | None]:
+def prompt_block(records: Sequence[SampleRecord], tokens: int | None) -> dict[str, float | None]:
     """Return the requested and the actual prompt lengths, means over a batch."""
     visual, text = (
         fmean(getattr(record, name) for record in records) for name in ("visual", "text")

@@ -42,7 +42,7 @@ from espalier.harness.evaluation.upstream import (
     tokens_remembered,
     without_guesses,
 )
-from espalier.harness.ranks import alone
+from espalier.harness.ranks import without_launcher
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.folder_checks import check_folder
 
@@ -250,7 +250,7 @@ def scoring(loaded: LoadedBenchmark) -> Iterator[None]:
     """Prepare lmms-eval and the tasks for `simple_evaluate`, and restore them afterwards."""
     with (
         named_data(loaded.tasks),
-        alone(),
+        without_launcher(),
         quiet(),
         tokens_remembered(),
         loaded.serving(),

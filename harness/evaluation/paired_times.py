@@ -15,7 +15,7 @@ from lmms_eval.api.instance import Instance
 
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.speedup_bound import Gain, first_token_bound, prefill_bound
-from espalier.harness.engine.record import Generated, Record
+from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.evaluation.batch_answers import key_of
 from espalier.harness.evaluation.chat_model import ChatModel
 from espalier.harness.kinds.kind import Generator, PairedSessions
@@ -60,7 +60,7 @@ class PairedAnswer:
     prefill: float
     first_token: float
     per_token: float | None
-    records: tuple[Record, ...]
+    records: tuple[SampleRecord, ...]
 
 
 def plan_pairs(
@@ -159,7 +159,7 @@ def _turn(
     with torch.random.fork_rng(enabled=bool(settings.get("do_sample"))):
         if settings.get("do_sample"):
             torch.manual_seed(seed)
-        generated: Generated = session.generate(inputs, names, **settings)
+        generated: GeneratedBatch = session.generate(inputs, names, **settings)
     times = generated.records[0].times_ms
     return PairedAnswer(
         prefill=times["prefill"],

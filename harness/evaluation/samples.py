@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import tell_once
 from espalier.harness.evaluation.journal_media import json_value
 from espalier.harness.specs.think_tags import spoken
@@ -16,7 +16,7 @@ Key = tuple[str, int]
 
 #: Fields of a record that hold tensors, and fields that the journal keeps.
 TENSORS = ("origin", "origins")
-RECORDED = tuple(field.name for field in fields(Record) if field.name not in TENSORS)
+RECORDED = tuple(field.name for field in fields(SampleRecord) if field.name not in TENSORS)
 
 #: Number of failures that an error line spells out.
 NAMED = 5
@@ -52,7 +52,7 @@ class Sample:
     answer: str
     input_tokens: int
     output_tokens: int
-    record: Record
+    record: SampleRecord
     raw: str | None = None
     context: Mapping[str, Any] | None = None
 
@@ -96,7 +96,7 @@ class Sample:
             answer=entry["answer"],
             input_tokens=entry["input_tokens"],
             output_tokens=entry["output_tokens"],
-            record=Record(**measured),
+            record=SampleRecord(**measured),
             raw=entry.get("raw"),
             context=entry.get("asked"),
         )

@@ -20,7 +20,7 @@ from lmms_eval.evaluator import simple_evaluate
 
 from espalier.harness.cost.free_memory import DeviceMemory
 from espalier.harness.engine.shared_prefill import unreduced_layers
-from espalier.harness.engine.shared_prompt import carried_on, shared_prompt
+from espalier.harness.engine.shared_prompt import prompt_with_trunk, shared_prompt
 from espalier.harness.evaluation.batch_answers import Prepared, key_of, sample_names
 from espalier.harness.evaluation.chat_model import HOPELESS, AllAnswered, ChatModel
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, scoring
@@ -193,7 +193,7 @@ class SharedPassModel(ChatModel):
         methods = [run.reducer for run in sharers]
         prompt = shared_prompt(self._adapter, batch.inputs, methods, timed=False)
         depth = sorted((run.leaves for run in sharers), reverse=True)[1] if sharers[1:] else 0
-        prompt = carried_on(self._adapter, prompt, depth, self._room, **group.generate)
+        prompt = prompt_with_trunk(self._adapter, prompt, depth, self._room, **group.generate)
         return replace(batch, inputs=prompt)
 
     def _answers(

@@ -24,14 +24,14 @@ from espalier.harness.kinds.kind import (
 from espalier.harness.kinds.reducer import REDUCER, WHOLE
 from espalier.harness.kinds.rescore import Rescored
 from espalier.harness.kinds.sample_counts import account_of, first_token
-from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
+from espalier.harness.specs.run_spec import AnswerRequest, RunSpec, Settled
 from espalier.methods.base import TokenReducer
 from espalier.methods.compressor import CacheCompressor
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
     from espalier.harness.engine.artifacts.priors import Prior
-    from espalier.harness.engine.record import Record
+    from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests
 
@@ -67,7 +67,11 @@ class Compressor:
 
     @contextmanager
     def open(
-        self, spec: Asked, adapter: Adapter, method: CacheCompressor, prior: Prior | None = None
+        self,
+        spec: AnswerRequest,
+        adapter: Adapter,
+        method: CacheCompressor,
+        prior: Prior | None = None,
     ) -> Iterator[OpenMethod]:
         """Open a session that evicts and one that does not."""
         # transformers takes seconds to import, and checks and readers of rows do not need it.
@@ -86,13 +90,15 @@ class Compressor:
         del method
         return NoReduction()
 
-    def why_no_paired_timing(self, spec: Asked, method: CacheCompressor) -> str | None:
+    def why_no_paired_timing(self, spec: AnswerRequest, method: CacheCompressor) -> str | None:
         """Return a reason where nothing is evicted."""
         if spec.budget.ratio == 0 or not method.sites(spec.model.facts.text.layers):
             return f"method={spec.method.name} evicts nothing"
         return None
 
-    def account(self, spec: Asked, method: CacheCompressor, records: Sequence[Record]) -> Account:
+    def account(
+        self, spec: AnswerRequest, method: CacheCompressor, records: Sequence[SampleRecord]
+    ) -> Account:
         """Count whole prompts and the entries that stay in each cache, verified against the budget."""
         evicting = CacheBudget(method, spec.budget.ratio)
         for record in records:
@@ -100,7 +106,7 @@ class Compressor:
         account = account_of(_without_reduction(spec), NoReduction(), records)
         return replace(account, extra={**account.extra, **cache_blocks(evicting, records)})
 
-    def identity(self, spec: Asked, method: CacheCompressor) -> Identity:
+    def identity(self, spec: AnswerRequest, method: CacheCompressor) -> Identity:
         """Return the settings of one model without a policy for positions, since no token leaves the prompt."""
         return identity_of(spec, method, answering_settings(spec.engine, acts=False))
 
@@ -118,7 +124,7 @@ def check_repeating(spec: Settled) -> None:
         raise Refused(f"model.attention={spec.model.attention!r}: {reason}; valid: sdpa")
 
 
-def check_held(evicting: CacheBudget, record: Record) -> None:
+def check_held(evicting: CacheBudget, record: SampleRecord) -> None:
     """Raise BudgetMismatch if a sample's cache holds another number of visual entries than its budget requests.
 
     A method that may evict text entries too chooses how many visual entries stay: then the only check is that no layer
@@ -143,7 +149,7 @@ def check_held(evicting: CacheBudget, record: Record) -> None:
         )
 
 
-def cache_blocks(evicting: CacheBudget, records: Sequence[Record]) -> dict[str, Any]:
+def cache_blocks(evicting: CacheBudget, records: Sequence[SampleRecord]) -> dict[str, Any]:
     """Return the block `cache` of a row, and whether its answers can discriminate between ways to evict.
 
     `entered` and `entries` are the visual entries of each layer before and after eviction, `share` is their ratio,

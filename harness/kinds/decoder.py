@@ -14,13 +14,13 @@ from espalier.harness.kinds.checks.signal_check import check_signals
 from espalier.harness.kinds.identity import identity_of, separators_of
 from espalier.harness.kinds.kind import Account, Identity, OpenMethod, ResolvedMethod
 from espalier.harness.kinds.sample_counts import account_of
-from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
+from espalier.harness.specs.run_spec import AnswerRequest, RunSpec, Settled
 from espalier.methods.base import Decoder, TokenReducer
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
     from espalier.harness.engine.artifacts.priors import Prior
-    from espalier.harness.engine.record import Record
+    from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests
 
@@ -42,7 +42,7 @@ class SpeculativeDecoder:
 
     @contextmanager
     def open(
-        self, spec: Asked, adapter: Adapter, method: Decoder, prior: Prior | None = None
+        self, spec: AnswerRequest, adapter: Adapter, method: Decoder, prior: Prior | None = None
     ) -> Iterator[OpenMethod]:
         """Start the draft. With `engine.compare` each answer is also decoded plainly, so there are no paired sessions.
 
@@ -60,12 +60,14 @@ class SpeculativeDecoder:
         del method
         return None
 
-    def why_no_paired_timing(self, spec: Asked, method: Decoder) -> str | None:
+    def why_no_paired_timing(self, spec: AnswerRequest, method: Decoder) -> str | None:
         """Return where the speed-up is stored instead."""
         del spec, method
         return "decoders are timed by engine.compare: extra.speculative"
 
-    def account(self, spec: Asked, method: Decoder, records: Sequence[Record]) -> Account:
+    def account(
+        self, spec: AnswerRequest, method: Decoder, records: Sequence[SampleRecord]
+    ) -> Account:
         """Count whole prompts, and summarise the decoding of both models."""
         account = account_of(spec, NoReduction(), records)
         decodings = [record.decoding for record in records if record.decoding is not None]
@@ -75,7 +77,7 @@ class SpeculativeDecoder:
         block["draft_positions_share"] = positions / every if every else 0.0
         return replace(account, extra={**account.extra, "speculative": block})
 
-    def identity(self, spec: Asked, method: Decoder) -> Identity:
+    def identity(self, spec: AnswerRequest, method: Decoder) -> Identity:
         """Return the settings of target and draft."""
         engine = spec.engine
         concerning = {
@@ -88,7 +90,7 @@ class SpeculativeDecoder:
         return identity_of(spec, method, concerning, spec.method.draft)
 
 
-def _draft_positions(record: Record) -> float:
+def _draft_positions(record: SampleRecord) -> float:
     """Return the positions of images in the draft's prompt; newlines and separators count if any visual token stays."""
     positions = 0.0 if record.decoding is None else float(record.decoding["draft_visual"])
     return positions + record.special if positions else 0.0

@@ -29,14 +29,14 @@ from espalier.harness.kinds.identity import answering_settings, identity_of
 from espalier.harness.kinds.kind import Account, Identity, OpenMethod, ResolvedMethod
 from espalier.harness.kinds.reducer import REDUCER, WHOLE
 from espalier.harness.kinds.sample_counts import position_means
-from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
+from espalier.harness.specs.run_spec import AnswerRequest, RunSpec, Settled
 from espalier.methods.base import TokenReducer
 from espalier.methods.denoiser import DenoisingReducer
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
     from espalier.harness.engine.artifacts.priors import Prior
-    from espalier.harness.engine.record import Record
+    from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests
 
@@ -97,7 +97,11 @@ class Denoiser:
 
     @contextmanager
     def open(
-        self, spec: Asked, adapter: Adapter, method: TokenReducer, prior: Prior | None = None
+        self,
+        spec: AnswerRequest,
+        adapter: Adapter,
+        method: TokenReducer,
+        prior: Prior | None = None,
     ) -> Iterator[OpenMethod]:
         """Open a session for denoising steps."""
         # transformers takes seconds to import, and checks and readers of rows do not need it.
@@ -110,12 +114,14 @@ class Denoiser:
         """Return the method if it drops tokens once."""
         return method if method.in_one_prefill else None
 
-    def why_no_paired_timing(self, spec: Asked, method: TokenReducer) -> str | None:
+    def why_no_paired_timing(self, spec: AnswerRequest, method: TokenReducer) -> str | None:
         """Return that whole runs are timed: a step is not a prefill."""
         del spec, method
         return "a denoised answer has no prefill and no decoding of single tokens; its steps are timed as a whole"
 
-    def account(self, spec: Asked, method: TokenReducer, records: Sequence[Record]) -> Account:
+    def account(
+        self, spec: AnswerRequest, method: TokenReducer, records: Sequence[SampleRecord]
+    ) -> Account:
         """Count the tokens that the steps keep, and the FLOPs of whole runs."""
         facts, runs = spec.model.facts, denoising_records(records)
         achieved = [verify_steps(method, spec.budget, facts, record) for record in records]
@@ -150,7 +156,7 @@ class Denoiser:
             },
         )
 
-    def identity(self, spec: Asked, method: TokenReducer) -> Identity:
+    def identity(self, spec: AnswerRequest, method: TokenReducer) -> Identity:
         """Return the settings of one model."""
         facts = spec.model.facts
         acts = bool(method.all_sites(facts.tower.layers, facts.text.layers))
@@ -181,7 +187,11 @@ class DenoisingOnly:
         return ResolvedMethod(method)
 
     def open(
-        self, spec: Asked, adapter: Adapter, method: DenoisingReducer, prior: Prior | None = None
+        self,
+        spec: AnswerRequest,
+        adapter: Adapter,
+        method: DenoisingReducer,
+        prior: Prior | None = None,
     ) -> Any:
         """Answer with every token."""
         del method
@@ -192,17 +202,19 @@ class DenoisingOnly:
         del method
         return None
 
-    def why_no_paired_timing(self, spec: Asked, method: DenoisingReducer) -> str | None:
+    def why_no_paired_timing(self, spec: AnswerRequest, method: DenoisingReducer) -> str | None:
         """Return a reason, since nothing is dropped."""
         del method
         return REDUCER.why_no_paired_timing(spec, NoReduction())
 
-    def account(self, spec: Asked, method: DenoisingReducer, records: Sequence[Record]) -> Account:
+    def account(
+        self, spec: AnswerRequest, method: DenoisingReducer, records: Sequence[SampleRecord]
+    ) -> Account:
         """Count whole prompts."""
         del method
         return REDUCER.account(spec, NoReduction(), records)
 
-    def identity(self, spec: Asked, method: DenoisingReducer) -> Identity:
+    def identity(self, spec: AnswerRequest, method: DenoisingReducer) -> Identity:
         """Return the settings of one model without a policy for positions, since no token leaves the prompt."""
         return identity_of(spec, method, answering_settings(spec.engine, acts=False))
 

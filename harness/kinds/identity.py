@@ -8,7 +8,7 @@ from typing import Any
 
 from espalier.harness.kinds.kind import Identity
 from espalier.harness.specs.labels import label
-from espalier.harness.specs.run_spec import Asked, EngineSpec, ModelSpec
+from espalier.harness.specs.run_spec import AnswerRequest, EngineSpec, ModelSpec
 from espalier.methods.base import Method
 
 #: Engine settings that change the numbers of some kind, in the order of a row.
@@ -19,7 +19,10 @@ CONCERNING = (
 
 
 def identity_of(
-    spec: Asked, method: Method, concerning: Mapping[str, Any], draft: ModelSpec | None = None
+    spec: AnswerRequest,
+    method: Method,
+    concerning: Mapping[str, Any],
+    draft: ModelSpec | None = None,
 ) -> Identity:
     """Return the identity of a method.
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from espalier.harness.specs.run_spec import Asked, ModelSpec, RunSpec, Settled
+from espalier.harness.specs.run_spec import AnswerRequest, ModelSpec, RunSpec, Settled
 from espalier.methods.base import Method, TokenReducer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from espalier.harness.engine.artifacts.priors import Prior
-    from espalier.harness.engine.record import Generated, Record
+    from espalier.harness.engine.record import GeneratedBatch, SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.models.chat_media import Chat
     from espalier.harness.store.files.digests import Digests
@@ -31,7 +31,7 @@ class Generator(Protocol):
 
     def generate(
         self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
-    ) -> Generated:
+    ) -> GeneratedBatch:
         """Answer one left-padded batch; `samples` has an id for each row."""
 
 
@@ -142,7 +142,7 @@ class Kind(Protocol[M]):
         """
 
     def open(
-        self, spec: Asked, adapter: Adapter, method: M, prior: Prior | None = None
+        self, spec: AnswerRequest, adapter: Adapter, method: M, prior: Prior | None = None
     ) -> AbstractContextManager[OpenMethod]:
         """Install the method on a loaded model for the length of a `with` block; the model is restored afterwards.
 
@@ -156,15 +156,15 @@ class Kind(Protocol[M]):
     def prompt_reducer(self, method: M) -> TokenReducer | None:
         """Return the reducer of a single engine session; None where answers are generated in other ways."""
 
-    def why_no_paired_timing(self, spec: Asked, method: M) -> str | None:
+    def why_no_paired_timing(self, spec: AnswerRequest, method: M) -> str | None:
         """Return why a run is not timed in pairs with the unreduced model; None if it can be."""
 
-    def account(self, spec: Asked, method: M, records: Sequence[Record]) -> Account:
+    def account(self, spec: AnswerRequest, method: M, records: Sequence[SampleRecord]) -> Account:
         """Return the counts of these samples for the row, each verified against the budget.
 
         Raises:
             BudgetMismatch: a sample kept another number of tokens than requested.
         """
 
-    def identity(self, spec: Asked, method: M) -> Identity:
+    def identity(self, spec: AnswerRequest, method: M) -> Identity:
         """Return what identifies the method in the key, the settings and the label of the row."""

@@ -12,7 +12,7 @@ from espalier.harness.kinds.denoiser import DENOISER, DENOISING_ONLY
 from espalier.harness.kinds.kind import Kind
 from espalier.harness.kinds.reducer import REDUCER
 from espalier.harness.kinds.two_methods import COMPOSITION
-from espalier.harness.specs.run_spec import Asked
+from espalier.harness.specs.run_spec import AnswerRequest
 from espalier.methods.base import Decoder, Method, TokenReducer
 from espalier.methods.composed import Composed
 from espalier.methods.compressor import CacheCompressor
@@ -34,7 +34,7 @@ KINDS: Mapping[tuple[type[Any], bool], Kind[Any]] = {
 BASES = frozenset(base for base, _ in KINDS)
 
 
-def kind_of(method: M, spec: Asked) -> Kind[M]:
+def kind_of(method: M, spec: AnswerRequest) -> Kind[M]:
     """Return the kind of a method on the model of a run.
 
     Raises:

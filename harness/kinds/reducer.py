@@ -24,13 +24,13 @@ from espalier.harness.kinds.kind import (
 )
 from espalier.harness.kinds.rescore import Rescored
 from espalier.harness.kinds.sample_counts import account_of
-from espalier.harness.specs.run_spec import Asked, RunSpec, Settled
+from espalier.harness.specs.run_spec import AnswerRequest, RunSpec, Settled
 from espalier.methods.base import TokenReducer
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
     from espalier.harness.engine.artifacts.priors import Prior
-    from espalier.harness.engine.record import Record
+    from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests
 
@@ -68,7 +68,11 @@ class Reducer:
 
     @contextmanager
     def open(
-        self, spec: Asked, adapter: Adapter, method: TokenReducer, prior: Prior | None = None
+        self,
+        spec: AnswerRequest,
+        adapter: Adapter,
+        method: TokenReducer,
+        prior: Prior | None = None,
     ) -> Iterator[OpenMethod]:
         """Open a session with the method and one without; with `engine.rescore` the full model scores the answers."""
         # transformers takes seconds to import, and checks and readers of rows do not need it.
@@ -95,18 +99,20 @@ class Reducer:
         """Return the method."""
         return method
 
-    def why_no_paired_timing(self, spec: Asked, method: TokenReducer) -> str | None:
+    def why_no_paired_timing(self, spec: AnswerRequest, method: TokenReducer) -> str | None:
         """Return a reason where nothing is saved."""
         facts = spec.model.facts
         if not method.read_sites(facts.tower.layers, facts.text.layers):
             return f"method={spec.method.name} reduces nothing"
         return "engine.backend=emulate saves nothing" if spec.engine.backend == "emulate" else None
 
-    def account(self, spec: Asked, method: TokenReducer, records: Sequence[Record]) -> Account:
+    def account(
+        self, spec: AnswerRequest, method: TokenReducer, records: Sequence[SampleRecord]
+    ) -> Account:
         """Count the tokens that the method keeps of each prompt."""
         return account_of(spec, method, records)
 
-    def identity(self, spec: Asked, method: TokenReducer) -> Identity:
+    def identity(self, spec: AnswerRequest, method: TokenReducer) -> Identity:
         """Return the settings of one model."""
         facts = spec.model.facts
         acts = bool(method.all_sites(facts.tower.layers, facts.text.layers))

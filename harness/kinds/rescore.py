@@ -20,10 +20,10 @@ from espalier.harness.cost.clock import Clock
 from espalier.harness.kinds.kind import Generator
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.record import Generated, Record
+    from espalier.harness.engine.record import GeneratedBatch, SampleRecord
     from espalier.harness.models.adapter import Adapter
 
-#: Phase of `Record.times_ms`.
+#: Phase of `SampleRecord.times_ms`.
 PHASE = "rescore"
 
 
@@ -42,7 +42,7 @@ class Judged:
     gap: Tensor
 
     def accepted(self, lengths: Sequence[int]) -> list[dict[str, float | None]]:
-        """Return `Record.accepted` of each row, from its first `lengths` tokens."""
+        """Return `SampleRecord.accepted` of each row, from its first `lengths` tokens."""
         rows = zip(
             self.stands.tolist(), self.chance.tolist(), self.gap.tolist(), lengths, strict=True
         )
@@ -65,7 +65,7 @@ class Rescored:
 
     def generate(
         self, inputs: Mapping[str, Any], samples: Sequence[str] | None = None, **generation: Any
-    ) -> Generated:
+    ) -> GeneratedBatch:
         """Return the answers of `inner`; their records count the tokens that the full model accepts.
 
         Cost: one prefill of the full prompt and one pass over the longest answer, with the full cache.
@@ -167,7 +167,7 @@ def _accepted(
     }
 
 
-def acceptance(records: Sequence[Record]) -> dict[str, Any] | None:
+def acceptance(records: Sequence[SampleRecord]) -> dict[str, Any] | None:
     """Return the block `acceptance` of a row; None if the answers were not judged.
 
     `greedy` and `sampling` are shares of all tokens of the set, those with `_per_answer` are means of the shares of
@@ -196,6 +196,6 @@ def acceptance(records: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def _values_of(
-    judged: Sequence[tuple[Mapping[str, float | None], Record]], name: str
+    judged: Sequence[tuple[Mapping[str, float | None], SampleRecord]], name: str
 ) -> list[float]:
     return [value for accepted, _ in judged if (value := accepted[name]) is not None]

@@ -12,15 +12,17 @@ from espalier.harness.cost.flops import SampleFlops, flops_block, sample_flops
 from espalier.harness.cost.row_work import Work
 from espalier.harness.kinds.kind import Account
 from espalier.harness.kinds.rescore import acceptance
-from espalier.harness.specs.run_spec import Asked
+from espalier.harness.specs.run_spec import AnswerRequest
 from espalier.methods.base import TokenReducer
 
 if TYPE_CHECKING:
     from espalier.harness.cost.facts import ModelFacts
-    from espalier.harness.engine.record import Record
+    from espalier.harness.engine.record import SampleRecord
 
 
-def account_of(spec: Asked, reducer: TokenReducer, records: Sequence[Record]) -> Account:
+def account_of(
+    spec: AnswerRequest, reducer: TokenReducer, records: Sequence[SampleRecord]
+) -> Account:
     """Return the account of prompts that a reducer shortened, each verified against the budget.
 
     Raises:
@@ -47,7 +49,7 @@ def account_of(spec: Asked, reducer: TokenReducer, records: Sequence[Record]) ->
     )
 
 
-def token_means(records: Sequence[Record]) -> dict[str, float]:
+def token_means(records: Sequence[SampleRecord]) -> dict[str, float]:
     """Return the means of visual tokens, kept tokens, layer average and KV entries.
 
     Kept tokens, requested and actual, are counted after the last site; a method without sites keeps all.
@@ -61,12 +63,12 @@ def token_means(records: Sequence[Record]) -> dict[str, float]:
     }
 
 
-def first_token(records: Sequence[Record]) -> float:
+def first_token(records: Sequence[SampleRecord]) -> float:
     """Return the share of answers of one token, the end not counted: the prefill alone has chosen it."""
     return fmean(record.new_tokens - bool(record.ended) <= 1 for record in records)
 
 
-def flops_of(facts: ModelFacts, records: Sequence[Record]) -> list[SampleFlops]:
+def flops_of(facts: ModelFacts, records: Sequence[SampleRecord]) -> list[SampleFlops]:
     """Return the exact FLOPs of each sample's prefill, reduced and full; equal prefills are computed once."""
     count = cache(partial(sample_flops, facts))
     return [
@@ -75,7 +77,9 @@ def flops_of(facts: ModelFacts, records: Sequence[Record]) -> list[SampleFlops]:
     ]
 
 
-def _achieved(spec: Asked, reducer: TokenReducer, records: Sequence[Record]) -> dict[str, float]:
+def _achieved(
+    spec: AnswerRequest, reducer: TokenReducer, records: Sequence[SampleRecord]
+) -> dict[str, float]:
     """Verify the budget of every sample; return the mean equivalent tokens under each rule."""
     facts, budget = spec.model.facts, spec.budget
     samples = [asdict(budget.verify(reducer, facts, record)) for record in records]
@@ -83,7 +87,7 @@ def _achieved(spec: Asked, reducer: TokenReducer, records: Sequence[Record]) -> 
 
 
 def _sites(
-    facts: ModelFacts, reducer: TokenReducer, records: Sequence[Record]
+    facts: ModelFacts, reducer: TokenReducer, records: Sequence[SampleRecord]
 ) -> list[dict[str, Any]]:
     sites = reducer.all_sites(facts.tower.layers, facts.text.layers)
     return [
@@ -97,26 +101,26 @@ def _sites(
     ]
 
 
-def _spare(records: Sequence[Record]) -> float | None:
+def _spare(records: Sequence[SampleRecord]) -> float | None:
     """Return the mean tokens that only filled up the count; None if the method never needs any."""
     counts = [record.spare for record in records if record.spare is not None]
     return fmean(counts) if counts else None
 
 
-def _loop(records: Sequence[Record]) -> str | None:
+def _loop(records: Sequence[SampleRecord]) -> str | None:
     """Return which loop generated the answers, `loop` or `generate`; None for decoders."""
     loops = {record.loop for record in records if record.loop is not None}
     return ", ".join(sorted(loops)) or None
 
 
-def _attended(records: Sequence[Record]) -> float | None:
+def _attended(records: Sequence[SampleRecord]) -> float | None:
     """Return the mean visual entries that decoding steps attend to; None if the method does not select any."""
     counts = [record.attended for record in records if record.attended is not None]
     return fmean(counts) if counts else None
 
 
 def position_means(
-    records: Sequence[Record], kept: Sequence[float] | None = None
+    records: Sequence[SampleRecord], kept: Sequence[float] | None = None
 ) -> dict[str, float]:
     """Return mean prompt positions of images, newlines and separators included: all, kept, and the share of kept ones.
 

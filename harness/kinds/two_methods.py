@@ -19,14 +19,14 @@ from espalier.harness.kinds.kind import (
 )
 from espalier.harness.kinds.reducer import REDUCER, WHOLE
 from espalier.harness.kinds.rescore import Rescored
-from espalier.harness.specs.run_spec import Asked, MethodSpec, RunSpec, Settled
+from espalier.harness.specs.run_spec import AnswerRequest, MethodSpec, RunSpec, Settled
 from espalier.methods.base import TokenReducer
 from espalier.methods.composed import Composed
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
     from espalier.harness.engine.artifacts.priors import Prior
-    from espalier.harness.engine.record import Record
+    from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests
 
@@ -54,7 +54,7 @@ class Composition:
 
     @contextmanager
     def open(
-        self, spec: Asked, adapter: Adapter, method: Composed, prior: Prior | None = None
+        self, spec: AnswerRequest, adapter: Adapter, method: Composed, prior: Prior | None = None
     ) -> Iterator[OpenMethod]:
         """Open a session that reduces and then evicts, and one that does neither."""
         # transformers takes seconds to import, and checks and readers of rows do not need it.
@@ -80,12 +80,14 @@ class Composition:
         """Return its reducer."""
         return method.reducer
 
-    def why_no_paired_timing(self, spec: Asked, method: Composed) -> str | None:
+    def why_no_paired_timing(self, spec: AnswerRequest, method: Composed) -> str | None:
         """Return a reason if neither of them saves anything."""
         reducer = REDUCER.why_no_paired_timing(spec, method.reducer)
         return reducer and COMPRESSOR.why_no_paired_timing(spec, method.compressor)
 
-    def account(self, spec: Asked, method: Composed, records: Sequence[Record]) -> Account:
+    def account(
+        self, spec: AnswerRequest, method: Composed, records: Sequence[SampleRecord]
+    ) -> Account:
         """Count the tokens that the reducer keeps, and the entries that the compressor keeps."""
         evicting = _evicting(spec, method)
         for record in records:
@@ -93,7 +95,7 @@ class Composition:
         account = REDUCER.account(spec, method.reducer, records)
         return replace(account, extra={**account.extra, **cache_blocks(evicting, records)})
 
-    def identity(self, spec: Asked, method: Composed) -> Identity:
+    def identity(self, spec: AnswerRequest, method: Composed) -> Identity:
         """Return the parameters of both, and the settings of the reducer."""
         return identity_of(spec, method, REDUCER.identity(spec, method.reducer).engine)
 
@@ -104,7 +106,7 @@ def _of_compressor(spec: Settled) -> Settled:
     return spec if named is None else replace(spec, method=MethodSpec(named.name))
 
 
-def _evicting(spec: Asked, method: Composed) -> CacheBudget:
+def _evicting(spec: AnswerRequest, method: Composed) -> CacheBudget:
     """Return the budget of the cache; a compressor that acts nowhere evicts nothing."""
     acts = method.compressor.sites(spec.model.facts.text.layers)
     return CacheBudget(method.compressor, method.cache_ratio if acts else 0.0)

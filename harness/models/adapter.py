@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.positions import ORDER
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.models.build_adapter import build_adapter
@@ -50,7 +50,7 @@ ADAPTERS.add("llada_v", "espalier.harness.models.llada_v:LladaVAdapter")
 ADAPTERS.add("lavida", "espalier.harness.models.lavida:LavidaAdapter")
 
 
-class Adapter(Parts):
+class Adapter(ModelParts):
     """The facts of one model family: its modules, its visual positions, how it encodes a chat.
 
     A family implements the abstract methods; the other methods have defaults that suit most families.

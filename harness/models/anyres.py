@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.visual_items import Item
+from espalier.harness.engine.visual_items import VisualItem
 
 #: From (tiles, patches, C) features of one image to its (placeholders, C) tokens, newlines as NaN.
 Pack = Callable[[Tensor], Tensor]
@@ -21,7 +21,7 @@ def packed_item(
     first: int,
     class_token: bool,
     view: int | None = None,
-) -> Item:
+) -> VisualItem:
     """Return the item of one image: its global view, then its crops as one plane with a newline after each row.
 
     If the packing pools tiles or shrinks a large plane, each token blends four patches. Interpolation is linear, so the
@@ -67,7 +67,7 @@ def packed_item(
         # Corners with weight 0 may lie outside the plane.
         source = torch.where(share > 0, torch.stack([unit(c) for c in corners], 1), source)
     n_tokens = patches + int(class_token)
-    return Item(
+    return VisualItem(
         grid=_grid(newline, cropped, global_grid),
         source=source,
         share=share,

@@ -75,7 +75,7 @@ PLAIN = (
 
 
 @dataclass(frozen=True)
-class Frame:
+class ChatFrame:
     """The text around the turns of a chat.
 
     Attributes:
@@ -122,9 +122,11 @@ def roles(system: str, user: str, assistant: str) -> dict[str, str]:
     return {"system": system, "user": user, "assistant": assistant}
 
 
-def uniform_frame(message: str | None, heads: Mapping[str, str], end: str, lead: str = "") -> Frame:
+def uniform_frame(
+    message: str | None, heads: Mapping[str, str], end: str, lead: str = ""
+) -> ChatFrame:
     """Return a frame with the same end for all turns and the assistant's head before the answer."""
-    return Frame(message, heads, roles(end, end, end), heads["assistant"], lead)
+    return ChatFrame(message, heads, roles(end, end, end), heads["assistant"], lead)
 
 
 _CHATML = roles("<|im_start|>system\n", "<|im_start|>user\n", "<|im_start|>assistant\n")
@@ -151,22 +153,22 @@ _INTERNVL2_5 = (
 )
 
 
-def _llada(suffix: str = "") -> Frame:
+def _llada(suffix: str = "") -> ChatFrame:
     """Return the frame of LaViDa and LLaDA-V; `suffix` ends every question."""
     end = "<|eot_id|>"
     ends = roles(end, f"{suffix}{end}", end)
-    return Frame(_LLADA, _LLAMA3, ends, _LLAMA3["assistant"], "<|startoftext|>", trim=True)
+    return ChatFrame(_LLADA, _LLAMA3, ends, _LLAMA3["assistant"], "<|startoftext|>", trim=True)
 
 
-FRAMES: Mapping[str, Frame] = {
-    "vicuna_v1": Frame(
+FRAMES: Mapping[str, ChatFrame] = {
+    "vicuna_v1": ChatFrame(
         _VICUNA, roles("", "USER: ", "ASSISTANT: "), roles(" ", " ", "</s>"), "ASSISTANT:"
     ),
     # Templates of hub checkpoints, as quoted in processor tests of transformers and by users.
-    "vicuna_hub": Frame(
+    "vicuna_hub": ChatFrame(
         None, roles("", "USER: ", "ASSISTANT: "), roles(" ", " ", "</s>"), "ASSISTANT:"
     ),
-    "onevision_hub": Frame(
+    "onevision_hub": ChatFrame(
         None,
         roles("<|im_start|>system ", "<|im_start|>user ", "<|im_start|>assistant "),
         roles("<|im_end|>", "<|im_end|>", "<|im_end|>"),

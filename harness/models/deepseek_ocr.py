@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.brightness import Pictures
-from espalier.harness.engine.visual_items import Item
+from espalier.harness.engine.brightness import PixelGrids
+from espalier.harness.engine.visual_items import VisualItem
 from espalier.harness.errors import unknown_name
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.conversations import PLAIN, join_of
@@ -297,7 +297,7 @@ class DeepseekOcrAdapter(Adapter):
         clean = str if clean_up is None else CLEAN_UPS[clean_up]
         return [clean(text.strip()).strip() for text in texts]
 
-    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per image: crops, then the global view. The projector gets all global views first."""
         if "pixel_values" not in inputs:
             return {self.model.config.image_token_id: []}
@@ -306,7 +306,7 @@ class DeepseekOcrAdapter(Adapter):
         crop = inputs.get("pixel_values_local", global_views)
         n_whole, n_crop = self._cells(global_views), self._cells(crop)
         first = n_whole**2 * len(global_views)
-        items: list[Item] = []
+        items: list[VisualItem] = []
         shapes = zip(inputs["patches_grid"], inputs["num_local_patches"], strict=True)
         for image, ((columns, rows), n_crops) in enumerate(shapes):
             planes = [plane(0, 1, 1, n_whole, image * n_whole**2)]
@@ -320,7 +320,7 @@ class DeepseekOcrAdapter(Adapter):
             planes.append(tuple(table[-1:] for table in planes[-1]))
             grid, unit, tile = (torch.cat(tables) for tables in zip(*planes, strict=True))
             source = unit.clamp(min=0).view(-1, 1)
-            items.append(Item(grid, source, prunable=unit >= 0, tile=tile, work=work))
+            items.append(VisualItem(grid, source, prunable=unit >= 0, tile=tile, work=work))
         return {self.model.config.image_token_id: items}
 
     def view_box(self, view: PictureView) -> ViewBox:
@@ -331,12 +331,12 @@ class DeepseekOcrAdapter(Adapter):
         )
         return WHOLE if view.index or stretched else padded_box(view)
 
-    def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
+    def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
         """Return all global views, then all crops."""
         names = ("pixel_values", "pixel_values_local")
         views = [inputs[name] for name in names if name in inputs]
         side = FOLD * int(self.model.config.vision_config.sam_config.patch_size)
-        return Pictures(views, [self._cells(pixels) for pixels in views], side, *self.colours())
+        return PixelGrids(views, [self._cells(pixels) for pixels in views], side, *self.colours())
 
     def _cells(self, views: Tensor) -> int:
         """Return the number of cells along an edge of (views, 3, S, S) pixels."""

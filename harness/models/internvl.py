@@ -16,8 +16,8 @@ from transformers import (
 from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
 
 from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.brightness import Pictures
-from espalier.harness.engine.visual_items import Item, rectangle
+from espalier.harness.engine.brightness import PixelGrids
+from espalier.harness.engine.visual_items import VisualItem, rectangle
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.conversations import NUMBERED, ROWED
 from espalier.harness.models.internvl_processor import (
@@ -123,13 +123,13 @@ class InternVLAdapter(Adapter):
             batch["pixel_values"] = torch.cat(pixels)
         return batch
 
-    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per run of placeholders: the tiles of an image, or a frame.
 
         Runs end at `</img>`, and tiles have a fixed number of tokens, so the length of a run gives its tiles.
         """
         image = self.model.config.image_token_id
-        items: list[Item] = []
+        items: list[VisualItem] = []
         first = 0
         for row in inputs["input_ids"].cpu() == image:
             values, lengths = torch.unique_consecutive(row, return_counts=True)
@@ -138,13 +138,13 @@ class InternVLAdapter(Adapter):
                 first += length
         return {image: items}
 
-    def _item(self, length: int, first: int) -> Item:
+    def _item(self, length: int, first: int) -> VisualItem:
         """Return the item of `length` placeholders starting at projector unit `first`."""
         patches, side = self._sides()
         tiles, n_tokens = length // side**2, patches**2 + 1
         # The processor adds a thumbnail only to images of several tiles; a single tile is the whole image.
         views = [*range(1, tiles), 0]
-        return Item(
+        return VisualItem(
             grid=torch.cat([rectangle(1, side, side, view) for view in views]),
             source=torch.arange(first, first + tiles * side**2).view(-1, 1),
             work=Work(tokens=tiles * n_tokens, pairs=tiles * n_tokens**2, units=tiles * side**2),
@@ -171,11 +171,11 @@ class InternVLAdapter(Adapter):
             )
         return WHOLE.cell(*divmod(view.index - 1, columns), rows, columns)
 
-    def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
+    def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
         """Return tiles and frames, each divided into units."""
         pixels = inputs["pixel_values"]
         _, units = self._sides()
-        return Pictures([pixels], [units], pixels.shape[-1] // units, *self.colours())
+        return PixelGrids([pixels], [units], pixels.shape[-1] // units, *self.colours())
 
     def _sides(self) -> tuple[int, int]:
         """Return the length of a tile's edge in patches and in units."""

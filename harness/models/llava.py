@@ -16,9 +16,9 @@ from transformers import (
 )
 
 from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.brightness import Pictures
+from espalier.harness.engine.brightness import PixelGrids
 from espalier.harness.engine.tower_blocks import TowerBlock
-from espalier.harness.engine.visual_items import Item, rectangle
+from espalier.harness.engine.visual_items import VisualItem, rectangle
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.clip_blocks import clip_attention, clip_blocks, clip_unread
 from espalier.harness.models.loader import load_part
@@ -110,7 +110,7 @@ class LlavaAdapter(Adapter):
         """Return the number of patches of one view."""
         return self._side() ** 2
 
-    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per image: patches in raster order."""
         if "pixel_values" not in inputs:
             return {self.model.config.image_token_id: []}
@@ -118,7 +118,9 @@ class LlavaAdapter(Adapter):
         grid, n = rectangle(1, side, side), side**2
         work = Work(tokens=n + 1, pairs=(n + 1) ** 2, units=n)
         images = range(inputs["pixel_values"].shape[0])
-        items = [Item(grid, torch.arange(n).view(-1, 1) + n * image, work=work) for image in images]
+        items = [
+            VisualItem(grid, torch.arange(n).view(-1, 1) + n * image, work=work) for image in images
+        ]
         return {self.model.config.image_token_id: items}
 
     def view_box(self, view: PictureView) -> ViewBox:
@@ -131,7 +133,7 @@ class LlavaAdapter(Adapter):
         edge = images.size["shortest_edge"] or images.crop_size["height"]
         return central_square(view.size, images.crop_size["height"] / edge)
 
-    def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
+    def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
         """Return the images of a batch in order."""
         return self.square(inputs["pixel_values"])
 
@@ -141,8 +143,8 @@ class LlavaAdapter(Adapter):
         side: int = config.image_size // config.patch_size
         return side
 
-    def square(self, pixels: Tensor) -> Pictures:
+    def square(self, pixels: Tensor) -> PixelGrids:
         """Return (n, 3, S, S) pixels divided into the tower's patches."""
         config = self.model.config.vision_config
         side: int = config.patch_size
-        return Pictures([pixels], [config.image_size // side], side, *self.colours())
+        return PixelGrids([pixels], [config.image_size // side], side, *self.colours())

@@ -17,8 +17,8 @@ from transformers import (
 )
 from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
 
-from espalier.harness.engine.brightness import Pictures
-from espalier.harness.engine.visual_items import Item
+from espalier.harness.engine.brightness import PixelGrids
+from espalier.harness.engine.visual_items import VisualItem
 from espalier.harness.models.anyres import packed_item
 from espalier.harness.models.llava import LlavaAdapter
 from espalier.harness.models.loader import load_part
@@ -51,11 +51,11 @@ class LlavaNextAdapter(LlavaAdapter):
         """Return None: the number depends on the image's shape."""
         return None
 
-    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per image: the global view, then the rows of stitched crops with a newline token each."""
         config = self.model.config
         side = self._side()
-        items: list[Item] = []
+        items: list[VisualItem] = []
         first = 0
         for size in inputs["image_sizes"].cpu() if "image_sizes" in inputs else ():
             shape = get_anyres_image_grid_shape(
@@ -69,7 +69,7 @@ class LlavaNextAdapter(LlavaAdapter):
         """Return the whole picture for the global view; crops are padded, and padding is removed by whole cells."""
         return padded_box(view) if view.index else WHOLE
 
-    def pictures(self, inputs: Mapping[str, Any]) -> Pictures:
+    def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
         """Return the global view and crops of each image, without the padding tiles of the batch."""
         side = self._side()
         (items,) = self.items(inputs).values()

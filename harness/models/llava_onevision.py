@@ -22,7 +22,7 @@ from transformers.models.llava_onevision.modeling_llava_onevision import get_any
 
 from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.tower_blocks import TowerBlock
-from espalier.harness.engine.visual_items import Item, rectangle
+from espalier.harness.engine.visual_items import VisualItem, rectangle
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.anyres import packed_item
@@ -104,7 +104,7 @@ class Pooling:
         share, source = weights.topk(min(TAPS, units), dim=1)
         return cls(units=units, side=isqrt(len(weights)), source=source, share=share)
 
-    def item(self, frames: int, first: int, row_newlines: bool) -> Item:
+    def item(self, frames: int, first: int, row_newlines: bool) -> VisualItem:
         """Return the item of a video: frames in order, each in raster order.
 
         Args:
@@ -126,7 +126,7 @@ class Pooling:
         share[prunable] = self.share.repeat(frames, 1)
         n = frames * self.units
         work = Work(tokens=n, pairs=n * self.units, units=n)
-        return Item(grid=grid, source=source, share=share, prunable=prunable, work=work)
+        return VisualItem(grid=grid, source=source, share=share, prunable=prunable, work=work)
 
 
 class LlavaOnevisionAdapter(Adapter):
@@ -217,10 +217,10 @@ class LlavaOnevisionAdapter(Adapter):
             return_tensors="pt",
         )
 
-    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return the items of images, then of videos, in the projector's order."""
         config, first = self.model.config, 0
-        images: list[Item] = []
+        images: list[VisualItem] = []
         if "pixel_values" in inputs:
             counts = inputs["batch_num_images"].tolist()
             lone = [count == 1 for count in counts for _ in range(count)]
@@ -236,7 +236,7 @@ class LlavaOnevisionAdapter(Adapter):
                     )
                 )
                 first += images[-1].work.units
-        videos: list[Item] = []
+        videos: list[VisualItem] = []
         if "pixel_values_videos" in inputs:
             number, frames = inputs["pixel_values_videos"].shape[:2]
             for _ in range(number):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from espalier.harness.cost.facts import ModelFacts, StackFacts
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.errors import UserError
 from espalier.methods.signals import SIGNALS
 
@@ -120,7 +120,7 @@ UNCONFIRMED = {
 }
 
 
-def check_facts(adapter: Parts) -> None:
+def check_facts(adapter: ModelParts) -> None:
     """Raise UserError unless an adapter's model matches its config file; the line names the first differing fact."""
     for key, stated, measured in _compared(adapter):
         if stated != measured:
@@ -140,7 +140,7 @@ def check_facts(adapter: Parts) -> None:
         adapter.pooling_attention()
 
 
-def _compared(adapter: Parts) -> Iterator[tuple[str, Any, Any]]:
+def _compared(adapter: ModelParts) -> Iterator[tuple[str, Any, Any]]:
     """Yield (key, value in the config file, measured value) of every fact that the model can confirm."""
     facts = adapter.facts
     # First, because a stack without layers has no other sizes.
@@ -192,7 +192,7 @@ CLASS_TOKENS = ("class_embedding", "cls_token")
 NOMINAL = 576
 
 
-def read_facts(adapter: Parts, lacking: tuple[str, ...], patch_tokens: bool) -> ModelFacts:
+def read_facts(adapter: ModelParts, lacking: tuple[str, ...], patch_tokens: bool) -> ModelFacts:
     """Return the facts of an adapter's model.
 
     Args:
@@ -215,19 +215,19 @@ def read_facts(adapter: Parts, lacking: tuple[str, ...], patch_tokens: bool) -> 
     )
 
 
-def text_stack(adapter: Parts) -> StackFacts:
+def text_stack(adapter: ModelParts) -> StackFacts:
     """Return the sizes of the decoder."""
     types = getattr(adapter.decoder.config, "layer_types", None) or ()
     return read_stack(adapter.decoder.layers, sum("sliding" in layer_type for layer_type in types))
 
 
-def tower_stack(adapter: Parts) -> StackFacts:
+def tower_stack(adapter: ModelParts) -> StackFacts:
     """Return the sizes of the vision tower, up to the layer that the projector reads."""
     layers = list(adapter.tower_layers())
     return read_stack(layers[: len(layers) - len(adapter.unread_blocks())], adapter.tower_windows())
 
 
-def stem_stack(adapter: Parts) -> StackFacts | None:
+def stem_stack(adapter: ModelParts) -> StackFacts | None:
     """Return the sizes of the stack before the tower; None if there is none."""
     stem = adapter.stem_layers()
     if not stem:
@@ -235,23 +235,23 @@ def stem_stack(adapter: Parts) -> StackFacts | None:
     return read_stack(stem, sum(bool(layer.window_size) for layer in stem))
 
 
-def projector_widths(adapter: Parts) -> tuple[int, ...]:
+def projector_widths(adapter: ModelParts) -> tuple[int, ...]:
     """Return the widths of the projector's linear layers."""
     return linear_widths(adapter.projector)
 
 
-def vocabulary(adapter: Parts) -> int:
+def vocabulary(adapter: ModelParts) -> int:
     """Return the rows of the output head."""
     return int(adapter.model.get_output_embeddings().weight.shape[0])
 
 
-def rotary_axes(adapter: Parts) -> int:
+def rotary_axes(adapter: ModelParts) -> int:
     """Return the number of the decoder's position axes: three if rotary sections encode time, height and width."""
     parameters = getattr(adapter.decoder.config, "rope_parameters", None) or {}
     sections = parameters.get("mrope_section")
     return 1 if sections is None else len(sections)
 
 
-def has_class_token(adapter: Parts) -> bool:
+def has_class_token(adapter: ModelParts) -> bool:
     """Return whether the tower has a class token."""
     return any(name.endswith(CLASS_TOKENS) for name, _ in adapter.tower.named_parameters())

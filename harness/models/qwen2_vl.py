@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.visual_items import Item, rectangle
+from espalier.harness.engine.visual_items import VisualItem, rectangle
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.conversations import BARE
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 def merged_item(
     shape: Sequence[int], side: int, first: int, order: Tensor, window_pairs: int
-) -> Item:
+) -> VisualItem:
     """Return the item of an image or video.
 
     Args:
@@ -57,7 +57,7 @@ def merged_item(
     )
     # Unit k is raster token order[k]; the inverse permutation maps each token to its unit.
     source = first + order.argsort().unsqueeze(1)
-    return Item(rectangle(frames, rows // side, columns // side), source, work=work)
+    return VisualItem(rectangle(frames, rows // side, columns // side), source, work=work)
 
 
 def window_order(shape: Sequence[int], merge: int, side: int) -> tuple[Tensor, int]:
@@ -207,11 +207,11 @@ class Qwen2VLAdapter(Adapter):
         """Run the processor on pictures and clips in the order of their placeholders."""
         return run_processor(self.processor, texts, pictures, clips)
 
-    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Item]]:
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per image, then per video, as the tower gets them: units in raster order, frame by frame."""
         config, first = self.model.config, 0
         names = {config.image_token_id: "image_grid_thw", config.video_token_id: "video_grid_thw"}
-        items: dict[int, list[Item]] = {token: [] for token in names}
+        items: dict[int, list[VisualItem]] = {token: [] for token in names}
         for token, name in names.items():
             for shape in inputs[name].tolist() if name in inputs else []:
                 side = config.vision_config.spatial_merge_size

@@ -13,7 +13,7 @@ from espalier.harness.runs import console, hints, streams
 from espalier.harness.runs import output as printing
 from espalier.harness.runs import progress_bar as progress
 from espalier.harness.runs.forecast import Forecast
-from espalier.harness.runs.status_line import Waiting
+from espalier.harness.runs.status_line import StatusLine
 from espalier.harness.specs.run_spec import RunSpec
 
 
@@ -39,7 +39,7 @@ class Outcome:
     sweep: bool = False
     ranks: Ranks = field(default_factory=Ranks)
     argv: Sequence[str] = ()
-    waiting: Waiting = field(default_factory=lambda: Waiting(quiet=True))
+    waiting: StatusLine = field(default_factory=lambda: StatusLine(quiet=True))
     out: TextIO = field(default_factory=lambda: sys.stdout)
     forecast: Forecast = field(default_factory=Forecast)
     rows: list[dict[str, Any]] = field(default_factory=list)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from espalier.harness.errors import plain
 from espalier.harness.kinds.method_stack import label_of
 from espalier.harness.runs import hints, streams
-from espalier.harness.runs.status_line import Waiting
+from espalier.harness.runs.status_line import StatusLine
 from espalier.harness.specs.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def write_figures(
     rows: Rows,
     left_out: Sequence[tuple[RunSpec, str]],
     cells: int,
-    waiting: Waiting,
+    waiting: StatusLine,
 ) -> Iterator[Path]:
     """Write the curves and the report of all rows and yield their paths."""
     keys = {row["run_key"] for row in rows}

@@ -17,7 +17,7 @@ from espalier.harness.store import SCHEMA
 from espalier.harness.store.unparsed_mark import too_many
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.record import Record
+    from espalier.harness.engine.record import SampleRecord
     from espalier.harness.evaluation.evaluate import Evaluation
     from espalier.harness.runs.admission import Job
 
@@ -90,7 +90,7 @@ def _one_pass(together: int) -> dict[str, Any]:
     return {"one_pass": {"samples": together, "note": note}, "peak_note": "none of its own"}
 
 
-def _spreads(records: Sequence[Record]) -> dict[str, list[float]]:
+def _spreads(records: Sequence[SampleRecord]) -> dict[str, list[float]]:
     """Return the quartiles [25 %, 75 %] of each phase's time in milliseconds."""
     phases = sorted({phase for record in records for phase in record.times_ms})
     spreads = {}

@@ -14,7 +14,7 @@ from espalier.harness.runs.admission import Job, admit_here, check_drawn
 from espalier.harness.runs.model_pool import Pool
 from espalier.harness.runs.outcome import Outcome
 from espalier.harness.runs.single_run import CellRunner
-from espalier.harness.runs.status_line import Waiting
+from espalier.harness.runs.status_line import StatusLine
 from espalier.harness.runs.sweep_board import Board, BoardCell
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir, Store
@@ -49,7 +49,7 @@ class Runner:
     sweep: bool = False
     ranks: Ranks = field(default_factory=Ranks)
     argv: Sequence[str] = ()
-    waiting: Waiting = field(default_factory=lambda: Waiting(quiet=True))
+    waiting: StatusLine = field(default_factory=lambda: StatusLine(quiet=True))
     lines: Sequence[Sequence[str]] = ()
     out: TextIO = field(default_factory=lambda: sys.stdout)
     pool: Pool = field(default_factory=Pool)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TextIO
 
 
-class Waiting:
+class StatusLine:
     """A temporary line on standard error; nothing without a terminal.
 
     Args:
@@ -26,7 +26,7 @@ class Waiting:
         self._live = terminal and not quiet and os.environ.get("TERM") not in ("dumb", "unknown")
         self._shown = False
 
-    def __enter__(self) -> Waiting:
+    def __enter__(self) -> StatusLine:
         return self
 
     def __exit__(

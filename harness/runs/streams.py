@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from types import FrameType
 
 from espalier.harness.errors import plain
-from espalier.harness.specs.commands import complain, discard, speak_plainly
+from espalier.harness.specs.commands import discard, print_error, speak_plainly
 
 __all__ = [
     "OutputLost",
     "Stopped",
-    "complain",
     "discard",
     "flush",
     "output",
+    "print_error",
     "speak_plainly",
     "stoppable",
     "tell",

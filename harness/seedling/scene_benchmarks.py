@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from espalier.harness.seedling.scene_questions import MAKERS, Question, question_streams
+from espalier.harness.seedling.scene_questions import MAKERS, SceneQuestion, question_streams
 from espalier.harness.seedling.scene_scores import (
     box_score,
     caption_score,
@@ -49,7 +49,7 @@ def shared_scenes() -> Scenes:
 
 def _question(
     name: str, number: int, objects: Sequence[SceneObject], split: str, seed: int, index: int
-) -> Question:
+) -> SceneQuestion:
     """Return the question of the sample with this number in its benchmark."""
     cycle = FAMILY_CYCLES[name]
     make = MAKERS[cycle[number % len(cycle)]]

@@ -25,7 +25,7 @@ _DRAWS = 128
 
 
 @dataclass(frozen=True)
-class Question:
+class SceneQuestion:
     """A question with its only correct answer.
 
     Attributes:
@@ -62,27 +62,29 @@ def _unique(items: list[SceneObject]) -> list[SceneObject]:
     return [item for item in items if names.count(item.name) == 1]
 
 
-def attribute_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
+def attribute_question(objects: Sequence[SceneObject], stream: DrawStream) -> SceneQuestion:
     """Return a question for the digit, shape or colour of an object."""
     digits, shapes = _digits(objects), _shapes(objects)
     choice = stream.below(4)
     if (choice == 0 and digits) or not shapes:
         item = stream.pick(digits)
         text = f"what digit is in the {item.colour} frame ?"
-        return Question("attr", "digit_of_frame", text, item.name, item)
+        return SceneQuestion("attr", "digit_of_frame", text, item.name, item)
     if choice == 1 and _unique(shapes):
         item = stream.pick(_unique(shapes))
         text = f"what colour is the {item.name} ?"
-        return Question("attr", "colour_of_shape", text, item.colour, item)
+        return SceneQuestion("attr", "colour_of_shape", text, item.colour, item)
     if choice == 2 and _unique(digits):
         item = stream.pick(_unique(digits))
         text = f"what colour is the frame of digit {item.name} ?"
-        return Question("attr", "colour_of_digit", text, item.colour, item)
+        return SceneQuestion("attr", "colour_of_digit", text, item.colour, item)
     item = stream.pick(shapes)
-    return Question("attr", "shape_of_colour", f"what shape is {item.colour} ?", item.name, item)
+    return SceneQuestion(
+        "attr", "shape_of_colour", f"what shape is {item.colour} ?", item.name, item
+    )
 
 
-def existence_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
+def existence_question(objects: Sequence[SceneObject], stream: DrawStream) -> SceneQuestion:
     """Return a question for the presence of an object; half of the answers are "yes"."""
     choice, present_answer = stream.below(3), bool(stream.below(2))
     answer = "yes" if present_answer else "no"
@@ -96,7 +98,7 @@ def existence_question(objects: Sequence[SceneObject], stream: DrawStream) -> Qu
         name = stream.pick(present if present_answer else absent)
         target = next((item for item in items if item.name == name), None)
         template = TEMPLATES["exist"][number]
-        return Question("exist", template, f"is there a {prefix}{name} ?", answer, target)
+        return SceneQuestion("exist", template, f"is there a {prefix}{name} ?", answer, target)
     item = stream.pick(objects)
     text = describe(item)
     if not present_answer:  # hard negative: an existing thing in a colour that it does not have
@@ -106,19 +108,19 @@ def existence_question(objects: Sequence[SceneObject], stream: DrawStream) -> Qu
         }
         text = f"{stream.pick([c for c in COLOUR_NAMES if c not in used_colours])} {thing}"
     target = item if present_answer else None
-    return Question("exist", "coloured_object", f"is there a {text} ?", answer, target)
+    return SceneQuestion("exist", "coloured_object", f"is there a {text} ?", answer, target)
 
 
-def counting_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
+def counting_question(objects: Sequence[SceneObject], stream: DrawStream) -> SceneQuestion:
     """Return a question for the number of digits, shapes or objects."""
     template = stream.pick(TEMPLATES["count"])
     pools = {"digits": _digits(objects), "shapes": _shapes(objects), "objects": objects}
-    return Question(
+    return SceneQuestion(
         "count", template, f"how many {template} are there ?", str(len(pools[template]))
     )
 
 
-def grounding_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
+def grounding_question(objects: Sequence[SceneObject], stream: DrawStream) -> SceneQuestion:
     """Return a question for the box of an object."""
     by_digit = stream.below(2) == 0
     unique_digits = _unique(_digits(objects))
@@ -128,19 +130,19 @@ def grounding_question(objects: Sequence[SceneObject], stream: DrawStream) -> Qu
     else:
         item = stream.pick(objects)
         template, text = "coloured_object", describe(item)
-    return Question("rec", template, f"where is the {text} ?", box_text(item.box), item)
+    return SceneQuestion("rec", template, f"where is the {text} ?", box_text(item.box), item)
 
 
-def reading_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
+def reading_question(objects: Sequence[SceneObject], stream: DrawStream) -> SceneQuestion:
     """Return the question for all digits in reading order; reads no draws."""
     answer = " ".join(item.name for item in _digits(objects)) or "no"
-    return Question("ocr", "read_digits", "read all digits .", answer)
+    return SceneQuestion("ocr", "read_digits", "read all digits .", answer)
 
 
-def caption_question(objects: Sequence[SceneObject], stream: DrawStream) -> Question:
+def caption_question(objects: Sequence[SceneObject], stream: DrawStream) -> SceneQuestion:
     """Return the question for all objects with their centres, in reading order; reads no draws."""
     answer = " ".join(_caption_part(item) for item in objects)
-    return Question("caption", "describe", "describe the image .", answer)
+    return SceneQuestion("caption", "describe", "describe the image .", answer)
 
 
 def _caption_part(item: SceneObject) -> str:
@@ -150,7 +152,7 @@ def _caption_part(item: SceneObject) -> str:
     return f"a {describe(item)}{extra} at {centre} ;"
 
 
-MAKERS: dict[str, Callable[[Sequence[SceneObject], DrawStream], Question]] = {
+MAKERS: dict[str, Callable[[Sequence[SceneObject], DrawStream], SceneQuestion]] = {
     "attr": attribute_question,
     "exist": existence_question,
     "count": counting_question,
@@ -167,13 +169,13 @@ def question_streams(split: str, seed: int, index: Sequence[int]) -> list[DrawSt
 
 def ask(
     objects: Sequence[SceneObject], stream: DrawStream, counts: dict[str, int]
-) -> list[Question]:
+) -> list[SceneQuestion]:
     """Return several questions about one scene, in the order of :data:`FAMILIES`."""
     families = [family for family in FAMILIES for _ in range(counts.get(family, 0))]
     return [MAKERS[family](objects, stream) for family in families]
 
 
-def questions_for(scene: Scene, counts: dict[str, int]) -> list[Question]:
+def questions_for(scene: Scene, counts: dict[str, int]) -> list[SceneQuestion]:
     """Return questions about one scene, fixed by the scene's address and ``counts``.
 
     Args:

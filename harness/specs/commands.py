@@ -33,9 +33,9 @@ def command(main: Main) -> Callable[..., int]:
             code = main(argv)
             sys.stdout.flush()
         except UserError as error:
-            return complain(error, 2)
+            return print_error(error, 2)
         except StoreLost as error:
-            return complain(error, 1)
+            return print_error(error, 1)
         except KeyboardInterrupt:
             return 130
         except BrokenPipeError:
@@ -45,7 +45,7 @@ def command(main: Main) -> Callable[..., int]:
         except OSError as error:
             if error.filename is None:
                 discard(sys.stdout)
-            return complain(f"{error.filename or 'standard output'}: {first_words(error)}", 1)
+            return print_error(f"{error.filename or 'standard output'}: {first_words(error)}", 1)
         return code
 
     return run
@@ -63,12 +63,12 @@ def dispatch(kind: str, modules: Mapping[str, str], usage: str, argv: Sequence[s
         return 0
     name, *remaining = arguments
     if name not in modules:
-        return complain(unknown_name(kind, name, modules), 2)
+        return print_error(unknown_name(kind, name, modules), 2)
     code: int = import_module(modules[name]).main(remaining)
     return code
 
 
-def complain(problem: object, code: int = 1) -> int:
+def print_error(problem: object, code: int = 1) -> int:
     """Print an error as one line on stderr, if stderr takes it, and return the exit code."""
     try:
         print(f"error: {' '.join(plain(str(problem)).split())}", file=sys.stderr, flush=True)

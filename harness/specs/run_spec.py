@@ -272,7 +272,7 @@ class EngineSpec:
     share: Annotated[str, OneOf(SHARES)] = "none"
 
 
-class Asked(Protocol):
+class AnswerRequest(Protocol):
     """The part of a run that answering needs; RunSpec and AnswerSpec both provide it."""
 
     @property

@@ -19,7 +19,7 @@ def digest_of(answers: Mapping[Key, str]) -> dict[str, Any]:
     return {"samples": len(answers), "sha256": hashed.hexdigest()}
 
 
-def answers_in(entries: Iterable[Mapping[str, Any]]) -> dict[Key, str]:
+def journal_answers(entries: Iterable[Mapping[str, Any]]) -> dict[Key, str]:
     """Return the answers of a journal; a sample answered twice keeps its first answer, as in a run."""
     answers: dict[Key, str] = {}
     for entry in entries:
@@ -29,7 +29,7 @@ def answers_in(entries: Iterable[Mapping[str, Any]]) -> dict[Key, str]:
     return answers
 
 
-def scored_in(entries: Iterable[Mapping[str, Any]]) -> set[Key]:
+def scored_keys(entries: Iterable[Mapping[str, Any]]) -> set[Key]:
     """Return the samples of a journal that were scored; samples with failed scoring are not part of a row."""
     return {
         (entry["task"], entry["doc_id"])
@@ -44,6 +44,6 @@ def matches_row(row: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]) ->
     if not stored:
         return None
     entries = list(entries)
-    answers, scored = answers_in(entries), scored_in(entries)
+    answers, scored = journal_answers(entries), scored_keys(entries)
     counted = {key: answer for key, answer in answers.items() if key in scored}
     return stored in (digest_of(counted), digest_of(answers))

@@ -135,7 +135,7 @@ def block_at(path: str) -> str:
 Result = TypeVar("Result")
 
 
-def remembered(function: Callable[[Any], Result]) -> Callable[[Any], Result]:
+def memoized(function: Callable[[Any], Result]) -> Callable[[Any], Result]:
     """Return a function that calls `function` once for each object that rows share."""
     results: dict[int, tuple[Any, Result]] = {}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from espalier.harness.errors import FOREIGN, StoreLost, UserError, first_words, tell_once
 from espalier.harness.store import RunDir, Unreadable
-from espalier.harness.store.answer_digest import answers_in, matches_row
+from espalier.harness.store.answer_digest import journal_answers, matches_row
 from espalier.harness.store.debris import temporaries
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.journal import parse, read_lines
@@ -134,7 +134,7 @@ def faults(entry: RunEntry, mend: bool) -> Iterator[str]:
         entries = run.journal.entries()
     except UserError:  # reported above
         return
-    answers = answers_in(entries)
+    answers = journal_answers(entries)
     if len(answers) < row["n_samples"]:
         yield f"{entry.path}: the journal has {len(answers)} answers, the row is of {row['n_samples']}"
     elif matches_row(row, entries) is False:

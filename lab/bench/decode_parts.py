@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from espalier.harness.engine.decode_steps import DecodeSteps
 from espalier.harness.engine.generation_loop import AnswerLoop
 from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.text.kv_cache import IndexedCache, answer_cache
 from lab.bench.step_copies import written
 
@@ -26,7 +26,7 @@ class Filled:
         rows: rows of the batch.
     """
 
-    def __init__(self, adapter: Parts, length: int, rows: int) -> None:
+    def __init__(self, adapter: ModelParts, length: int, rows: int) -> None:
         self._adapter, self.length, self.rows = adapter, length, rows
         self.device, facts = adapter.device, adapter.facts.text
         self._generator = torch.Generator(self.device).manual_seed(length)

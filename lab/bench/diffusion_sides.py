@@ -15,9 +15,9 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.speedup_bound import Gain
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_summary import run_flops
-from espalier.harness.engine.denoising_steps import Answering, DenoisingSession
+from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
 from espalier.harness.engine.prompt import Prompt
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.specs.catalogue import build_method
@@ -43,7 +43,7 @@ class Run:
 
     spent: float
     steps: tuple[Step, ...]
-    record: Record
+    record: SampleRecord
 
 
 class TimedSession(DenoisingSession):
@@ -52,8 +52,8 @@ class TimedSession(DenoisingSession):
     noted: list[Step]
 
     def denoise(
-        self, prompt: Prompt, answer: Answering, samples: Sequence[str], budget: Budget
-    ) -> tuple[Tensor, tuple[Record, ...]]:
+        self, prompt: Prompt, answer: AnswerState, samples: Sequence[str], budget: Budget
+    ) -> tuple[Tensor, tuple[SampleRecord, ...]]:
         """Run one step, timed."""
         started, wall = process_time(), perf_counter()
         logits, records = super().denoise(prompt, answer, samples, budget)

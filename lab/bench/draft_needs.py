@@ -91,11 +91,11 @@ class Pair:
     def scene(self, sample: dict[str, Any]) -> Asked:
         """Ask the target about a sample's scene."""
         # transformers reads the variables set in main at import time, and takes seconds to import.
-        from espalier.harness.decoding.speculative.samplers import prepared
+        from espalier.harness.decoding.speculative.samplers import resolved_config
 
         scene, found = sample_scene(sample), dict[str, Tensor]()
         chat = question(scene.to_pil(), sample["question"])
-        config = prepared(self.target, {"max_new_tokens": LIMIT, "do_sample": False})
+        config = resolved_config(self.target, {"max_new_tokens": LIMIT, "do_sample": False})
         target = _side(self.target, chat, config, Watch(UVPrune(), found))
         target.start()
         count = len(found["closer"])

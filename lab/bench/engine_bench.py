@@ -39,7 +39,7 @@ from lab.bench.speed_bench import conditions, print_table
 
 if TYPE_CHECKING:
     from espalier.harness.cost.budget import Budget
-    from espalier.harness.engine.record import Record
+    from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.methods.base import TokenReducer
 
@@ -84,7 +84,7 @@ class Instance:
         spec = self.spec(*overrides)
         return reducer(spec), spec.budget
 
-    def generate(self, run: tuple[TokenReducer, Budget], new_tokens: int = 1) -> Record:
+    def generate(self, run: tuple[TokenReducer, Budget], new_tokens: int = 1) -> SampleRecord:
         """Answer once through a session and return the telemetry."""
         # The engine imports transformers' models, two seconds that --help does not need.
         from espalier.harness.engine.session import Session

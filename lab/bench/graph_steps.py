@@ -10,7 +10,7 @@ import torch
 
 from espalier.harness.decoding.speculative.meter import Meter
 from espalier.harness.engine.text.cuda_graphs import CudaGraphs, Graphs
-from espalier.harness.engine.text.text_only import prefilled_words
+from espalier.harness.engine.text.text_only import prefill_words
 from espalier.harness.engine.text.text_stack import TextStack
 from espalier.harness.models.adapter import Adapter
 from lab.bench.bench_setup import Figure, paired
@@ -62,7 +62,7 @@ def _drafting(adapter: Adapter, length: int, graphs: Graphs | None) -> Callable[
     """Return a function that runs `AHEAD` steps after a prompt, waits for them, and rolls back."""
     stack = TextStack(adapter, AHEAD, graphs)
     ids = torch.arange(length, device=stack.device)[None] % adapter.facts.vocabulary
-    _, stack.following = prefilled_words(adapter, ids, stack.cache)
+    _, stack.following = prefill_words(adapter, ids, stack.cache)
     meter, token = Meter.of(adapter.devices), ids[0, :1]
     meter.wait()
 

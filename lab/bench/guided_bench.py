@@ -158,12 +158,12 @@ def _side(
     """Return a model that answers a chat, or a prompt from an earlier run."""
     # As above.
     from espalier.harness.decoding.speculative.cached_model import CachedModel
-    from espalier.harness.decoding.speculative.samplers import prepared, sampler_of
+    from espalier.harness.decoding.speculative.samplers import resolved_config, sampler_of
     from espalier.harness.engine.session import Session
 
     inputs = adapter.encode([prompt]) if isinstance(prompt, list) else prompt
     ids = inputs["input_ids"] if isinstance(prompt, list) else torch.zeros(1, 1, dtype=torch.long)
-    config = prepared(adapter, {"max_new_tokens": LIMIT, "do_sample": False})
+    config = resolved_config(adapter, {"max_new_tokens": LIMIT, "do_sample": False})
 
     def prefill(cache: Any) -> tuple[Tensor, Tensor]:
         with Session(

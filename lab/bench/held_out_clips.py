@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from espalier.harness.seedling.video.clip_media import in_memory
-from espalier.harness.seedling.video.clips import Clip
+from espalier.harness.seedling.video.clips import DrawnClip
 
 #: The first clip of the caption benchmark.
 FIRST_CLIP = 6_000_000
 
 
-def clip_chat(clip: Clip, question: str) -> list[dict[str, Any]]:
+def clip_chat(clip: DrawnClip, question: str) -> list[dict[str, Any]]:
     """Return a chat that shows a clip and asks a question."""
     video = {"type": "video", "video": in_memory(clip)}
     return [{"role": "user", "content": [video, {"type": "text", "text": question}]}]

@@ -15,7 +15,7 @@ from espalier.harness.cost.peak_memory import reset_resident_peak, resident_peak
 from espalier.harness.cost.speedup_bound import Gain
 from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.record import Generated
+from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.session_setup import PassEviction
 from espalier.harness.evaluation.latency import LatencyRound, StepReads, alternate, tokens_of
@@ -115,7 +115,7 @@ class Side:
 
     def generate(
         self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
-    ) -> Generated:
+    ) -> GeneratedBatch:
         """Answer in a new session."""
         with Session(self.adapter, NoReduction(), WHOLE, evicting=self.watched) as session:
             return session.generate(inputs, samples, **generation)

@@ -22,7 +22,7 @@ from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.flops import SampleFlops, layer_flops, sample_flops
 from espalier.harness.cost.row_work import Work
 from espalier.harness.cost.speedup_bound import Gain, prefill_bound
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.stats import ratio_interval
 from lab.bench.bench_setup import Figure
 from lab.bench.selection_times import one_thread
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PART = "prefill"
 
 #: Functions that answer once and return the telemetry.
-Runs = Mapping[str, Callable[[], Record]]
+Runs = Mapping[str, Callable[[], SampleRecord]]
 
 #: Name of the run that drops nothing.
 FULL = "full"
@@ -69,7 +69,7 @@ def prefill(adapter: Adapter, runs: Runs, repeats: int) -> list[Figure]:
 
 
 def compared(
-    name: str, record: Record, counted: SampleFlops, times: Mapping[Any, Sequence[float]]
+    name: str, record: SampleRecord, counted: SampleFlops, times: Mapping[Any, Sequence[float]]
 ) -> list[Figure]:
     """Return the gain of one run, both bounds, and the share reached of each.
 
@@ -122,12 +122,12 @@ def _figure(name: str, values: Sequence[float], target: float | None = None) -> 
     return Figure(PART, name, found.value, "x", interval=interval, at_least=target, at_best=at_best)
 
 
-def _lengths(record: Record) -> list[int]:
+def _lengths(record: SampleRecord) -> list[int]:
     """Return the tokens that entered each decoder layer."""
     return [visual + record.text for visual in record.entering]
 
 
-def _timed(adapter: Adapter, run: Callable[[], Record], on_cpu: bool) -> Callable[[], float]:
+def _timed(adapter: Adapter, run: Callable[[], SampleRecord], on_cpu: bool) -> Callable[[], float]:
     """Return a function that runs once and returns the milliseconds of its prefill, selection included."""
 
     def engine() -> float:

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from espalier.harness.paths import ROOT
-from espalier.harness.reports.tables.cell_runs import Wanted, choice, method_of
+from espalier.harness.reports.tables.cell_runs import CellRun, choice, method_of
 from espalier.harness.reports.tables.cell_settings import compared_settings
 from espalier.harness.reports.tables.published_tables import read_paper
 from espalier.harness.reports.tables.rebuild import rebuild, requested_tables
@@ -43,7 +43,7 @@ def rows() -> Iterator[dict[str, Any]]:
         for run in runs_of(read_paper(slug), number)
     ]
     for number, run in enumerate(cycle(runs)):
-        name, variant, params = method_of(Wanted(run, "", 1.0))
+        name, variant, params = method_of(CellRun(run, "", 1.0))
         metric = choice("benchmark", run["benchmark"])["headline"]
         settings, extra = stored["settings"], stored["extra"]
         # Numbers that are unique to each row of a store.
@@ -82,7 +82,7 @@ def rows() -> Iterator[dict[str, Any]]:
 def _compared(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the settings of a run that tables compare, by section."""
     found: dict[str, dict[str, Any]] = {"benchmark": {"limit": None}}
-    for key, value in compared_settings(Wanted(run, "", 1.0)).values.items():
+    for key, value in compared_settings(CellRun(run, "", 1.0)).values.items():
         section, _, name = key.partition(".")
         found.setdefault(section, {})[name] = value
     return found

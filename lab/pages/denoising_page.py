@@ -26,9 +26,9 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
-from espalier.harness.engine.denoising_steps import Answering, DenoisingSession
+from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
 from espalier.harness.engine.prompt import Prompt
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.reports.curves.curve_files import RESOLUTION
 from espalier.harness.reports.curves.plot_style import STYLE
@@ -72,11 +72,11 @@ class Watched(D3ToM):
 class NotingSession(DenoisingSession):
     """A session that records the answer at the start of each step."""
 
-    found: list[Answering]
+    found: list[AnswerState]
 
     def denoise(
-        self, prompt: Prompt, answer: Answering, samples: Sequence[str], budget: Budget
-    ) -> tuple[Tensor, tuple[Record, ...]]:
+        self, prompt: Prompt, answer: AnswerState, samples: Sequence[str], budget: Budget
+    ) -> tuple[Tensor, tuple[SampleRecord, ...]]:
         """Run one step."""
         self.found.append(answer)
         return super().denoise(prompt, answer, samples, budget)

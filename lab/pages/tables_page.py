@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from espalier.harness.config.stand_ins import stand_ins
-from espalier.harness.reports.tables.cell_runs import Wanted, choice, wanted
+from espalier.harness.reports.tables.cell_runs import CellRun, choice, run_of_cell
 from espalier.harness.reports.tables.panels import display_name, name_of
 from espalier.harness.reports.tables.published_tables import Paper, papers, read_cells, read_paper
 from espalier.harness.specs.commands import command
@@ -80,7 +80,7 @@ def page() -> str:
 
 def _row(paper: Paper, number: str) -> tuple[str, ...]:
     entry, cells = paper.tables[number], read_cells(paper, number)
-    runs = [run for run in (wanted(paper, cell) for cell in cells) if isinstance(run, Wanted)]
+    runs = [run for run in (run_of_cell(paper, cell) for cell in cells) if isinstance(run, CellRun)]
     name = name_of(paper.slug, number)
     return (
         display_name(number).replace("Table ", ""),
@@ -94,7 +94,7 @@ def _row(paper: Paper, number: str) -> tuple[str, ...]:
     )
 
 
-def _embedded(runs: Sequence[Wanted]) -> str:
+def _embedded(runs: Sequence[CellRun]) -> str:
     known = stand_ins()
     if not runs or any(run.overrides["benchmark"] not in known.benchmarks for run in runs):
         return "-"
@@ -118,16 +118,16 @@ def _uncompared(paper: Paper) -> str:
     return _listed(
         "Cells that a run fills, not to be compared with print",
         paper,
-        lambda run: run.mismatch if isinstance(run, Wanted) else "",
+        lambda run: run.mismatch if isinstance(run, CellRun) else "",
     )
 
 
-def _listed(title: str, paper: Paper, reason_of: Callable[[Wanted | str], str]) -> str:
+def _listed(title: str, paper: Paper, reason_of: Callable[[CellRun | str], str]) -> str:
     """Return the number of printed cells per reason, by table; empty without reasons."""
     found: dict[str, dict[str, int]] = {}
     for number in paper.tables:
         for cell in read_cells(paper, number):
-            reason = reason_of(wanted(paper, cell)) if cell.value else ""
+            reason = reason_of(run_of_cell(paper, cell)) if cell.value else ""
             if reason:
                 counts = found.setdefault(reason, {})
                 counts[number] = counts.get(number, 0) + 1

@@ -14,7 +14,7 @@ from espalier.harness.seedling.scenes import COLOUR_NAMES
 from espalier.harness.seedling.seedling_model import normalise
 from espalier.harness.seedling.seedling_tower import patch_features
 from espalier.harness.seedling.sprites import SHAPES
-from espalier.harness.seedling.video.clips import Clip, clip
+from espalier.harness.seedling.video.clips import DrawnClip, clip
 from espalier.harness.seedling.video.story import STRIDE
 from espalier.harness.seedling.video_model import FRAME_TOKENS
 from lab.training.dialogue_packs import PREFIX
@@ -46,7 +46,7 @@ class Seen:
             none does ``(N,)``.
     """
 
-    clip: Clip
+    clip: DrawnClip
     features: torch.Tensor | None
     owner: np.ndarray
     kind: np.ndarray
@@ -87,7 +87,7 @@ def features_of(tower: Any, frames: torch.Tensor) -> torch.Tensor:
     return torch.cat(found).flatten(0, 1)
 
 
-def labelled(drawn: Clip) -> Seen:
+def labelled(drawn: DrawnClip) -> Seen:
     """Labels the tokens of a clip without running the tower."""
     owner = owners_of(drawn)
     kind, colour = np.full(owner.shape, -1), np.full(owner.shape, -1)
@@ -106,7 +106,7 @@ def labelled(drawn: Clip) -> Seen:
     return Seen(drawn, None, *(one.ravel() for one in arrays))
 
 
-def owners_of(drawn: Clip) -> np.ndarray:
+def owners_of(drawn: DrawnClip) -> np.ndarray:
     """Returns the object with most patches of each token ``(T, 36)``, -1 for none."""
     patches = blocks(drawn.patches)
     owner, most = np.full(patches.shape[:2], -1), np.zeros(patches.shape[:2], np.int64)
@@ -117,7 +117,7 @@ def owners_of(drawn: Clip) -> np.ndarray:
     return owner
 
 
-def acts_of(drawn: Clip, owner: np.ndarray) -> np.ndarray:
+def acts_of(drawn: DrawnClip, owner: np.ndarray) -> np.ndarray:
     """Returns the index into :data:`ACTS` of what begins in each token ``(T, 36)``, by the tokens' owners."""
     act = np.zeros(owner.shape, np.int64)
     for event in drawn.events:
@@ -128,7 +128,7 @@ def acts_of(drawn: Clip, owner: np.ndarray) -> np.ndarray:
     return act
 
 
-def subjects_of(drawn: Clip, act: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def subjects_of(drawn: DrawnClip, act: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns digit or shape, and colour, of the object before an event, in its tokens ``(T, 36)``."""
     kind, colour = np.full(act.shape, -1), np.full(act.shape, -1)
     for event in drawn.events:
@@ -139,7 +139,7 @@ def subjects_of(drawn: Clip, act: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return kind, colour
 
 
-def events_before(drawn: Clip, act: np.ndarray) -> np.ndarray:
+def events_before(drawn: DrawnClip, act: np.ndarray) -> np.ndarray:
     """Returns the frame of the event before the one that begins in each token ``(T, 36)``, else -1."""
     frames = sorted({event.frame for event in drawn.events})
     before = np.zeros(len(act), np.int64)
@@ -148,7 +148,7 @@ def events_before(drawn: Clip, act: np.ndarray) -> np.ndarray:
     return since
 
 
-def digits_before(drawn: Clip, act: np.ndarray) -> np.ndarray:
+def digits_before(drawn: DrawnClip, act: np.ndarray) -> np.ndarray:
     """Returns the frame of the digit before the one that appears in each token ``(T, 36)``, else -1."""
     since = np.full(act.shape, -1)
     last = 0

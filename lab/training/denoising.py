@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from espalier.harness.seedling.scene_questions import Question
+from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.seedling.vocabulary import ASSISTANT, EOS, MASK, PAD, encode
 from lab.training.dialogue_packs import IGNORE, PREFIX, TEXT_START
 from lab.training.fast_math import attend, use_attention
@@ -78,7 +78,7 @@ def stratified_shares(count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def noise(
-    rows: Sequence[Sequence[Question]], plan: dict[str, Any], rng: np.random.Generator
+    rows: Sequence[Sequence[SceneQuestion]], plan: dict[str, Any], rng: np.random.Generator
 ) -> Noised:
     """Lays out dialogues in rows and masks part of each answer.
 
@@ -99,7 +99,7 @@ def noise(
 
 
 def _noised(
-    question: Question, share: float, plan: dict[str, Any], rng: np.random.Generator
+    question: SceneQuestion, share: float, plan: dict[str, Any], rng: np.random.Generator
 ) -> Noised:
     asked, words = [*encode(question.text), ASSISTANT], encode(question.answer)
     rooms = [room for room in plan["rooms"][question.family] if room >= len(words)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from espalier.harness.seedling.scene_questions import Question
+from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.seedling.scenes import Scenes
 from espalier.harness.seedling.seedling_model import weights_dir
 from espalier.harness.seedling.vocabulary import MASK
@@ -39,7 +39,7 @@ from lab.training.stage_runtime import (
 )
 from lab.training.tower_stage import tower_of
 
-Rows = tuple[list[int], list[list[Question]]]
+Rows = tuple[list[int], list[list[SceneQuestion]]]
 """Rows of dialogues, and the image number of each."""
 
 
@@ -54,13 +54,13 @@ def starting_model(folder: Path) -> Any:
     return model
 
 
-def packed_rows(dialogues: Sequence[list[Question]]) -> list[Rows]:
+def packed_rows(dialogues: Sequence[list[SceneQuestion]]) -> list[Rows]:
     """Puts all dialogues of an image into one row."""
     return [(list(range(len(dialogues))), list(dialogues))]
 
 
 def single_rows(
-    dialogues: Sequence[list[Question]], short: int, captions: int, rng: np.random.Generator
+    dialogues: Sequence[list[SceneQuestion]], short: int, captions: int, rng: np.random.Generator
 ) -> list[Rows]:
     """Draws dialogues for separate rows, with long ones grouped so that no row is mostly padding.
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from espalier.harness.seedling.scene_questions import Question
+from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.seedling.seedling_model import VISUAL_TOKENS
 from espalier.harness.seedling.vocabulary import ASSISTANT, BOS, EOS, PAD, USER, encode
 from lab.training.drills import Drill
@@ -75,7 +75,7 @@ def _encoded(text: str) -> tuple[int, ...]:
     return tuple(encode(text))
 
 
-def _question_row(question: Question, weight: float, end_weight: float) -> _Row:
+def _question_row(question: SceneQuestion, weight: float, end_weight: float) -> _Row:
     asked, answer = list(_encoded(question.text)), encode(question.answer)
     silent = len(asked)
     return _Row(
@@ -92,7 +92,7 @@ def _drill_row(drill: Drill, first: float, later: float) -> _Row:
     return _Row(words[:-1], labels, weights)
 
 
-def pack(dialogues: Sequence[Sequence[Question | Drill]], weights: dict[str, float]) -> Packed:
+def pack(dialogues: Sequence[Sequence[SceneQuestion | Drill]], weights: dict[str, float]) -> Packed:
     """Packs the dialogues of B images.
 
     Args:
@@ -121,7 +121,7 @@ def pack(dialogues: Sequence[Sequence[Question | Drill]], weights: dict[str, flo
     return Packed(*(torch.from_numpy(array) for array in arrays))
 
 
-def _row(item: Question | Drill, weights: dict[str, float]) -> _Row:
+def _row(item: SceneQuestion | Drill, weights: dict[str, float]) -> _Row:
     if isinstance(item, Drill):
         return _drill_row(item, weights["drill"], weights["drill_later"])
     return _question_row(item, weights[item.family], weights["end"])

@@ -12,7 +12,7 @@ import torch
 
 from espalier.harness.seedling.counter_random import draws
 from espalier.harness.seedling.patch_targets import patch_targets
-from espalier.harness.seedling.scene_questions import Question, ask, question_streams
+from espalier.harness.seedling.scene_questions import SceneQuestion, ask, question_streams
 from espalier.harness.seedling.scene_scores import (
     box_score,
     caption_score,
@@ -69,7 +69,7 @@ class Asked:
     """A question with the row of its scene in the batch and the scene's objects."""
 
     row: int
-    question: Question
+    question: SceneQuestion
     objects: tuple[SceneObject, ...]
 
 
@@ -240,7 +240,7 @@ def agreement(target: Any, draft: Any, questions: QuestionSet) -> Scores:
         (share of tokens, number of tokens) per family, ``<eos>`` included.
     """
     answers = questions.answers(target)
-    rows: list[list[Question]] = [[] for _ in questions.index]
+    rows: list[list[SceneQuestion]] = [[] for _ in questions.index]
     for asked, answer in zip(questions.asked, answers, strict=True):
         rows[asked.row].append(replace(asked.question, answer=answer))
     packed = pack(rows, dict.fromkeys([*MAX_NEW_TOKENS, "end"], 1.0))

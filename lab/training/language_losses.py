@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from espalier.harness.seedling.patch_targets import PatchTargets, patch_targets
-from espalier.harness.seedling.scene_questions import Question, ask, question_streams
+from espalier.harness.seedling.scene_questions import SceneQuestion, ask, question_streams
 from espalier.harness.seedling.scenes import COLOUR_NAMES, SceneObject, Scenes
 from espalier.harness.seedling.seedling_model import VISUAL_TOKENS, normalise
 from espalier.harness.seedling.seedling_tower import patch_features
@@ -35,7 +35,7 @@ class Batch:
     features: torch.Tensor
     targets: PatchTargets
     packed: Packed
-    dialogues: list[list[Question | Drill]]
+    dialogues: list[list[SceneQuestion | Drill]]
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Drawn:
     features: torch.Tensor
     targets: PatchTargets
     objects: list[tuple[SceneObject, ...]]
-    questions: list[list[Question]]
+    questions: list[list[SceneQuestion]]
 
 
 def draw(
@@ -110,7 +110,7 @@ def make_batch(
         min_objects: Minimum number of objects in a scene.
     """
     drawn = draw(scenes, tower, split, seed, index, plan, min_objects)
-    dialogues: list[list[Question | Drill]] = [list(asked) for asked in drawn.questions]
+    dialogues: list[list[SceneQuestion | Drill]] = [list(asked) for asked in drawn.questions]
     if "drills" in plan:
         rng = np.random.default_rng([seed, int(index[0])])
         for items, objects in zip(dialogues, drawn.objects, strict=True):
@@ -188,7 +188,7 @@ def exact_answers(model: Any, batch: Batch) -> dict[str, list[bool]]:
     for row, items in enumerate(batch.dialogues):
         bad = set(batch.packed.segments[row][wrong[row]].tolist())
         for number, item in enumerate(items):
-            if isinstance(item, Question):
+            if isinstance(item, SceneQuestion):
                 results.setdefault(f"{item.family}/{item.template}", []).append(number not in bad)
     return results
 

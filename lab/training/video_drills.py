@@ -10,7 +10,7 @@ from espalier.harness.seedling.counter_random import DrawStream, draws
 from espalier.harness.seedling.scenes import COLOUR_NAMES
 from espalier.harness.seedling.video.captions import clause
 from espalier.harness.seedling.video.clip_vocabulary import PLACES, time_word
-from espalier.harness.seedling.video.clips import Clip
+from espalier.harness.seedling.video.clips import DrawnClip
 from espalier.harness.seedling.video.dialogues import dialogues, named_once
 
 _OFFSET = 5_000_011
@@ -32,7 +32,7 @@ class Talk(NamedTuple):
     told: str = ""
 
 
-def talks_about(clip: Clip, visit: int, counts: dict[str, int], drills: int) -> list[Talk]:
+def talks_about(clip: DrawnClip, visit: int, counts: dict[str, int], drills: int) -> list[Talk]:
     """Returns dialogues about a clip, different at each visit.
 
     Args:
@@ -94,7 +94,7 @@ def _misread(part: list[str], parts: list[list[str]], stream: DrawStream) -> lis
     return [*part[:place], other[place], *part[place + 1 :]]
 
 
-def _resting(clip: Clip, stream: DrawStream) -> tuple[int, int]:
+def _resting(clip: DrawnClip, stream: DrawStream) -> tuple[int, int]:
     """Draws a (frame, track) of a visible object at rest."""
     still = np.array([(track.place >= 0) & ~track.covered for track in clip.tracks])
     tracks, frames = np.nonzero(still)
@@ -102,7 +102,7 @@ def _resting(clip: Clip, stream: DrawStream) -> tuple[int, int]:
     return int(frames[chosen]), int(tracks[chosen])
 
 
-def _object_at(clip: Clip, stream: DrawStream) -> Talk:
+def _object_at(clip: DrawnClip, stream: DrawStream) -> Talk:
     """Time and colour, then the object with that colour and its place; "no" for an absent colour."""
     frame, number = _resting(clip, stream)
     seen = {int(t.colour[frame]) for t in clip.tracks if t.present(frame)}
@@ -116,7 +116,7 @@ def _object_at(clip: Clip, stream: DrawStream) -> Talk:
     return Talk("drill", key, f"{track.thing}{digit} {place}", ((frame, number),))
 
 
-def _place_at(clip: Clip, stream: DrawStream) -> Talk:
+def _place_at(clip: DrawnClip, stream: DrawStream) -> Talk:
     """Time and place, then the object there."""
     frame, number = _resting(clip, stream)
     track = clip.tracks[number]
@@ -124,7 +124,7 @@ def _place_at(clip: Clip, stream: DrawStream) -> Talk:
     return Talk("drill", key, track.name(frame), ((frame, number),))
 
 
-def _begins_at(clip: Clip, stream: DrawStream) -> Talk:
+def _begins_at(clip: DrawnClip, stream: DrawStream) -> Talk:
     """Time, then the event that begins; "no" where none does."""
     later = [event for event in clip.events if event.kind != "present"]
     if stream.below(3) == 0:

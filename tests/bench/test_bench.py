@@ -16,7 +16,7 @@ from torch import Tensor
 
 from espalier.harness.cost.flops import sample_flops
 from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import UserError
 from espalier.methods.base import Need, Plan, Site, View
 from espalier.methods.divprune import DivPrune
@@ -311,7 +311,7 @@ def test_rounds_turn_and_the_first_is_not_counted() -> None:
 
 def test_a_gain_above_the_flops_is_explained_by_what_single_layers_cost() -> None:
     """Long layers cost twenty times a short one, their FLOPs say less: four take 40, two of each 21."""
-    record = Record("s", 90, 10, (), (), (90, 90, 0, 0), 0, 0, 1, times_ms={"select": 0.5})
+    record = SampleRecord("s", 90, 10, (), (), (90, 90, 0, 0), 0, 0, 1, times_ms={"select": 0.5})
     counted = sample_flops(Setup().spec().model.facts, record.entering, 90, 10, Work())
     times = {
         "full": [41.0, 40.0, 39.0],

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lmms_eval.api.task import Task
 
-from espalier.harness.engine.record import Generated, Record
+from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from tests.benchmarks.fixtures import Answer
 
 
@@ -55,12 +55,14 @@ class Told:
         """Say what a row says of prompts."""
         return {"rendered": str(chat)}
 
-    def generate(self, inputs: Mapping[str, Any], samples: Sequence[str], **more: Any) -> Generated:
+    def generate(
+        self, inputs: Mapping[str, Any], samples: Sequence[str], **more: Any
+    ) -> GeneratedBatch:
         """Look the documents up and note what to say."""
         first = len(self._said)
         self.asked |= dict(zip(samples, inputs["chats"], strict=True))
         self._said += [self.answer(self._document(name)) for name in samples]
-        return Generated(
+        return GeneratedBatch(
             ids=torch.arange(first, len(self._said))[:, None],
             records=tuple(_record(name) for name in samples),
         )
@@ -76,8 +78,8 @@ class Told:
         return dict(docs[int(number)])
 
 
-def _record(name: str) -> Record:
-    return Record(
+def _record(name: str) -> SampleRecord:
+    return SampleRecord(
         sample=name,
         visual=6,
         text=4,

@@ -22,7 +22,7 @@ from espalier.harness.runs.cluster.local_workers import GpuPool, LocalWorkers
 from espalier.harness.runs.cluster.resources import Resources
 from espalier.harness.runs.cluster.slurm import Slurm
 from espalier.harness.runs.cluster.slurm_job import run_job
-from espalier.harness.runs.status_line import Waiting
+from espalier.harness.runs.status_line import StatusLine
 
 #: Stands for run.py: writes the row of each cell, and what it sees of devices; fails where a config says so.
 WORKER = """
@@ -143,7 +143,7 @@ def test_each_job_sees_gpus_of_its_own_and_all_are_told_apart(tmp_path: Path) ->
     ]
     workers.start(packs(1, 3), files)
     jobs = Jobs(dict(zip(workers.names, files, strict=True)))
-    watch(jobs, workers, 0.1, Waiting(quiet=True), lambda line: None)
+    watch(jobs, workers, 0.1, StatusLine(quiet=True), lambda line: None)
     seen = [
         json.loads(Path(file.entries()[0].row).read_text(encoding="utf-8"))["devices"]
         for file in files
@@ -192,7 +192,7 @@ class Queue:
 def test_a_job_between_two_turns_in_the_queue_is_waited_for(tmp_path: Path) -> None:
     queue = Queue("RUNNING", None, "COMPLETED", "PENDING", "RUNNING", "FAILED", "FAILED")
     jobs = Jobs({"7": job(tmp_path, 0, "good", "good")})
-    watch(jobs, queue, 0.001, Waiting(quiet=True), lambda line: None)
+    watch(jobs, queue, 0.001, StatusLine(quiet=True), lambda line: None)
     assert queue._states == []
     lost = jobs.missing("00")
     assert lost is not None
@@ -213,7 +213,7 @@ def test_who_stops_waiting_is_told_that_jobs_go_on(tmp_path: Path) -> None:
     told: list[str] = []
     jobs = Jobs({"7": job(tmp_path, 0, "good")})
     with pytest.raises(KeyboardInterrupt):
-        watch(jobs, Queue("RUNNING", "Ctrl-C"), 0.001, Waiting(quiet=True), told.append)
+        watch(jobs, Queue("RUNNING", "Ctrl-C"), 0.001, StatusLine(quiet=True), told.append)
     assert told[-1] == "jobs 7 go on"
 
 

@@ -18,7 +18,7 @@ from espalier.harness.cost.flops import (
     text_flops,
     tower_flops,
 )
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.methods.base import Need, Site, TokenReducer
 from tests.families import FAMILIES
@@ -60,7 +60,7 @@ class Meter:
 
 def measured(
     tiny: Tiny, method: TokenReducer, row: int, ratio: float = 0.0
-) -> tuple[dict[str, int], Record]:
+) -> tuple[dict[str, int], SampleRecord]:
     """Count one prefill of the loaded model; eager attention, since torch always sees its two products in full."""
     adapter = tiny.adapter
     parts = {"tower": adapter.tower, "projector": adapter.projector, "text": adapter.decoder}

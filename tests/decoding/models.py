@@ -14,7 +14,7 @@ from torch import Tensor
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.cached_model import CachedModel, Prefill
 from espalier.harness.decoding.speculative.position_random import RandomNumbers
-from espalier.harness.decoding.speculative.samplers import prepared, sampler_of
+from espalier.harness.decoding.speculative.samplers import resolved_config, sampler_of
 from espalier.harness.decoding.speculative.sparse_draft import SparseDrafter
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.text.cuda_graphs import Graphs
@@ -81,7 +81,7 @@ def side(
 ) -> CachedModel:
     """A fresh side of the family's tiny model or of another one."""
     adapter, inputs = adapter or in_doubles(name, attention), encoded(name)
-    config = prepared(adapter, {"max_new_tokens": LIMIT, "do_sample": False, **settings})
+    config = resolved_config(adapter, {"max_new_tokens": LIMIT, "do_sample": False, **settings})
     sampler = sampler_of(adapter, config, inputs["input_ids"], common, numbers)
     run = running(adapter, inputs, method or NoReduction(), ratio)
     return CachedModel(adapter, sampler, room, prefill(adapter, inputs) if prefill else run, graphs)

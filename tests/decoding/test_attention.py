@@ -17,13 +17,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from espalier.harness.decoding.speculative.cached_model import CachedModel
 from espalier.harness.decoding.speculative.draft_model import TreeDrafter
 from espalier.harness.decoding.speculative.drafts import Draft
-from espalier.harness.decoding.speculative.samplers import prepared, sampler_of
+from espalier.harness.decoding.speculative.samplers import resolved_config, sampler_of
 from espalier.harness.engine.text import text_stack as stack
 from espalier.harness.engine.text.step_attention import (
     NAME,
     attention_configs,
     chain_mask,
-    folded,
+    fold_heads,
     folded_attention,
     window_mask,
 )
@@ -113,20 +113,20 @@ def test_the_model_is_put_back_and_others_are_never_touched() -> None:
     mine, untouched = in_doubles("llava").decoder, in_doubles("internvl").decoder
     configs = attention_configs(mine)
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    with folded(configs) as strong:
+    with fold_heads(configs) as strong:
         assert strong
         assert mine.layers[0].self_attn.config._attn_implementation == NAME
         assert untouched.config._attn_implementation == "sdpa"
-        with folded(configs) as nested:
+        with fold_heads(configs) as nested:
             assert nested
         assert mine.config._attn_implementation == NAME
     assert mine.config._attn_implementation == "sdpa"
-    with pytest.raises(RuntimeError, match="stop"), folded(configs):
+    with pytest.raises(RuntimeError, match="stop"), fold_heads(configs):
         raise RuntimeError("stop")
     assert mine.layers[0].self_attn.config._attn_implementation == "sdpa"
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa
     eager = in_doubles("llava", "eager").decoder
-    with folded(attention_configs(eager)) as strong:
+    with fold_heads(attention_configs(eager)) as strong:
         assert not strong
         assert eager.config._attn_implementation == "eager"
 
@@ -172,7 +172,7 @@ def long_side() -> CachedModel:
         logits = adapter.model.get_output_embeddings()(hidden[0, -1])
         return logits, torch.tensor([[PROMPT]])
 
-    sampler = sampler_of(adapter, prepared(adapter, {"max_new_tokens": 20}), ids[:, :4])
+    sampler = sampler_of(adapter, resolved_config(adapter, {"max_new_tokens": 20}), ids[:, :4])
     return CachedModel(adapter, sampler, 40, prefill)
 
 
@@ -228,7 +228,7 @@ def test_repeated_heads_alone_are_seen_too(monkeypatch) -> None:
     """Under transformers' own attention our cache is not copied, but its heads are, as soon as there is a mask."""
     model_side = long_side()
     model_side.start()
-    monkeypatch.setattr(stack, "folded", lambda configs: nullcontext(False))
+    monkeypatch.setattr(stack, "fold_heads", lambda configs: nullcontext(False))
     names = moved(lambda: model_side.rows([5], Draft((6, 7, 8, 9))))
     assert names
     assert "aten::cat" not in names

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.acceptance import Greedy
 from espalier.harness.decoding.speculative.drafts import Draft
-from espalier.harness.decoding.speculative.samplers import ends_of, limit_of, prepared
+from espalier.harness.decoding.speculative.samplers import ends_of, limit_of, resolved_config
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.engine.session import Session
@@ -108,7 +108,7 @@ def test_answers_end_where_generate_ends_them(name: str, gamma: int, overlap: bo
     end = answer[place]
     short = plain(name, eos_token_id=end)
     assert short == answer[: place + 1]
-    config = prepared(in_doubles(name), {"max_new_tokens": 4, "eos_token_id": end})
+    config = resolved_config(in_doubles(name), {"max_new_tokens": 4, "eos_token_id": end})
     assert (ends_of(config), limit_of(config)) == ((end,), 4)
     for method, ratio in (WAYS["whole"], WAYS["tenth"]):
         drafter = known_side(name, method, ratio)
@@ -240,7 +240,7 @@ def unfolded(configs: object) -> Iterator[bool]:
 
 
 def test_attention_that_builds_its_own_masks_takes_windows_too(monkeypatch) -> None:
-    monkeypatch.setattr(stack, "folded", unfolded)
+    monkeypatch.setattr(stack, "fold_heads", unfolded)
     target = side("llava", attention="eager")
     for drafter in (side("llava", attention="eager"), side("llava", *RAGGED)):
         trace = Machine(drafter, target, Greedy(), SequentialTransport(), 4, True).run(LIMIT)

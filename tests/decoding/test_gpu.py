@@ -11,7 +11,7 @@ from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.decoding.speculative.speculation import Speculation
 from espalier.harness.engine.text import fixed_steps as fixed
 from espalier.harness.engine.text.cuda_graphs import CudaGraphs
-from espalier.harness.engine.text.text_only import prefilled_words
+from espalier.harness.engine.text.text_only import prefill_words
 from espalier.harness.engine.text.text_stack import TextStack
 from espalier.harness.models.adapter import load_adapter
 from espalier.harness.runs import admission
@@ -82,7 +82,7 @@ def test_a_graph_is_the_plain_step(monkeypatch: pytest.MonkeyPatch, capsys) -> N
     stacks = [TextStack(adapter, 40, graphs) for graphs in (None, CudaGraphs(adapter.device))]
     ids = torch.arange(30, device=adapter.device)[None]
     for stack in stacks:
-        _, stack.following = prefilled_words(adapter, ids, stack.cache)
+        _, stack.following = prefill_words(adapter, ids, stack.cache)
     rows: list[list[torch.Tensor]] = [[], []]
     place = 0
     for cut in [0] * 20 + [12] + [0] * 20:

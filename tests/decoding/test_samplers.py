@@ -18,7 +18,7 @@ from espalier.harness.decoding.speculative.position_random import RandomNumbers
 from espalier.harness.decoding.speculative.samplers import (
     ends_of,
     limit_of,
-    prepared,
+    resolved_config,
     rule_of,
     sampler_of,
 )
@@ -80,7 +80,7 @@ def test_settings_of_the_checkpoint_count_and_travel(monkeypatch) -> None:
     target, draft = in_doubles("llava"), in_doubles("internvl")
     monkeypatch.setattr(target.model.generation_config, "repetition_penalty", 1.3)
     monkeypatch.setattr(target.model.generation_config, "eos_token_id", [3, 4])
-    config = pickle.loads(pickle.dumps(prepared(target, {"max_new_tokens": 9})))
+    config = pickle.loads(pickle.dumps(resolved_config(target, {"max_new_tokens": 9})))
     assert (ends_of(config), limit_of(config)) == ((3, 4), 9)
     prompt = encoded("llava")["input_ids"]
     names = [
@@ -230,7 +230,7 @@ def test_ids_that_the_other_side_lacks_are_never_said() -> None:
 )
 def test_what_the_loop_cannot_honour_is_refused_in_one_line(settings: dict, message: str) -> None:
     with pytest.raises(UserError) as error:
-        prepared(in_doubles("llava"), {"max_new_tokens": 4, **settings})
+        resolved_config(in_doubles("llava"), {"max_new_tokens": 4, **settings})
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -239,8 +239,8 @@ def test_a_setting_of_the_checkpoint_is_refused_too(monkeypatch) -> None:
     adapter = in_doubles("llava")
     monkeypatch.setattr(adapter.model.generation_config, "num_beams", 4)
     with pytest.raises(UserError, match="num_beams=4"):
-        prepared(adapter, {"max_new_tokens": 4})
-    assert prepared(adapter, {"max_new_tokens": 4, "num_beams": 1}).num_beams == 1
+        resolved_config(adapter, {"max_new_tokens": 4})
+    assert resolved_config(adapter, {"max_new_tokens": 4, "num_beams": 1}).num_beams == 1
 
 
 def test_rows_of_the_wrong_kind_are_an_error() -> None:

@@ -10,7 +10,7 @@ from espalier.harness.cost.denoising_cost import DenoisingCost
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
 from espalier.harness.decoding.diffusion.denoising_summary import run_flops
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.fastv import FastV
 
@@ -19,9 +19,9 @@ FACTS = ModelFacts(TEXT, TEXT, None, (48, 64), 211, 40, "token", 1, frozenset())
 VISUAL, PROMPT, LENGTH, STEPS = 40, 6, 8, 4
 
 
-def run(kept: tuple[tuple[int, ...], ...]) -> Record:
+def run(kept: tuple[tuple[int, ...], ...]) -> SampleRecord:
     told = DenoisingRecord(LENGTH, (2,) * STEPS, kept, kept, (fmean((VISUAL,)),) * STEPS)
-    return Record(
+    return SampleRecord(
         *("0", VISUAL, PROMPT, (), kept[-1], (VISUAL,) * 6, 0, 0, LENGTH), denoising=told.entry()
     )
 

@@ -19,7 +19,7 @@ from espalier.harness.decoding.diffusion.denoising_summary import (
     verify_steps,
 )
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
-from espalier.harness.engine.denoising_steps import Answering, DenoisingSession
+from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
 from espalier.harness.errors import Refused
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.d3tom_t import D3ToMT
@@ -175,7 +175,7 @@ def test_each_step_merges_the_whole_cache_anew(adapter) -> None:
     """A step by other deciders in between changes nothing of the next."""
     method, budget, names = D3ToM(K=1), Budget("kept", 0.7), ["0", "1", "2"]
     answer = answering(3)
-    changed = Answering(answer.ids, answer.deciders.roll(2, 1), 1)
+    changed = AnswerState(answer.ids, answer.deciders.roll(2, 1), 1)
     with DenoisingSession(adapter, method, budget) as session:
         prompt = session.prompt(adapter.encode(CHATS))
         cached = session.remember(prompt, names, LENGTH)

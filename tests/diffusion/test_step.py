@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.denoising_steps import Answering, DenoisingSession
+from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
 from espalier.harness.engine.session import Session
 from espalier.methods.base import MethodError
 from espalier.methods.d3tom import D3ToM
@@ -25,12 +25,12 @@ def adapter(tmp_path_factory):
     return models.load(models.save(tmp_path_factory.mktemp("tiny")))
 
 
-def answering(rows: int, step: int = 1) -> Answering:
+def answering(rows: int, step: int = 1) -> AnswerState:
     generator = torch.Generator().manual_seed(5)
     said = torch.randint(20, 200, (rows, LENGTH), generator=generator)
     unveiled = torch.tensor([True, False, True, True, False, False]).expand(rows, -1)
     deciders = torch.tensor([False, False, True, True, False, False]).expand(rows, -1)
-    return Answering(torch.where(unveiled, said, models.MASK), deciders, step)
+    return AnswerState(torch.where(unveiled, said, models.MASK), deciders, step)
 
 
 def run(adapter, method, budget, chats=CHATS, answer=None, **options):
@@ -112,7 +112,7 @@ def test_a_batch_equals_its_rows_alone(adapter, method) -> None:
     for row, chat in enumerate(CHATS):
         with DenoisingSession(adapter, method, budget) as session:
             prompt = session.prompt(adapter.encode([chat]))
-            own = Answering(answer.ids[row : row + 1], answer.deciders[row : row + 1], 1)
+            own = AnswerState(answer.ids[row : row + 1], answer.deciders[row : row + 1], 1)
             alone, (record,) = session.denoise(prompt, own, [str(row)], budget)
         assert (together[row] - alone[0]).abs().max() < 1e-10
         assert records[row].origin.tolist() == record.origin.tolist()

@@ -21,7 +21,7 @@ from espalier.harness.decoding.diffusion.denoising_summary import (
     verify_steps,
 )
 from espalier.harness.engine.denoising_steps import DenoisingSession
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.fastv_denoising import FastVDenoising
 from espalier.methods.none import NoReduction
@@ -114,14 +114,14 @@ def test_what_was_asked_stands_beside_what_was_kept() -> None:
     """Of methods that may keep another count than they are asked for."""
     denoising = DenoisingRecord(4, (2, 2), ((8,), (4,)), ((8,), (5,)), (8.0, 6.0))
     assert DenoisingRecord.from_entry(denoising.entry()) == denoising
-    record = Record("0", 8, 3, (4,), (5,), (8, 5), 0, 0, 2, denoising=denoising.entry())
+    record = SampleRecord("0", 8, 3, (4,), (5,), (8, 5), 0, 0, 2, denoising=denoising.entry())
     block = diffusion_block([record])
     assert block["per_step"]["requested"] == [8, 4]
     assert block["per_step"]["kept"] == [8, 5]
 
 
 def test_a_sample_has_the_time_of_its_steps() -> None:
-    step = Record("0", 8, 3 + 6, (4,), (4,), (8, 4), 0, 0, 0, times_ms={"select": 2.0})
+    step = SampleRecord("0", 8, 3 + 6, (4,), (4,), (8, 4), 0, 0, 0, times_ms={"select": 2.0})
     how = Denoising(6, 6, 3)
     record = record_of([step, step, step], how, 2, 5.0, 30.0)
     assert record.times_ms == {

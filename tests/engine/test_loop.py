@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine import generation_loop as loop
 from espalier.harness.engine.eviction import CacheBudget
-from espalier.harness.engine.record import Generated
+from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.text import kv_cache as cache
 from espalier.harness.engine.text import step_attention as attention
@@ -42,7 +42,7 @@ def said(
     settings: dict[str, Any],
     method: Any = None,
     **session: Any,
-) -> Generated:
+) -> GeneratedBatch:
     torch.manual_seed(3)
     with Session(
         adapter, method or NoReduction(), Budget("kept", 0.5), decode=decode, timed=False, **session
@@ -50,7 +50,9 @@ def said(
         return opened.generate(inputs, **settings)
 
 
-def check(adapter: Adapter, inputs: Any, settings: dict[str, Any], **session: Any) -> Generated:
+def check(
+    adapter: Adapter, inputs: Any, settings: dict[str, Any], **session: Any
+) -> GeneratedBatch:
     """Compare the loop with the library's, and return its answer."""
     settings = {"suppress_tokens": list(adapter.items(inputs)), **settings}
     ours = said(adapter, inputs, "loop", settings, **session)

@@ -12,7 +12,7 @@ from PIL import Image
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.brightness import Pictures
+from espalier.harness.engine.brightness import PixelGrids
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.runs.admission import admit
@@ -147,7 +147,7 @@ def test_a_batch_gives_the_pixels_of_single_rows(name: str):
 def test_pictures_that_cells_do_not_fill_lose_their_edge():
     """A tower with patches of 3 pixels sees 6 of 8; the cell's border still shows the seventh."""
     pixels = torch.arange(64.0).view(1, 1, 8, 8).expand(1, 3, 8, 8)
-    luma = Pictures([pixels], [2], 3, (0.5,) * 3, (0.5,) * 3).luma()
+    luma = PixelGrids([pixels], [2], 3, (0.5,) * 3, (0.5,) * 3).luma()
     assert luma.shape == (4, 5, 5)
     assert torch.allclose(luma[3], pixels[0, 0, 2:7, 2:7])
     assert (luma[0, 0] == 0).all()

@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicCache
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.prompt import Prompt
-from espalier.harness.engine.record import Generated, Record
+from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.shared_prompt import shared_prompt
 from espalier.harness.errors import UserError
@@ -34,7 +34,9 @@ def method_of(name: str) -> TokenReducer:
     return built
 
 
-def answered(tiny: Tiny, method: TokenReducer, start: Any, *rows: int, **changes: Any) -> Generated:
+def answered(
+    tiny: Tiny, method: TokenReducer, start: Any, *rows: int, **changes: Any
+) -> GeneratedBatch:
     settings = {key: changes.pop(key) for key in ("backend", "positions") if key in changes}
     samples = [f"s{row}" for row in rows or ROWS]
     arguments = generation(tiny.adapter, tiny.inputs(*rows), **{"max_new_tokens": 3, **changes})
@@ -42,7 +44,7 @@ def answered(tiny: Tiny, method: TokenReducer, start: Any, *rows: int, **changes
         return session.generate(start, samples, **arguments)
 
 
-def same(actual: Generated, expected: Generated) -> bool:
+def same(actual: GeneratedBatch, expected: GeneratedBatch) -> bool:
     """Return whether two batches have bit-identical answers."""
     logits = (actual.logits is None) == (expected.logits is None)
     if actual.logits is not None and expected.logits is not None:
@@ -58,7 +60,7 @@ def same(actual: Generated, expected: Generated) -> bool:
     )
 
 
-def untimed(record: Record) -> Record:
+def untimed(record: SampleRecord) -> SampleRecord:
     return replace(record, times_ms={}, shared=())
 
 

@@ -13,7 +13,7 @@ import torch
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine import attention_probe as probe
-from espalier.harness.engine.record import Generated
+from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.evaluate import evaluate_session
 from espalier.harness.kinds.rescore import Rescored
@@ -84,12 +84,12 @@ class Timed(TokenReducer):
         return Plan(torch.arange(keep).expand(view.tokens.shape[0], -1))
 
 
-def run(adapter: Adapter, method: TokenReducer, chats: Any, **settings: Any) -> Generated:
+def run(adapter: Adapter, method: TokenReducer, chats: Any, **settings: Any) -> GeneratedBatch:
     with Session(adapter, method, HALF) as session:
         return session.generate(adapter.encode(chats), None, **{**GENERATION, **settings})
 
 
-def times(generated: Generated) -> dict[str, float]:
+def times(generated: GeneratedBatch) -> dict[str, float]:
     """Return the times of the batch; each sample has the same share of it."""
     first, *other_rows = (dict(record.times_ms) for record in generated.records)
     assert all(row_times == first for row_times in other_rows)
@@ -223,7 +223,7 @@ class Slower(Calculator):
 
     wall: float = 0.0
 
-    def generate(self, inputs: Any, samples: Any, **settings: Any) -> Generated:
+    def generate(self, inputs: Any, samples: Any, **settings: Any) -> GeneratedBatch:
         cold = not self.batches
         number = len(self.batches)
         self.wall += 1000.0 if cold else 2.0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.record import Generated
+from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.text import kv_cache as cache
 from espalier.harness.engine.text.kv_cache import IndexedCache, IndexedLayer
@@ -39,7 +39,7 @@ def librarys_cache(adapter: Adapter) -> Iterator[None]:
         del model.__dict__["generate"]
 
 
-def answer(adapter: Adapter, inputs: Any, where: tuple, **changes: Any) -> Generated:
+def answer(adapter: Adapter, inputs: Any, where: tuple, **changes: Any) -> GeneratedBatch:
     with Session(adapter, Scatter(where), Budget("kept", 0.5), timed=False) as session:
         return session.generate(inputs, **GREEDY, **changes)
 

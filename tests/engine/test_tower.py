@@ -20,7 +20,7 @@ from espalier.harness.engine.signals.text_rollout import rollout_of_words
 from espalier.harness.engine.signals.tower_attention import TowerStates
 from espalier.harness.engine.tower.tower_images import ImageOwners, share_out
 from espalier.harness.engine.tower.tower_views import TowerPlanner
-from espalier.harness.engine.visual_items import Item, read_layout, rectangle
+from espalier.harness.engine.visual_items import VisualItem, read_layout, rectangle
 from espalier.harness.errors import UserError
 from espalier.methods.base import (
     Assignment,
@@ -275,7 +275,7 @@ def test_a_picture_draws_by_its_row_and_its_place_in_it() -> None:
 @pytest.mark.parametrize("count", [2, 3])
 def test_pictures_without_a_place_in_the_prompts_are_refused(count: int) -> None:
     ids = torch.tensor([[5, 9, 9, 9, 9, 6]])
-    item = Item(rectangle(1, 2, 2), torch.arange(4)[:, None])
+    item = VisualItem(rectangle(1, 2, 2), torch.arange(4)[:, None])
     assert read_layout(ids, torch.ones_like(ids, dtype=torch.bool), {9: [item]}).counts == (4,)
     with pytest.raises(UserError, match=f"^{count - 1} images or videos of the batch have no"):
         read_layout(ids, torch.ones_like(ids, dtype=torch.bool), {9: [item] * count})

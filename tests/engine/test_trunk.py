@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.engine.shared_prompt import carried_on, shared_prompt
+from espalier.harness.engine.shared_prompt import prompt_with_trunk, shared_prompt
 from espalier.harness.errors import UserError
 from espalier.methods.base import TokenReducer
 from tests.engine.test_prompt import answered, method_of, same
@@ -20,7 +20,7 @@ METHODS = ("none", "fastv", "sparsevlm", "pyramiddrop", "divprune")
 
 def trunk_of(tiny: Tiny, prompt: Any, depth: int, **changes: Any) -> Any:
     settings = generation(tiny.adapter, prompt.inputs, **{"max_new_tokens": 3, **changes})
-    return carried_on(tiny.adapter, prompt, depth, **settings)
+    return prompt_with_trunk(tiny.adapter, prompt, depth, **settings)
 
 
 @pytest.mark.sampled(3)
@@ -47,14 +47,14 @@ def test_a_trunk_ends_where_its_room_is_used_up(attention: str) -> None:
     method = Scatter((3,))
     prompt = shared_prompt(tiny.adapter, tiny.inputs(), [method])
     settings = generation(tiny.adapter, prompt.inputs, max_new_tokens=3)
-    short = carried_on(tiny.adapter, prompt, 4, room=1, **settings)
+    short = prompt_with_trunk(tiny.adapter, prompt, 4, room=1, **settings)
     assert short.trunk is not None
     assert len(short.trunk.outputs) == 1
     assert len(short.trunk.heads) == (attention == "sdpa")
     expected = answered(tiny, method, tiny.inputs())
-    for start in (short, carried_on(tiny.adapter, prompt, 2, **settings)):
+    for start in (short, prompt_with_trunk(tiny.adapter, prompt, 2, **settings)):
         assert same(answered(tiny, method, start), expected)
-    assert carried_on(tiny.adapter, prompt, 0, **settings) is prompt
+    assert prompt_with_trunk(tiny.adapter, prompt, 0, **settings) is prompt
 
 
 def test_a_trunk_of_one_beam_is_not_taken_for_several() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from espalier.harness.engine.record import Generated
+from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.evaluation.batch_answers import Answerer
 from espalier.harness.specs.generation import Settings
 from tests.arithmetic import Calculator
@@ -22,7 +22,7 @@ class Drawing(Calculator):
         super().__init__()
         self.numbers: list[float] = []
 
-    def generate(self, inputs: Any, samples: Sequence[str], **settings: Any) -> Generated:
+    def generate(self, inputs: Any, samples: Sequence[str], **settings: Any) -> GeneratedBatch:
         self.numbers.append(torch.rand(1).item())
         return super().generate(inputs, samples)
 

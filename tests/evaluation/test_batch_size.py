@@ -17,7 +17,7 @@ import torch
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.free_memory import DeviceMemory, free_memory
-from espalier.harness.engine.record import Generated
+from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.auto_batch import SHARE, largest_batch, ran_out
 from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session
@@ -150,7 +150,9 @@ class Small(Calculator):
             raise UserError("chat 0 of the batch cannot be read")
         return inputs
 
-    def generate(self, inputs: Mapping[str, Any], samples: Sequence[str], **more: Any) -> Generated:
+    def generate(
+        self, inputs: Mapping[str, Any], samples: Sequence[str], **more: Any
+    ) -> GeneratedBatch:
         if len(samples) > self.most:
             self.batches.append(list(samples))
             raise self.error

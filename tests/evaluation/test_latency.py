@@ -15,7 +15,7 @@ import pytest
 import run
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.engine.record import Generated, Record
+from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.evaluation import latency
 from espalier.harness.evaluation.latency import (
@@ -121,8 +121,8 @@ def test_pixels_follow_seed_and_number_and_words_stand_around_them() -> None:
 # ------------------------------------------------------------------ turns
 
 
-def record(**times: float) -> Record:
-    return Record("0", 90, 10, (), (), (90, 90), 180, 4000, 5, times_ms=times)
+def record(**times: float) -> SampleRecord:
+    return SampleRecord("0", 90, 10, (), (), (90, 90), 180, 4000, 5, times_ms=times)
 
 
 class Side:
@@ -131,11 +131,11 @@ class Side:
     def __init__(self, name: str, called: list[str], step: float) -> None:
         self.name, self.called, self.step = name, called, step
 
-    def generate(self, inputs: Any, samples: Sequence[str], **more: Any) -> Generated:
+    def generate(self, inputs: Any, samples: Sequence[str], **more: Any) -> GeneratedBatch:
         assert more == {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
         self.called.append(self.name)
         times = {"prefill": 100.0 + len(self.called), "decode_per_token": self.step}
-        return Generated(SimpleNamespace(), tuple(record(**times) for _ in samples))  # type: ignore[arg-type]
+        return GeneratedBatch(SimpleNamespace(), tuple(record(**times) for _ in samples))  # type: ignore[arg-type]
 
 
 def test_sides_take_turns_and_the_first_round_does_not_count() -> None:
@@ -172,7 +172,7 @@ def test_a_row_says_which_length_came_about() -> None:
 
 
 class Full:
-    def generate(self, *_: Any, **__: Any) -> Generated:
+    def generate(self, *_: Any, **__: Any) -> GeneratedBatch:
         raise RuntimeError("not enough memory: you tried to allocate memory\nand more")
 
 

@@ -17,7 +17,7 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.cost.flops import sample_flops
 from espalier.harness.cost.row_work import Work
 from espalier.harness.cost.speedup_bound import Gain, first_token_bound, prefill_bound
-from espalier.harness.engine.record import Generated, Record
+from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.evaluate import Evaluation, evaluate
 from espalier.harness.evaluation.paired_times import (
@@ -91,16 +91,18 @@ class Side:
     settings: list[Mapping[str, Any]] = field(default_factory=list)
     calls: int = 0
 
-    def generate(self, inputs: Any, samples: Sequence[str] | None = None, **more: Any) -> Generated:
+    def generate(
+        self, inputs: Any, samples: Sequence[str] | None = None, **more: Any
+    ) -> GeneratedBatch:
         assert samples is not None
         self.log.append((self.name, list(samples)))
         self.settings.append(more)
         prefill = self.times[self.calls]
         self.calls += 1
         times = {"vision": 10.0, "prefill": prefill, "decode_per_token": prefill / 10}
-        record = Record("s", 16, 4, (), (), (self.kept,) * 5, 0, 0, 1, times_ms=times)
+        record = SampleRecord("s", 16, 4, (), (), (self.kept,) * 5, 0, 0, 1, times_ms=times)
         ids = torch.zeros(len(samples), 1 + self.steps, dtype=torch.long)
-        return Generated(ids, (record,) * len(samples))
+        return GeneratedBatch(ids, (record,) * len(samples))
 
 
 REQUESTS = [SimpleNamespace(args=("", None, {}, n, "task", "test")) for n in range(10)]
@@ -177,7 +179,7 @@ def test_one_pair_has_a_ratio_and_no_interval() -> None:
 
 def test_an_unreduced_model_that_does_not_fit_costs_the_run_nothing() -> None:
     class TooLarge(Side):
-        def generate(self, *args: Any, **more: Any) -> Generated:
+        def generate(self, *args: Any, **more: Any) -> GeneratedBatch:
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
     own, plain = Side("own", [], 4, [1.0] * 5), TooLarge("plain", [], 16, [])
@@ -226,7 +228,7 @@ def test_a_run_answers_the_same_with_and_without(
     asked: list[str] = []
     generate = Session.generate
 
-    def watched(session: Session, inputs: Any, samples: Any, **more: Any) -> Generated:
+    def watched(session: Session, inputs: Any, samples: Any, **more: Any) -> GeneratedBatch:
         asked.append(type(session.method).__name__)
         return generate(session, inputs, samples, **more)
 

@@ -13,7 +13,7 @@ from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.record import Generated, Record
+from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.evaluate import evaluate
 from espalier.harness.evaluation.samples import Sample
@@ -238,8 +238,8 @@ def test_nothing_is_judged_unless_asked(adapter, tmp_path, monkeypatch):
 # ------------------------------------------------------------------ the row
 
 
-def record_of(new_tokens: int, **accepted: float | None) -> Record:
-    return Record(
+def record_of(new_tokens: int, **accepted: float | None) -> SampleRecord:
+    return SampleRecord(
         sample="t/0",
         visual=4,
         text=2,
@@ -283,7 +283,7 @@ class Said:
     """Answers with given ids, whose lengths the records tell."""
 
     def __init__(self, ids, lengths):
-        self.said = Generated(ids, tuple(record_of(length, greedy=None) for length in lengths))
+        self.said = GeneratedBatch(ids, tuple(record_of(length, greedy=None) for length in lengths))
 
     def generate(self, inputs, samples=None, **generation):
         return self.said

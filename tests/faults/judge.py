@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.store import Store
-from espalier.harness.store.answer_digest import Key, answers_in, matches_row
+from espalier.harness.store.answer_digest import Key, journal_answers, matches_row
 
 #: What differs between two runs of the same cell: when and how fast it ran, and how often it was begun.
 MEASURED = ("time", "memory", "status")
@@ -52,12 +52,12 @@ def faults(
         if lasting(row) != lasting(expected):
             yield f"{key}: the row differs from the uninterrupted sweep's"
         entries = run.journal.entries()
-        answers[key] = answers_in(entries)
+        answers[key] = journal_answers(entries)
         if json.dumps(sorted(answers[key].items())) != json.dumps(
-            sorted(answers_in(reference_run.journal.entries()).items())
+            sorted(journal_answers(reference_run.journal.entries()).items())
         ):
             yield f"{key}: the answers differ from the uninterrupted sweep's"
-        repeated = {key for entry in reversed(entries) for key in answers_in([entry]).items()}
+        repeated = {key for entry in reversed(entries) for key in journal_answers([entry]).items()}
         if repeated != set(answers[key].items()):
             yield f"{key}: a sample that was answered twice has two answers"
         if not matches_row(row, entries):

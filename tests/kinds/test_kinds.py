@@ -17,7 +17,7 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget, BudgetMismatch
 from espalier.harness.cost.peak_memory import Peak
 from espalier.harness.cost.schedule import frame_of, shortened_layer
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.evaluation.evaluate import Evaluation
@@ -238,7 +238,7 @@ def test_a_session_carries_token_reducers_only(method: Any) -> None:
 def test_a_cache_that_lost_entries_is_told() -> None:
     asked = spec_of("method=none")
     depth = asked.model.facts.text.layers
-    record = Record("s", 16, 4, (), (), (16,) * depth, 16 * depth, 64, 3)
+    record = SampleRecord("s", 16, 4, (), (), (16,) * depth, 16 * depth, 64, 3)
     short = replace(record, kv_entries=16 * depth - 1)
     method = KeepCache()
     assert (

@@ -15,7 +15,7 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import BudgetMismatch
 from espalier.harness.engine.eviction import CacheBudget
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.kinds.compressor import cache_blocks, check_held
 from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.kinds.sample_counts import first_token
@@ -184,9 +184,9 @@ def test_the_next_command_leaves_the_compressor_out(row: dict[str, Any]) -> None
 # ------------------------------------------------------------------ counts
 
 
-def record(held: list[int], **changes: Any) -> Record:
+def record(held: list[int], **changes: Any) -> SampleRecord:
     whole = (VISUAL,) * DEPTH
-    found = Record("s", VISUAL, 4, (), (), whole, sum(held), 64, 3, held=tuple(held))
+    found = SampleRecord("s", VISUAL, 4, (), (), whole, sum(held), 64, 3, held=tuple(held))
     return replace(found, **changes)
 
 

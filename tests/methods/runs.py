@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.record import Generated
+from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session
 from espalier.harness.models.adapter import Adapter
 from espalier.methods.base import TokenReducer, View
@@ -27,7 +27,7 @@ def kept_by(
     samples: Sequence[str] | None = None,
     rule: str = "kept",
     **changes: Any,
-) -> Generated:
+) -> GeneratedBatch:
     """Generate with a method; `records[row].origin` are the tokens alive in the end."""
     inputs = adapter.encode(list(chats))
     with Session(adapter, method, Budget(rule, ratio), **changes) as session:

@@ -15,7 +15,7 @@ from PIL import Image
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.methods.base import MethodError, Need, Site, View
@@ -258,11 +258,13 @@ def seedling() -> Adapter:
     return load_adapter(build_spec(command.cells[0]).model)
 
 
-def records_of(adapter: Adapter, method: RTPrune, ratio: float, images: range) -> list[Record]:
+def records_of(
+    adapter: Adapter, method: RTPrune, ratio: float, images: range
+) -> list[SampleRecord]:
     from espalier.harness.seedling.scenes import Scenes
 
     scenes = Scenes()
-    found: list[Record] = []
+    found: list[SampleRecord] = []
     for start in range(images.start, images.stop, 16):
         pictures = [scenes.scene("val", 0, start + index).to_pil() for index in range(16)]
         inputs = adapter.encode([chat("describe the image .", one) for one in pictures])

@@ -20,7 +20,7 @@ from espalier.harness.decoding.speculative.decoding_record import (
 )
 from espalier.harness.decoding.speculative.speculative_summary import speculative_block
 from espalier.harness.decoding.speculative.trace import Round
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import Sample
 from espalier.harness.paths import CONF
@@ -108,7 +108,7 @@ def add(
 
 
 def sample(number: int, decoding: dict[str, Any]) -> dict[str, Any]:
-    record = Record(
+    record = SampleRecord(
         sample=f"captions/{number}",
         visual=144,
         text=7,

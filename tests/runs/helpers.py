@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import run
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.evaluation.evaluate import Evaluation
 from espalier.harness.evaluation.samples import Sample
 from espalier.harness.specs.run_spec import RunSpec
@@ -21,7 +21,7 @@ from espalier.harness.specs.run_spec import RunSpec
 N_TEXT = 20
 
 
-def fake_record(spec: RunSpec, method: Any, sample: str) -> Record:
+def fake_record(spec: RunSpec, method: Any, sample: str) -> SampleRecord:
     """Return telemetry that meets the budget exactly, as the engine would report it."""
     facts = spec.model.facts
     depth, visual = facts.text.layers, facts.visual_tokens
@@ -30,7 +30,7 @@ def fake_record(spec: RunSpec, method: Any, sample: str) -> Record:
     for site, count in zip(method.sites(depth), kept, strict=True):
         first = site.layer if site.where == "layer" else 0
         entering[first:] = [count] * (depth - first)
-    return Record(
+    return SampleRecord(
         sample=sample,
         visual=visual,
         text=N_TEXT,

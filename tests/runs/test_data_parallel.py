@@ -18,7 +18,7 @@ import pytest
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import Failure, SampleErrors
 from espalier.harness.paths import ROOT
-from espalier.harness.ranks import Ranks, _portable, alone, is_main_process, join
+from espalier.harness.ranks import Ranks, _portable, is_main_process, join, without_launcher
 from espalier.harness.store import Journal, RunDir, Store
 from run import main
 from tests.runs.helpers import make_bench
@@ -381,7 +381,7 @@ def test_libraries_do_not_see_the_launcher(monkeypatch: pytest.MonkeyPatch) -> N
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
     assert not is_main_process()
-    with alone():
+    with without_launcher():
         assert launched.keys().isdisjoint(os.environ)
     assert launched.items() <= os.environ.items()
     monkeypatch.setenv("RANK", "0")

@@ -10,7 +10,7 @@ import pytest
 from espalier.harness.evaluation.samples import Failure, SampleErrors
 from espalier.harness.runs.status.rerun_commands import commands
 from espalier.harness.store import SCHEMA, Store
-from espalier.harness.store.answer_digest import answers_in, digest_of, matches_row
+from espalier.harness.store.answer_digest import digest_of, journal_answers, matches_row
 from espalier.harness.store.failures import read
 from espalier.harness.store.store_index import DONE, FAILED, UNFINISHED, entries
 from espalier.harness.store.sweep_files import find
@@ -81,7 +81,7 @@ def test_a_row_tells_which_answers_it_is_of(bench: Bench) -> None:
     row = bench("method=random").last
     (entry,) = entries(bench.store)
     journal = Store(bench.store).run(entry.key).journal
-    assert row["extra"]["answers"] == digest_of(answers_in(journal.entries()))
+    assert row["extra"]["answers"] == digest_of(journal_answers(journal.entries()))
     assert matches_row(row, journal.entries())
     journal.append({"task": row["benchmark"], "doc_id": 99, "answer": "more"})
     assert not matches_row(row, journal.entries())
@@ -101,7 +101,7 @@ def test_the_second_of_two_that_force_a_run_leaves_a_whole_journal(tmp_path: Pat
     # Another owner, evicted in mid-run, goes on where it was: its former answers went with the first commit.
     answer(2)
     run.commit(row, forced=True)
-    assert answers_in(run.journal.entries()) == answers
+    assert journal_answers(run.journal.entries()) == answers
     assert run.forced.files() == []
     assert json.loads((run.path / "row.json").read_text()) == row
 

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from espalier.harness.runs.status_line import Waiting
+from espalier.harness.runs.status_line import StatusLine
 from tests.runs.terminal import screen
 
 
@@ -22,7 +22,7 @@ def usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_comes_changes_and_goes() -> None:
     stream = Terminal()
-    with Waiting(stream) as waiting:
+    with StatusLine(stream) as waiting:
         waiting.say("loading a lot of things")
         assert screen(stream.getvalue(), 80) == ["loading a lot of things"]
         waiting.say("checking")
@@ -35,7 +35,7 @@ def test_it_gives_way_to_an_error() -> None:
     stream = Terminal()
 
     def fail() -> None:
-        with Waiting(stream) as waiting:
+        with StatusLine(stream) as waiting:
             waiting.say("checking")
             raise ValueError("wrong")
 
@@ -46,7 +46,7 @@ def test_it_gives_way_to_an_error() -> None:
 
 def test_a_line_that_is_too_long_does_not_wrap() -> None:
     stream = Terminal()
-    Waiting(stream).say("x" * 200)
+    StatusLine(stream).say("x" * 200)
     assert [len(line) for line in screen(stream.getvalue(), 80)] == [79]
 
 
@@ -55,7 +55,7 @@ def test_it_is_silent_where_nobody_reads_it(why: str, monkeypatch: pytest.Monkey
     stream = io.StringIO() if why == "no terminal" else Terminal()
     if why == "dumb":
         monkeypatch.setenv("TERM", "dumb")
-    with Waiting(stream, quiet=why == "quiet") as waiting:
+    with StatusLine(stream, quiet=why == "quiet") as waiting:
         waiting.say("anything")
     assert stream.getvalue() == ""
 
@@ -65,5 +65,5 @@ def test_a_stream_that_takes_nothing_is_no_error() -> None:
         def write(self, text: str) -> int:
             raise OSError(28, "full")
 
-    with Waiting(Full()) as waiting:
+    with StatusLine(Full()) as waiting:
         waiting.say("anything")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from espalier.harness.seedling.scene_questions import FAMILIES, Question, questions_for
+from espalier.harness.seedling.scene_questions import FAMILIES, SceneQuestion, questions_for
 from espalier.harness.seedling.scenes import Scenes
 from espalier.harness.seedling.seedling_model import DENOISER, build_model
 from espalier.harness.seedling.vocabulary import ASSISTANT, EOS, MASK, PAD, VOCABULARY, encode
@@ -41,7 +41,7 @@ VISUAL = 10
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[list[Question]]:
+def rows() -> list[list[SceneQuestion]]:
     scenes = Scenes()
     counts = dict.fromkeys(FAMILIES, 1)
     return [questions_for(scenes.scene("val", 0, number), counts) for number in range(2)]

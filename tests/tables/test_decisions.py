@@ -18,7 +18,7 @@ from espalier.harness.paths import CONF, ROOT
 from espalier.harness.reports.tables.analytic import d2pruner_formulas as analytic_d2pruner
 from espalier.harness.reports.tables.analytic import d3tom_formulas as analytic_d3tom
 from espalier.harness.reports.tables.analytic import rtprune_formulas as analytic_rtprune
-from espalier.harness.reports.tables.cell_runs import Wanted, method_of, wanted
+from espalier.harness.reports.tables.cell_runs import CellRun, method_of, run_of_cell
 from espalier.harness.reports.tables.printed_cell import PrintedCell
 from espalier.harness.reports.tables.published_tables import papers, read_cells, read_paper
 
@@ -39,15 +39,15 @@ FAMILIES = {
 
 
 @cache
-def runs(slug: str) -> tuple[tuple[PrintedCell, Wanted], ...]:
+def runs(slug: str) -> tuple[tuple[PrintedCell, CellRun], ...]:
     """Return the cells of a paper that runs fill, with these."""
     paper = read_paper(slug)
     cells = (cell for number in paper.tables for cell in read_cells(paper, number))
-    found = ((cell, wanted(paper, cell)) for cell in cells)
-    return tuple((cell, run) for cell, run in found if isinstance(run, Wanted))
+    found = ((cell, run_of_cell(paper, cell)) for cell in cells)
+    return tuple((cell, run) for cell, run in found if isinstance(run, CellRun))
 
 
-def all_runs() -> Iterator[tuple[PrintedCell, Wanted]]:
+def all_runs() -> Iterator[tuple[PrintedCell, CellRun]]:
     for slug in papers():
         yield from runs(slug)
 
@@ -60,7 +60,7 @@ def prompt_rows() -> list[tuple[str, list[str], list[str], str]]:
     return [(a, b.split(", "), re.findall(r"`(\w+)`", c), d) for a, b, c, d in lines]
 
 
-def prompt_of(run: Wanted) -> str:
+def prompt_of(run: CellRun) -> str:
     return str(run.overrides.get("model.prompt", "original"))
 
 
@@ -100,7 +100,7 @@ def test_frames_of_the_page_are_those_of_the_set_and_of_the_presets() -> None:
     )
 
 
-def is_video(run: Wanted) -> bool:
+def is_video(run: CellRun) -> bool:
     return bool(read_choice("benchmark", run.overrides["benchmark"])["dataset"].get("video"))
 
 

@@ -14,7 +14,7 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.reports.tables.cell_runs import Wanted, wanted
+from espalier.harness.reports.tables.cell_runs import CellRun, run_of_cell
 from espalier.harness.reports.tables.cell_settings import compared_settings, row_settings
 from espalier.harness.reports.tables.published_tables import FIRST, papers, read_cells, read_paper
 from espalier.harness.reports.tables.table_presets import preset, titles
@@ -70,18 +70,18 @@ UNSET = (
 )
 
 
-def all_runs() -> Iterator[Wanted]:
+def all_runs() -> Iterator[CellRun]:
     for slug in papers():
         paper = read_paper(slug)
         for number in paper.tables:
             for cell in read_cells(paper, number):
-                run = wanted(paper, cell)
-                if isinstance(run, Wanted):
+                run = run_of_cell(paper, cell)
+                if isinstance(run, CellRun):
                     yield run
 
 
 @cache
-def examples() -> Mapping[str, Wanted]:
+def examples() -> Mapping[str, CellRun]:
     """Return runs that cover all keys of each paper, all models and all benchmarks, by their command lines."""
     found, covered = {}, set()
     for run in all_runs():
@@ -132,7 +132,7 @@ def test_a_row_with_another_value_of_an_override_is_another_runs(key: str) -> No
     # Values of hyper-parameters need not be valid: they stand in a row as they are.
     told = {setting: value}
     if not key.startswith("method.params."):
-        told = row_of(Wanted({**run.overrides, key: value}, "", 1.0).line)
+        told = row_of(CellRun({**run.overrides, key: value}, "", 1.0).line)
         assert asked.difference(told)
     others = {name: value for name, value in asked.values.items() if name != setting}
     assert asked.difference({**others, setting: told.get(setting)}).startswith(f"{setting}=")

@@ -12,7 +12,7 @@ import pytest
 
 from espalier.harness.errors import UserError
 from espalier.harness.reports.tables.analytic.rtprune_formulas import UNPRUNED_LAYERS
-from espalier.harness.reports.tables.cell_runs import Wanted, method_of, wanted
+from espalier.harness.reports.tables.cell_runs import CellRun, method_of, run_of_cell
 from espalier.harness.reports.tables.cell_verdicts import ResultIndex
 from espalier.harness.reports.tables.printed_cell import PrintedCell
 from espalier.harness.reports.tables.published_tables import PARTS, papers, read_cells, read_paper
@@ -30,8 +30,8 @@ def cells() -> Iterator[tuple[str, PrintedCell]]:
             yield from ((slug, cell) for cell in read_cells(paper, number))
 
 
-def run_of(slug: str, cell: PrintedCell) -> Wanted | str:
-    return wanted(read_paper(slug), cell)
+def run_of(slug: str, cell: PrintedCell) -> CellRun | str:
+    return run_of_cell(read_paper(slug), cell)
 
 
 def test_every_cell_of_every_table_is_filled_by_the_statistic_of_the_list() -> None:
@@ -119,7 +119,7 @@ def test_a_method_may_be_called_as_anything_else_is(column: str, tmp_path: Path)
     runs = {
         cell.method: run.number_path
         for cell in read_cells(paper, "1", folder)
-        if isinstance(run := wanted(paper, cell), Wanted)
+        if isinstance(run := run_of_cell(paper, cell), CellRun)
     }
     assert runs == {"Full": "a.b", name: "c.d"}
 
@@ -148,7 +148,7 @@ def test_lines_that_print_the_same_numbers_are_of_one_run() -> None:
                 continue
             for a, b in both:
                 runs = [
-                    run for run in (run_of(slug, a), run_of(slug, b)) if isinstance(run, Wanted)
+                    run for run in (run_of(slug, a), run_of(slug, b)) if isinstance(run, CellRun)
                 ]
                 assert len({_settled(run) for run in runs}) <= 1, (first, second)
 
@@ -158,7 +158,7 @@ def _printed_alike(one: PrintedCell, other: PrintedCell) -> bool:
     return abs(one.number - other.number) <= 0.5 * 10.0**-digits + 1e-9
 
 
-def _settled(run: Wanted) -> str:
+def _settled(run: CellRun) -> str:
     """Return a run with the hyper-parameters that it leaves to the method's file."""
     others = {k: v for k, v in run.overrides.items() if not k.startswith("method")}
     return f"{sorted(others.items())} {method_of(run)}"
@@ -171,7 +171,7 @@ def test_fastv_of_deepseek_ocr_runs_the_layer_of_each_table() -> None:
             for cell in read_cells(read_paper("rtprune"), number)
             if cell.method == "FastV"
         ]
-        return {method_of(run)[2]["K"] for run in runs if isinstance(run, Wanted)}
+        return {method_of(run)[2]["K"] for run in runs if isinstance(run, CellRun)}
 
     assert layers("1") == {3}
     # The GFLOPs of Table 4 are those of two whole layers.

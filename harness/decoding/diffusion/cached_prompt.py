@@ -24,7 +24,7 @@ from espalier.methods.base import TokenReducer
 from espalier.methods.denoiser import as_denoiser
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.record import Record
+    from espalier.harness.engine.record import SampleRecord
 
 
 def check_prefix_cache(model: ModelSpec, method: TokenReducer, emulate: bool) -> None:
@@ -57,7 +57,7 @@ def check_prefix_cache(model: ModelSpec, method: TokenReducer, emulate: bool) ->
 
 
 def cached_flops(
-    method: TokenReducer, facts: ModelFacts, record: Record, denoising: DenoisingRecord
+    method: TokenReducer, facts: ModelFacts, record: SampleRecord, denoising: DenoisingRecord
 ) -> SampleFlops:
     """Count one sample's whole run: tower, projector and prompt once, the answer's places and the head at each step.
 

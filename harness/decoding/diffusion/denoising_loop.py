@@ -18,14 +18,14 @@ from espalier.harness.decoding.diffusion.cached_prompt import check_prefix_cache
 from espalier.harness.decoding.diffusion.denoising_record import record_of
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
-from espalier.harness.engine.denoising_steps import Answering, DenoisingSession
+from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
 from espalier.harness.engine.prefix_cache import CachedPrompt
 from espalier.harness.engine.prompt import Prompt
-from espalier.harness.engine.record import Generated, Record, answer_lengths
+from espalier.harness.engine.record import GeneratedBatch, SampleRecord, answer_lengths
 from espalier.harness.engine.reduce import row_generators
 from espalier.harness.errors import Refused
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.specs.run_spec import Asked
+from espalier.harness.specs.run_spec import AnswerRequest
 from espalier.methods.base import TokenReducer
 
 
@@ -80,7 +80,7 @@ class DenoisingState:
 
     ids: Tensor
     deciders: Tensor
-    steps: list[tuple[Record, ...]] = field(default_factory=list)
+    steps: list[tuple[SampleRecord, ...]] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
 
 
@@ -117,7 +117,7 @@ class DenoisingGenerator:
 
     def generate(
         self, inputs: Mapping[str, Any] | Prompt, samples: Sequence[str], **generation: Any
-    ) -> Generated:
+    ) -> GeneratedBatch:
         """Answer one left-padded batch.
 
         Args:
@@ -165,7 +165,7 @@ class DenoisingGenerator:
             )
             for row in range(rows)
         )
-        return Generated(ids, records, torch.cat(state.logits, 1) if state.logits else None)
+        return GeneratedBatch(ids, records, torch.cat(state.logits, 1) if state.logits else None)
 
     def _run_steps(
         self,
@@ -185,7 +185,7 @@ class DenoisingGenerator:
         places = torch.arange(settings.length, device=device)
         per_block = settings.steps // (settings.length // settings.block)
         for step, (count, budget) in enumerate(zip(settings.reveals, budgets, strict=True)):
-            answer = Answering(state.ids, state.deciders, step)
+            answer = AnswerState(state.ids, state.deciders, step)
             if cached is None:
                 logits, records = self._session.denoise(prompt, answer, samples, budget)
             else:
@@ -209,7 +209,7 @@ class DenoisingGenerator:
 
 @contextmanager
 def denoising(
-    spec: Asked, adapter: Adapter, method: TokenReducer, budget: Budget, prior: Any = None
+    spec: AnswerRequest, adapter: Adapter, method: TokenReducer, budget: Budget, prior: Any = None
 ) -> Iterator[DenoisingGenerator]:
     """Open a session for the steps of a run, and yield its generator."""
     session = DenoisingSession(

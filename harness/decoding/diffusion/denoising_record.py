@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
-from espalier.harness.engine.record import Record
+from espalier.harness.engine.record import SampleRecord
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class DenoisingRecord:
 
 
 def record_of(
-    steps: Sequence[Record],
+    steps: Sequence[SampleRecord],
     settings: Denoising,
     new_tokens: int,
     vision_ms: float,
     steps_ms: float,
-    cached: Record | None = None,
-) -> Record:
+    cached: SampleRecord | None = None,
+) -> SampleRecord:
     """Return the record of one sample from the records of its steps.
 
     Entries about sites and layers are those of the last step. The time of decoding is the sum of all steps; the

@@ -26,10 +26,10 @@ from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.methods.base import TokenReducer
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.record import Record
+    from espalier.harness.engine.record import SampleRecord
 
 
-def diffusion_block(records: Sequence[Record]) -> dict[str, Any]:
+def diffusion_block(records: Sequence[SampleRecord]) -> dict[str, Any]:
     """Return the content of `extra.diffusion`.
 
     Values of single steps, as means over the samples, are included if all samples had the same number of steps.
@@ -76,7 +76,7 @@ def last_of(counts: Sequence[Sequence[int]], visual: int) -> list[int]:
     return [step[-1] if step else visual for step in counts]
 
 
-def denoising_records(records: Sequence[Record]) -> list[DenoisingRecord]:
+def denoising_records(records: Sequence[SampleRecord]) -> list[DenoisingRecord]:
     """Return the denoising records of samples.
 
     Raises:
@@ -91,7 +91,7 @@ def denoising_records(records: Sequence[Record]) -> list[DenoisingRecord]:
 
 
 def verify_steps(
-    method: TokenReducer, budget: Budget, facts: ModelFacts, record: Record
+    method: TokenReducer, budget: Budget, facts: ModelFacts, record: SampleRecord
 ) -> dict[str, float]:
     """Compare each step of one sample with its budget; return the equivalent tokens under each rule.
 
@@ -119,7 +119,7 @@ def verify_steps(
     }
 
 
-def run_flops(method: TokenReducer, facts: ModelFacts, record: Record) -> SampleFlops:
+def run_flops(method: TokenReducer, facts: ModelFacts, record: SampleRecord) -> SampleFlops:
     """Count one sample's whole run: tower and projector once, decoder and head at every step.
 
     Inside a split layer the MLP has fewer tokens than the attention; of the papers only D3ToM counts that. Cached

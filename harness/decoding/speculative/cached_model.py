@@ -12,7 +12,7 @@ from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT, Draft, tre
 from espalier.harness.decoding.speculative.meter import Meter
 from espalier.harness.decoding.speculative.samplers import TokenSampler
 from espalier.harness.engine.finite_logits import NonFiniteLogits
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.text.cuda_graphs import Graphs
 from espalier.harness.engine.text.kv_cache import IndexedCache
 from espalier.harness.engine.text.text_stack import TextStack
@@ -38,7 +38,7 @@ class CachedModel:
 
     def __init__(
         self,
-        adapter: Parts,
+        adapter: ModelParts,
         sampler: TokenSampler,
         room: int,
         prefill: Prefill,

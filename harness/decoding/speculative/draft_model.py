@@ -27,7 +27,13 @@ from espalier.harness.engine.text.text_only import text_only_prefill
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.models.chat_media import Chat
 from espalier.harness.specs.draft_errors import in_words_of_the_draft
-from espalier.harness.specs.run_spec import Asked, Auto, ModelSpec, PositionPolicy, Separators
+from espalier.harness.specs.run_spec import (
+    AnswerRequest,
+    Auto,
+    ModelSpec,
+    PositionPolicy,
+    Separators,
+)
 from espalier.methods.base import Decoder, TokenReducer
 from espalier.methods.none import NoReduction
 
@@ -158,7 +164,7 @@ class DraftSpec:
         return DraftModel(self, load_adapter(self.model))
 
 
-def draft_of(spec: Asked, decoder: Decoder) -> DraftSpec | None:
+def draft_of(spec: AnswerRequest, decoder: Decoder) -> DraftSpec | None:
     """Return the settings of a run's draft; None if no second model drafts."""
     if spec.method.draft is None:
         return None

@@ -19,7 +19,7 @@ from transformers.generation import logits_process as library
 from espalier.harness.decoding.speculative.acceptance import Greedy, Row, Rule, Sampling, draw_from
 from espalier.harness.decoding.speculative.position_random import RandomNumbers
 from espalier.harness.engine.engine_guards import check_generation
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.errors import UserError
 
 #: Processors that do not read earlier tokens; all positions of a window are processed at once.
@@ -55,7 +55,7 @@ _REFUSED: Mapping[str, str] = {
 }
 
 
-def prepared(adapter: Parts, settings: Mapping[str, Any]) -> GenerationConfig:
+def resolved_config(adapter: ModelParts, settings: Mapping[str, Any]) -> GenerationConfig:
     """Return the model's generation settings updated with `settings`, as `generate` resolves them; it can be pickled.
 
     Raises:
@@ -178,13 +178,13 @@ class TokenSampler:
 
 
 def sampler_of(
-    adapter: Parts,
+    adapter: ModelParts,
     config: GenerationConfig,
     prompt: Tensor,
     common: int | None = None,
     numbers: RandomNumbers | None = None,
 ) -> TokenSampler:
-    """Return the sampler of a model under settings resolved by `prepared`.
+    """Return the sampler of a model under settings resolved by `resolved_config`.
 
     Args:
         adapter: the model.

@@ -29,7 +29,12 @@ from espalier.harness.decoding.speculative.drafters import (
 from espalier.harness.decoding.speculative.forward_times import ROOM, WindowChoice, measure_forwards
 from espalier.harness.decoding.speculative.guidance import Guidance, GuidanceReader
 from espalier.harness.decoding.speculative.meter import Meter
-from espalier.harness.decoding.speculative.samplers import ends_of, limit_of, prepared, rule_of
+from espalier.harness.decoding.speculative.samplers import (
+    ends_of,
+    limit_of,
+    resolved_config,
+    rule_of,
+)
 from espalier.harness.decoding.speculative.state_machine import DrafterLost, Machine
 from espalier.harness.decoding.speculative.target_request import (
     DecodedAnswer,
@@ -38,12 +43,12 @@ from espalier.harness.decoding.speculative.target_request import (
     mismatch_of,
 )
 from espalier.harness.decoding.speculative.transports import SequentialTransport
-from espalier.harness.engine.record import Generated
+from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.text.cuda_graphs import graphs_for
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.chat_media import Chat
-from espalier.harness.specs.run_spec import Asked
+from espalier.harness.specs.run_spec import AnswerRequest
 from espalier.methods.base import Decoder
 from espalier.methods.none import NoReduction
 
@@ -65,7 +70,7 @@ class Speculation:
     """
 
     def __init__(
-        self, spec: Asked, adapter: Adapter, method: Decoder, draft: Adapter | None = None
+        self, spec: AnswerRequest, adapter: Adapter, method: Decoder, draft: Adapter | None = None
     ) -> None:
         self._spec = spec
         self._loaded_draft = draft
@@ -142,7 +147,7 @@ class Speculation:
     @torch.inference_mode()
     def generate(
         self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
-    ) -> Generated:
+    ) -> GeneratedBatch:
         """Answer one request; measurements are in its record, `Record.decoding`.
 
         Args:
@@ -156,7 +161,7 @@ class Speculation:
         """
         if len(samples) != 1:
             raise ValueError(f"{len(samples)} chats; speculative decoding answers one at a time")
-        config = prepared(self._adapter, generation)
+        config = resolved_config(self._adapter, generation)
         request = TargetRequest.of(inputs, samples[0], config, self._spec.seed)
         if not self.window.measured:
             self.window.timings += self._forward_times(request)
@@ -188,8 +193,8 @@ class Speculation:
         return self._recorded(generated, answer.spent, record)
 
     def _recorded(
-        self, generated: Generated, spent: AnswerTimes, decoding: DecodingRecord
-    ) -> Generated:
+        self, generated: GeneratedBatch, spent: AnswerTimes, decoding: DecodingRecord
+    ) -> GeneratedBatch:
         """Return the answer with the decoder's times and entry in its record."""
         (record,) = generated.records
         times = {
@@ -198,7 +203,7 @@ class Speculation:
             "decode_per_token": 1000 * spent.decode / max(spent.tokens - 1, 1),
         }
         record = replace(record, requested=(), kept=(), times_ms=times, decoding=decoding.entry())
-        return Generated(generated.ids, (record,), None, generated.cache_lengths)
+        return GeneratedBatch(generated.ids, (record,), None, generated.cache_lengths)
 
     # ------------------------------------------------------------------ decoding
 

@@ -12,7 +12,7 @@ from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.artifacts.priors import Prior
 from espalier.harness.engine.attention_probe import Watcher
 from espalier.harness.engine.layout import Layout, Stage
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.signals.producer import Context, Producer, ViewRequest
 from espalier.harness.engine.signals.table import BEFORE_DECODER, INSIDE_TOWER, PRODUCERS
 from espalier.harness.engine.visibility import visibility_of
@@ -35,7 +35,7 @@ class Signals:
 
     def __init__(
         self,
-        adapter: Parts,
+        adapter: ModelParts,
         method: TokenReducer,
         sites: tuple[Site, ...],
         prior: Prior | None,

@@ -15,7 +15,7 @@ from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.artifacts.priors import Prior
 from espalier.harness.engine.attention_probe import Watcher
 from espalier.harness.engine.layout import Layout, Stage, take
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.visibility import Visibility
 from espalier.methods.base import Need, Site
 
@@ -32,7 +32,7 @@ class Context:
         visibility: attention visibility in the decoder.
     """
 
-    parts: Parts
+    parts: ModelParts
     sites: tuple[Site, ...]
     prior: Prior | None
     stage: Callable[[], Stage | None]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from espalier.harness.engine.layout import mix
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.reduce import Decision, Rows
 from espalier.harness.engine.sites.prefix import gather_arguments
 from espalier.harness.engine.sites.site import Arguments, Sites
@@ -53,7 +53,7 @@ class VisionSites(Sites):
         return gather_arguments(prefill, decision, kwargs)
 
 
-def _project_merged(adapter: Parts, decision: Decision) -> Decision:
+def _project_merged(adapter: ModelParts, decision: Decision) -> Decision:
     """Return the decision with merged features projected to the decoder's width."""
     merged = tuple(
         replace(group, values=_project(adapter, group.values)) if group.features else group
@@ -62,6 +62,6 @@ def _project_merged(adapter: Parts, decision: Decision) -> Decision:
     return replace(decision, merged=merged)
 
 
-def _project(adapter: Parts, features: Tensor) -> Tensor:
+def _project(adapter: ModelParts, features: Tensor) -> Tensor:
     """Project (b, k, D) features."""
     return adapter.project(features.flatten(0, 1)).view(*features.shape[:2], -1)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.errors import Refused
 from espalier.harness.specs.run_spec import Auto, ModelSpec
 
@@ -72,7 +72,7 @@ class CudaGraphs:
         return replay
 
 
-def graphs_for(adapter: Parts, requested: bool | Auto) -> Graphs | None:
+def graphs_for(adapter: ModelParts, requested: bool | Auto) -> Graphs | None:
     """Return the recorder of a loaded model's steps; None if steps are not recorded.
 
     Args:
@@ -88,7 +88,7 @@ def graphs_for(adapter: Parts, requested: bool | Auto) -> Graphs | None:
     if reason is None:
         return CudaGraphs(adapter.device)
     if requested is True:
-        raise refused(reason)
+        raise graphs_error(reason)
     return None
 
 
@@ -105,7 +105,7 @@ def obstacle(model: ModelSpec) -> str | None:
     return None
 
 
-def _obstacle_inside(adapter: Parts) -> str | None:
+def _obstacle_inside(adapter: ModelParts) -> str | None:
     """Return an obstacle that only a loaded model shows."""
     name = adapter.spec.name
     if len({parameter.device for parameter in adapter.model.parameters()}) > 1:
@@ -117,6 +117,6 @@ def _obstacle_inside(adapter: Parts) -> str | None:
     return None
 
 
-def refused(reason: str) -> Refused:
+def graphs_error(reason: str) -> Refused:
     """Return the error of `engine.graphs=true`."""
     return Refused(f"engine.graphs=true records steps on one GPU, and {reason}; valid: false, auto")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.text.cuda_graphs import Graphs
 from espalier.harness.engine.text.kv_cache import IndexedCache
 from espalier.harness.engine.text.step_attention import step_mask
@@ -41,7 +41,7 @@ class TextForward:
         return logits
 
     @classmethod
-    def of(cls, adapter: Parts) -> TextForward:
+    def of(cls, adapter: ModelParts) -> TextForward:
         """Return the text stack of a loaded model."""
         model = adapter.model
         return cls(model.get_input_embeddings(), adapter.decoder, model.get_output_embeddings())

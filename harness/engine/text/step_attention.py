@@ -26,7 +26,7 @@ ROOM = 256
 
 
 @contextmanager
-def folded(configs: Sequence[Any]) -> Iterator[bool]:
+def fold_heads(configs: Sequence[Any]) -> Iterator[bool]:
     """Run a text stack with folded heads instead of sdpa; other implementations stay.
 
     The stack's configuration names the function, so other models are not affected. Nested uses only read it: callers

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 
 
 @torch.inference_mode()
 def text_only_prefill(
-    adapter: Parts, inputs: Mapping[str, Any], cache: Cache
+    adapter: ModelParts, inputs: Mapping[str, Any], cache: Cache
 ) -> tuple[Tensor, Tensor]:
     """Run a prompt without its images: no placeholders, newlines or separators, and positions that count from 0.
 
@@ -34,10 +34,10 @@ def text_only_prefill(
     if words.shape[0] != 1:
         raise ValueError(f"{words.shape[0]} prompts; a prefill by itself takes one")
     ids = inputs["input_ids"][:, words[0].to(inputs["input_ids"].device)]
-    return prefilled_words(adapter, ids, cache)
+    return prefill_words(adapter, ids, cache)
 
 
-def prefilled_words(adapter: Parts, ids: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
+def prefill_words(adapter: ModelParts, ids: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
     """Run the words `ids` (1, L) at positions from 0, and return the same as `text_only_prefill`."""
     axes = adapter.facts.rotary_axes
     positions = torch.arange(ids.shape[1], device=ids.device).expand(1, -1)

@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.text.cuda_graphs import Graphs
 from espalier.harness.engine.text.fixed_steps import FixedSteps, TextForward
 from espalier.harness.engine.text.kv_cache import IndexedCache
 from espalier.harness.engine.text.step_attention import (
     attention_configs,
     chain_mask,
-    folded,
+    fold_heads,
     window_mask,
 )
 from espalier.harness.errors import UserError
@@ -35,7 +35,7 @@ class TextStack:
     #: (..., 1, 1) position of the first token of the answer, known once the prompt has run.
     following: Tensor
 
-    def __init__(self, adapter: Parts, room: int, graphs: Graphs | None = None) -> None:
+    def __init__(self, adapter: ModelParts, room: int, graphs: Graphs | None = None) -> None:
         self.device = adapter.device
         self._decoder = adapter.decoder
         self._configs = attention_configs(self._decoder)
@@ -49,8 +49,8 @@ class TextStack:
         self.cache = IndexedCache(len(self._decoder.layers), room)
 
     def folding(self) -> AbstractContextManager[bool]:
-        """Return `folded` for this model; opened around several calls of `run`, it is not opened in each."""
-        return folded(self._configs)
+        """Return `fold_heads` for this model; opened around several calls of `run`, it is not opened in each."""
+        return fold_heads(self._configs)
 
     def run(self, ids: Tensor, places: Sequence[int], visible: Tensor | None = None) -> Tensor:
         """Run new tokens and return the logits (t, V) after each, on the input device.

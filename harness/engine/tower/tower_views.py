@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from espalier.harness.cost.free_memory import fits_in_free_memory
 from espalier.harness.engine.layout import groups, take
-from espalier.harness.engine.model_parts import Parts
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.rollout import rollout
 from espalier.harness.engine.tower.tower_images import (
     ImageOwners,
@@ -30,7 +30,7 @@ HEADS = frozenset({"block_keys", "rollout"})
 
 
 def watched_blocks(
-    adapter: Parts, method: TokenReducer, sites: Sequence[Site]
+    adapter: ModelParts, method: TokenReducer, sites: Sequence[Site]
 ) -> Sequence[TowerBlock]:
     """Return the blocks with queries and keys that a method inside the tower reads, if any.
 

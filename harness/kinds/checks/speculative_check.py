@@ -16,14 +16,14 @@ from espalier.harness.decoding.speculative.shared_vocabulary import (
 )
 from espalier.harness.engine.artifacts.priors import require_prior
 from espalier.harness.engine.positions import closes_gaps
-from espalier.harness.engine.text.cuda_graphs import obstacle, refused
+from espalier.harness.engine.text.cuda_graphs import graphs_error, obstacle
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
 from espalier.harness.kinds.checks.signal_check import check_frames, check_signals
 from espalier.harness.models.adapter import ADAPTERS
 from espalier.harness.specs.draft_errors import in_words_of_the_draft
-from espalier.harness.specs.run_spec import Asked, ModelSpec, RunSpec, Settled
+from espalier.harness.specs.run_spec import AnswerRequest, ModelSpec, RunSpec, Settled
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder, TokenReducer
 
@@ -90,7 +90,7 @@ def check_one_beam(name: str, generation: Mapping[str, Any]) -> None:
         )
 
 
-def check_graphs(spec: Asked, method: Decoder) -> None:
+def check_graphs(spec: AnswerRequest, method: Decoder) -> None:
     """Check that both models support `engine.graphs=true`, as far as that is known before they are loaded.
 
     Raises:
@@ -99,17 +99,17 @@ def check_graphs(spec: Asked, method: Decoder) -> None:
     if spec.engine.graphs is not True:
         return
     if why := obstacle(spec.model):
-        raise refused(why)
+        raise graphs_error(why)
     draft, reducer = spec.method.draft, method.reducer
     if draft is None:
         return
     with in_words_of_the_draft():
         if why := obstacle(draft):
-            raise refused(why)
+            raise graphs_error(why)
     # A guided draft drops its tokens before its first layer, whatever its reducer would do.
     sites = () if reducer is None else reducer.sites(draft.facts.text.layers)
     if any(site.shortens for site in sites):
-        raise refused(
+        raise graphs_error(
             f"method={spec.method.name!r} leaves the layers of its draft caches of different lengths"
         )
 

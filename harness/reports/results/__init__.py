@@ -27,7 +27,7 @@ from espalier.harness.store import Store
 from espalier.harness.store.files.digests import digest
 from espalier.harness.store.files.folder_checks import existing_store
 from espalier.harness.store.parquet_tables import is_table, read_rows, read_samples
-from espalier.harness.store.row_blocks import remembered
+from espalier.harness.store.row_blocks import memoized
 from espalier.harness.store.row_reader import walk
 
 #: The default store, as for run.py.
@@ -55,7 +55,7 @@ def load(path: str | Path = DEFAULT) -> pd.DataFrame:
     folder = _folder(path)
     lines: dict[tuple[Any, ...], tuple[float, list[tuple[Any, ...]]]] = {}
     older = superseded = 0
-    digested = remembered(digest)
+    digested = memoized(digest)
     for committed, row in _rows(folder):
         if "settings" not in row:
             older += 1

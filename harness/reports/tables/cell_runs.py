@@ -23,7 +23,7 @@ RULE = "kept"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CellRun:
     """The run of a cell, and the place of its number in the row.
 
     Attributes:
@@ -49,7 +49,7 @@ def text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def wanted(paper: Paper, cell: PrintedCell, model: str | None = None) -> Wanted | str:
+def run_of_cell(paper: Paper, cell: PrintedCell, model: str | None = None) -> CellRun | str:
     """Return the run that fills a cell, or the reason why none does.
 
     Args:
@@ -92,7 +92,7 @@ def wanted(paper: Paper, cell: PrintedCell, model: str | None = None) -> Wanted 
     number_path, scale = _number(keys, run["benchmark"])
     if cell.unit == "fraction" and "of" not in keys:
         scale /= 100
-    return Wanted(ordered, number_path, scale, mismatch)
+    return CellRun(ordered, number_path, scale, mismatch)
 
 
 def _parts(part: str | Mapping[str, Any], cell: PrintedCell) -> Iterator[str | Mapping[str, Any]]:
@@ -125,7 +125,7 @@ def choice(group: str, name: str) -> dict[str, Any]:
     return read_choice(group, name)
 
 
-def method_of(run: Wanted) -> tuple[str, str, Mapping[str, Any]]:
+def method_of(run: CellRun) -> tuple[str, str, Mapping[str, Any]]:
     """Return the method, the variant and the hyper-parameters of a run's row."""
     params = {
         key.removeprefix("method.params."): value

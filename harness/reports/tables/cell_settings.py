@@ -12,7 +12,7 @@ from espalier.harness.config.group_lists import merged
 from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.config.prompt_section import apply_prompt_set
 from espalier.harness.paths import CONF
-from espalier.harness.reports.tables.cell_runs import Wanted, choice, method_of
+from espalier.harness.reports.tables.cell_runs import CellRun, choice, method_of
 from espalier.harness.reports.tables.published_tables import FIRST
 from espalier.harness.specs.run_spec import PromptSpec, VideoSpec
 
@@ -85,7 +85,7 @@ def row_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, **{f"method.params.{name}": value for name, value in params.items()}}
 
 
-def compared_settings(run: Wanted) -> ComparedSettings:
+def compared_settings(run: CellRun) -> ComparedSettings:
     """Return the settings of a run that rows must match.
 
     Cost: a millisecond for each run, once.
@@ -95,7 +95,7 @@ def compared_settings(run: Wanted) -> ComparedSettings:
 
 @lru_cache(maxsize=8192)
 def _compared(overrides: tuple[tuple[str, Any], ...]) -> ComparedSettings:
-    run = Wanted(dict(overrides), "", 1.0)
+    run = CellRun(dict(overrides), "", 1.0)
     parts, stated = _sections(run)
     section = merged(choice("benchmark", run.overrides["benchmark"]), parts["benchmark"])
     tasks = (section["kind"], section["name"])
@@ -118,7 +118,7 @@ def _compared(overrides: tuple[tuple[str, Any], ...]) -> ComparedSettings:
     return ComparedSettings({**values, **params}, stated.union(params))
 
 
-def _sections(run: Wanted) -> tuple[dict[str, dict[str, Any]], frozenset[str]]:
+def _sections(run: CellRun) -> tuple[dict[str, dict[str, Any]], frozenset[str]]:
     """Return a run's overrides as tables by section, and the keys of the settings that they set."""
     parts: dict[str, dict[str, Any]] = {
         name: {} for name in ("model", "draft", "benchmark", "engine", "judge")

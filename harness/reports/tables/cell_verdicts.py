@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from espalier.harness.reports.tables.cell_runs import Wanted, method_of, wanted
+from espalier.harness.reports.tables.cell_runs import CellRun, method_of, run_of_cell
 from espalier.harness.reports.tables.cell_settings import compared_settings
 from espalier.harness.reports.tables.printed_cell import UNITS, PrintedCell
 from espalier.harness.reports.tables.published_tables import Paper
@@ -49,7 +49,7 @@ class FilledCell:
     """
 
     cell: PrintedCell
-    run: Wanted | str
+    run: CellRun | str
     value: float | None = None
     stderr: float | None = None
     row: MeasuredResult | None = None
@@ -68,7 +68,7 @@ class FilledCell:
     @property
     def mismatch(self) -> str:
         """Why the measured number need not equal the printed one; empty if it should."""
-        return self.run.mismatch if isinstance(self.run, Wanted) else self.average_mismatch
+        return self.run.mismatch if isinstance(self.run, CellRun) else self.average_mismatch
 
     @property
     def verdict(self) -> str:
@@ -77,7 +77,7 @@ class FilledCell:
             return "not printed"
         if self.value is None:
             unfilled = "printed" if self.analytic is None else "formula"
-            return "missing" if isinstance(self.run, Wanted) else unfilled
+            return "missing" if isinstance(self.run, CellRun) else unfilled
         if self.difference is None:
             return "measured"
         part = "" if self.row is None or self.row.complete else ", of a part"
@@ -101,7 +101,7 @@ class ResultIndex:
             # Equal settings are one object (table_rows.py), so that each is compared with a run only once.
             self._by_cell.setdefault(row.cell, {}).setdefault(id(row.settings), []).append(row)
 
-    def find(self, run: Wanted, notes: Notes) -> MeasuredResult | None:
+    def find(self, run: CellRun, notes: Notes) -> MeasuredResult | None:
         """Return the newest result of a run; older and non-matching results of the same cell are noted."""
         name, variant, _ = method_of(run)
         overrides = run.overrides
@@ -160,10 +160,10 @@ def fill(
     formulas = analytic or {}
     filled = []
     for cell in cells:
-        run = wanted(paper, cell, model)
+        run = run_of_cell(paper, cell, model)
         filled_cell = FilledCell(cell, run, analytic=formulas.get(cell.key))
         row = None if isinstance(run, str) else index.find(run, notes)
-        if row is not None and isinstance(run, Wanted):
+        if row is not None and isinstance(run, CellRun):
             filled_cell = _measured(filled_cell, run, row)
         filled.append(filled_cell)
     versions: dict[str, str] = {}
@@ -176,7 +176,7 @@ def fill(
     return filled
 
 
-def _measured(filled: FilledCell, run: Wanted, row: MeasuredResult) -> FilledCell:
+def _measured(filled: FilledCell, run: CellRun, row: MeasuredResult) -> FilledCell:
     value = row.numbers.get(run.number_path)
     if value is None:
         return replace(filled, run=f"row {row.key} has no {run.number_path}")

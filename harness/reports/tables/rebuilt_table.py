@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from espalier.harness.reports.tables.cell_runs import Wanted, text, wanted
+from espalier.harness.reports.tables.cell_runs import CellRun, run_of_cell, text
 from espalier.harness.reports.tables.cell_verdicts import (
     FilledCell,
     FormulaValue,
@@ -75,7 +75,7 @@ class RebuiltTable:
         """Return the commands that fill the missing cells, one for all benchmarks of a line."""
         missing: dict[tuple[str, ...], list[str]] = defaultdict(list)
         for filled_cell in self.filled:
-            if isinstance(filled_cell.run, Wanted) and filled_cell.value is None:
+            if isinstance(filled_cell.run, CellRun) and filled_cell.value is None:
                 overrides = tuple(
                     f"{key}={_quoted(value)}"
                     for key, value in filled_cell.run.overrides.items()
@@ -121,8 +121,8 @@ def requested_numbers(slugs: Sequence[tuple[str, str]], model: str | None) -> Re
     for slug, number in slugs:
         paper = read_paper(slug)
         for cell in read_cells(paper, number):
-            run = wanted(paper, cell, model)
-            if isinstance(run, Wanted):
+            run = run_of_cell(paper, cell, model)
+            if isinstance(run, CellRun):
                 pair = str(run.overrides["model"]), str(run.overrides["benchmark"])
                 paths_by_pair[pair] |= {run.number_path, error_of(run.number_path)}
     return {pair: frozenset(paths) for pair, paths in paths_by_pair.items()}

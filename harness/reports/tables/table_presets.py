@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.reports.tables.cell_runs import Wanted, text, wanted
+from espalier.harness.reports.tables.cell_runs import CellRun, run_of_cell, text
 from espalier.harness.reports.tables.panels import display_name, name_of
 from espalier.harness.reports.tables.published_tables import Paper, papers, read_cells, read_paper
 
@@ -62,8 +62,8 @@ def runs_of(paper: Paper, number: str) -> list[Mapping[str, Any]]:
     """Return the runs that a table's cells ask for, each once, in printed order."""
     runs: dict[tuple[str, ...], Mapping[str, Any]] = {}
     for cell in read_cells(paper, number):
-        run = wanted(paper, cell)
-        if isinstance(run, Wanted):
+        run = run_of_cell(paper, cell)
+        if isinstance(run, CellRun):
             runs.setdefault(run.line, run.overrides)
     return list(runs.values())
 
@@ -86,5 +86,5 @@ def grids(runs: Sequence[Mapping[str, Any]]) -> list[Grid]:
 def needs_times(paper: Paper, number: str) -> Iterator[bool]:
     """Yield whether a cell's number is a time, a count or a size, by cell."""
     for cell in read_cells(paper, number):
-        run = wanted(paper, cell)
-        yield isinstance(run, Wanted) and not run.number_path.startswith("metrics.")
+        run = run_of_cell(paper, cell)
+        yield isinstance(run, CellRun) and not run.number_path.startswith("metrics.")

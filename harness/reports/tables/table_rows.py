@@ -12,7 +12,7 @@ from typing import Any
 from espalier.harness.config.group_lists import read_choice
 from espalier.harness.reports.tables.cell_settings import row_settings
 from espalier.harness.store.parquet_tables import dated_rows, is_table
-from espalier.harness.store.row_blocks import block_at, remembered
+from espalier.harness.store.row_blocks import block_at, memoized
 from espalier.harness.store.row_reader import walk
 from espalier.harness.store.unparsed_mark import is_marked
 
@@ -110,7 +110,7 @@ def read_rows(
         text = json.dumps(summary.settings, default=str)
         return replace(summary, settings=shared.setdefault(text, summary.settings))
 
-    summarize, code = remembered(summary_of), remembered(_code)
+    summarize, code = memoized(summary_of), memoized(_code)
     for store in stores:
         for committed, row in _rows(store, requested, notes):
             numbers = requested.get((row["model"], row["benchmark"]))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
-from espalier.harness.reports.tables.cell_runs import Wanted
+from espalier.harness.reports.tables.cell_runs import CellRun
 from espalier.harness.reports.tables.cell_verdicts import FilledCell
 from espalier.harness.reports.tables.panels import display_name
 from espalier.harness.reports.tables.rebuilt_table import RebuiltTable, TableLine
@@ -79,7 +79,7 @@ def missing(filled: FilledCell) -> str:
         return ""
     return (
         f"python run.py {' '.join(filled.run.line)}"
-        if isinstance(filled.run, Wanted)
+        if isinstance(filled.run, CellRun)
         else filled.run
     )
 

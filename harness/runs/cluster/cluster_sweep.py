@@ -29,7 +29,7 @@ from espalier.harness.runs.cluster.local_workers import LocalWorkers, devices
 from espalier.harness.runs.cluster.resources import Resources, on_its_machine, resources_of
 from espalier.harness.runs.cluster.slurm import Slurm
 from espalier.harness.runs.runner import Runner
-from espalier.harness.runs.status_line import Waiting
+from espalier.harness.runs.status_line import StatusLine
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
 from espalier.harness.store.files import durable
@@ -79,7 +79,7 @@ def grouped(
     )
 
 
-def run_as_jobs(command: Command, cluster: ClusterSpec, waiting: Waiting) -> int:
+def run_as_jobs(command: Command, cluster: ClusterSpec, waiting: StatusLine) -> int:
     """Run the cells of a command as jobs, wait for them, and print the output of a local sweep; return the exit code.
 
     Raises:
@@ -188,7 +188,7 @@ def _collect(runner: Runner, cells: Sequence[ClusterCell], jobs: Jobs) -> int:
         # For a sweep `finish` has listed the causes.
         _, cause = outcome.left_out[-1]
         count = f"{len(outcome.codes)} of {len(cells)} cells have no row"
-        streams.complain(count if runner.sweep else cause)
+        streams.print_error(count if runner.sweep else cause)
     return outcome.code
 
 

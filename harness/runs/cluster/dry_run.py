@@ -28,7 +28,7 @@ from espalier.harness.runs.cluster.cost_estimate import (
 )
 from espalier.harness.runs.cluster.job_groups import JobGroup, group_cells
 from espalier.harness.runs.runner import Runner
-from espalier.harness.runs.status_line import Waiting
+from espalier.harness.runs.status_line import StatusLine
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir
 from espalier.harness.store.files.digests import Digests
@@ -61,7 +61,7 @@ class PlannedCell:
         return self.status in ("to do", "begun")
 
 
-def list_cells(command: Command, cluster: ClusterSpec, waiting: Waiting) -> int:
+def list_cells(command: Command, cluster: ClusterSpec, waiting: StatusLine) -> int:
     """Print what a command line would run, and return the exit code."""
     cells = cells_of(command, cluster)
     planned, digests, runner = [], Digests(), Runner()

@@ -15,7 +15,7 @@ from espalier.harness.errors import FOREIGN, first_words, tell_once
 from espalier.harness.runs.cluster.job_file import JobCell, JobFile, LeftOut
 from espalier.harness.runs.cluster.job_state import JobState, Launcher
 from espalier.harness.runs.forecast import clock
-from espalier.harness.runs.status_line import Waiting
+from espalier.harness.runs.status_line import StatusLine
 from espalier.harness.store.files.untrusted_json import read_json
 
 #: Seconds to wait for a job after all its cells are done: a queue may list a dead job as running.
@@ -103,7 +103,7 @@ def watch(
     jobs: Jobs,
     launcher: Launcher,
     poll: float,
-    waiting: Waiting,
+    waiting: StatusLine,
     tell: Callable[[str], None],
 ) -> None:
     """Return when all jobs have ended, and report their progress meanwhile.
@@ -161,7 +161,7 @@ def _summary(jobs: Jobs, states: Mapping[str, JobState]) -> str:
 class _ProgressLine:
     """A line that changes on a terminal; otherwise a new line from time to time, if it changed."""
 
-    def __init__(self, waiting: Waiting, tell: Callable[[str], None]) -> None:
+    def __init__(self, waiting: StatusLine, tell: Callable[[str], None]) -> None:
         self._waiting, self._tell = waiting, tell
         self._start = time.monotonic()
         self._last, self._told = "", -QUIET

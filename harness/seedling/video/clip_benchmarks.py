@@ -18,7 +18,7 @@ from espalier.harness.seedling.video.clip_scores import (
     moment_score,
     only_digits,
 )
-from espalier.harness.seedling.video.clips import Clip, clip
+from espalier.harness.seedling.video.clips import DrawnClip, clip
 from espalier.harness.seedling.video.dialogues import MAKERS, dialogue_stream
 from espalier.harness.seedling.video.story import tell
 
@@ -63,7 +63,7 @@ def samples(
     return records
 
 
-def sample_clip(sample: dict[str, Any]) -> Clip:
+def sample_clip(sample: dict[str, Any]) -> DrawnClip:
     """Return the drawn clip of a sample."""
     return clip(sample["split"], sample["seed"], sample["index"], sample["frames"])
 

@@ -11,13 +11,13 @@ from av.video.stream import VideoStream
 
 from espalier.harness.errors import UserError
 from espalier.harness.media import frames
-from espalier.harness.seedling.video.clips import Clip
+from espalier.harness.seedling.video.clips import DrawnClip
 
 RATE = 1
 """Frames per second: the time word of a frame is its second."""
 
 
-def in_memory(clip: Clip) -> frames.Clip:
+def in_memory(clip: DrawnClip) -> frames.Clip:
     """Return the frames as a sampled video, without a file."""
     length = len(clip.frames)
     return frames.Clip(
@@ -30,7 +30,7 @@ def in_memory(clip: Clip) -> frames.Clip:
     )
 
 
-def write_mp4(clip: Clip, folder: str | Path) -> Path:
+def write_mp4(clip: DrawnClip, folder: str | Path) -> Path:
     """Write a clip as an mp4 file and return its path.
 
     Lossless H.264 in RGB (libx264rgb at a quantiser of 0), so that reading gives the same pixels. The

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from espalier.harness.seedling.counter_random import SPLITS
 from espalier.harness.seedling.scenes import WIDTH
 from espalier.harness.seedling.video.clip_vocabulary import time_word
-from espalier.harness.seedling.video.clips import Clip, clip
+from espalier.harness.seedling.video.clips import DrawnClip, clip
 from espalier.harness.seedling.video.dialogues import dialogue_stream, dialogues
 
 COLUMNS = 8
@@ -19,7 +19,7 @@ HEAD, GAP = 14, 4
 """Pixels above a frame, for its time, and to its right."""
 
 
-def sheet(clip: Clip, scale: int = 2) -> Image.Image:
+def sheet(clip: DrawnClip, scale: int = 2) -> Image.Image:
     """Return the frames of a clip in rows of eight, enlarged, with their times above."""
     side = WIDTH * scale
     rows = -(-clip.length // COLUMNS)

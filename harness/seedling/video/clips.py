@@ -32,7 +32,7 @@ _SHADES = np.clip(np.array(list(COLOURS.values()))[None] + _JITTER, 0, 255).asty
 
 
 @dataclass(frozen=True, eq=False)
-class Clip(Story):
+class DrawnClip(Story):
     """A drawn clip: its story, and pixels ``(T, 96, 96, 3)`` uint8."""
 
     frames: np.ndarray
@@ -60,7 +60,7 @@ def _overlap(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     return shared.clip(0, PATCH)
 
 
-def clip(split: str, seed: int, index: int, frames: int = 32) -> Clip:
+def clip(split: str, seed: int, index: int, frames: int = 32) -> DrawnClip:
     """Return a drawn clip, with pixels and events determined by the arguments.
 
     Args:
@@ -78,7 +78,7 @@ def clip(split: str, seed: int, index: int, frames: int = 32) -> Clip:
     for track in story.tracks:
         for frame in np.flatnonzero(track.colour >= 0).tolist():
             _draw(pixels[frame], track, frame, split)
-    return Clip(split, seed, index, frames, story.tracks, story.events, pixels)
+    return DrawnClip(split, seed, index, frames, story.tracks, story.events, pixels)
 
 
 @lru_cache(maxsize=1)

@@ -23,7 +23,7 @@ from espalier.harness.evaluation.evaluate import SampleErrors, evaluate, open_be
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, quiet
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.models.chat_media import media_of
-from espalier.harness.ranks import alone
+from espalier.harness.ranks import without_launcher
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec, VideoSpec
@@ -257,7 +257,7 @@ class Examination:
         benchmark = self.spec.benchmark
         # An empty answer is not worth a judge's request, and a timed benchmark has no score.
         score = "judge" not in benchmark.needs and benchmark.new_tokens is None
-        with alone(), quiet(), self.loaded.serving():
+        with without_launcher(), quiet(), self.loaded.serving():
             self.summaries = [
                 read_rows(benchmark, task, score, self.loaded.borders) for task in self.loaded.tasks
             ]

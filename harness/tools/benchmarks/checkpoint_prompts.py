@@ -13,7 +13,7 @@ from espalier.harness.models.adapter import ADAPTERS, Adapter
 from espalier.harness.models.build_adapter import build_skeleton
 from espalier.harness.models.chat_templates import other_template
 from espalier.harness.models.reference_prompts import PromptTokens, compare_tokens
-from espalier.harness.ranks import alone
+from espalier.harness.ranks import without_launcher
 from espalier.harness.specs.hub_cache import cached_file
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
@@ -73,7 +73,7 @@ def same_tokens(spec: RunSpec, loaded: LoadedBenchmark) -> tuple[str, str]:
     name = task.config.task
     wording = PromptTexts(spec.benchmark.text, {name: task})
     prompts: list[PromptTokens] = []
-    with alone(), quiet(), loaded.serving():
+    with without_launcher(), quiet(), loaded.serving():
         for row in range(min(PROMPTS, len(task.eval_docs))):
             doc = task.eval_docs[row]
             messages = wording.of(task.doc_to_messages(doc), doc, name, row)

@@ -19,7 +19,7 @@ from espalier.methods.select.topk import ranking
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from espalier.harness.engine.record import Record
+    from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
 
 #: Alphas of the scheme's rows; those of a bisection's first four steps are among them.
@@ -119,7 +119,7 @@ def trace(
     return traces
 
 
-def _prefill(adapter: Adapter, method: FitPrune, inputs: dict[str, Tensor]) -> Record:
+def _prefill(adapter: Adapter, method: FitPrune, inputs: dict[str, Tensor]) -> SampleRecord:
     # The engine takes seconds to import, and a command line is checked before it is needed.
     from espalier.harness.engine.session import Session
 

@@ -6,13 +6,13 @@ import ast
 from pathlib import Path
 
 from espalier.harness.errors import UserError
-from espalier.harness.models.conversations import Frame, uniform_frame
+from espalier.harness.models.conversations import ChatFrame, uniform_frame
 from espalier.harness.models.conversations import roles as by_role
 
 _HOLDER = "{system_message}"
 
 
-def read_prompt(file: Path, name: str) -> Frame:
+def read_prompt(file: Path, name: str) -> ChatFrame:
     """Return the chat format `name` of a conversation.py.
 
     Raises:

@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 from transformers.utils.sentencepiece_model_pb2_new import ModelProto  # type: ignore[attr-defined]
 
 from espalier.harness.errors import FOREIGN, UserError
-from espalier.harness.models.conversations import NUMBERED, Frame
+from espalier.harness.models.conversations import NUMBERED, ChatFrame
 from espalier.harness.models.internvl_processor import TOKENS
 
 #: What stands for a space, also the one that is put before a text.
@@ -263,7 +263,7 @@ def _pieces(
     )
 
 
-def build_tokenizer(tokens: Tokens, prompt: Frame) -> tuple[PreTrainedTokenizerFast, str]:
+def build_tokenizer(tokens: Tokens, prompt: ChatFrame) -> tuple[PreTrainedTokenizerFast, str]:
     """Return the tokenizer and the chat template.
 
     Raises:
@@ -298,7 +298,7 @@ def build_tokenizer(tokens: Tokens, prompt: Frame) -> tuple[PreTrainedTokenizerF
     return tokenizer, replace(prompt, lead=lead).template(NUMBERED)
 
 
-def _check(tokens: Tokens, prompt: Frame) -> str:
+def _check(tokens: Tokens, prompt: ChatFrame) -> str:
     """Compare ids on whole prompts; return the lead of the chat template."""
     if tokens.ids is None:
         return ""

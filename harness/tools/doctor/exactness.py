@@ -14,7 +14,7 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
-from espalier.harness.engine.record import Generated
+from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.runs import admission
@@ -66,7 +66,9 @@ def plain(adapter: Adapter) -> tuple[Tensor, Tensor]:
     return done.sequences[:, inputs["input_ids"].shape[1] :], torch.stack(done.logits, 1)
 
 
-def reduced(adapter: Adapter, method: str, ratio: float, backend: Backend = "drop") -> Generated:
+def reduced(
+    adapter: Adapter, method: str, ratio: float, backend: Backend = "drop"
+) -> GeneratedBatch:
     """Answer the same chats with a method."""
     built, engine = build_method(method, {}), EngineSpec(backend=backend)
     answer_spec = AnswerSpec(adapter.spec, MethodSpec(method), Budget("kept", ratio), engine)

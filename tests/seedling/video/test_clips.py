@@ -8,7 +8,7 @@ import pytest
 
 from espalier.harness.seedling.scenes import COLOUR_NAMES
 from espalier.harness.seedling.video.clip_vocabulary import PLACES
-from espalier.harness.seedling.video.clips import Clip, clip
+from espalier.harness.seedling.video.clips import DrawnClip, clip
 from espalier.harness.seedling.video.dialogues import dialogue_stream, dialogues
 from espalier.harness.seedling.video.story import LEAST_OBJECTS, MOST_OBJECTS, REST, tell
 
@@ -16,7 +16,7 @@ SPLITS = ("train", "val", "test")
 
 
 @pytest.fixture(scope="module")
-def clips() -> list[Clip]:
+def clips() -> list[DrawnClip]:
     return [clip(split, 0, index) for split in SPLITS for index in range(12)]
 
 
@@ -51,7 +51,7 @@ def test_lengths_without_words_are_refused(frames):
         clip("val", 0, 0, frames)
 
 
-def boxes(drawn: Clip, frame: int) -> dict[int, tuple[int, ...]]:
+def boxes(drawn: DrawnClip, frame: int) -> dict[int, tuple[int, ...]]:
     return {
         number: tuple(track.box[frame].tolist())
         for number, track in enumerate(drawn.tracks)
@@ -74,7 +74,7 @@ def test_objects_never_touch_and_differ_in_colour(clips):
             assert len(set(colours)) == len(colours)
 
 
-def changes(drawn: Clip) -> list[tuple[int, int, str]]:
+def changes(drawn: DrawnClip) -> list[tuple[int, int, str]]:
     """Return (frame, track, kind) of what differs between neighbouring frames, from the tracks alone."""
     current = []
     for number, track in enumerate(drawn.tracks):
@@ -151,7 +151,7 @@ def test_only_objects_and_light_change(clips):
                 assert np.array_equal(pair[0], pair[1])
 
 
-def patches_by_pixels(drawn: Clip, frame: int) -> np.ndarray:
+def patches_by_pixels(drawn: DrawnClip, frame: int) -> np.ndarray:
     """Return the owner of each patch by counting pixels one by one."""
     owner = np.full(144, -1)
     for patch in range(144):
