@@ -104,7 +104,7 @@ class Calculator:
     batches: list[list[str]] = field(default_factory=list)
     settings: list[dict[str, Any]] = field(default_factory=list)
     fail: type[BaseException] = RuntimeError
-    rivals: None = None
+    paired: None = None
 
     @property
     def generator(self) -> Calculator:

@@ -270,18 +270,20 @@ class DenoisingSession(Session):
         _check_finite(logits, samples, answer.step)
         return logits, records
 
-    def remember(self, prompt: Prompt, samples: Sequence[str], answer_length: int) -> CachedPrompt:
+    def cache_prompt(
+        self, prompt: Prompt, samples: Sequence[str], answer_length: int
+    ) -> CachedPrompt:
         """Run prompts that see only themselves, once for all steps of answers of `answer_length` positions.
 
         Raises:
             BudgetError: the budget cannot be met.
             RuntimeError: outside the `with` block.
         """
-        self._start("remember", prompt)
+        self._start("cache_prompt", prompt)
         return cache_prompt(self.setup, self._active, prompt, samples, answer_length)
 
     @torch.inference_mode()
-    def denoise_behind(
+    def denoise_cached(
         self,
         cached_prompt: CachedPrompt,
         answer: AnswerState,

@@ -115,7 +115,7 @@ def evaluate(
     reason = kind.why_no_paired_timing(spec, method)
     with kind.open(spec, adapter, method, prior) as opened:
         if reason is not None:
-            opened = replace(opened, rivals=None)
+            opened = replace(opened, paired=None)
         evaluation = evaluate_session(
             spec, opened, journal, progress, ranks, answered, loaded, adapter
         )
@@ -255,8 +255,8 @@ def evaluate_session(
         if latency_run is not None and adapter is not None:
             paired = PairedTimes(None, "extra.latency has both sides")
             latency = latency_run.measure(model, opened, adapter)
-        elif opened.rivals is not None:
-            paired = measure_run(spec, opened.rivals, model, ranks.world)
+        elif opened.paired is not None:
+            paired = measure_run(spec, opened.paired, model, ranks.world)
         evaluation = Evaluation(
             metrics=scored.metrics,
             n_samples=len(samples),

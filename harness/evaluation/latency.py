@@ -172,22 +172,20 @@ class LatencyRun:
         return [json.dumps({"throughput": per_second})]
 
     def measure(self, model: ChatModel, opened: OpenMethod, adapter: ModelParts) -> dict[str, Any]:
-        """Return the block `extra.latency` of a row; without rivals only the model itself is timed.
+        """Return the block `extra.latency` of a row; without paired sessions only the model itself is timed.
 
         Cost: ROUNDS + 1 answers of TOKENS tokens of each side.
         """
-        rivals = opened.rivals
+        pair = opened.paired
         group, requests = model.answered()
         block = requests[: model.batch_size]
         inputs, names = model.encode(block), [str(number) for number in range(len(block))]
         tokens = min(TOKENS, _new_tokens(group))
         reads = StepReads.of(adapter)
-        sides: dict[str, Generator] = {"own": opened.generator if rivals is None else rivals.own}
-        note = (
-            None if rivals is not None else "nothing is removed: the run is the unreduced model's"
-        )
-        if rivals is not None:
-            sides["plain"] = rivals.plain
+        sides: dict[str, Generator] = {"own": opened.generator if pair is None else pair.reduced}
+        note = None if pair is not None else "nothing is removed: the run is the unreduced model's"
+        if pair is not None:
+            sides["plain"] = pair.plain
         try:
             rounds = alternate(sides, inputs, names, tokens, adapter.devices)
         except (RuntimeError, MemoryError) as error:

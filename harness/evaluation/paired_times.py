@@ -88,7 +88,7 @@ def plan_pairs(
 
 
 def measure_run(
-    spec: RunSpec, rivals: PairedSessions, model: ChatModel, processes: int = 1
+    spec: RunSpec, pair: PairedSessions, model: ChatModel, processes: int = 1
 ) -> PairedTimes:
     """Return the speed-up on answered requests that `engine.paired` asks for, or why there is none."""
     paired = spec.engine.paired
@@ -106,11 +106,11 @@ def measure_run(
             f"engine.paired={MOST} measures all the same",
         )
     facts, seed = spec.model.facts, spec.seed
-    return measure(rivals, requests, group, model.encode, planned, facts, seed)
+    return measure(pair, requests, group, model.encode, planned, facts, seed)
 
 
 def measure(
-    rivals: PairedSessions,
+    pair: PairedSessions,
     requests: Sequence[Instance],
     group: Settings,
     encode: Callable[[Sequence[Instance]], Any],
@@ -121,7 +121,7 @@ def measure(
     """Time both sides on batches spread evenly over the requests.
 
     Args:
-        rivals: the two sides.
+        pair: the two sides.
         requests: at least `pairs` times `rows` answered requests with equal generation settings.
         group: their settings; at most `NEW_TOKENS` of each answer are decoded.
         encode: returns the model's inputs for a batch.
@@ -137,7 +137,7 @@ def measure(
         for number, block in enumerate([blocks[0], *blocks]):
             inputs = encode(block)
             names = ["/".join(map(str, key_of(request))) for request in block]
-            sides = ((rivals.own, method_answers), (rivals.plain, plain_answers))
+            sides = ((pair.reduced, method_answers), (pair.plain, plain_answers))
             for session, answers in sides if number % 2 else sides[::-1]:
                 answers.append(_turn(session, inputs, names, group, seed))
     except Exception as error:

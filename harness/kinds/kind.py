@@ -58,7 +58,7 @@ class ChatCodec(Protocol):
 class PairedSessions:
     """Two open sessions on one model, one with the method and one without."""
 
-    own: Generator
+    reduced: Generator
     plain: Generator
 
 
@@ -69,12 +69,12 @@ class OpenMethod:
     Attributes:
         generator: answers encoded chats under the method.
         codec: encodes chats for it, and decodes its answers.
-        rivals: sessions to time in pairs; None where the kind compares with plain answers by itself.
+        paired: sessions to time in pairs; None where the kind compares with plain answers by itself.
     """
 
     generator: Generator
     codec: ChatCodec
-    rivals: PairedSessions | None = None
+    paired: PairedSessions | None = None
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Told:
     tasks: Sequence[Task]
     answer: Answer
     asked: dict[str, Any] = field(default_factory=dict)
-    rivals: None = None
+    paired: None = None
     _said: list[str] = field(default_factory=list)
 
     @property

@@ -58,8 +58,8 @@ def one_step(adapter, method, budget, answer, chats=CHATS, **options):
     with DenoisingSession(adapter, method, budget, **options) as session:
         prompt = session.prompt(adapter.encode(chats))
         names = [str(n) for n in range(len(chats))]
-        cached = session.remember(prompt, names, LENGTH)
-        return session.denoise_behind(cached, answer, names, budget)
+        cached = session.cache_prompt(prompt, names, LENGTH)
+        return session.denoise_cached(cached, answer, names, budget)
 
 
 def entered(adapter, chat, ids):
@@ -178,10 +178,10 @@ def test_each_step_merges_the_whole_cache_anew(adapter) -> None:
     changed = AnswerState(answer.ids, answer.deciders.roll(2, 1), 1)
     with DenoisingSession(adapter, method, budget) as session:
         prompt = session.prompt(adapter.encode(CHATS))
-        cached = session.remember(prompt, names, LENGTH)
-        first, _ = session.denoise_behind(cached, answer, names, budget)
-        between, _ = session.denoise_behind(cached, changed, names, budget)
-        repeated, _ = session.denoise_behind(cached, answer, names, budget)
+        cached = session.cache_prompt(prompt, names, LENGTH)
+        first, _ = session.denoise_cached(cached, answer, names, budget)
+        between, _ = session.denoise_cached(cached, changed, names, budget)
+        repeated, _ = session.denoise_cached(cached, answer, names, budget)
     assert torch.equal(first, repeated)
     assert (first - between).abs().max() > 1e-4
 

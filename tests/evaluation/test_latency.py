@@ -185,14 +185,14 @@ def test_where_the_whole_cache_does_not_fit_the_method_stands_alone(
         answered=lambda: (group, [0, 1, 2]), batch_size=2, encode=lambda block: {}
     )
     own: Any = Side("own", [], 2.0)
-    rivals: Any = SimpleNamespace(own=own, plain=Full())
+    pair: Any = SimpleNamespace(reduced=own, plain=Full())
     clocked = LatencyRun(spec_of().benchmark, 0)
-    opened: Any = SimpleNamespace(generator=own, rivals=rivals)
+    opened: Any = SimpleNamespace(generator=own, paired=pair)
     block = clocked.measure(answered, opened, SimpleNamespace(devices=[]))  # type: ignore[arg-type]
     assert block["plain"] is None
     assert "allocate memory" in block["note"]
     assert (block["batch_size"], block["own"]["step_ms"]) == (2, 4.0)
-    rivals.plain.generate = lambda *_, **__: 1 / 0
+    pair.plain.generate = lambda *_, **__: 1 / 0
     with pytest.raises(ZeroDivisionError):
         clocked.measure(answered, opened, SimpleNamespace(devices=[]))  # type: ignore[arg-type]
 

@@ -301,8 +301,8 @@ def test_answers_need_no_benchmark() -> None:
         inputs = opened.codec.encode([chat_of(0), chat_of(1)])
         done = opened.generator.generate(inputs, ["0", "1"], **GREEDY)
         assert len(opened.codec.decode(done.ids)) == 2
-        assert opened.rivals is not None
-        assert opened.rivals.own is not opened.rivals.plain
+        assert opened.paired is not None
+        assert opened.paired.reduced is not opened.paired.plain
     assert [record.kept for record in done.records] == [(36,), (36,)]
     idle = kind_of(NoReduction(), asked).normalise(asked, NoReduction())
     assert idle == replace(asked, budget=Budget("kept", 0.0))

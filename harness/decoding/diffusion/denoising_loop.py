@@ -141,7 +141,7 @@ class DenoisingGenerator:
         vision_ms = 1000 * (time.perf_counter() - started)
         clock = Clock(*self._adapter.devices)
         cached = (
-            self._session.remember(prompt, samples, settings.length)
+            self._session.cache_prompt(prompt, samples, settings.length)
             if settings.prefix_cache
             else None
         )
@@ -189,7 +189,7 @@ class DenoisingGenerator:
             if cached is None:
                 logits, records = self._session.denoise(prompt, answer, samples, budget)
             else:
-                logits, records = self._session.denoise_behind(cached, answer, samples, budget)
+                logits, records = self._session.denoise_cached(cached, answer, samples, budget)
             inside = places // settings.block == step // per_block
             words, confidence = candidates(logits, never_chosen, settings.temperature, generators)
             state.deciders = unveiled(confidence, (state.ids == facts.mask_id) & inside, count)
