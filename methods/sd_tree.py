@@ -64,9 +64,8 @@ def parents_of(paths: Sequence[str]) -> tuple[int, ...]:
     """Return each node's parent, -1 for a first token; nodes are numbered level by level, siblings by rank.
 
     Raises:
-        MethodError: no path, a path that is not ranks with dots between, one listed twice, or one without its parent or
-        its
-            likelier sibling.
+        MethodError: there is no path, or a path is not ranks with dots between, is listed twice, or lacks its parent or
+            its likelier sibling.
     """
     require(bool(paths), "paths", list(paths), "one path or more, for example ['0', '1', '0.0']")
     nodes: set[tuple[int, ...]] = set()

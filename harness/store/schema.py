@@ -24,13 +24,13 @@ SCHEMA = 2
 
 def _from_first(row: Row) -> Row:
     """Return a row of version 1 as one of version 2: the digest of its answers is unknown."""
-    lifted = {**row, "extra": {"answers": None, **_table(row.get("extra"))}}
+    second = {**row, "extra": {"answers": None, **_table(row.get("extra"))}}
     if isinstance(row.get("settings"), Mapping):
-        lifted["settings"] = {
+        second["settings"] = {
             name: _without_signals(value) if name in ("model", "draft") else value
             for name, value in row["settings"].items()
         }
-    return lifted
+    return second
 
 
 def _without_signals(side: Any) -> Any:

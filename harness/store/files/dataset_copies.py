@@ -23,21 +23,9 @@ NAMED = 8
 DATA = frozenset(
     (
         *(".parquet", ".arrow", ".json", ".jsonl", ".csv", ".tsv", ".txt", ".xml", ".py", ".md"),
-        *(
-            ".zip",
-            ".tar",
-            ".gz",
-            ".tgz",
-            ".xz",
-            ".zst",
-            ".7z",
-            ".npy",
-            ".npz",
-            ".h5",
-            ".mdb",
-            ".db",
-        ),
-        *(".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".pdf", ".pkl", ".pt"),
+        *(".zip", ".tar", ".gz", ".tgz", ".xz", ".zst", ".7z"),
+        *(".npy", ".npz", ".h5", ".mdb", ".db", ".pkl", ".pt"),
+        *(".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".pdf"),
         *(".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v", ".wav", ".mp3", ".flac"),
     )
 )
