@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Draw curves from a store; exit code 2 and one line if that fails."""
     parser = argparse.ArgumentParser(prog="python -m espalier curves", description=__doc__)
     parser.add_argument("--store", type=Path, default=Path("results"), help="the run store")
-    parser.add_argument("--benchmarks", required=True, help="names, separated by commas")
+    parser.add_argument("--benchmarks", help="names, separated by commas (default: all)")
     parser.add_argument("--out", type=Path, required=True, help="path without suffix")
     parser.add_argument("--model", help="required if the store has several models")
     parser.add_argument("--rule", default="kept", help="budget rule of the rows (default: kept)")
@@ -30,14 +30,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         check_files("--out", options.out, SUFFIXES)
-        benchmarks = [name for name in options.benchmarks.split(",") if name]
-        if not benchmarks:
+        benchmarks = [name for name in (options.benchmarks or "").split(",") if name]
+        if options.benchmarks is not None and not benchmarks:
             raise UserError(
                 f"--benchmarks={options.benchmarks!r} is empty; valid: names, separated by commas"
             )
         store = existing_store(options.store)
         choice("--rule", options.rule, RULES)
-        panels = read_panels(store, benchmarks, options.model, options.rule, where=options.where)
+        panels = read_panels(
+            store, benchmarks, options.model, options.rule, where=options.where, swept=True
+        )
         paths = write_panels(panels, options.out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

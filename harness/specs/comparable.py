@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,9 @@ COSTS = frozenset({"engine.batch_size", "engine.warmup", "engine.compare", "engi
 
 #: Settings of earlier versions that change no number: rows with and without them stand beside each other.
 BYGONE = frozenset({"model.facts.signals", "draft.facts.signals"})
+
+#: A hyper-parameter in a row's label; those of the parts of a composition are in brackets.
+_PARAMETER = re.compile(r"(?<![\w(])(\w+)=")
 
 #: Letters of a value in an error line, and differences in it.
 SHOWN, NAMED = 24, 4
@@ -69,6 +73,27 @@ def name(row: Row) -> str:
     """Return the name of a row's curve: method, what differs from its defaults, variant, the engine's policy."""
     parts = (row["method"], row["extra"].get("label"), policy(row))
     return " ".join(part for part in parts if part)
+
+
+def sweep_names(rows: Sequence[Row]) -> list[str]:
+    """Return the names of the rows' curves, with each hyper-parameter in which the curves of a method differ.
+
+    `fastv`, `fastv K=1` and `fastv K=3` become `fastv K=2`, `fastv K=1` and `fastv K=3`. A default of null is left out.
+    """
+    labels = [(row["method"], row.get("variant"), row["extra"].get("label") or "") for row in rows]
+    swept: dict[Hashable, dict[str, None]] = {}
+    for method, variant, label in labels:
+        swept.setdefault((method, variant), {}).update(dict.fromkeys(_PARAMETER.findall(label)))
+    names = []
+    for row, (method, variant, label) in zip(rows, labels, strict=True):
+        params, present = row["extra"].get("params") or {}, _PARAMETER.findall(label)
+        defaults = [
+            f"{key}={params[key]}"
+            for key in swept[method, variant]
+            if key not in present and params.get(key) is not None
+        ]
+        names.append(" ".join(filter(None, (method, *defaults, label, policy(row)))))
+    return names
 
 
 def differences(rows: Sequence[Row]) -> dict[str, list[str]]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from lmms_eval.tasks.pope.utils import pope_aggregate_f1_score
 
@@ -115,7 +116,7 @@ def test_points_are_means_with_paired_retention_and_gain(root: Path) -> None:
 
 
 def test_files_and_table(root: Path, tmp_path: Path) -> None:
-    png, svg, table = write_curves(root, tmp_path / "new" / "curves")
+    png, svg, table, latex, points = write_curves(root, tmp_path / "new" / "curves")
     assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert "clever layer=2" in svg.read_text()
     text = table.read_text()
@@ -126,6 +127,8 @@ def test_files_and_table(root: Path, tmp_path: Path) -> None:
     assert lines["| clever layer=2"].endswith("| 100 / 70 / 46 % |")
     assert "| unpruned | 90.0 [85.0, 93.8] |" in text
     assert "+36.0 [" in text
+    assert pd.read_csv(points).score.max() == pytest.approx(0.91)
+    assert r"unpruned 90.0} \\" in latex.read_text()
     first = svg.read_bytes()
     write_curves(root, tmp_path / "new" / "curves")
     assert svg.read_bytes() == first

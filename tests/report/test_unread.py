@@ -36,21 +36,24 @@ def test_above_a_twentieth(unparsed: int | None, samples: int, marked: bool | No
 
 
 def test_curves_mark_such_points_and_say_what_it_means(root: Path, tmp_path: Path) -> None:
-    _, svg, table = write_curves(root, tmp_path / "curves")
+    _, svg, table, latex, _ = write_curves(root, tmp_path / "curves")
     lines = [one for one in table.read_text().splitlines() if one.startswith("| clever")]
     assert len(lines) == 3  # score, retention, against random
     assert all(MARK in one for one in lines)
     assert not any(MARK in one for one in table.read_text().splitlines() if "| random" in one)
     assert f"{FOOTNOTE}." in table.read_text()
     assert MEANS in svg.read_text()
+    assert r"70.0}\ddag{}" in latex.read_text() or r"70.0\ddag{}" in latex.read_text()
+    assert r"\ddag{} more than" in latex.read_text()
 
 
 def test_without_such_points_nothing_is_said_of_them(root: Path, tmp_path: Path) -> None:
     keys = [f"boxes-{name}-{N}" for name in ("none--0.0", "random--0.5")]
     found = [entry.key for entry in entries(root) if entry.key.startswith(tuple(keys))]
-    _, svg, table = write_curves(root, tmp_path / "curves", run_keys=found)
+    _, svg, table, latex, _ = write_curves(root, tmp_path / "curves", run_keys=found)
     assert MARK not in table.read_text() + svg.read_text()
     assert MEANS not in svg.read_text()
+    assert r"\ddag" not in latex.read_text()
 
 
 def test_the_page_of_a_sweep_marks_them(root: Path) -> None:

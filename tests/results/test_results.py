@@ -15,7 +15,8 @@ from espalier.harness.evaluation.samples import score_entries
 from espalier.harness.paths import ROOT
 from espalier.harness.reports import results
 from espalier.harness.reports.curves.curve_points import read_panels
-from espalier.harness.reports.results.result_columns import POINTS, ROWS, SAMPLES
+from espalier.harness.reports.curves.point_frame import POINTS
+from espalier.harness.reports.results.result_columns import ROWS, SAMPLES
 from espalier.harness.store import Store
 from espalier.harness.store.parquet_export import write_tables
 from espalier.harness.store.parquet_tables import read_tables

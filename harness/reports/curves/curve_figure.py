@@ -14,7 +14,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from espalier.harness.reports.curves.curve_points import Curve, CurvePanel
-from espalier.harness.reports.curves.plot_style import GRID, NOTE, line_look, looks, readable
+from espalier.harness.reports.curves.metric_names import readable
+from espalier.harness.reports.curves.plot_style import GRID, NOTE, line_look, looks
 from espalier.harness.store.unparsed_mark import FOOTNOTE, MARK, MEANS
 
 COLUMNS = 3

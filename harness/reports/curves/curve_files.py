@@ -12,11 +12,12 @@ from espalier.harness.reports.curves.curve_figure import draw
 from espalier.harness.reports.curves.curve_points import CurvePanel, read_panels
 from espalier.harness.reports.curves.curve_table import markdown
 from espalier.harness.reports.curves.plot_style import STYLE
+from espalier.harness.reports.curves.point_frame import frame_of
 
 #: Dots per inch of the PNG.
 RESOLUTION = 150
 #: Suffixes of the files that are written.
-SUFFIXES = ("png", "svg", "md")
+SUFFIXES = ("png", "svg", "md", "tex", "csv")
 
 
 def write_curves(
@@ -27,7 +28,7 @@ def write_curves(
     rule: str = "kept",
     run_keys: Collection[str] | None = None,
 ) -> tuple[Path, ...]:
-    """Write `<out>.png`, `<out>.svg` and `<out>.md` from the finished runs of a store.
+    """Write the figure and the tables of the finished runs of a store.
 
     Args:
         store: root of the run store.
@@ -38,12 +39,12 @@ def write_curves(
         run_keys: restrict to these runs.
 
     Returns:
-        The three paths.
+        The paths, as of `write_panels`.
 
     Raises:
         UserError: the store lacks the requested results.
     """
-    panels = read_panels(store, benchmarks, model, rule, run_keys)
+    panels = read_panels(store, benchmarks, model, rule, run_keys, swept=True)
     return write_panels(panels, out)
 
 
@@ -55,13 +56,16 @@ def write_quickstart(
 
 
 def write_panels(panels: Sequence[CurvePanel], out: Path) -> tuple[Path, ...]:
-    """Write `<out>.png`, `<out>.svg` and `<out>.md` and return the three paths."""
+    """Write the figure (`<out>.png`, `.svg`) and the tables (`.md`, `.tex`, `.csv`), and return the paths."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    png, svg, table = (out.with_name(f"{out.name}.{kind}") for kind in ("png", "svg", "md"))
+    png, svg, table, latex, points = (out.with_name(f"{out.name}.{kind}") for kind in SUFFIXES)
     with rc_context(STYLE):
         figure = draw(panels)
         figure.savefig(png, dpi=RESOLUTION)
         # No date, and a fixed salt in the style: equal data gives equal bytes.
         figure.savefig(svg, metadata={"Date": None})
     table.write_text(plain_page(markdown(panels)), encoding="utf-8")
-    return png, svg, table
+    frame = frame_of(panels)
+    frame.to_latex(latex, counts=True)
+    frame.to_csv(points, index=False, encoding="utf-8")
+    return png, svg, table, latex, points

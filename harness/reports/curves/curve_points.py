@@ -20,7 +20,7 @@ from espalier.harness.reports.curves.stored_rows import (
     select_model,
     with_settings,
 )
-from espalier.harness.specs.comparable import passed_over
+from espalier.harness.specs.comparable import passed_over, sweep_names
 from espalier.harness.stats import (
     Interval,
     by_unit,
@@ -124,6 +124,7 @@ def read_panels(
     run_keys: Collection[str] | None = None,
     nearest: bool = False,
     where: Sequence[str] = (),
+    swept: bool = False,
 ) -> list[CurvePanel]:
     """Return one panel for each benchmark, or for all benchmarks of the store in alphabetical order if empty.
 
@@ -140,6 +141,7 @@ def read_panels(
         run_keys: restrict to these runs.
         nearest: see above.
         where: `key=value` conditions on settings (harness/specs/comparable.py).
+        swept: whether curves are named by every hyper-parameter in which those of their method differ.
 
     Raises:
         UserError: a benchmark has no results, there are several models and `model` is None, results differ in a setting
@@ -162,7 +164,7 @@ def read_panels(
         selected, notes = with_settings(
             [result for result in results if result.row["benchmark"] == name]
         )
-        panels.append(panel_of(name, filter_results(selected, where), nearest, notes))
+        panels.append(panel_of(name, filter_results(selected, where), nearest, notes, swept))
     return panels
 
 
@@ -171,6 +173,7 @@ def panel_of(
     results: Sequence[StoredResult],
     nearest: bool = False,
     notes: Sequence[str] = (),
+    swept: bool = False,
 ) -> CurvePanel:
     """Return the panel of one benchmark.
 
@@ -179,6 +182,7 @@ def panel_of(
         results: of one model and one budget rule, all with settings, oldest first.
         nearest: as for `read_panels`.
         notes: first lines of the panel's notes.
+        swept: as for `read_panels`.
 
     Raises:
         UserError: as `read_panels`.
@@ -187,6 +191,13 @@ def panel_of(
     complete = [result for result in results if result.row["n_samples"] == n_samples]
     newest = newest_per_cell(complete)
     runs = [read_run_scores(result) for result in newest]
+    if swept:
+        names = sweep_names([result.row for result in newest])
+        # Random dropping goes by one name in every report, whatever layers it is also run at.
+        runs = [
+            run if run.method in FLOORS else replace(run, name=name)
+            for run, name in zip(runs, names, strict=True)
+        ]
     if len({frozenset(run.scores) for run in runs}) > 1:
         raise UserError(
             f"{benchmark}: runs with {n_samples} samples each do not share their samples"

@@ -29,7 +29,8 @@ from espalier.harness.reports.curves.diffusion_rows import (
     unpruned_point,
 )
 from espalier.harness.reports.curves.method_report import config_names, gains
-from espalier.harness.reports.curves.plot_style import COLOURS, GREYS, MARKERS, STYLE, readable
+from espalier.harness.reports.curves.metric_names import readable
+from espalier.harness.reports.curves.plot_style import COLOURS, GREYS, MARKERS, STYLE
 from espalier.harness.reports.curves.random_baselines import BaselineGroup, title
 from espalier.harness.reports.curves.stored_rows import WHERE
 from espalier.harness.specs.commands import command

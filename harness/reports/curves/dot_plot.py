@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from espalier.harness.reports.curves.curve_points import Curve, CurvePanel, CurvePoint
-from espalier.harness.reports.curves.plot_style import GRID, NOTE, readable
+from espalier.harness.reports.curves.metric_names import readable
+from espalier.harness.reports.curves.plot_style import GRID, NOTE
 from espalier.harness.reports.curves.random_baselines import BaselineGroup, at, title_of, verdict
 from espalier.harness.store.unparsed_mark import FOOTNOTE
 

@@ -14,7 +14,8 @@ from espalier.harness.reports.curves.curve_points import (
     CurvePoint,
     panel_of,
 )
-from espalier.harness.reports.curves.plot_style import looks, readable
+from espalier.harness.reports.curves.metric_names import readable
+from espalier.harness.reports.curves.plot_style import looks
 from espalier.harness.reports.curves.stored_rows import StoredResult
 from espalier.harness.reports.html.page_rows import PageResults, case_of
 from espalier.harness.specs.comparable import Row, name

@@ -3,6 +3,7 @@
     rows = results.load("results/demo")        # a line for each cell and metric
     scores = results.samples("results/demo")   # a line for each run, sample and metric
     points = results.compare("results/demo")   # a line for each point of a curve, with intervals and tests
+    points.to_latex("table.tex")               # as the table of a paper
 
 A path is a run store or a folder of tables (harness/store/parquet_tables.py), relative to the repository or absolute.
 Columns and units are in harness/reports/results/result_columns.py and docs/rows.md. Skipped results are reported on
@@ -15,13 +16,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from espalier.harness.errors import UserError, tell_once
 from espalier.harness.paths import ROOT
-from espalier.harness.reports.results.result_columns import BLOCKS, POINTS, ROWS, SAMPLES
+from espalier.harness.reports.curves.point_frame import PointFrame, frame_of
+from espalier.harness.reports.results.result_columns import BLOCKS, ROWS, SAMPLES
 from espalier.harness.specs.comparable import identity, passed_over
 from espalier.harness.store import Store
 from espalier.harness.store.files.digests import digest
@@ -32,11 +34,6 @@ from espalier.harness.store.row_reader import walk
 
 #: The default store, as for run.py.
 DEFAULT = "results"
-
-if TYPE_CHECKING:
-    # Imports torch and scipy: seconds and half a gigabyte that `load` does not need.
-    from espalier.harness.reports.curves.curve_points import CurvePoint
-    from espalier.harness.stats import Interval
 
 Row = Mapping[str, Any]
 
@@ -114,8 +111,8 @@ def compare(
     model: str | None = None,
     rule: str = "kept",
     where: Sequence[str] = (),
-) -> pd.DataFrame:
-    """Return a line for each point of each curve; columns and types as in `POINTS` of result_columns.py.
+) -> PointFrame:
+    """Return a line for each point of each curve; columns and types as in `POINTS` of point_frame.py.
 
     The unpruned model is a line of its own, `none` at ratio 0. Results are checked for comparability as in reports.
 
@@ -130,28 +127,12 @@ def compare(
         UserError: as `espalier.harness.reports.curves.curve_points.read_panels`.
     """
     # Imports torch and scipy.
-    from espalier.harness.reports.curves.curve_points import CurvePoint, read_panels
+    from espalier.harness.reports.curves.curve_points import read_panels
 
-    lines: list[dict[str, Any]] = []
-    for panel in read_panels(_folder(path), benchmarks, model, rule, where=where):
-        panel_values = {
-            "benchmark": panel.benchmark,
-            "metric": panel.metric,
-            "n_samples": panel.n_samples,
-        }
-        if panel.full is not None:
-            unpruned = CurvePoint(0.0, panel.full, flops=1.0)
-            lines.append({**panel_values, "curve": "none", "control": True, **_point(unpruned)})
-        for curve in panel.curves:
-            curve_values = {
-                **panel_values,
-                "curve": curve.name,
-                "control": curve.control,
-                "floor": curve.floor,
-            }
-            lines += [{**curve_values, **_point(point)} for point in curve.points]
+    panels = read_panels(_folder(path), benchmarks, model, rule, where=where, swept=True)
+    for panel in panels:
         _print_notes(_folder(path), [f"{panel.benchmark}: {note}" for note in panel.notes])
-    return _frame(lines, {name: dtype for name, (dtype, _) in POINTS.items()})
+    return frame_of(panels)
 
 
 def _folder(path: str | Path) -> Path:
@@ -192,33 +173,6 @@ def _lines(row: Row) -> Iterator[tuple[Any, ...]]:
             sys.intern(value) if isinstance(value, str) else value
             for value in (line[name] for name in ROWS)
         )
-
-
-def _point(point: CurvePoint) -> dict[str, Any]:
-    return {
-        **{"ratio": point.ratio, "flops_share": point.flops},
-        **_ends("score", point.score),
-        **_ends("retention", point.retention),
-        **_ends("gain", point.gain),
-        **{
-            "lost_p": point.loss_pvalue,
-            "gain_p": point.pvalue,
-            "gain_p_holm": point.corrected_pvalue,
-        },
-    }
-
-
-def _ends(name: str, interval: Interval | None) -> dict[str, float]:
-    if interval is None:
-        return {}
-    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
-
-
-def _frame(lines: Sequence[Mapping[str, Any]], types: Mapping[str, str]) -> pd.DataFrame:
-    columns = {name: [line.get(name) for line in lines] for name in types}
-    return pd.DataFrame(
-        {name: pd.array(values, dtype=types[name]) for name, values in columns.items()}
-    )
 
 
 def _print_notes(folder: Path, notes: Sequence[str]) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from espalier.harness.reports.curves.point_frame import COUNT, FLAG, NUMBER, TEXT
 from espalier.harness.specs.comparable import name, policy
 from espalier.harness.store.unparsed_mark import is_marked
 
 Row = Mapping[str, Any]
-
-TEXT, NUMBER, COUNT, FLAG = "string", "float64", "int64", "boolean"
 
 
 class ResultColumn(NamedTuple):
@@ -124,32 +123,4 @@ SAMPLES: Mapping[str, tuple[str, str]] = {
     "metric": (TEXT, "name of the metric"),
     "score": (NUMBER, "what the sample contributes: the mean over samples is the metric"),
     "unit": (COUNT, "first document of its unit of statistics: resample these, not samples"),
-}
-
-#: One line for each point of a curve, of the headline metric, with its statistics.
-POINTS: Mapping[str, tuple[str, str]] = {
-    "benchmark": (TEXT, "name of the benchmark"),
-    "metric": (TEXT, "its headline"),
-    "n_samples": (COUNT, "samples asked"),
-    "curve": (TEXT, "its name"),
-    "control": (FLAG, "whether no paper proposes it"),
-    "floor": (TEXT, "the random dropping that it is compared with"),
-    "ratio": (NUMBER, "share of visual tokens removed, 0 to 1"),
-    "flops_share": (NUMBER, "share of the unreduced prefill's FLOPs, 0 to 1"),
-    **{
-        f"{quantity}{end}": (NUMBER, meaning + suffix)
-        for quantity, meaning in (
-            ("score", "mean over samples, seeds averaged"),
-            ("retention", "score over the unpruned score, paired"),
-            ("gain", "score less random dropping's, paired"),
-        )
-        for end, suffix in (
-            ("", ""),
-            ("_low", ": lower 95 % bound"),
-            ("_high", ": upper 95 % bound"),
-        )
-    },
-    "lost_p": (NUMBER, "p-value against the unpruned model, Holm over the benchmark"),
-    "gain_p": (NUMBER, "p-value against random dropping, uncorrected"),
-    "gain_p_holm": (NUMBER, "the same, Holm over the benchmark"),
 }

@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping
 
 from espalier.harness.errors import plain_page
+from espalier.harness.reports.curves.latex_text import escape_latex
 from espalier.harness.reports.tables import table_text as wording
 from espalier.harness.reports.tables.cell_verdicts import FilledCell
 from espalier.harness.reports.tables.printed_cell import COLUMNS
@@ -33,20 +34,6 @@ RESULT_COLUMNS = (
 
 #: Lines of a table on a page of LaTeX, including headings.
 PAGE_LINES = 40
-
-#: TeX commands for special characters.
-TEX = str.maketrans(
-    {
-        **{character: f"\\{character}" for character in "%&$#_{}"},
-        "†": r"\dag{}",
-        "‡": r"\ddag{}",
-        "≠": r"$\neq$",
-        "²": r"\textsuperscript{2}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "\\": r"\textbackslash{}",
-    }
-)
 
 
 def markdown(table: RebuiltTable) -> str:
@@ -85,12 +72,12 @@ def latex(table: RebuiltTable) -> str:
         continued = f"{wording.title(table)}, continued."
         out += [
             r"\begin{table}",
-            rf"\caption{{{_tex(continued if number else caption)}}}",
+            rf"\caption{{{escape_latex(continued if number else caption)}}}",
             *([] if number else [rf"\label{{tab:{table.name.replace('_', ':')}}}"]),
             r"\begin{adjustbox}{max width=\textwidth}",
             rf"\begin{{tabular}}{{l{'r' * len(heads)}}}",
             r"\toprule",
-            " & ".join(["", *map(_tex, heads)]) + r" \\",
+            " & ".join(["", *map(escape_latex, heads)]) + r" \\",
             *part,
             *(r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}", r"\end{table}"),
         ]
@@ -105,14 +92,19 @@ def _parts(table: RebuiltTable, columns: int) -> Iterator[list[str]]:
     for headings, lines in wording.blocks(table):
         title = r"\midrule"
         if headings:
-            title += "\n" + rf"\multicolumn{{{columns + 1}}}{{l}}{{{_tex(', '.join(headings))}}} \\"
+            title += (
+                "\n"
+                + rf"\multicolumn{{{columns + 1}}}{{l}}{{{escape_latex(', '.join(headings))}}} \\"
+            )
         needs_title = True
         for line in lines:
             if len(part) >= PAGE_LINES:
                 yield part
                 part, needs_title = [], True
             cells = [_tex_cell(line.cells.get(column)) for column in table.columns]
-            part += [title] * needs_title + [" & ".join([_tex(line.label or "-"), *cells]) + r" \\"]
+            part += [title] * needs_title + [
+                " & ".join([escape_latex(line.label or "-"), *cells]) + r" \\"
+            ]
             needs_title = False
     yield part
 
@@ -159,14 +151,10 @@ def _result_values(filled: FilledCell) -> list[str]:
     ]
 
 
-def _tex(text: str) -> str:
-    return text.translate(TEX)
-
-
 def _tex_cell(filled: FilledCell | None) -> str:
     if filled is None or (filled.value is None and not filled.cell.value):
         return "--"
     number_text, *details = wording.parts(filled)
     if filled.value is None:
-        return rf"\textit{{{_tex(number_text)}}}"
-    return rf"{_tex(number_text)} {{\scriptsize ({_tex(', '.join(details))})}}"
+        return rf"\textit{{{escape_latex(number_text)}}}"
+    return rf"{escape_latex(number_text)} {{\scriptsize ({escape_latex(', '.join(details))})}}"

@@ -1,0 +1,232 @@
+"""Points of curves as a pandas frame that writes itself as the table of a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from espalier.harness.reports.curves.latex_text import escape_latex
+from espalier.harness.reports.curves.metric_names import readable
+from espalier.harness.store.unparsed_mark import FOOTNOTE, mark
+
+if TYPE_CHECKING:
+    # Imports torch and scipy: seconds and half a gigabyte that reading rows does not need.
+    from espalier.harness.reports.curves.curve_points import CurvePanel, CurvePoint
+    from espalier.harness.stats import Interval
+
+#: Types of columns.
+TEXT, NUMBER, COUNT, FLAG = "string", "float64", "int64", "boolean"
+
+#: One line for each point of a curve, of the headline metric, with its statistics.
+POINTS: Mapping[str, tuple[str, str]] = {
+    "benchmark": (TEXT, "name of the benchmark"),
+    "metric": (TEXT, "its headline"),
+    "n_samples": (COUNT, "samples asked"),
+    "curve": (TEXT, "its name"),
+    "control": (FLAG, "whether no paper proposes it"),
+    "floor": (TEXT, "the random dropping that it is compared with"),
+    "ratio": (NUMBER, "share of visual tokens removed, 0 to 1"),
+    "flops_share": (NUMBER, "share of the unreduced prefill's FLOPs, 0 to 1"),
+    **{
+        f"{quantity}{end}": (NUMBER, meaning + suffix)
+        for quantity, meaning in (
+            ("score", "mean over samples, seeds averaged"),
+            ("retention", "score over the unpruned score, paired"),
+            ("gain", "score less random dropping's, paired"),
+        )
+        for end, suffix in (
+            ("", ""),
+            ("_low", ": lower 95 % bound"),
+            ("_high", ": upper 95 % bound"),
+        )
+    },
+    "lost_p": (NUMBER, "p-value against the unpruned model, Holm over the benchmark"),
+    "gain_p": (NUMBER, "p-value against random dropping, uncorrected"),
+    "gain_p_holm": (NUMBER, "the same, Holm over the benchmark"),
+    "unread": (FLAG, "whether more than 5 % of a run's answers could not be read"),
+}
+
+#: Name of the unpruned model's line.
+UNPRUNED = "none"
+
+
+class PointFrame(pd.DataFrame):
+    """A line for each point of a curve; columns and types as in `POINTS`.
+
+    A selection of its lines is a PointFrame too: `points[points.benchmark == "pope"].to_latex()`.
+    """
+
+    @property
+    def _constructor(self) -> type[PointFrame]:
+        return PointFrame
+
+    def to_latex(
+        self,
+        buf: str | Path | None = None,
+        *,
+        intervals: bool = False,
+        counts: bool = False,
+        caption: str = "",
+        label: str = "",
+        **options: Any,
+    ) -> str | None:
+        """Return the points as a LaTeX table: a block for each benchmark, methods by shares of visual tokens kept.
+
+        Scores are in percent. With several benchmarks the last block is their average, with the percent of the unpruned
+        score kept in brackets, for methods that all of them have. In each column of a block the best is bold and the
+        second underlined.
+
+        Args:
+            buf: a file to write; None: the text is returned.
+            intervals: whether 95 % intervals are printed.
+            counts: whether numbers of samples are printed.
+            caption: of the table.
+            label: of the table.
+            **options: of `pandas.DataFrame.to_latex`, for frames that lack columns of `POINTS`.
+        """
+        if not set(POINTS) <= set(self.columns):
+            return super().to_latex(buf, caption=caption or None, label=label or None, **options)  # type: ignore[no-any-return]
+        text = _latex(self, intervals, counts, caption, label)
+        if buf is None:
+            return text
+        Path(buf).write_text(text, encoding="utf-8")
+        return None
+
+
+def frame_of(panels: Sequence[CurvePanel]) -> PointFrame:
+    """Return the points of panels; the unpruned model is a line of its own, `none` at ratio 0."""
+    lines = [line for panel in panels for line in _panel_lines(panel)]
+    columns = {name: [line.get(name) for line in lines] for name in POINTS}
+    return PointFrame(
+        {name: pd.array(values, dtype=POINTS[name][0]) for name, values in columns.items()}
+    )
+
+
+def _panel_lines(panel: CurvePanel) -> Iterator[dict[str, Any]]:
+    shared = {
+        "benchmark": panel.benchmark,
+        "metric": panel.metric,
+        "n_samples": panel.n_samples,
+    }
+    if panel.full is not None:
+        yield {
+            **shared,
+            **{"curve": UNPRUNED, "control": True, "ratio": 0.0, "flops_share": 1.0},
+            **_ends("score", panel.full),
+            "unread": bool(panel.full_mark),
+        }
+    for curve in panel.curves:
+        for point in curve.points:
+            yield {
+                **shared,
+                **{"curve": curve.name, "control": curve.control, "floor": curve.floor},
+                **_point(point),
+            }
+
+
+def _point(point: CurvePoint) -> dict[str, Any]:
+    return {
+        **{"ratio": point.ratio, "flops_share": point.flops},
+        **_ends("score", point.score),
+        **_ends("retention", point.retention),
+        **_ends("gain", point.gain),
+        **{
+            "lost_p": point.loss_pvalue,
+            "gain_p": point.pvalue,
+            "gain_p_holm": point.corrected_pvalue,
+            "unread": point.unread,
+        },
+    }
+
+
+def _ends(name: str, interval: Interval | None) -> dict[str, float]:
+    if interval is None:
+        return {}
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def _latex(points: pd.DataFrame, intervals: bool, counts: bool, caption: str, label: str) -> str:
+    pruned = points[points.curve != UNPRUNED]
+    ratios = sorted(pruned.ratio.unique())
+    width = len(ratios) + 1
+    heads = [rf"{100 * (1 - ratio):.4g}\,\%" for ratio in ratios]
+    out = [r"% needs \usepackage{booktabs}", r"\begin{table}", r"\centering"]
+    out += [rf"\caption{{{escape_latex(caption)}}}"] * bool(caption)
+    out += [rf"\label{{{label}}}"] * bool(label)
+    out += [rf"\begin{{tabular}}{{l{'r' * len(ratios)}}}", r"\toprule"]
+    out.append(" & ".join(["Visual tokens kept", *heads]) + r" \\")
+    benchmarks = list(dict.fromkeys(points.benchmark))
+    for benchmark in benchmarks:
+        block = points[points.benchmark == benchmark]
+        out += [r"\midrule", _heading(block, width, intervals, counts)]
+        out += _lines(block[block.curve != UNPRUNED], ratios, "score", intervals)
+    if len(benchmarks) > 1 and not (average := _average(pruned, len(benchmarks))).empty:
+        title = f"average of {len(benchmarks)} benchmarks (percent of the unpruned score kept)"
+        out += [r"\midrule", rf"\multicolumn{{{width}}}{{l}}{{\textit{{{title}}}}} \\"]
+        out += _lines(average, ratios, "score", intervals=False)
+    out += [r"\bottomrule", r"\end{tabular}"]
+    if points.unread.any():
+        out.append(rf"\par\footnotesize {escape_latex(FOOTNOTE)}.")
+    return "\n".join([*out, r"\end{table}"]) + "\n"
+
+
+def _heading(block: pd.DataFrame, width: int, intervals: bool, counts: bool) -> str:
+    first = block.iloc[0]
+    title = rf"\textit{{{escape_latex(f'{first.benchmark}, {readable(first.metric)} (%)')}}}"
+    if counts:
+        title += rf", $n = {first.n_samples}$"
+    unpruned = block[block.curve == UNPRUNED]
+    if len(unpruned):
+        title += f", unpruned {_cell(unpruned.iloc[0], 'score', intervals)}"
+    return rf"\multicolumn{{{width}}}{{l}}{{{title}}} \\"
+
+
+def _lines(
+    block: pd.DataFrame, ratios: Sequence[float], column: str, intervals: bool
+) -> Iterator[str]:
+    """Yield the line of each curve; equal numbers, as printed, share their rank."""
+    places: dict[tuple[str, float], int] = {}
+    for ratio, cells in block.groupby("ratio"):
+        ranks = (100 * cells[column]).round(1).rank(ascending=False, method="dense")
+        places |= {(cells.curve[index], ratio): int(rank) for index, rank in ranks.items()}
+    for name in dict.fromkeys(block.curve):
+        cells = {row.ratio: row for _, row in block[block.curve == name].iterrows()}
+        texts = [
+            _ranked(_cell(cells[ratio], column, intervals), places[name, ratio])
+            if ratio in cells
+            else "--"
+            for ratio in ratios
+        ]
+        yield " & ".join([escape_latex(name), *texts]) + r" \\"
+
+
+def _ranked(text: str, place: int) -> str:
+    number, _, rest = text.partition(" ")
+    style = {1: r"\textbf{%s}", 2: r"\underline{%s}"}.get(place, "%s")
+    return f"{style % number} {rest}".strip()
+
+
+def _cell(row: pd.Series, column: str, intervals: bool) -> str:
+    text = f"{100 * row[column]:.1f}"
+    if intervals and pd.notna(row.get(f"{column}_low")):
+        low, high = 100 * row[f"{column}_low"], 100 * row[f"{column}_high"]
+        text += rf" {{\scriptsize [{low:.1f}, {high:.1f}]}}"
+    if "kept" in row:
+        text += f" ({100 * row.kept:.1f})"
+    return text + escape_latex(mark(bool(row.unread)))
+
+
+def _average(points: pd.DataFrame, benchmarks: int) -> pd.DataFrame:
+    """Return the mean score and retention of each (curve, ratio) that every benchmark has with an unpruned score."""
+    scored = points[points.retention.notna()]
+    grouped = scored.groupby(["curve", "ratio"], sort=False)
+    means = grouped.agg(
+        score=("score", "mean"),
+        kept=("retention", "mean"),
+        unread=("unread", "any"),
+        benchmarks=("score", "size"),
+    )
+    return means[means.benchmarks == benchmarks].reset_index()
