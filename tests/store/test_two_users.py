@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,18 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become ano
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    root = tmp_path / "store"
+def open_path() -> Iterator[Path]:
+    """A folder that every user may enter; pytest closes those of `tmp_path` whenever another session starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def store(open_path: Path) -> Path:
+    root = open_path / "store"
     add(root, "aa", [1, 0])
     Store(root).run("bb").journal.append({"task": "t", "doc_id": 0, "answer": "x"})
-    for folder in (root, *root.parents):
-        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
-            folder.chmod(0o755)
     return root
 
 
@@ -71,8 +77,8 @@ def test_rows_that_are_there_are_served_and_nothing_is_written(store: Path) -> N
 
 
 @as_root
-def test_tables_of_a_store_of_another_user_can_be_written(store: Path, tmp_path: Path) -> None:
-    own = tmp_path / "own"
+def test_tables_of_a_store_of_another_user_can_be_written(store: Path, open_path: Path) -> None:
+    own = open_path / "own"
     own.mkdir()
     own.chmod(0o777)
     assert by_another_user(lambda: exporting.write_tables(store, own).rows) == 1
@@ -93,16 +99,13 @@ def test_a_run_of_another_user_is_refused_before_anything_is_computed(store: Pat
 
 
 @as_root
-def test_what_a_group_shares_can_be_gone_on_with(tmp_path: Path) -> None:
+def test_what_a_group_shares_can_be_gone_on_with(open_path: Path) -> None:
     mask = os.umask(0)
     try:
-        run = Store(tmp_path / "shared").run("aa")
+        run = Store(open_path / "shared").run("aa")
         run.journal.append({"task": "t", "doc_id": 0, "answer": "x"})
     finally:
         os.umask(mask)
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
-            folder.chmod(0o755)
     assert by_another_user(run.check_writable) is None
     assert by_another_user(lambda: run.journal.append({"a": 1})) is None
 
