@@ -30,13 +30,15 @@ def root(tmp_path: Path) -> Path:
 def content(root: Path) -> dict[str, object]:
     found = gather([root], "original")
     unscored(found)
+    page_panels, means = panels(found)
     return {
         "stores": ["made up"],
         "positions": "original",
         "kinds": ["unpruned", "control", "before the LLM", "inside the LLM"],
         "rows": lines(found.rows),
         "styles": styles(found.rows),
-        "panels": panels(found),
+        "panels": page_panels,
+        "averages": means,
         "overlays": {"pictures": [], "curves": {}},
         "pictures": [],
         "tables": [{"title": "one <b>", "html": "<h1>one</h1><table><tr><td>1</td></tr></table>"}],
@@ -46,13 +48,34 @@ def content(root: Path) -> dict[str, object]:
 
 
 def test_curves_on_the_page_are_those_of_the_statistics(root: Path) -> None:
-    (panel,) = panels(gather([root], "original"))
+    ((panel,), means) = panels(gather([root], "original"))
     full = mean_interval([1.0] * 180 + [0.0] * 20)
     assert panel["full"] == pytest.approx([full.value, full.low, full.high], abs=1e-5)
     clever = next(curve for curve in panel["curves"] if curve["name"] == "clever")
     assert (clever["kind"], clever["floor"]) == ("before the LLM", "random")
     assert [point["score"][0] for point in clever["points"]] == [0.9, 0.81]
     assert clever["points"][1]["retention"][0] == pytest.approx(0.9)
+    average = next(mean for mean in means if (mean["curve"], mean["ratio"]) == ("clever", 0.9))
+    assert average["benchmarks"] == 1
+    assert average["retention"][0] == pytest.approx(0.9)
+
+
+def test_a_row_with_an_infinite_number_is_named(root: Path) -> None:
+    run = next(path for path in (root / "runs").iterdir() if "clever" in path.name)
+    row = json.loads((run / "row.json").read_text())
+    row["memory"] = {"kv_bytes": float("inf")}
+    row["flops"]["share_of_full"] = float("inf")
+    (run / "row.json").write_text(json.dumps(row))
+    found = content(root)
+    assert "clever" in json.dumps(found["left_out"])
+    json.loads(re.search(r'id="data">(.*?)</script>', assemble(found), re.DOTALL)[1])
+
+
+def test_infinite_numbers_are_gaps(root: Path) -> None:
+    found = gather([root], "original")
+    for result in found.rows:
+        result.row["flops"]["share_of_full"] = float("inf")
+    assert set(lines(found.rows)["columns"]["flops"]) == {None}
 
 
 def test_bad_rows_are_named_and_left_out(root: Path) -> None:
@@ -104,7 +127,7 @@ def test_versions_of_code_are_named(root: Path) -> None:
 def test_rows_that_no_curve_can_hold_are_named(root: Path) -> None:
     add_run(root, "clever", 0.75, 0.8, under={"model_revision": "other"})
     found = gather([root], "original")
-    assert panels(found) == []
+    assert panels(found) == ([], [])
     assert "model.revision" in " ".join(found.left_out["no curves of tiny on boxes"])
     assert len(lines(found.rows)["columns"]["ratio"]) == 6
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from espalier.harness.reports.curves.plot_style import looks
@@ -41,11 +44,12 @@ def browser() -> Iterator[Any]:
     driver.quit()
 
 
-def opened(browser: Any, page: str, path: Path) -> None:
+def opened(browser: Any, page: str, path: Path, address: str = "#/board") -> None:
     path.write_text(page, encoding="utf-8")
     browser.get_log("performance")
     browser.get_log("browser")
-    browser.get(path.as_uri())
+    browser.get("about:blank")  # another address of the same file would not be loaded again
+    browser.get(path.as_uri() + address)
 
 
 def chosen(browser: Any, name: str, value: str) -> None:
@@ -108,7 +112,7 @@ def test_filters_sorting_and_tabs(browser: Any, root: Path, tmp_path: Path) -> N
     assert "81.0" in best
     assert "90.0" not in best
 
-    for part in ("methods", "tables", "pictures", "leftout", "board"):
+    for part in ("methods", "tables", "pictures", "leftout", "leaders", "board"):
         click(browser, f"#tab-{part}")
         seen = browser.execute_script(
             "return [...document.querySelectorAll('main > section')].filter((one) => !one.hidden).map((one) => one.id)"
@@ -124,7 +128,7 @@ def test_filters_sorting_and_tabs(browser: Any, root: Path, tmp_path: Path) -> N
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
 
 
-@pytest.mark.parametrize("part", ["board", "curves", "cost", "methods"])
+@pytest.mark.parametrize("part", ["leaders", "board", "curves", "cost", "methods"])
 def test_nothing_runs_over_the_edge_of_a_telephone(
     browser: Any, root: Path, tmp_path: Path, part: str
 ) -> None:
@@ -136,6 +140,118 @@ def test_nothing_runs_over_the_edge_of_a_telephone(
     click(browser, f"#tab-{part}")
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 400
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def leaders(browser: Any) -> list[list[str]]:
+    return browser.execute_script(
+        "return [...document.querySelectorAll('#leaders tbody tr')]"
+        ".map((row) => [...row.cells].map((cell) => cell.innerText))"
+    )
+
+
+def saved(browser: Any, kind: str) -> str:
+    """Return the content of the file that a button of the visible part saves."""
+    return browser.execute_async_script(
+        "const done = arguments[1], make = URL.createObjectURL;"
+        "URL.createObjectURL = (blob) => { blob.text().then(done); URL.createObjectURL = make; return make(blob); };"
+        "document.querySelector(`main > section:not([hidden]) button[data-save=${arguments[0]}]`).click();",
+        kind,
+    )
+
+
+def test_the_leaderboard_has_a_line_for_each_method(
+    browser: Any, root: Path, tmp_path: Path
+) -> None:
+    found = content(root)
+    opened(browser, assemble(found), tmp_path / "page.html", "")
+    (panel,) = found["panels"]
+    clever, random = (
+        next(c for c in panel["curves"] if c["name"] == n) for n in ("clever", "random")
+    )
+    at = {name: curve["points"][-1] for name, curve in (("clever", clever), ("random", random))}
+    lines = {cells[0]: cells for cells in leaders(browser)}
+    assert list(lines) == ["unpruned", "clever", "random"]
+    for name, point in at.items():
+        shown = [float(number) for number in re.findall(r"[\d.]+", lines[name][2])]
+        average = next(m for m in found["averages"] if (m["curve"], m["ratio"]) == (name, 0.9))
+        assert shown == pytest.approx([100 * end for end in average["retention"]], abs=0.051)
+        assert float(lines[name][3].split()[0]) == pytest.approx(100 * point["score"][0], abs=0.051)
+    gain = at["clever"]["gain"]
+    assert f"+{100 * gain[0]:.1f}, p < 0.001" in lines["clever"][3]
+    # Another share, by the filter, and a heading turns the order round.
+    chosen(browser, "f-ratio", "0.5")
+    assert "50 % of the visual tokens removed" in browser.find_element("id", "at").text
+    click(browser, "#leaders button[data-sort=average]")
+    assert [cells[0] for cells in leaders(browser)] == ["unpruned", "random", "clever"]
+
+
+def test_what_is_shown_can_be_saved(browser: Any, root: Path, tmp_path: Path) -> None:
+    found = content(root)
+    opened(browser, assemble(found), tmp_path / "page.html", "#/leaders")
+    table = pd.read_csv(io.StringIO(saved(browser, "csv"))).set_index("method")
+    curves = {curve["name"]: curve for curve in found["panels"][0]["curves"]}
+    assert sorted(table.index) == sorted(curves)
+    benchmark = found["panels"][0]["benchmark"]
+    for name, curve in curves.items():
+        assert table.loc[name, benchmark] == curve["points"][-1]["score"][0]
+        assert table.loc[name, "average_kept"] == curve["points"][-1]["retention"][0]
+    text = saved(browser, "tex")
+    assert text.count(r"\\") == 1 + 1 + len(curves)
+    assert rf"\textbf{{{100 * curves['clever']['points'][-1]['score'][0]:.1f}}}" in text
+    click(browser, "#tab-board")
+    chosen(browser, "f-text", "clever")
+    rows = pd.read_csv(io.StringIO(saved(browser, "csv")))
+    assert set(rows.curve) == {"clever"}
+    assert f"{len(rows)} of 5 rows" == browser.find_element("id", "count").text
+    assert saved(browser, "tex").count(r"\\") == 1 + len(rows)
+
+
+def test_the_address_holds_part_and_filters(browser: Any, root: Path, tmp_path: Path) -> None:
+    page = assemble(content(root))
+    opened(browser, page, tmp_path / "page.html", "#/board?kind=control&ratio=0.9")
+    assert browser.find_element("id", "count").text == "1 of 5 rows"
+    chosen(browser, "f-text", "a b&c=d")
+    address = browser.execute_script("return location.hash")
+    opened(browser, page, tmp_path / "page.html", address)
+    assert browser.find_element("id", "f-text").get_attribute("value") == "a b&c=d"
+    assert browser.find_element("id", "count").text == "0 of 5 rows"
+    # A value that the page lacks filters nothing, and an unknown part is the first one.
+    opened(browser, page, tmp_path / "page.html", "#/nonsense?kind=nonsense")
+    assert [cells[0] for cells in leaders(browser)] == ["unpruned", "clever", "random"]
+
+
+def test_tabs_follow_the_arrow_keys(browser: Any, root: Path, tmp_path: Path) -> None:
+    opened(browser, assemble(content(root)), tmp_path / "page.html", "#/leaders")
+    tabs = browser.find_elements("css selector", "[role=tab]")
+    for key, place in (("\ue014", 1), ("\ue012", 0), ("\ue012", -1), ("\ue014", 0), ("\ue010", -1)):
+        browser.switch_to.active_element.send_keys(key) if place != 1 else tabs[0].send_keys(key)
+        assert browser.switch_to.active_element == tabs[place]
+        assert [tab.get_attribute("aria-selected") for tab in tabs].count("true") == 1
+        assert tabs[place].get_attribute("aria-selected") == "true"
+        assert [tab.get_attribute("tabindex") for tab in tabs].count("0") == 1
+
+
+def test_hostile_rows_are_shown(browser: Any, root: Path, tmp_path: Path) -> None:
+    found = content(root)
+    name = "<img src=x onerror=alert(1)>" + "y" * 300
+    texts = found["rows"]["texts"]["curve"]
+    texts[texts.index("clever")] = name
+    for curve in found["panels"][0]["curves"]:
+        curve["name"] = name if curve["name"] == "clever" else curve["name"]
+    found["styles"][name] = found["styles"].pop("clever")
+    for line in found["averages"]:
+        line["curve"] = name if line["curve"] == "clever" else line["curve"]
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False},
+    )
+    opened(browser, assemble(found), tmp_path / "page.html", "#/leaders")
+    assert name in [cells[0] for cells in leaders(browser)]
+    for part in ("leaders", "board"):
+        click(browser, f"#tab-{part}")
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 400
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert [one for one in browser.get_log("browser") if one["level"] == "SEVERE"] == []
 
 
 def many(few: dict[str, Any], benchmarks: int, methods: int, ratios: int) -> dict[str, Any]:

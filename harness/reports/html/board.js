@@ -1,4 +1,4 @@
-// The leaderboard: filtered rows, sorted by a column, a page at a time, so that ten thousand rows are no burden.
+// All results: filtered rows, sorted by a column, a page at a time, so that ten thousand rows are no burden.
 const PAGE = 40;
 const UNREAD = "‡", UNREAD_MEANS = data.rows.columns.unread.some(Boolean) ? ` ${UNREAD} more than 5 % of the answers could not be read.` : "";
 const board = { sort: "value", down: true, page: 0 };
@@ -28,28 +28,16 @@ function ranged(ends) {
   return [percent(ends[0]), element("span", { class: "range" }, range)];
 }
 
-function compared(key, down) {
-  const sign = down ? -1 : 1;
-  return (a, b) => {
-    const [p, q] = [a[key], b[key]];
-    if (!has(p) || !has(q)) return has(p) ? -1 : has(q) ? 1 : 0;
-    return sign * (typeof p === "string" ? p.localeCompare(q) : p - q);
-  };
-}
-
 function drawBoard() {
   const started = performance.now();
   const found = rows.filter((row) => matches(row)).sort(compared(board.sort, board.down));
   const pages = Math.max(1, Math.ceil(found.length / PAGE));
   board.page = Math.min(board.page, pages - 1);
   const first = board.page * PAGE, shown = found.slice(first, first + PAGE);
-  const heads = COLUMNS.map((column) => element("th", {
-    class: `${column.text ? "text" : ""} ${column.key}`, scope: "col",
-    "aria-sort": board.sort === column.key ? (board.down ? "descending" : "ascending") : "none",
-  }, element("button", { type: "button", "data-sort": column.key, onclick: () => sortBy(column) }, column.head)));
+  const heads = COLUMNS.map((column) => headOf(column, board, sortBy));
   const lines = shown.map((row) => element("tr", {}, ...COLUMNS.map((column) => {
     const value = column.show ? column.show(row) : row[column.key];
-    return element("td", { class: `${column.text ? "text" : ""} ${column.key}` }, ...(Array.isArray(value) ? value : [value]));
+    return element("td", { class: `${column.text ? "text" : ""} ${column.key}`, title: column.text ? row[column.key] : null }, ...(Array.isArray(value) ? value : [value]));
   })));
   const turn = (by, words) => element("button", {
     type: "button", "data-turn": by, disabled: by < 0 ? board.page === 0 : board.page === pages - 1,
@@ -60,11 +48,18 @@ function drawBoard() {
   const panel = document.getElementById("board");
   panel.replaceChildren(
     element("div", { class: "bar" },
-      element("b", { id: "count" }, `${found.length} of ${rows.length} rows`),
+      element("b", { id: "count" }, `${found.length} of ${rows.length} rows`), downloads("results", () => exported(found)),
       element("span", { class: "note" }, "Click a heading to sort. Scores in percent with their 95 % interval over samples; the score kept is that of the unpruned model on the same samples." + UNREAD_MEANS)),
     ...[found.length ? element("div", { class: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...lines)))
       : element("p", { class: "none" }, "No row has all of this. Reset a filter."), pager].filter(Boolean));
   panel.dataset.took = (performance.now() - started).toFixed(1);
+}
+
+const EXPORTED = ["model", "benchmark", "metric", "curve", "kind", "rule", "ratio", "seed", "samples", "value", "stderr", "retention", "flops", "ms", "kv", "device"];
+
+function exported(found) {
+  const words = (row, column) => { const value = column.show ? column.show(row) : row[column.key]; return (Array.isArray(value) ? value : [value]).map((part) => (part instanceof Element ? ` ${part.textContent}` : String(part))).join("").trim(); };
+  return { lines: [EXPORTED, ...found.map((row) => EXPORTED.map((key) => row[key]))], tex: latex(COLUMNS.map(({ head }) => head), found.map((row) => COLUMNS.map((column) => words(row, column)))) };
 }
 
 function sortBy(column) {

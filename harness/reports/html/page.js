@@ -1,30 +1,50 @@
 // Tabs and filters: one set of filters for all parts, and a part is drawn when it is seen.
 const leftOut = Object.values(data.left_out).reduce((sum, cases) => sum + cases.length, 0);
 const PARTS = {
-  board: ["Leaderboard", drawBoard], curves: ["Retention curves", drawCurves], cost: ["Cost and score", drawCost], methods: ["Methods", drawMethods],
+  leaders: ["Leaderboard", drawLeaders], board: ["All results", drawBoard], curves: ["Retention curves", drawCurves], cost: ["Cost and score", drawCost], methods: ["Methods", drawMethods],
   tables: ["Published tables", drawTables], pictures: ["Decoding, cache, denoising", drawPictures], leftout: [`Left out (${leftOut})`, drawLeftOut],
 };
 const UNFILTERED = ["tables", "pictures", "leftout"];
-let part = "board";
+let part = "leaders";
 
 function draw() {
   PARTS[part][1]();
 }
 
 function open(name) {
-  part = name in PARTS ? name : "board";
+  part = name in PARTS ? name : "leaders";
   for (const key of Object.keys(PARTS)) {
     document.getElementById(key).hidden = key !== part;
-    document.getElementById(`tab-${key}`).setAttribute("aria-selected", String(key === part));
+    const tab = document.getElementById(`tab-${key}`);
+    tab.setAttribute("aria-selected", String(key === part));
+    tab.tabIndex = key === part ? 0 : -1;
   }
   document.getElementById(`tab-${part}`).scrollIntoView({ block: "nearest", inline: "nearest" });
   document.getElementById("filters").hidden = UNFILTERED.includes(part);
   draw();
 }
 
+// The address holds the part and the filters that are set: it can be kept and sent.
+function writeAddress() {
+  const set = new URLSearchParams(Object.entries(filters).filter(([, value]) => value));
+  history.replaceState(null, "", `#/${part}${String(set) ? `?${set}` : ""}`);
+}
+
+function readAddress() {
+  const [name, query] = location.hash.slice(2).split("?"), set = new URLSearchParams(query || "");
+  for (const key in filters) {
+    filters[key] = set.get(key) || "";
+    document.getElementById(`f-${key}`).value = filters[key];
+    if (document.getElementById(`f-${key}`).value !== filters[key]) filters[key] = ""; // a value that this page lacks
+  }
+  board.page = 0;
+  open(name);
+}
+
 function filter(key, value) {
   filters[key] = value;
   board.page = 0;
+  writeAddress();
   draw();
 }
 
@@ -43,11 +63,22 @@ document.getElementById("f-reset").addEventListener("click", () => {
   document.getElementById("filters").reset();
   for (const key in filters) filters[key] = "";
   board.page = 0;
+  writeAddress();
   draw();
 });
 document.querySelector("nav").append(...Object.entries(PARTS).map(([key, [words]]) => element("button", {
-  type: "button", role: "tab", id: `tab-${key}`, "aria-controls": key, onclick: () => { history.replaceState(null, "", `#/${key}`); open(key); },
+  type: "button", role: "tab", id: `tab-${key}`, "aria-controls": key, onclick: () => { open(key); writeAddress(); },
 }, words)));
+document.querySelector("nav").addEventListener("keydown", (event) => {
+  const keys = Object.keys(PARTS), place = keys.indexOf(part), last = keys.length - 1;
+  const next = { ArrowRight: place === last ? 0 : place + 1, ArrowLeft: place ? place - 1 : last, Home: 0, End: last }[event.key];
+  if (next === undefined) return;
+  event.preventDefault();
+  open(keys[next]);
+  writeAddress();
+  document.getElementById(`tab-${keys[next]}`).focus();
+});
+window.addEventListener("hashchange", readAddress);
 document.getElementById("summary").textContent =
   `${[counted(rows, "row"), ...["model", "benchmark"].map((key) => counted(unique(rows.map((row) => row[key])), key)),
     counted(unique(rows.map((row) => row.curve)).filter((name) => name !== "none"), "method")].join(", ")}; position policy ${data.positions}.`;
@@ -60,4 +91,4 @@ window.addEventListener("resize", () => {
     if (now !== width) { width = now; draw(); }
   }, 150);
 });
-open(location.hash.slice(2));
+readAddress();

@@ -21,7 +21,16 @@ from espalier.harness.reports.tables.table_text import title
 LIMIT = 10_000_000
 
 HERE = Path(__file__).parent
-SCRIPTS = ("state.js", "plots.js", "board.js", "curves.js", "methods.js", "page.js")
+SCRIPTS = (
+    "state.js",
+    "plots.js",
+    "tables.js",
+    "leaders.js",
+    "board.js",
+    "curves.js",
+    "methods.js",
+    "page.js",
+)
 
 
 def collect(stores: Sequence[Path], positions: str, drawn: bool = True) -> dict[str, Any]:
@@ -37,13 +46,15 @@ def collect(stores: Sequence[Path], positions: str, drawn: bool = True) -> dict[
     """
     results = gather(stores, positions)
     unscored(results)
+    page_panels, means = panels(results)
     content: dict[str, Any] = {
         "stores": [_display_path(store) for store in stores],
         "positions": positions,
         "kinds": KINDS,
         "rows": lines(results.rows),
         "styles": styles(results.rows),
-        "panels": panels(results),
+        "panels": page_panels,
+        "averages": means,
         "overlays": overlays(results) if drawn else {"pictures": [], "curves": {}},
         "pictures": pictures(results, stores),
         "tables": _tables(results, stores),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from typing import Any
 
 from espalier.harness.errors import UserError
@@ -14,6 +15,7 @@ from espalier.harness.reports.curves.curve_points import (
     CurvePoint,
     panel_of,
 )
+from espalier.harness.reports.curves.curve_table import averages
 from espalier.harness.reports.curves.metric_names import readable
 from espalier.harness.reports.curves.plot_style import looks
 from espalier.harness.reports.curves.stored_rows import StoredResult
@@ -97,10 +99,11 @@ def _line(row: Row) -> dict[str, Any]:
     }
 
 
-def panels(results: PageResults) -> list[dict[str, Any]]:
-    """Return curves with intervals for each model, benchmark and budget rule; excluded if they cannot be paired.
+def panels(results: PageResults) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return curves with intervals for each model, benchmark and budget rule, and averages over benchmarks.
 
-    Drafts and denoised answers have their own figures, because their ratio has another meaning.
+    Curves that cannot be paired are excluded. Drafts and denoised answers have their own figures, because their ratio
+    has another meaning.
     """
     groups: dict[tuple[str, str, str], list[StoredResult]] = {}
     for result in results.rows:
@@ -108,6 +111,7 @@ def panels(results: PageResults) -> list[dict[str, Any]]:
             key = (result.row["model"], result.row["benchmark"], result.row["budget_rule"])
             groups.setdefault(key, []).append(result)
     page_panels = []
+    measured: dict[tuple[str, str], list[CurvePanel]] = {}
     for (model, benchmark, rule), rows in sorted(groups.items()):
         try:
             panel = panel_of(benchmark, rows)
@@ -118,7 +122,16 @@ def panels(results: PageResults) -> list[dict[str, Any]]:
             results.notes.setdefault(f"{model} on {benchmark}", []).append(note)
         kinds = {name(result.row): kind_of(result.row) for result in rows}
         page_panels.append(_panel(panel, model, rule, kinds))
-    return page_panels
+        measured.setdefault((model, rule), []).append(panel)
+    means = [
+        {
+            **{"model": model, "rule": rule, "curve": curve, "ratio": ratio},
+            **{"benchmarks": len(group), "retention": _ends(interval)},
+        }
+        for (model, rule), group in measured.items()
+        for (curve, ratio), interval in averages(group).items()
+    ]
+    return page_panels, means
 
 
 def _panel(panel: CurvePanel, model: str, rule: str, kinds: dict[str, str]) -> dict[str, Any]:
@@ -181,6 +194,6 @@ def _ends(interval: Interval | None) -> list[float | None] | None:
 
 def _short(number: float | None) -> float | None:
     """Return a number with five significant digits, as many as the page shows."""
-    if number is None or number != number:
+    if number is None or not isfinite(number):
         return None
     return number if isinstance(number, int) else float(f"{number:.5g}")

@@ -13,6 +13,9 @@ const MARKS = {
   X: (r) => `M${-r},${-r}L${r},${r}M${-r},${r}L${r},${-r}`,
 };
 
+// Words in the colour of a curve, darker: 4.5 to 1 on white.
+const wordColour = (colour) => `#${[1, 3, 5].map((at) => Math.round(0.66 * parseInt(colour.slice(at, at + 2), 16)).toString(16).padStart(2, "0")).join("")}`;
+
 const lookOf = (name) => data.styles[name] || { color: INK, dashes: [], marker: "o", control: true };
 
 function marker(look, x, y, r = 4) {
@@ -133,7 +136,7 @@ function nameEnds(made, options, groups, x, y, box) {
   ends.sort((a, b) => a.at - b.at);
   const places = spread(ends.map((end) => end.at), 13.5, box.top, box.bottom);
   ends.forEach((end, i) => {
-    const look = lookOf(end.name), colour = end.name === "none" ? "#000000" : look.control ? "#555555" : look.color;
+    const look = lookOf(end.name), colour = end.name === "none" ? "#000000" : look.control ? "#555555" : wordColour(look.color);
     const start = Math.max(end.from + 6, box.right - 4);
     end.group.append(svg("path", { d: `M${start.toFixed(1)},${end.at.toFixed(1)}L${box.right + 12},${places[i].toFixed(1)}`, stroke: colour, "stroke-width": 0.7, fill: "none" }),
       text(box.right + 15, places[i] + 4, curveName(end.name), "start", colour));
