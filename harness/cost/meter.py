@@ -28,7 +28,7 @@ class Metered:
     quantity: str
 
 
-class Meter(ABC):
+class CostMeter(ABC):
     """A counter that never falls."""
 
     #: Seconds by which a reading may be out of date; 0 for counters that are exact.
@@ -48,7 +48,7 @@ class Meter(ABC):
         """Return the counter after all work that was queued before."""
 
 
-def open_meter(name: str, devices: Sequence[str]) -> Meter:
+def open_meter(name: str, devices: Sequence[str]) -> CostMeter:
     """Return the open meter of an engine setting.
 
     Raises:
@@ -59,7 +59,7 @@ def open_meter(name: str, devices: Sequence[str]) -> Meter:
         value
         for value in vars(module).values()
         if isinstance(value, type)
-        and issubclass(value, Meter)
+        and issubclass(value, CostMeter)
         and value.__module__ == module.__name__
     )
     return meter.open(devices)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from espalier.harness.cost.meter import Meter, open_meter
+from espalier.harness.cost.meter import CostMeter, open_meter
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.kind import Generator
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec
@@ -36,7 +36,7 @@ class MeteredGenerator:
         meters: by the name of their setting.
     """
 
-    def __init__(self, inner: Generator, meters: Mapping[str, Meter]) -> None:
+    def __init__(self, inner: Generator, meters: Mapping[str, CostMeter]) -> None:
         self._inner = inner
         self._meters = meters
 
@@ -63,7 +63,7 @@ def metered(spec: RunSpec, generator: Generator) -> Generator:
     return MeteredGenerator(generator, meters) if meters else generator
 
 
-def open_meters(spec: RunSpec) -> dict[str, Meter]:
+def open_meters(spec: RunSpec) -> dict[str, CostMeter]:
     """Return the open meters of a run, of all devices of its model and its draft.
 
     Raises:

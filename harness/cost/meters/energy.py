@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from espalier.harness.cost.meter import Meter
+from espalier.harness.cost.meter import CostMeter
 from espalier.harness.errors import UserError
 
 
-class EnergyMeter(Meter):
+class EnergyMeter(CostMeter):
     """Joules that all GPUs of a run have drawn since their driver was loaded.
 
     A counter is of the whole GPU: idle power, memory and other programs count. Cost of a reading: tens of microseconds.
