@@ -38,6 +38,8 @@ class SampleRecord:
         spare: kept tokens that only fill up the count because the method's rule had no more; None if never reported.
         times_ms: milliseconds of vision, select, prefill (selection inside), decode and decode_per_token,
             each the batch's time divided by its rows.
+        costs: its share of what the batch added to each meter that was on, and under `<meter>_variance` of the
+            reading's variance.
         shared: phases that a stored prompt had completed before the answer began: their time is 0 here, and counted in
             the prompt.
         loop: the loop that generated the answer, `loop` (the engine's) or `generate` (the library's); None: the
@@ -70,6 +72,7 @@ class SampleRecord:
     spare: int | None = None
     work: Work = NO_WORK
     times_ms: Mapping[str, float] = field(default_factory=dict)
+    costs: Mapping[str, float] = field(default_factory=dict)
     shared: tuple[str, ...] = ()
     loop: str | None = None
     origin: Tensor | None = field(default=None, repr=False, compare=False)

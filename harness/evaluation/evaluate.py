@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.cost_summary import time_medians
+from espalier.harness.evaluation.cost_summary import cost_means, time_medians
+from espalier.harness.evaluation.metered import metered
 from espalier.harness.evaluation.samples import (
     AnswerJournal,
     Failure,
@@ -88,6 +89,11 @@ class Evaluation:
         return time_medians([sample.record for sample in self.samples])
 
     @property
+    def costs(self) -> dict[str, dict[str, Any]]:
+        """Costs of the answers by the meters of the run, as the row has them."""
+        return cost_means([sample.record for sample in self.samples])
+
+    @property
     def samples_per_second(self) -> float | None:
         """Answers per second, all processes together; None if every answer came from the journal."""
         fresh = len(self.samples) - self.resumed
@@ -114,6 +120,7 @@ def evaluate(
     kind = kind_of(method, spec)
     reason = kind.why_no_paired_timing(spec, method)
     with kind.open(spec, adapter, method, prior) as opened:
+        opened = replace(opened, generator=metered(spec, opened.generator))
         if reason is not None:
             opened = replace(opened, paired=None)
         evaluation = evaluate_session(

@@ -77,7 +77,11 @@ class Sample:
             "raw": self.raw,
             "input_tokens": self.input_tokens,
             "output_tokens": self.output_tokens,
-            "record": {name: getattr(self.record, name) for name in RECORDED},
+            "record": {
+                name: getattr(self.record, name)
+                for name in RECORDED
+                if name != "costs" or self.record.costs  # only runs with meters have them
+            },
         }
 
     @classmethod
@@ -323,6 +327,7 @@ MAY: Mapping[str, Callable[[Any], bool]] = {
     "held_special": _counts,
     "work": _counts,
     "times_ms": _numbers,
+    "costs": _numbers,
     "shared": _texts,
     "loop": _text,
     "accepted": is_table,

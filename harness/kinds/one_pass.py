@@ -21,6 +21,8 @@ def why_not_shared(spec: RunSpec, method: Method) -> str | None:
         return f"engine.separators={engine.separators} counts other tokens than a whole prompt does"
     if engine.rescore:
         return "engine.rescore=true starts from pixels"
+    if engine.meters:
+        return f"engine.{engine.meters[0]}=true counts every answer by itself"
     if spec.benchmark.prompt_tokens is not None:
         return "the benchmark measures times alone"
     if facts.diffusion is not None:

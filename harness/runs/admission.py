@@ -18,6 +18,7 @@ from espalier.harness.engine.artifacts.priors import require_prior
 from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.errors import Refused, UserError, unknown_name
 from espalier.harness.evaluation.judging.judge_check import check_judge
+from espalier.harness.evaluation.metered import check_meters, open_meters
 from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.kinds.checks.generation_check import check_settings
 from espalier.harness.kinds.checks.length_check import check_lengths
@@ -169,6 +170,10 @@ def _use_device(spec: RunSpec, ranks: Ranks) -> None:
     ranks.use_device(spec.model.device)
 
 
+def _open_meters(spec: RunSpec, ranks: Ranks) -> None:
+    open_meters(spec)
+
+
 # ------------------------------------------------------------------ of the run
 
 
@@ -190,6 +195,11 @@ def _normalise(run: Candidate) -> None:
 
 def _check_model(run: Candidate) -> None:
     check_model(run.spec.model, run.spec.offline, run.digests)
+
+
+def _check_meters(run: Candidate) -> None:
+    engine = run.kind.identity(run.spec, run.method).engine
+    check_meters(engine, run.spec.engine.meters)
 
 
 def _check_lengths(run: Candidate) -> None:
@@ -272,6 +282,7 @@ PROCESS_CHECKS: tuple[tuple[str, Callable[[RunSpec, Ranks], None]], ...] = (
     ("model.device_map", _check_device_map),
     ("method.draft", _check_draft_device),
     ("model.device", _use_device),
+    ("engine", _open_meters),
 )
 
 #: The same for what does not depend on the process.
@@ -279,6 +290,7 @@ CHECKS: tuple[tuple[str, Callable[[Candidate], None]], ...] = (
     ("generation", _check_generation),
     ("method", _find_kind),
     ("engine", _normalise),
+    ("engine", _check_meters),
     ("model", _check_model),
     ("benchmark.prompt_tokens", _check_lengths),
     ("ratio", _resolve),

@@ -18,6 +18,7 @@ from espalier.harness.reports.curves.terminal_columns import (
 )
 from espalier.harness.specs.comparable import brief, differences
 from espalier.harness.specs.comparable import name as curve_name
+from espalier.harness.specs.run_spec import METERS
 from espalier.harness.store.unparsed_mark import FOOTNOTE, is_marked, mark
 
 #: Note on rows of cache compressors whose scores do not depend on the eviction.
@@ -108,6 +109,11 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> list[TerminalColumn]:
     return [
         *(TerminalColumn(heading, cells) for heading, cells in zip(headings, times, strict=True)),
         TerminalColumn("KV", tuple(_bytes(row["memory"]["kv_bytes"]) for row in rows)),
+        *(
+            TerminalColumn(name, tuple(map(_cost, costs)))
+            for name in METERS
+            if any(costs := [row["extra"].get("costs", {}).get(name) for row in rows])
+        ),
     ]
 
 
@@ -156,6 +162,10 @@ def _sheet(row: Mapping[str, Any]) -> Table:
         "memory",
         f"KV cache {_bytes(memory['kv_bytes'])} a sample, peak {_bytes(memory['peak_bytes'])}",
     )
+    for name, cost in extra.get("costs", {}).items():
+        table.add_row(
+            name, f"{_cost(cost)} an answer, {cost['per_token']:.3g} {cost['unit']} a token"
+        )
     speedup = extra.get("speedup")
     if speedup:
         table.add_row("speed-up", _speedup_text(speedup))
@@ -231,6 +241,10 @@ def _score(values: Mapping[str, float | None]) -> str:
     value, stderr = values["value"], values["stderr"]
     number = "undefined" if value is None else f"{value:.3f}"
     return number + ("" if stderr is None else f" ± {stderr:.3f}")
+
+
+def _cost(cost: Mapping[str, Any] | None) -> str:
+    return "-" if cost is None else f"{cost['mean']:.3g} ± {cost['error']:.1g} {cost['unit']}"
 
 
 def _milliseconds(value: float | None) -> str:

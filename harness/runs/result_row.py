@@ -56,6 +56,7 @@ def build_row(
             **account.extra,
             "substitutes": _substitutes(job),
             "time_iqr": _spreads(records),
+            **({"costs": evaluation.costs} if evaluation.costs else {}),
             "new_tokens": fmean(record.new_tokens for record in records),
             "text_tokens": fmean(record.text for record in records),
             "samples_per_second": evaluation.samples_per_second,

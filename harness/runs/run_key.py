@@ -14,6 +14,7 @@ from inspect import getfile
 from pathlib import Path
 from typing import Any
 
+from espalier.harness.cost.meter import PACKAGE as METERS
 from espalier.harness.engine.signals.table import PRODUCERS
 from espalier.harness.evaluation.judging.judge_prompt import read_prompt
 from espalier.harness.kinds.checks.signal_check import signals_of
@@ -151,6 +152,7 @@ def entry_files(spec: RunSpec, method: Method, code: CodeFiles) -> list[Path]:
     identity = kind_of(method, spec).identity(spec, method)
     families = {model.adapter for model in (spec.model, identity.draft) if model is not None}
     modules = {*ENTRIES, type(kind_of(method, spec)).__module__}
+    modules |= {f"{METERS}.{name}" for name in spec.engine.meters}
     modules |= {PRODUCERS.module(name) for name in _signals(spec, identity) if name in PRODUCERS}
     files = []
     for module in sorted(modules):

@@ -68,7 +68,12 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
         "method": {"params": identity.params},
         "draft": None if draft is None else {"name": draft.name, **_model(draft, contents.draft)},
         "benchmark": {**_benchmark(spec.benchmark, contents), **_boxes(spec)},
-        "engine": {"warmup": spec.engine.warmup, **identity.engine},
+        "engine": {
+            "warmup": spec.engine.warmup,
+            **identity.engine,
+            # Rows without meters have no key for them, as rows older than a meter.
+            **dict.fromkeys(spec.engine.meters, True),
+        },
         "artifacts": contents.artifacts,
     }
     if "judge" in spec.benchmark.needs:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from typing import Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.specs.run_spec import EngineSpec
+from espalier.harness.specs.run_spec import METERS, EngineSpec
 
 Row = Mapping[str, Any]
 
@@ -28,7 +28,9 @@ CELL = (
 ALONG = ("ratio", "seed")
 
 #: Settings that change what a run costs or what it looks at, and no answer.
-COSTS = frozenset({"engine.batch_size", "engine.warmup", "engine.compare", "engine.rescore"})
+COSTS = frozenset(
+    f"engine.{name}" for name in ("batch_size", "warmup", "compare", "rescore", *METERS)
+)
 
 #: Settings of earlier versions that change no number: rows with and without them stand beside each other.
 BYGONE = frozenset({"model.facts.signals", "draft.facts.signals"})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, get_args
 
 from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.cost.meter import Metered
 from espalier.harness.errors import UserError
 from espalier.harness.media import frame_rules as rules
 from espalier.harness.media.images import TRANSPARENCY
@@ -26,6 +27,7 @@ from espalier.harness.settings import (
     at_least,
     at_most,
     read_value,
+    setting_hints,
     table,
 )
 from espalier.harness.specs.judge_spec import JudgeSpec
@@ -252,6 +254,7 @@ class EngineSpec:
             0: none; `auto`: as many as a tenth of the run pays for.
         share: `prefix` computes the common part of cells that differ only in method and ratio once; their rows have no
             times.
+        energy: whether the energy of every answer is measured, by the counters of NVIDIA GPUs (Volta or later).
     """
 
     backend: Annotated[Backend, OneOf(BACKENDS)] = "drop"
@@ -270,6 +273,21 @@ class EngineSpec:
     rescore: bool = False
     paired: Natural | Auto = 0
     share: Annotated[str, OneOf(SHARES)] = "none"
+    energy: Annotated[bool, Metered("J", "energy of the GPUs")] = False
+
+    @property
+    def meters(self) -> tuple[str, ...]:
+        """Names of the meters that are on."""
+        return tuple(name for name in METERS if getattr(self, name))
+
+
+#: The engine settings that turn on meters.
+METERS: Mapping[str, Metered] = {
+    name: mark
+    for name, hint in setting_hints(EngineSpec).items()
+    for mark in get_args(hint)
+    if isinstance(mark, Metered)
+}
 
 
 class AnswerRequest(Protocol):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from espalier.harness.reports.curves.point_frame import COUNT, FLAG, NUMBER, TEXT
 from espalier.harness.specs.comparable import name, policy
+from espalier.harness.specs.run_spec import METERS
 from espalier.harness.store.unparsed_mark import is_marked
 
 Row = Mapping[str, Any]
@@ -35,7 +36,7 @@ BLOCKS = (
     *("run_key", "model", "benchmark", "method", "variant", "ratio", "budget_rule", "seed"),
     *("n_samples", "metrics", "tokens", "flops", "time", "memory", "settings"),
     *(f"extra.{name}" for name in ("label", "headline", "higher_is_better", "aggregation")),
-    *("extra.speculative", "extra.environment", "extra.unparsed"),
+    *("extra.speculative", "extra.environment", "extra.unparsed", "extra.costs"),
 )
 
 #: One line for each cell and metric.
@@ -85,6 +86,14 @@ ROWS: Mapping[str, ResultColumn] = {
     ),
     "kv_bytes": ResultColumn(NUMBER, "bytes of the cache after prefill", _at("memory", "kv_bytes")),
     "peak_bytes": ResultColumn(NUMBER, "bytes at the peak", _at("memory", "peak_bytes")),
+    **{
+        name: ResultColumn(
+            NUMBER,
+            f"{meter.unit} an answer, mean: {meter.quantity}",
+            _at("extra", "costs", name, "mean"),
+        )
+        for name, meter in METERS.items()
+    },
     "accepted_run": ResultColumn(
         NUMBER, "drafted tokens accepted in a row, mean", _at("extra", "speculative", "mean_run")
     ),

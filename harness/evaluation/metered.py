@@ -1,0 +1,98 @@
+"""Answers with their costs by the meters of a run (harness/cost/meter.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from espalier.harness.cost.meter import CostMeter, open_meter
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.kind import Generator
+from espalier.harness.specs.run_spec import ModelSpec, RunSpec
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.record import GeneratedBatch
+
+
+#: Settings under which a call of the generator does more than answer, and what.
+EXTRA_WORK = {
+    "rescore": "also judges the answer",
+    "compare": "also decodes it without a draft",
+}
+
+
+class MeteredGenerator:
+    """Generates with `inner` and records what each batch adds to the meters, in equal shares for its samples.
+
+    A reading that is up to `lag` seconds old, evenly distributed, has a variance of (rate * lag)² / 12; a batch has
+    two. Its variance is shared like its cost, so that costs and variances of samples both add up.
+
+    Args:
+        inner: generates the answers.
+        meters: by the name of their setting.
+    """
+
+    def __init__(self, inner: Generator, meters: Mapping[str, CostMeter]) -> None:
+        self._inner = inner
+        self._meters = meters
+
+    def generate(
+        self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
+    ) -> GeneratedBatch:
+        """Return the answers of `inner`."""
+        before = {name: meter.read() for name, meter in self._meters.items()}
+        started = perf_counter()
+        generated = self._inner.generate(inputs, samples, **generation)
+        spent = {name: meter.read() - before[name] for name, meter in self._meters.items()}
+        seconds, rows = perf_counter() - started, len(generated.records)
+        costs = {name: amount / rows for name, amount in spent.items()}
+        for name, amount in spent.items():
+            error = amount / seconds * self._meters[name].lag
+            costs[f"{name}_variance"] = error**2 / 6 / rows
+        records = tuple(replace(record, costs=costs) for record in generated.records)
+        return replace(generated, records=records)
+
+
+def metered(spec: RunSpec, generator: Generator) -> Generator:
+    """Return the generator with the meters that the run turns on; without any the generator itself."""
+    meters = open_meters(spec)
+    return MeteredGenerator(generator, meters) if meters else generator
+
+
+def open_meters(spec: RunSpec) -> dict[str, CostMeter]:
+    """Return the open meters of a run, of all devices of its model and its draft.
+
+    Raises:
+        UserError: a meter cannot count on this machine.
+    """
+    models = [spec.model] if spec.method.draft is None else [spec.model, spec.method.draft]
+    devices = [name for model in models for name in _devices(model)]
+    return {name: open_meter(name, devices) for name in spec.engine.meters}
+
+
+def _devices(model: ModelSpec) -> list[str]:
+    if model.device_map is None:
+        return [model.device]
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+
+
+def check_meters(engine: Mapping[str, Any], meters: Sequence[str]) -> None:
+    """Refuse meters where a run does more than answer while they count.
+
+    Args:
+        engine: the settings that concern the run's method.
+        meters: names of those that are on.
+
+    Raises:
+        UserError: an answer is judged or decoded twice.
+    """
+    for setting, work in EXTRA_WORK.items():
+        if meters and engine.get(setting):
+            raise UserError(
+                f"engine.{meters[0]}=true counts what an answer costs, and engine.{setting}=true {work}; "
+                f"valid: engine.{setting}=false"
+            )
