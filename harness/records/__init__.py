@@ -1,0 +1,1 @@
+"""The user's own data: pictures and videos with questions, from a file, a folder or memory."""

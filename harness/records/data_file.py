@@ -1,0 +1,294 @@
+"""Rows of a data file or folder: JSON Lines, JSON, CSV, TSV, Parquet, or the pictures of a folder."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from espalier.harness.errors import UserError, foreign
+from espalier.harness.records.record import Mistakes
+
+#: Names that a data file of a folder has, the first one found counts; otherwise its only data file.
+METADATA = tuple(f"metadata.{ending}" for ending in ("jsonl", "csv", "tsv", "parquet", "json"))
+
+IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+VIDEOS = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v")
+
+#: First bytes of archives, and their endings.
+ARCHIVES = {b"PK\x03\x04": "zip", b"\x1f\x8b": "gzip", b"7z\xbc\xaf": "7z", b"Rar!": "rar"}
+ARCHIVE_ENDINGS = (".zip", ".tar", ".tgz", ".gz", ".7z", ".rar", ".xz", ".bz2", ".zst")
+SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
+
+#: First bytes of texts that are not UTF-8.
+MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}(?=[^/])")
+
+VALID = "a .jsonl, .json, .csv, .tsv or .parquet file, or a folder with one beside its pictures"
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """Rows as they stand in a file.
+
+    Attributes:
+        rows: columns by name.
+        places: where each row stands, for error lines.
+        base: folder at which relative paths start.
+        name: of the file without its ending, or of the folder.
+        columns: names of all columns.
+        bare: whether there is no data file, so that each row is a file of the folder.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    places: Sequence[str]
+    base: Path
+    name: str
+    columns: tuple[str, ...]
+    bare: bool = False
+
+
+def read_rows(path: Path, bare: bool) -> RowTable:
+    """Return the rows of a data file or folder.
+
+    Args:
+        path: file or folder.
+        bare: whether a folder without a data file stands for its pictures and videos, one row each.
+
+    Raises:
+        UserError: one line with the file, the first wrong lines and what is valid.
+    """
+    source = f"benchmark.path={str(path)!r}"
+    if path.is_dir():
+        file = _data_file(path, source, bare)
+        if file is None:
+            return _media_rows(path, source)
+        source, name = f"{source}: {file.name}", path.name if file.name in METADATA else file.stem
+        return _file_rows(file, source, name or "root")
+    if not path.is_file():
+        state = "is not a file" if path.exists() else "does not exist"
+        raise UserError(f"{source} {state}; valid: {VALID}")
+    return _file_rows(path, source, path.stem)
+
+
+def check_address(path: Any) -> None:
+    """Raise UserError if the value of `benchmark.path` is an address of the network."""
+    match = ADDRESS.match(path) if isinstance(path, str) else None
+    if match:
+        raise UserError(
+            f"benchmark.path={path!r} is an address, and nothing is downloaded; valid: the path of a downloaded "
+            "file or folder"
+        )
+
+
+def _data_file(folder: Path, source: str, bare: bool) -> Path | None:
+    """Return the data file of a folder; None: it stands for its pictures."""
+    for name in METADATA:
+        if (folder / name).is_file():
+            return folder / name
+    files = sorted(
+        p for p in folder.iterdir() if p.suffix.lower() in READERS and not p.name.startswith(".")
+    )
+    if len(files) == 1:
+        return files[0]
+    if files:
+        names = ", ".join(file.name for file in files[:5])
+        raise UserError(f"{source} has several data files: {names}; valid: the path of one of them")
+    if not bare:
+        raise UserError(
+            f"{source} has no data file; valid: {METADATA[0]} or {METADATA[1]} beside the pictures, or "
+            "benchmark.question='...', which is asked about every picture"
+        )
+    return None
+
+
+def _media_rows(folder: Path, source: str) -> RowTable:
+    files = sorted(
+        path.relative_to(folder)
+        for path in folder.rglob("*")
+        if path.suffix.lower() in IMAGES + VIDEOS
+        and path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+    if not files:
+        raise UserError(
+            f"{source} has no pictures and no videos; valid: a folder with {', '.join((*IMAGES, *VIDEOS))}"
+        )
+    kinds = ["video" if file.suffix.lower() in VIDEOS else "image" for file in files]
+    rows = [
+        {"id": file.as_posix(), kind: str(folder / file)}
+        for file, kind in zip(files, kinds, strict=True)
+    ]
+    places = [f"file {file.as_posix()!r}" for file in files]
+    return RowTable(rows, places, folder, folder.name, ("id", *sorted(set(kinds))), True)
+
+
+def _file_rows(file: Path, source: str, name: str) -> RowTable:
+    suffix = file.suffix.lower()
+    with foreign(f"{source} cannot be read", VALID), file.open("rb") as stream:
+        head = stream.read(8)
+    archive = next((kind for mark, kind in ARCHIVES.items() if head.startswith(mark)), "")
+    if suffix in SPREADSHEETS:
+        raise UserError(f"{source} is a spreadsheet; valid: the sheet saved as CSV in UTF-8")
+    if archive or suffix in ARCHIVE_ENDINGS:
+        raise UserError(
+            f"{source} is an archive ({archive or suffix[1:]}); valid: the path of the unpacked file or folder"
+        )
+    if suffix not in READERS:
+        raise UserError(f"{source} ends in {suffix or 'nothing'!r}; valid: {VALID}")
+    if not head:
+        raise UserError(f"{source} is empty; valid: {VALID}, with at least one record")
+    rows, places = READERS[suffix](file, source)
+    if not rows:
+        raise UserError(
+            f"{source} has no records; valid: at least one below the names of the columns"
+        )
+    columns = tuple(dict.fromkeys(str(column) for row in rows for column in row))
+    return RowTable(rows, places, file.absolute().parent, name, columns)
+
+
+def _text(file: Path, source: str) -> str:
+    """Return a file's text.
+
+    Raises:
+        UserError: it is not UTF-8; the line names the first wrong line.
+    """
+    with foreign(f"{source} cannot be read", VALID):
+        content = file.read_bytes()
+    encoding = next((name for mark, name in MARKS.items() if content.startswith(mark)), None)
+    if encoding is None and b"\0" in content[:4096]:
+        encoding = "UTF-16 or binary"
+    remedy = f"valid: UTF-8, as by: iconv -f UTF-16 -t UTF-8 < {file.name} > utf8{file.suffix}"
+    if encoding is not None:
+        raise UserError(f"{source} is {encoding}; {remedy}")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"{source}: line {line} is not UTF-8 (byte 0x{content[error.start]:02x}); "
+            f"{remedy.replace('UTF-16', 'LATIN1')}"
+        ) from error
+
+
+def _json_lines(file: Path, source: str) -> tuple[list[Any], list[str]]:
+    mistakes, rows, places = Mistakes(source), [], []
+    for number, line in enumerate(_text(file, source).split("\n"), 1):
+        if not line.strip():
+            continue
+        place = f"line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            mistakes.add(place, f"no JSON ({error}); valid: one {{...}} a line")
+            continue
+        if not isinstance(row, dict):
+            mistakes.add(
+                place, f"{type(row).__name__} in place of a table; valid: one {{...}} a line"
+            )
+            continue
+        rows.append(row)
+        places.append(place)
+    mistakes.check()
+    return rows, places
+
+
+def _json(file: Path, source: str) -> tuple[list[Any], list[str]]:
+    with foreign(f"{source} is no JSON", "a list of tables [{...}, ...]"):
+        rows = json.loads(_text(file, source))
+    if not isinstance(rows, list):
+        raise UserError(f"{source} holds no list; valid: a list of tables [{{...}}, ...]")
+    mistakes = Mistakes(source)
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            mistakes.add(f"entry {number}", f"{type(row).__name__}; valid: a table {{...}}")
+    mistakes.check()
+    return rows, [f"entry {number}" for number in range(len(rows))]
+
+
+def _separated(delimiter: str) -> Callable[[Path, str], tuple[list[Any], list[str]]]:
+    def read(file: Path, source: str) -> tuple[list[Any], list[str]]:
+        # pyarrow takes a quarter of a second to import.
+        import pyarrow as pa
+        from pyarrow import csv as table
+
+        text = _text(file, source)
+        header = next(csv.reader([text.partition("\n")[0].rstrip("\r")], delimiter=delimiter), [])
+        twice = [name for name, count in Counter(header).items() if count > 1]
+        if twice:
+            raise UserError(f"{source}: line 1 has the column {twice[0]!r} twice; valid: once")
+        ragged: dict[int, int] = {}
+
+        def note(row: Any) -> str:
+            if row.actual_columns != 1 or row.text.strip():
+                ragged[row.number] = row.actual_columns
+            else:
+                ragged[row.number] = 0
+            return "skip"
+
+        content = text.encode()
+        with foreign(f"{source} cannot be read", VALID, (pa.ArrowException,)):
+            rows = table.read_csv(
+                pa.BufferReader(content),
+                read_options=table.ReadOptions(
+                    use_threads=False, block_size=min(max(len(content), 1 << 20), 2**31 - 1)
+                ),
+                parse_options=table.ParseOptions(
+                    delimiter=delimiter,
+                    newlines_in_values=True,
+                    ignore_empty_lines=False,
+                    invalid_row_handler=note,
+                ),
+                convert_options=table.ConvertOptions(
+                    column_types=dict.fromkeys(header, pa.string()),
+                    strings_can_be_null=False,
+                    null_values=[],
+                ),
+            ).to_pylist()
+        mistakes, places, kept = Mistakes(source), [], []
+        number, line, waiting = 2, 2, iter(rows)
+        for number in range(2, 2 + len(rows) + len(ragged)):
+            if number in ragged:
+                if ragged[number]:
+                    mistakes.add(
+                        f"line {line}",
+                        f"{ragged[number]} fields, and the header has {len(header)}; valid: as many, with "
+                        'values that hold separators or line ends in "quotes"',
+                    )
+                line += 1
+                continue
+            row = next(waiting)
+            if any(row.values()):
+                kept.append(row)
+                places.append(f"line {line}")
+            line += 1 + sum(value.count("\n") for value in row.values())
+        mistakes.check()
+        return kept, places
+
+    return read
+
+
+def _parquet(file: Path, source: str) -> tuple[list[Any], list[str]]:
+    # As above.
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    with foreign(f"{source} cannot be read", "a whole Parquet file", (pa.ArrowException,)):
+        rows = parquet.read_table(file).to_pylist()
+    return rows, [f"row {number}" for number in range(len(rows))]
+
+
+#: Readers by the endings of data files.
+READERS: Mapping[str, Callable[[Path, str], tuple[list[Any], list[str]]]] = {
+    ".jsonl": _json_lines,
+    ".json": _json,
+    ".csv": _separated(","),
+    ".tsv": _separated("\t"),
+    ".parquet": _parquet,
+}

@@ -1,0 +1,242 @@
+"""From the cells of a row to pictures and videos: paths, base64, bytes, PIL images, arrays, and lists of them."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import binascii
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from espalier.harness.errors import UserError
+from espalier.harness.media.images import BROKEN
+from espalier.harness.records.data_file import ADDRESS, VIDEOS
+from espalier.harness.records.record import Medium
+
+#: Columns of pictures, of which a table has one kind; `image_1`, `image_2`, ... are several pictures.
+IMAGE, IMAGE_LIST, NUMBERED = "image", "images", re.compile(r"image_?(\d+)")
+#: Columns that count in a table without the ones above.
+PATHS = ("image_path", "file_name", "file_names")
+VIDEO = "video"
+
+#: Shorter texts are no base64 of a picture, but the index of another row, as in VLMEvalKit's tables.
+SHORTEST = 64
+BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
+
+
+class WrongCell(ValueError):
+    """A cell is not what its column needs; the text follows the place in an error line."""
+
+
+def is_media_column(column: str) -> bool:
+    """Return whether a column holds pictures or videos."""
+    return column in (IMAGE, IMAGE_LIST, VIDEO, *PATHS) or NUMBERED.fullmatch(column) is not None
+
+
+def missing(cell: Any) -> bool:
+    """Return whether a cell is empty: None, NaN, a text of blanks, a list without entries."""
+    if cell is None or (isinstance(cell, str) and not cell.strip()):
+        return True
+    if isinstance(cell, list | tuple | Mapping):
+        return not cell
+    # NaN and pandas' NaT are unequal to themselves; pandas' NA has no truth value.
+    return type(cell).__name__ == "NAType" or (np.ndim(cell) == 0 and bool(cell != cell))
+
+
+def items(cell: Any) -> list[Any] | None:
+    """Return the entries of a list, or of a text that holds one as JSON or as Python prints it; None: no list."""
+    if isinstance(cell, list | tuple):
+        return list(cell)
+    if isinstance(cell, np.ndarray) and cell.dtype == object:
+        return list(cell)
+    if not isinstance(cell, str) or not cell.strip().startswith("["):
+        return None
+    for read in (json.loads, ast.literal_eval):
+        try:
+            entries = read(cell.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        return entries if isinstance(entries, list) else None
+    return None
+
+
+@dataclass
+class MediaReader:
+    """Finds the media of rows, and checks that each is a readable picture or video by its header.
+
+    Args:
+        base: folder at which relative paths start.
+        columns: of the table.
+        shared: cells of the column `image` by the row's id, for rows that name another one in place of a picture.
+    """
+
+    base: Path
+    columns: Sequence[str]
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    _checked: dict[tuple[str, Path], str] = field(default_factory=dict)
+
+    def of(self, row: Mapping[str, Any]) -> tuple[Medium, ...]:
+        """Return the pictures of a row, then its videos.
+
+        Raises:
+            WrongCell: a file is missing or no picture, or several columns have pictures.
+        """
+        numbered = sorted(
+            (column for column in row if NUMBERED.fullmatch(column)),
+            key=lambda column: int(NUMBERED.fullmatch(column)[1]),  # type: ignore[index]  # it matches
+        )
+        groups = [(IMAGE,), (IMAGE_LIST,), tuple(numbered)]
+        filled = [
+            [row[name] for name in group if not missing(row.get(name))]
+            for group in (groups if self._has_main else [(name,) for name in PATHS])
+        ]
+        filled = [cells for cells in filled if cells]
+        if len(filled) > 1:
+            raise WrongCell(
+                "pictures in several columns; valid: image, images or image_1, image_2, ..."
+            )
+        cells = filled[0] if filled else []
+        media = [medium for cell in cells for medium in self._media("image", cell)]
+        if not missing(row.get(VIDEO)):
+            media += self._media("video", row[VIDEO])
+        return tuple(sorted(media, key=lambda medium: medium.kind))
+
+    @property
+    def _has_main(self) -> bool:
+        return any(
+            column in (IMAGE, IMAGE_LIST) or NUMBERED.fullmatch(column) for column in self.columns
+        )
+
+    def _media(self, kind: str, cell: Any) -> Iterator[Medium]:
+        entries = items(cell)
+        for entry in [cell] if entries is None else entries:
+            if missing(entry):
+                raise WrongCell(f"an empty entry in the list of {kind}s; valid: a path for each")
+            yield from self._medium(kind, entry)
+
+    def _medium(self, kind: str, entry: Any) -> list[Medium]:
+        if isinstance(entry, Mapping):
+            content, path = entry.get("bytes"), entry.get("path")
+            entry = path if content is None else content
+        if isinstance(entry, bytes):
+            return [_checked_content(kind, entry)]
+        if isinstance(entry, Image.Image | np.ndarray) and kind == "image":
+            return [Medium("image", content=_png(entry))]
+        if isinstance(entry, os.PathLike):
+            entry = os.fspath(entry)
+        if not isinstance(entry, str):
+            raise WrongCell(
+                f"{kind} is a {type(entry).__name__}; valid: a path, base64, bytes, a PIL image or an array of "
+                "8-bit integers"
+            )
+        return self._from_text(kind, entry.strip())
+
+    def _from_text(self, kind: str, text: str) -> list[Medium]:
+        path = self.base / text if len(text) < 4096 and "\0" not in text else None
+        if path is not None and os.path.isfile(path):
+            kind = "video" if path.suffix.lower() in VIDEOS else kind
+            return [self._checked_file(kind, path)]
+        if text.startswith("data:"):
+            text = text.partition(",")[2]
+        elif ADDRESS.match(text):
+            raise WrongCell(f"{kind} {_short(text)} is an address; valid: a downloaded file")
+        other = self.shared.get(text) if len(text) <= SHORTEST else None
+        if isinstance(other, str) and len(other) > SHORTEST:
+            return list(self._media(kind, other))
+        compact = "".join(text.split()) if len(text) > SHORTEST else ""
+        if len(compact) % 4 == 0 and BASE64.fullmatch(compact):
+            try:
+                return [
+                    _checked_content(kind, base64.b64decode(compact, altchars=_altchars(compact)))
+                ]
+            except binascii.Error as error:
+                raise WrongCell(f"{kind} {_short(text)} is no whole base64 ({error})") from error
+        state = "is a folder" if path is not None and os.path.isdir(path) else "does not exist"
+        at = "" if os.path.isabs(text) else f" in {str(self.base)!r}"
+        raise WrongCell(f"{kind} {_short(text)} {state}{at}; valid: the path of a {kind}")
+
+    def _checked_file(self, kind: str, path: Path) -> Medium:
+        """Return the medium of a file, whose header is read once for all rows that name it."""
+        if (kind, path) not in self._checked:
+            self._checked[kind, path] = (
+                _picture_problem(path) if kind == "image" else _video_problem(path)
+            )
+        problem = self._checked[kind, path]
+        if problem:
+            raise WrongCell(f"{kind} {_short(str(path))} {problem}")
+        return Medium(kind, path)
+
+
+def _altchars(text: str) -> bytes | None:
+    return b"-_" if "-" in text or "_" in text else None
+
+
+def _checked_content(kind: str, content: bytes) -> Medium:
+    problem = _picture_problem(BytesIO(content)) if kind == "image" else ""
+    if problem:
+        raise WrongCell(f"{kind} of {len(content)} bytes {problem}")
+    return Medium(kind, content=content)
+
+
+def _picture_problem(source: Path | BytesIO) -> str:
+    """Return what is wrong with a picture by its header, "" if it can be opened; pixels are not decoded."""
+    try:
+        with warnings.catch_warnings():
+            # Half of Pillow's limit is a warning; the limit itself is an error.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(source) as image:
+                size = image.size
+    except (*BROKEN, Image.DecompressionBombError) as error:
+        empty = isinstance(source, Path) and not source.stat().st_size
+        reason = "it is empty" if empty else type(error).__name__
+        return f"cannot be opened as a picture ({reason}); valid: JPEG, PNG, WebP or the like"
+    return "" if min(size) > 0 else "has no pixels; valid: a picture with pixels"
+
+
+def _video_problem(path: Path) -> str:
+    # PyAV takes a tenth of a second to import.
+    from espalier.harness.media.container import open_video
+
+    try:
+        with open_video(path):
+            return ""
+    except UserError as error:
+        return f"cannot be opened as a video: {str(error).rpartition(repr(str(path)))[2].strip()}"
+
+
+def _png(picture: Image.Image | np.ndarray) -> bytes:
+    """Return a picture of the memory as a PNG file, without loss."""
+    if isinstance(picture, np.ndarray):
+        if picture.dtype != np.uint8 or not (
+            picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] in (3, 4))
+        ):
+            raise WrongCell(
+                f"image is an array of {picture.dtype} of shape {picture.shape}; valid: uint8, (height, width) or "
+                "(height, width, 3)"
+            )
+        picture = Image.fromarray(picture)
+    file = BytesIO()
+    try:
+        # PNG files written here have no orientation tag.
+        picture = ImageOps.exif_transpose(picture)
+        known = picture.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16")
+        (picture if known else picture.convert("RGB")).save(file, "PNG")
+    except BROKEN as error:
+        raise WrongCell(
+            f"image cannot be read ({type(error).__name__}); valid: a whole picture"
+        ) from error
+    return file.getvalue()
+
+
+def _short(text: str) -> str:
+    return repr(text) if len(text) <= 120 else f"{text[:60]!r}... ({len(text)} characters)"

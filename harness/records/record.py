@@ -1,0 +1,233 @@
+"""Records of the user's own data: a question about pictures or videos, with its answers and choices."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from espalier.harness.errors import UserError
+from espalier.harness.settings import Must, OneOf, Text
+from espalier.harness.store.files.digests import Digests, digest
+from espalier.harness.store.files.durable import replace
+
+#: `benchmark.score`.
+SCORES = ("exact", "contains", "choice", "yes_no", "anls", "number", "none")
+
+#: Number of mistakes that an error line spells out.
+NAMED = 3
+
+#: Name of the data file in a folder, as in Hugging Face's image folders.
+DATA_FILE = "metadata.jsonl"
+#: Folder of the pictures that a data file or the memory holds itself.
+MEDIA = "media"
+
+Tolerated = Annotated[
+    float, Must("a number of at least 0", lambda value: 0 <= value < float("inf"))
+]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a number may be from the reference: the larger of `relative` times the reference and `absolute`."""
+
+    relative: Tolerated = 0.0
+    absolute: Tolerated = 0.0
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """What the config states about own data.
+
+    Attributes:
+        score: one of SCORES; None: chosen from the columns.
+        question: the question of every record; None: the column `question`.
+        tolerance: of `score=number`.
+    """
+
+    score: Annotated[str, OneOf(SCORES)] | None = None
+    question: Text | None = None
+    tolerance: Tolerance = Tolerance()
+
+
+@dataclass(frozen=True)
+class Medium:
+    """A picture or a video: a file, or the content of one.
+
+    Attributes:
+        kind: `image` or `video`.
+        path: absolute path of the file; None: `content` has it.
+        content: the bytes of the file.
+    """
+
+    kind: str
+    path: Path | None = None
+    content: bytes = field(default=b"", repr=False)
+
+    def digest(self, digests: Digests) -> str:
+        """Return the SHA-256 of the content as hex.
+
+        Raises:
+            UserError: the file cannot be read any more.
+        """
+        if self.path is None:
+            return hashlib.sha256(self.content).hexdigest()
+        try:
+            return digests.file(self.path)
+        except OSError as error:
+            raise UserError(
+                f"benchmark.path: {self.kind} {str(self.path)!r} cannot be read: {error.strerror}; "
+                "valid: a file that stays while the command runs"
+            ) from error
+
+    def saved(self, folder: Path) -> str:
+        """Return the path of the file; content is written to a file of `folder` that is named by its digest."""
+        if self.path is not None:
+            return str(self.path)
+        file = folder.absolute() / hashlib.sha256(self.content).hexdigest()[:16]
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace(file, self.content)
+        return str(file)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A question about pictures or videos.
+
+    Attributes:
+        place: where it stands in the data, for error lines: `line 3`.
+        id: unique in the data.
+        question: its text, without the choices.
+        media: pictures, then videos.
+        answers: accepted answers; none where nothing is scored.
+        choices: texts of the options A, B, ..., empty where one is missing.
+        category: of per-category metrics; None: none.
+        others: further columns, which `benchmark.text` may name.
+    """
+
+    place: str
+    id: str
+    question: str
+    media: tuple[Medium, ...]
+    answers: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    category: str | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RecordTable:
+    """The records of one data file, folder or table in memory.
+
+    Attributes:
+        name: of the file without its ending, or of the folder.
+        records: at least one.
+        score: one of SCORES.
+        reason: why this score was chosen; "" if the user chose it.
+        tolerance: of `score=number`.
+    """
+
+    name: str
+    records: tuple[Record, ...]
+    score: str
+    reason: str = ""
+    tolerance: Tolerance = Tolerance()
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """The categories in the order of their first record."""
+        return tuple(dict.fromkeys(r.category for r in self.records if r.category is not None))
+
+    @property
+    def has_video(self) -> bool:
+        """Whether a record has a video."""
+        return any(medium.kind == "video" for record in self.records for medium in record.media)
+
+    def digest(self, digests: Digests) -> str:
+        """Return one digest of all records and the contents of their media, wherever they lie.
+
+        Cost: one read of each media file, once for each `digests`.
+        """
+        return digest(
+            [
+                (*_texts(record), [(m.kind, m.digest(digests)) for m in record.media])
+                for record in self.records
+            ]
+        )
+
+    def save(self, folder: Path) -> Path:
+        """Write the records as a folder that `benchmark.path` accepts, and return its data file.
+
+        Pictures in files stay where they are; those of the memory or of base64 columns become files of `folder`. A
+        folder with these records is left as it is.
+        """
+        lines = []
+        for record in self.records:
+            by_kind: dict[str, list[str]] = {"image": [], "video": []}
+            for medium in record.media:
+                by_kind[medium.kind].append(medium.saved(folder / MEDIA))
+            lines.append(json.dumps(_columns(record, by_kind), ensure_ascii=False) + "\n")
+        file, content = folder / DATA_FILE, "".join(lines).encode("utf-8", "surrogatepass")
+        if not file.is_file() or file.read_bytes() != content:
+            folder.mkdir(parents=True, exist_ok=True)
+            replace(file, content)
+        return file
+
+
+@dataclass
+class Mistakes:
+    """Mistakes of a data file, collected so that one line can name the first ones and count the others.
+
+    Args:
+        source: the config key with the file, which begins the line.
+    """
+
+    source: str
+    found: list[str] = field(default_factory=list)
+
+    def add(self, place: str, text: str) -> None:
+        """Note a mistake at a place."""
+        self.found.append(f"{place}: {text}")
+
+    def check(self) -> None:
+        """Raise UserError if there are mistakes."""
+        if self.found:
+            more = len(self.found) - NAMED
+            rest = f"; and {more} more mistake{'s' * (more > 1)}" if more > 0 else ""
+            raise UserError(f"{self.source}: {'; '.join(self.found[:NAMED])}{rest}")
+
+
+def category_metric(metric: str, category: str) -> str:
+    """Return the name of a metric over one category."""
+    name = re.sub(r"[^\w.-]+", "_", category)
+    return f"{metric}_{name}"
+
+
+def _texts(record: Record) -> tuple[Any, ...]:
+    return (
+        record.id,
+        record.question,
+        record.answers,
+        record.choices,
+        record.category,
+        dict(record.others),
+    )
+
+
+def _columns(record: Record, media: Mapping[str, list[str]]) -> dict[str, Any]:
+    return {
+        **record.others,
+        "id": record.id,
+        "images": media["image"],
+        "video": media["video"],
+        "question": record.question,
+        # A table without answers has no column of them.
+        **({"answers": list(record.answers)} if record.answers else {}),
+        **({"choices": list(record.choices)} if record.choices else {}),
+        **({"category": record.category} if record.category is not None else {}),
+    }
