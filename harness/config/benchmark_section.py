@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from espalier.harness.config.cell_config import Cell
+from espalier.harness.config.own_data_section import check_path, completed, is_own_data
 from espalier.harness.errors import UserError
 from espalier.harness.settings import choice, read_fields
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
@@ -17,13 +18,16 @@ def benchmark_spec(part: Mapping[str, Any], limit: int | None) -> BenchmarkSpec:
     Raises:
         UserError: one line with every key that is missing, unknown or wrong, its value and what is valid.
     """
+    records = None
+    if is_own_data(part):
+        part, records = completed(part)
     values = read_fields(BenchmarkSpec, "benchmark", part, _unknown_metrics(part))
     values["title"] = values["title"] or values["name"]
     values["limit"] = limit
     if values["new_tokens"] is not None:
         length = dict.fromkeys(("min_new_tokens", "max_new_tokens"), values["new_tokens"])
         values["generation"] = {**length, **values["generation"]}
-    return BenchmarkSpec(**values)
+    return BenchmarkSpec(**values, records=records)
 
 
 def check_benchmarks(cells: Iterable[Cell]) -> None:
@@ -37,6 +41,7 @@ def check_benchmarks(cells: Iterable[Cell]) -> None:
         part = cell.get("benchmark")
         if isinstance(part, dict) and not any(part is seen or part == seen for seen in checked):
             checked.append(part)
+            check_path(part)
             benchmark_spec({str(key): value for key, value in part.items()}, None)
 
 

@@ -149,6 +149,7 @@ def open_benchmark(
     from espalier.harness.evaluation.judged_tasks import judged_tasks_of
     from espalier.harness.evaluation.lmms_tasks import check_metrics, load_tasks, quiet
     from espalier.harness.evaluation.local_data import local_data
+    from espalier.harness.evaluation.own_records import add_categories, record_file
     from espalier.harness.evaluation.prompt_text import change_prompts, check_text
     from espalier.harness.evaluation.stated_answers import add_statements
     from espalier.harness.evaluation.statistical_units import check_cluster
@@ -165,8 +166,10 @@ def open_benchmark(
                 local_data(bench),
                 bench.dataset.pinned,
                 shelf,
+                record_file(bench),
             )
         )
+        add_categories(loaded.tasks, bench)
         check_denoised(loaded.tasks, spec)
         add_statements(loaded.tasks, bench.answers)
         check_derived(loaded.tasks, bench)

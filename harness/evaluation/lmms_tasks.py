@@ -30,6 +30,7 @@ from espalier.harness.evaluation.data_sources import (
     allowed_sources,
 )
 from espalier.harness.evaluation.local_data import LocalData
+from espalier.harness.evaluation.own_records import with_records
 from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.evaluation.upstream import (
     Patch,
@@ -106,12 +107,14 @@ def load_tasks(
     data: LocalData | None = None,
     pinned: Mapping[str, str] | None = None,
     shelf: TaskCache | None = None,
+    records: Path | None = None,
 ) -> LoadedBenchmark:
     """Load a task or group by name; `offline` gives up at once instead of after four retries.
 
     `template` selects the prompts that a task has for one model family (its lmms_eval_specific_kwargs); a task without
     them uses its `default`. With `data` the hub is not used. `pinned` has revisions of data sets by id; for others a
-    task's own file decides. `shelf` caches earlier openings.
+    task's own file decides. `shelf` caches earlier openings. `records` is a file that the task loads in place of
+    its own.
 
     The built-in index is read (seconds) only if `include_path` has no such name; otherwise built-in names would
     override ours.
@@ -141,11 +144,11 @@ def load_tasks(
     borders = allowed_sources(data, include_path, offline)
     configs: list[TaskConfig] = []
     shelf.turn_to(
-        (name, include_path, template, data and data.home, *sorted((pinned or {}).items()))
+        (name, include_path, template, data and data.home, records, *sorted((pinned or {}).items()))
     )
 
     def noted(**config: Any) -> TaskConfig:
-        configs.append(_AsWritten(**_at_revision(config, pinned or {})))
+        configs.append(_AsWritten(**with_records(_at_revision(config, pinned or {}), records)))
         admit_own(borders, configs[-1])
         return configs[-1]
 

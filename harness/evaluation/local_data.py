@@ -117,14 +117,14 @@ class LocalData:
 
 
 def local_data(benchmark: BenchmarkSpec) -> LocalData | None:
-    """Return the local data of a benchmark with `benchmark.path`; None without it.
+    """Return the local data of a benchmark with `benchmark.path`; None without it, and for own data.
 
     Raises:
         UserError: the folder does not have the benchmark's data set.
 
     Cost: `Copies.revision`.
     """
-    if benchmark.path is None:
+    if benchmark.path is None or benchmark.records is not None:
         return None
     copies = Copies(benchmark.path, benchmark.dataset.path)
     return LocalData(copies, cache_folder() / "espalier" / copies.revision(Digests())[:16])

@@ -150,9 +150,9 @@ class MediaReader:
             text = text.partition(",")[2]
         elif ADDRESS.match(text):
             raise WrongCell(f"{kind} {_short(text)} is an address; valid: a downloaded file")
-        other = self.shared.get(text) if len(text) <= SHORTEST else None
-        if isinstance(other, str) and len(other) > SHORTEST:
-            return list(self._media(kind, other))
+        named = self.shared.get(text) if len(text) <= SHORTEST else None
+        if isinstance(named, str) and len(named) > SHORTEST:
+            return list(self._media(kind, named))
         compact = "".join(text.split()) if len(text) > SHORTEST else ""
         if len(compact) % 4 == 0 and BASE64.fullmatch(compact):
             try:
@@ -229,8 +229,8 @@ def _png(picture: Image.Image | np.ndarray) -> bytes:
     try:
         # PNG files written here have no orientation tag.
         picture = ImageOps.exif_transpose(picture)
-        known = picture.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16")
-        (picture if known else picture.convert("RGB")).save(file, "PNG")
+        lossless = picture.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16")
+        (picture if lossless else picture.convert("RGB")).save(file, "PNG")
     except BROKEN as error:
         raise WrongCell(
             f"image cannot be read ({type(error).__name__}); valid: a whole picture"

@@ -39,7 +39,7 @@ CHOICES = ("choices", "options")
 IDS = ("id", "index")
 CATEGORY = "category"
 LETTERS = string.ascii_uppercase
-KNOWN = ("image", "images", "video", *QUESTION, *ANSWERS, *CHOICES, *IDS, CATEGORY, HINT)
+KNOWN = (*QUESTION, *ANSWERS, *CHOICES, *IDS, CATEGORY, HINT, "tolerance")
 
 #: More categories than this are ids or free text.
 MOST_CATEGORIES = 100
@@ -151,7 +151,7 @@ def _record(
     if not question:
         raise WrongCell("no question; valid: a text in the column question")
     hint = _text(row.get(HINT))
-    others = {
+    extras = {
         str(column): _plain(cell)
         for column, cell in row.items()
         if str(column) not in KNOWN and not is_media_column(str(column))
@@ -164,20 +164,20 @@ def _record(
         answers=_answers(row),
         choices=_choices(row),
         category=_text(row.get(CATEGORY)) or None,
-        others=others,
+        extras=extras,
     )
 
 
 def _check_columns(columns: Sequence[str], settings: RecordSettings, source: str) -> None:
     """Raise UserError unless a table has the columns that each record needs, and each of them once."""
-    there = f"there {'are' if len(columns) > 1 else 'is'}: {', '.join(columns)}"
+    listed = f"there {'are' if len(columns) > 1 else 'is'}: {', '.join(columns)}"
     if not any(map(is_media_column, columns)):
         raise UserError(
-            f"{source} has no column image, images or video{near_names('image', columns, 1)}; {there}"
+            f"{source} has no column image, images or video{near_names('image', columns, 1)}; {listed}"
         )
     if settings.question is None and QUESTION[0] not in columns:
         raise UserError(
-            f"{source} has no column question{near_names('question', columns, 1)}; {there}; valid: that column, or "
+            f"{source} has no column question{near_names('question', columns, 1)}; {listed}; valid: that column, or "
             "benchmark.question='...' for all"
         )
     if settings.question is not None and QUESTION[0] in columns:
@@ -186,19 +186,19 @@ def _check_columns(columns: Sequence[str], settings: RecordSettings, source: str
             "benchmark.text=<a template over the columns>"
         )
     for names in (ANSWERS, CHOICES, IDS):
-        both = [name for name in names if name in columns]
-        if len(both) > 1:
-            raise UserError(f"{source} has the columns {' and '.join(both)}; valid: one of them")
+        present = [name for name in names if name in columns]
+        if len(present) > 1:
+            raise UserError(f"{source} has the columns {' and '.join(present)}; valid: one of them")
 
 
 def _check_categories(records: Sequence[Record], source: str) -> None:
     names: dict[str, str] = {}
     for category in dict.fromkeys(r.category for r in records if r.category is not None):
-        other = names.setdefault(category_metric("", category), category)
-        if other != category:
+        former = names.setdefault(category_metric("", category), category)
+        if former != category:
             raise UserError(
-                f"{source}: the categories {other!r} and {category!r} give metrics of one name; valid: categories that "
-                "differ in letters or digits"
+                f"{source}: the categories {former!r} and {category!r} give metrics of one name; valid: "
+                "categories that differ in letters or digits"
             )
     if len(names) > MOST_CATEGORIES:
         raise UserError(

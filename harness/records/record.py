@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -107,7 +107,7 @@ class Record:
         answers: accepted answers; none where nothing is scored.
         choices: texts of the options A, B, ..., empty where one is missing.
         category: of per-category metrics; None: none.
-        others: further columns, which `benchmark.text` may name.
+        extras: further columns, which `benchmark.text` may name.
     """
 
     place: str
@@ -117,7 +117,7 @@ class Record:
     answers: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     category: str | None = None
-    others: Mapping[str, Any] = field(default_factory=dict)
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -160,6 +160,14 @@ class RecordTable:
             ]
         )
 
+    def listing_digest(self) -> str:
+        """Return a digest of the records, the paths of their media and the score, which reads no file."""
+        listing = [
+            (*_texts(record), [(m.kind, str(m.path or m.digest(Digests()))) for m in record.media])
+            for record in self.records
+        ]
+        return digest((self.score, asdict(self.tolerance), listing))
+
     def save(self, folder: Path) -> Path:
         """Write the records as a folder that `benchmark.path` accepts, and return its data file.
 
@@ -171,7 +179,10 @@ class RecordTable:
             by_kind: dict[str, list[str]] = {"image": [], "video": []}
             for medium in record.media:
                 by_kind[medium.kind].append(medium.saved(folder / MEDIA))
-            lines.append(json.dumps(_columns(record, by_kind), ensure_ascii=False) + "\n")
+            columns = _columns(record, by_kind)
+            if self.score == "number":
+                columns["tolerance"] = list(asdict(self.tolerance).values())
+            lines.append(json.dumps(columns, ensure_ascii=False) + "\n")
         file, content = folder / DATA_FILE, "".join(lines).encode("utf-8", "surrogatepass")
         if not file.is_file() or file.read_bytes() != content:
             folder.mkdir(parents=True, exist_ok=True)
@@ -188,18 +199,18 @@ class Mistakes:
     """
 
     source: str
-    found: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
 
     def add(self, place: str, text: str) -> None:
         """Note a mistake at a place."""
-        self.found.append(f"{place}: {text}")
+        self.lines.append(f"{place}: {text}")
 
     def check(self) -> None:
         """Raise UserError if there are mistakes."""
-        if self.found:
-            more = len(self.found) - NAMED
-            rest = f"; and {more} more mistake{'s' * (more > 1)}" if more > 0 else ""
-            raise UserError(f"{self.source}: {'; '.join(self.found[:NAMED])}{rest}")
+        if self.lines:
+            unnamed = len(self.lines) - NAMED
+            tail = f"; and {unnamed} more mistake{'s' * (unnamed > 1)}" if unnamed > 0 else ""
+            raise UserError(f"{self.source}: {'; '.join(self.lines[:NAMED])}{tail}")
 
 
 def category_metric(metric: str, category: str) -> str:
@@ -215,13 +226,13 @@ def _texts(record: Record) -> tuple[Any, ...]:
         record.answers,
         record.choices,
         record.category,
-        dict(record.others),
+        dict(record.extras),
     )
 
 
 def _columns(record: Record, media: Mapping[str, list[str]]) -> dict[str, Any]:
     return {
-        **record.others,
+        **record.extras,
         "id": record.id,
         "images": media["image"],
         "video": media["video"],

@@ -71,12 +71,12 @@ def right_letter(answer: str, options: Mapping[str, str]) -> str:
     letter = answer.strip().strip("().:").upper()
     if letter in options:
         return letter
-    same = [
+    letters = [
         name
         for name, text in options.items()
         if text.strip().casefold() == answer.strip().casefold()
     ]
-    return same[0] if len(same) == 1 else ""
+    return letters[0] if len(letters) == 1 else ""
 
 
 def plain_yes_no(answer: str) -> str:
@@ -87,8 +87,8 @@ def plain_yes_no(answer: str) -> str:
 
 def numbers(text: str) -> list[float]:
     """Return the numbers of a text; `1,200` is one of them, and `3a` holds none."""
-    found = (match[0] for match in NUMBER.finditer(text) if any(c.isdigit() for c in match[0]))
-    return [float(number.replace(",", "").replace("\u2212", "-")) for number in found]
+    matches = (match[0] for match in NUMBER.finditer(text) if any(c.isdigit() for c in match[0]))
+    return [float(number.replace(",", "").replace("\u2212", "-")) for number in matches]
 
 
 def _problem(record: Record, score: str) -> str:

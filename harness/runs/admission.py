@@ -235,7 +235,9 @@ def _check_task_folders(run: Candidate) -> None:
 
 def _check_data(run: Candidate) -> None:
     benchmark = run.spec.benchmark
-    if benchmark.path is not None:
+    if benchmark.records is not None:
+        benchmark.own_data()
+    elif benchmark.path is not None:
         Copies(benchmark.path, benchmark.dataset.path).check()
 
 

@@ -51,6 +51,7 @@ EXCLUDED = {
     "espalier.harness.evaluation.judging.verdicts": "stores verdicts",
     "espalier.harness.kinds.checks": "refuses runs",
     "espalier.harness.kinds.lookup": "finds kinds; the chosen one is an entry",
+    "espalier.harness.records": "reads own data, which are hashed; a source of benchmark=data",
     "espalier.harness.ranks": "distributes samples; the row is that of one process",
     "espalier.harness.specs.draft_errors": "error lines",
     "espalier.harness.specs.hub_cache": "finds files of a revision that is hashed",
@@ -194,6 +195,9 @@ def task_files(benchmark: BenchmarkSpec) -> dict[Path, list[Path]]:
 
 
 def _data(benchmark: BenchmarkSpec, digests: Digests) -> str | None:
+    table = benchmark.own_data()
+    if table is not None:
+        return table.digest(digests)
     if benchmark.path is None:
         return None
     return Copies(benchmark.path, benchmark.dataset.path).revision(digests)

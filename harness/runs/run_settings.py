@@ -10,6 +10,7 @@ from typing import Any
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.media.images import TRANSPARENCY
+from espalier.harness.records.record import RecordSettings
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.run_spec import ORIGINAL, ModelSpec, PromptSpec, RunSpec
@@ -134,6 +135,7 @@ def _benchmark(benchmark: BenchmarkSpec, contents: Contents) -> dict[str, Any]:
         "text": benchmark.text,
         "dataset": dataset if any(dataset.values()) else None,
         "data": contents.data,
+        "score": _score(benchmark.records),
         "derived": {name: asdict(metric) for name, metric in benchmark.derived.items()},
         "answers": None if benchmark.answers is None else asdict(benchmark.answers),
         "prompt_tokens": benchmark.prompt_tokens,
@@ -152,6 +154,13 @@ def _benchmark(benchmark: BenchmarkSpec, contents: Contents) -> dict[str, Any]:
         "files": contents.tasks,
         **{key: value for key, value in newer.items() if value},
     }
+
+
+def _score(records: RecordSettings | None) -> dict[str, Any] | None:
+    if records is None:
+        return None
+    tolerance = asdict(records.tolerance) if records.score == "number" else {}
+    return {"name": records.score, **tolerance}
 
 
 def _boxes(spec: RunSpec) -> dict[str, str]:

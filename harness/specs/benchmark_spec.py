@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from espalier.harness.errors import UserError
+from espalier.harness.records.data_file import VALID
+from espalier.harness.records.own_data import read_records
+from espalier.harness.records.record import RecordSettings, RecordTable
 from espalier.harness.settings import (
+    COMPUTED,
     By,
     Count,
     Names,
@@ -161,6 +165,7 @@ class BenchmarkSpec:
         prompt_tokens: length of the prompts that the harness composes; None: the samples are what they are. With it the
             clock scores, and the row has times and memory of both sides (harness/evaluation/latency.py).
         new_tokens: tokens of every answer, no fewer and no more; None: as the generation settings say.
+        records: of a benchmark on the user's own data, which `path` names; None: of a published data set.
     """
 
     name: Text
@@ -190,8 +195,23 @@ class BenchmarkSpec:
     blocks: Natural | None = None
     prompt_tokens: Count | None = None
     new_tokens: Annotated[int, at_least(2)] | None = None
+    records: RecordSettings | None = field(default=None, metadata=COMPUTED)
 
     @property
     def needs_media(self) -> bool:
         """Whether a sample without an image or a video is an error."""
         return self.media == "required" or (self.media == "auto" and self.dataset.path is not None)
+
+    def own_data(self) -> RecordTable | None:
+        """Return the records of own data, read once in a process; None for other benchmarks.
+
+        Raises:
+            UserError: the data are wrong, or there are none.
+        """
+        if self.records is None:
+            return None
+        if self.path is None:
+            raise UserError(
+                f"benchmark.path=null: benchmark={self.name} needs data; valid: {VALID}"
+            )
+        return read_records(self.path, self.records)
