@@ -13,8 +13,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from espalier.harness.config.group_lists import choices
+from espalier.harness.config.group_lists import choices, read_choice
 from espalier.harness.config.group_table import listing
+from espalier.harness.config.own_data_section import is_own_data
 from espalier.harness.errors import UserError
 from espalier.harness.specs.commands import command
 
@@ -63,7 +64,12 @@ def _check(options: argparse.Namespace) -> int:
     # torch and lmms-eval take seconds to import, and --help needs neither; both read the variables above.
     from espalier.harness.tools.benchmarks.benchmark_check import check
 
-    names = choices("benchmark") if options.name == "all" else [options.name]
+    names = [options.name]
+    if options.name == "all":
+        # Own data have no place until the user names it.
+        names = [
+            name for name in choices("benchmark") if not is_own_data(read_choice("benchmark", name))
+        ]
     failed = 0
     for name in names:
         findings, prompt = check(name, options.path, options.overrides)

@@ -69,7 +69,8 @@ class AllowedSources:
         Raises:
             UserError: an address, or a file elsewhere, also by `..` or a link.
         """
-        *inner, last = name.split("::")
+        # An absolute path may hold any characters.
+        *inner, last = [name] if os.path.isabs(name) else name.split("::")
         scheme = SCHEME.match(last)
         if scheme is not None and scheme[1] not in ("file", "local"):
             raise OutsideSource(f"{name!r} in the data is an address; valid: {self._valid()}")

@@ -13,6 +13,7 @@ from typing import Any
 
 from espalier.harness.errors import UserError, foreign
 from espalier.harness.records.record import Mistakes
+from espalier.harness.store.files.dataset_copies import check_place
 
 #: Names that a data file of a folder has, the first one found counts; otherwise its only data file.
 METADATA = tuple(f"metadata.{ending}" for ending in ("jsonl", "csv", "tsv", "parquet", "json"))
@@ -66,6 +67,7 @@ def read_rows(path: Path, bare: bool) -> RowTable:
     """
     source = f"benchmark.path={str(path)!r}"
     if path.is_dir():
+        check_place("benchmark.path", path)
         file = _data_file(path, source, bare)
         if file is None:
             return _media_rows(path, source)
@@ -92,9 +94,12 @@ def _data_file(folder: Path, source: str, bare: bool) -> Path | None:
     for name in METADATA:
         if (folder / name).is_file():
             return folder / name
-    files = sorted(
-        p for p in folder.iterdir() if p.suffix.lower() in READERS and not p.name.startswith(".")
-    )
+    with foreign(f"{source} cannot be listed", "a folder that you may read"):
+        files = sorted(
+            file
+            for file in folder.iterdir()
+            if file.suffix.lower() in READERS and not file.name.startswith(".")
+        )
     if len(files) == 1:
         return files[0]
     if files:

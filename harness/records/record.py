@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from espalier.harness.errors import UserError
 from espalier.harness.settings import Must, OneOf, Text
+from espalier.harness.store.files.dataset_copies import content_listing
 from espalier.harness.store.files.digests import Digests, digest
 from espalier.harness.store.files.durable import replace
 
@@ -68,27 +69,15 @@ class Medium:
     path: Path | None = None
     content: bytes = field(default=b"", repr=False)
 
-    def digest(self, digests: Digests) -> str:
-        """Return the SHA-256 of the content as hex.
-
-        Raises:
-            UserError: the file cannot be read any more.
-        """
-        if self.path is None:
-            return hashlib.sha256(self.content).hexdigest()
-        try:
-            return digests.file(self.path)
-        except OSError as error:
-            raise UserError(
-                f"benchmark.path: {self.kind} {str(self.path)!r} cannot be read: {error.strerror}; "
-                "valid: a file that stays while the command runs"
-            ) from error
+    def origin(self) -> str:
+        """Return the path of the file, or the SHA-256 of the content as hex."""
+        return hashlib.sha256(self.content).hexdigest() if self.path is None else str(self.path)
 
     def saved(self, folder: Path) -> str:
         """Return the path of the file; content is written to a file of `folder` that is named by its digest."""
         if self.path is not None:
             return str(self.path)
-        file = folder.absolute() / hashlib.sha256(self.content).hexdigest()[:16]
+        file = folder.absolute() / self.origin()[:16]
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             replace(file, self.content)
@@ -151,22 +140,26 @@ class RecordTable:
     def digest(self, digests: Digests) -> str:
         """Return one digest of all records and the contents of their media, wherever they lie.
 
-        Cost: one read of each media file, once for each `digests`.
+        Cost: one read of each media file, once until it changes.
+
+        Raises:
+            UserError: a media file cannot be read any more.
         """
-        return digest(
-            [
-                (*_texts(record), [(m.kind, m.digest(digests)) for m in record.media])
-                for record in self.records
-            ]
-        )
+        media = {medium for record in self.records for medium in record.media}
+        paths = sorted(str(medium.path) for medium in media if medium.path is not None)
+        files = ((path, Path(path)) for path in paths)
+        contents = dict(content_listing(["records", paths], files, digests))
+        return digest(self._listing(lambda medium: contents.get(medium.origin(), medium.origin())))
 
     def listing_digest(self) -> str:
-        """Return a digest of the records, the paths of their media and the score, which reads no file."""
-        listing = [
-            (*_texts(record), [(m.kind, str(m.path or m.digest(Digests()))) for m in record.media])
+        """Return a digest of the records, the origins of their media and the score, which reads no file."""
+        return digest((self.score, asdict(self.tolerance), self._listing(Medium.origin)))
+
+    def _listing(self, name: Callable[[Medium], str]) -> list[Any]:
+        return [
+            (*_texts(record), [(medium.kind, name(medium)) for medium in record.media])
             for record in self.records
         ]
-        return digest((self.score, asdict(self.tolerance), listing))
 
     def save(self, folder: Path) -> Path:
         """Write the records as a folder that `benchmark.path` accepts, and return its data file.

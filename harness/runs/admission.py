@@ -24,6 +24,7 @@ from espalier.harness.kinds.checks.generation_check import check_settings
 from espalier.harness.kinds.checks.length_check import check_lengths
 from espalier.harness.kinds.checks.template_names import check_template
 from espalier.harness.kinds.checks.tools_check import check_needs
+from espalier.harness.kinds.checks.word_note import note_unknown_words
 from espalier.harness.kinds.kind import Kind
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import method_of
@@ -252,6 +253,10 @@ def _check_task(run: Candidate) -> None:
         raise unknown_name("benchmark.task", benchmark.task, valid)
 
 
+def _note_words(run: Candidate) -> None:
+    note_unknown_words(run.spec)
+
+
 def _check_judge(run: Candidate) -> None:
     check_judge(run.spec)
 
@@ -300,6 +305,7 @@ CHECKS: tuple[tuple[str, Callable[[Candidate], None]], ...] = (
     ("benchmark.include_path", _check_task_folders),
     ("benchmark.path", _check_data),
     ("benchmark.task", _check_task),
+    ("model.path", _note_words),
     ("judge", _check_judge),
     ("model.template", _check_template),
     ("store", _require_priors),

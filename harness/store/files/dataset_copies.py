@@ -6,7 +6,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,15 +122,35 @@ def cache_folder() -> Path:
 
 def revision(folder: Path, digests: Digests) -> str:
     """Return a digest of the names and contents of a folder's files; hidden files and folders do not count."""
-    memory = cache_folder() / "espalier" / f"{digest(str(folder.absolute()))[:16]}.json"
+    return digest(content_listing(str(folder.absolute()), _files(folder), digests))
+
+
+def content_listing(
+    source: object, files: Iterable[tuple[str, Path]], digests: Digests
+) -> list[tuple[str, str]]:
+    """Return the name and the content's digest of each file.
+
+    Digests of files with unchanged size and time of change are cached next to the cache of data sets.
+
+    Args:
+        source: plain data that names the files' origin; the cache has one file for each.
+        files: names, and paths.
+        digests: of this process.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    memory = cache_folder() / "espalier" / f"{digest(source)[:16]}.json"
     former, current = _cached_digests(memory), {}
     listing = []
-    for name, path in _files(folder):
+    for name, path in files:
         try:
             stat_result = path.stat()
             stamp = [stat_result.st_size, stat_result.st_mtime_ns]
             entry = former.get(name)
-            content = entry[2] if entry is not None and entry[:2] == stamp else digests.file(path)
+            content = (
+                str(entry[2]) if entry is not None and entry[:2] == stamp else digests.file(path)
+            )
         except OSError as error:
             raise UserError(
                 f"benchmark.path: {str(path)!r} cannot be read: {error.strerror or error}; valid: a whole copy"
@@ -143,7 +163,7 @@ def revision(folder: Path, digests: Digests) -> str:
         with suppress(OSError, StoreLost):
             memory.parent.mkdir(parents=True, exist_ok=True)
             replace(memory, json.dumps(current).encode())
-    return digest(listing)
+    return listing
 
 
 def _cached_digests(memory: Path) -> dict[str, list[object]]:

@@ -64,7 +64,7 @@ def prefetch(name: str, overrides: Sequence[str] = ()) -> int:
     if any(part.startswith("model=") for part in overrides):
         wanted.append(checkpoint(spec.model))
     if not wanted:
-        _tell(f"{name}: its data lie in this repository, nothing is downloaded")
+        _tell(f"{name}: its data are on this machine, nothing is downloaded")
     wanted = [_settled(part) for part in wanted]
     _room(wanted, home)
     for part in wanted:
