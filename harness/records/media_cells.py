@@ -211,7 +211,7 @@ def _video_problem(path: Path) -> str:
         with open_video(path):
             return ""
     except UserError as error:
-        return f"cannot be opened as a video: {str(error).rpartition(repr(str(path)))[2].strip()}"
+        return f"{str(error).rpartition(repr(str(path)))[2].strip()}; valid: MP4, MKV or the like"
 
 
 def _png(picture: Image.Image | np.ndarray) -> bytes:

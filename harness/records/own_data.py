@@ -173,7 +173,8 @@ def _check_columns(columns: Sequence[str], settings: RecordSettings, source: str
     listed = f"there {'are' if len(columns) > 1 else 'is'}: {', '.join(columns)}"
     if not any(map(is_media_column, columns)):
         raise UserError(
-            f"{source} has no column image, images or video{near_names('image', columns, 1)}; {listed}"
+            f"{source} has no column image, images or video{near_names('image', columns, 1)}; {listed}; "
+            "valid: a path in one of them"
         )
     if settings.question is None and QUESTION[0] not in columns:
         raise UserError(
