@@ -31,7 +31,7 @@ VIDEO = "video"
 
 #: Shorter texts are no base64 of a picture, but the index of another row, as in VLMEvalKit's tables.
 SHORTEST = 64
-BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
+BASE64 = re.compile(r"[A-Za-z0-9+/_-]+")
 
 
 class WrongCell(ValueError):
@@ -45,8 +45,10 @@ def is_media_column(column: str) -> bool:
 
 def missing(cell: Any) -> bool:
     """Return whether a cell is empty: None, NaN, a text of blanks, a list without entries."""
-    if cell is None or (isinstance(cell, str) and not cell.strip()):
+    if cell is None:
         return True
+    if isinstance(cell, str):
+        return not cell or cell.isspace()
     if isinstance(cell, list | tuple | Mapping):
         return not cell
     # NaN and pandas' NaT are unequal to themselves; pandas' NA has no truth value.
@@ -83,7 +85,7 @@ class MediaReader:
     base: Path
     columns: Sequence[str]
     shared: Mapping[str, Any] = field(default_factory=dict)
-    _checked: dict[tuple[str, Path], str] = field(default_factory=dict)
+    _files: dict[tuple[str, str], Medium] = field(default_factory=dict)
 
     def of(self, row: Mapping[str, Any]) -> tuple[Medium, ...]:
         """Return the pictures of a row, then its videos.
@@ -142,10 +144,12 @@ class MediaReader:
         return self._from_text(kind, entry.strip())
 
     def _from_text(self, kind: str, text: str) -> list[Medium]:
+        if (kind, text) in self._files:
+            return [self._files[kind, text]]
         path = self.base / text if len(text) < 4096 and "\0" not in text else None
         if path is not None and os.path.isfile(path):
-            kind = "video" if path.suffix.lower() in VIDEOS else kind
-            return [self._checked_file(kind, path)]
+            self._files[kind, text] = _checked_file(kind, path)
+            return [self._files[kind, text]]
         if text.startswith("data:"):
             text = text.partition(",")[2]
         elif ADDRESS.match(text):
@@ -154,27 +158,27 @@ class MediaReader:
         if isinstance(named, str) and len(named) > SHORTEST:
             return list(self._media(kind, named))
         compact = "".join(text.split()) if len(text) > SHORTEST else ""
-        if len(compact) % 4 == 0 and BASE64.fullmatch(compact):
+        # A long path has an ending.
+        if BASE64.fullmatch(compact[:SHORTEST]) and "." not in compact[-6:]:
             try:
-                return [
-                    _checked_content(kind, base64.b64decode(compact, altchars=_altchars(compact)))
-                ]
+                content = base64.b64decode(compact, _altchars(compact), validate=True)
+                return [_checked_content(kind, content)]
             except binascii.Error as error:
-                raise WrongCell(f"{kind} {_short(text)} is no whole base64 ({error})") from error
+                raise WrongCell(
+                    f"{kind} {_short(text)} is no whole base64 ({error}); valid: a path, or a whole file in base64"
+                ) from error
         state = "is a folder" if path is not None and os.path.isdir(path) else "does not exist"
         at = "" if os.path.isabs(text) else f" in {str(self.base)!r}"
         raise WrongCell(f"{kind} {_short(text)} {state}{at}; valid: the path of a {kind}")
 
-    def _checked_file(self, kind: str, path: Path) -> Medium:
-        """Return the medium of a file, whose header is read once for all rows that name it."""
-        if (kind, path) not in self._checked:
-            self._checked[kind, path] = (
-                _picture_problem(path) if kind == "image" else _video_problem(path)
-            )
-        problem = self._checked[kind, path]
-        if problem:
-            raise WrongCell(f"{kind} {_short(str(path))} {problem}")
-        return Medium(kind, path)
+
+def _checked_file(kind: str, path: Path) -> Medium:
+    """Return the medium of a file, by its ending or else of the column's kind."""
+    kind = "video" if path.suffix.lower() in VIDEOS else kind
+    problem = _picture_problem(path) if kind == "image" else _video_problem(path)
+    if problem:
+        raise WrongCell(f"{kind} {_short(str(path))} {problem}")
+    return Medium(kind, path)
 
 
 def _altchars(text: str) -> bytes | None:

@@ -187,6 +187,9 @@ def test_the_score_follows_the_columns_unless_it_is_chosen(folder: Path) -> None
         ([{"answer": "x", "image": "sub"}], {}, "is a folder"),
         ([{"answer": "x", "image": np.zeros((2, 2))}], {}, "an array of float64"),
         ([{"answer": "x", "image": 3}], {}, "image is a int"),
+        ([{"answer": "x", "image": "A" * 70}], {}, "is no whole base64"),
+        ([{"answer": "x", "image": "A" * 72}], {}, "cannot be opened as a picture"),
+        ([{"answer": "x", "image": "a" * 72 + ".png"}], {}, "does not exist"),
         ([{"answer": "x", "question": ""}], {}, "no question"),
         (
             [{"answer": "x", "category": "a b"}, {"answer": "x", "category": "a_b"}],
