@@ -169,7 +169,7 @@ class MediaReader:
                 ) from error
         state = "is a folder" if path is not None and os.path.isdir(path) else "does not exist"
         at = "" if os.path.isabs(text) else f" in {str(self.base)!r}"
-        raise WrongCell(f"{kind} {_short(text)} {state}{at}; valid: the path of a {kind}")
+        raise WrongCell(f"{kind} {_short(text)} {state}{at}; valid: the path of the file")
 
 
 def _checked_file(kind: str, path: Path) -> Medium:
