@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, tell_once
 from espalier.harness.records.data_file import VALID, check_address
 from espalier.harness.records.own_data import read_records
 from espalier.harness.records.record import RecordSettings, RecordTable, category_metric
@@ -26,7 +26,7 @@ def is_own_data(part: Mapping[str, Any]) -> bool:
 
 
 def completed(part: Mapping[str, Any]) -> tuple[dict[str, Any], RecordSettings]:
-    """Return the section with everything that follows from the records, and the settings of the records.
+    """Return the section with what follows from the records, and their settings; report a score that the data chose.
 
     Without `benchmark.path` there are no records, and the section is that of exact answers.
 
@@ -50,6 +50,11 @@ def completed(part: Mapping[str, Any]) -> tuple[dict[str, Any], RecordSettings]:
         }
         if section["name"] == NAME:
             section["name"] = f"{NAME}:{table.name}"
+        if table.reason:
+            tell_once(
+                f"{section['name']}: {len(table.records)} records, benchmark.score={table.score}, "
+                f"because {table.reason}"
+            )
     return section, settings
 
 

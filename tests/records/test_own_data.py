@@ -18,7 +18,7 @@ from espalier.harness.records.record import RecordSettings, RecordTable
 from espalier.harness.store.files.digests import Digests
 
 PLAIN = RecordSettings()
-ASKED = RecordSettings(question="what is it ?")
+QUESTION = RecordSettings(question="what is it ?")
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_table_of_vlmevalkit_works_as_it_is(folder: Path) -> None:
 
 
 def test_a_folder_has_a_data_file_or_is_asked_one_question(folder: Path) -> None:
-    table = read_records(folder, ASKED)
+    table = read_records(folder, QUESTION)
     assert [record.id for record in table.records] == ["a.png", "b.png", "sub/c d,e=f.png"]
     assert table.score == "none"
     assert "no data file" in refusal(folder)
@@ -265,9 +265,9 @@ def test_a_picture_is_checked_by_its_header(folder: Path) -> None:
 def test_missing_places_and_folders_without_pictures(folder: Path, tmp_path: Path) -> None:
     assert "does not exist" in refusal(folder / "none.csv")
     (tmp_path / "bare").mkdir()
-    assert "has no pictures and no videos" in refusal(tmp_path / "bare", ASKED)
+    assert "has no pictures and no videos" in refusal(tmp_path / "bare", QUESTION)
     for name in ("one.csv", "two.csv"):
         written(folder, name, "image,question\n")
     assert "several data files: one.csv, two.csv" in refusal(folder)
-    asked_twice = written(folder, "one.csv", "image,question,answer\na.png,q,x\n")
-    assert "has a column question" in refusal(asked_twice, ASKED)
+    both = written(folder, "one.csv", "image,question,answer\na.png,q,x\n")
+    assert "has a column question" in refusal(both, QUESTION)

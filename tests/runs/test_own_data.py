@@ -14,7 +14,7 @@ import run
 from espalier import results
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, tell_once
 from espalier.harness.runs.admission import admit
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.harness.specs.run_spec import RunSpec
@@ -116,17 +116,22 @@ def test_settings_of_other_benchmarks_say_nothing_of_records() -> None:
     assert not {"score", "data"} & set(job.parts["settings"]["benchmark"])
 
 
-def test_what_the_config_leaves_open_follows_from_the_data(table: Path) -> None:
+def test_what_the_config_leaves_open_follows_from_the_data(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell_once.cache_clear()
     path = f"benchmark.path={table}"
     benchmark = spec_of(path).benchmark
+    line = "12 records, benchmark.score=exact, because the records have answers and no choices"
+    assert line in capsys.readouterr().err
     assert (benchmark.name, benchmark.task, benchmark.headline) == (
         *("data:scenes", "data_exact", "accuracy"),
     )
     assert benchmark.dataset.samples == 12
     benchmark = spec_of(path, "benchmark.score=anls", "benchmark.name=mine").benchmark
     assert (benchmark.name, benchmark.headline) == ("mine", "anls")
-    asked = f"benchmark.path={table.parent / 'pictures'}"
-    benchmark = spec_of(asked, "benchmark.question='what is there ?'").benchmark
+    pictures = f"benchmark.path={table.parent / 'pictures'}"
+    benchmark = spec_of(pictures, "benchmark.question='what is there ?'").benchmark
     assert (benchmark.task, benchmark.metrics) == ("data_none", ("words",))
 
 
@@ -152,7 +157,7 @@ def test_a_mistake_is_one_line_before_anything_is_loaded(argv: tuple[str, ...], 
 def test_words_that_a_closed_vocabulary_lacks_are_noted(
     table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = f"benchmark.path={table.parent / 'pictures'}"
-    admit(spec_of(asked, "benchmark.question='is a cat there ?'"), Digests(), places=False)
+    pictures = f"benchmark.path={table.parent / 'pictures'}"
+    admit(spec_of(pictures, "benchmark.question='is a cat there ?'"), Digests(), places=False)
     line = capsys.readouterr().err
     assert "model=seedling knows 104 words; of data:pictures it does not know cat (" in line
