@@ -36,7 +36,7 @@ class EnergyMeter(CostMeter):
                 "is none; valid: engine.energy=false, or model.device=cuda"
             )
         try:
-            import pynvml
+            import pynvml  # not installed on machines without NVIDIA GPUs
         except ImportError as error:
             raise UserError(
                 "engine.energy=true needs the package nvidia-ml-py, which is not installed; "
