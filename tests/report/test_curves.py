@@ -466,3 +466,11 @@ def test_curves_that_evict_behind_answers_of_one_token_say_so(
     if told:
         assert panel.notes[0].startswith("aircache, random+h2o: every answer is one token")
     assert all(curve.floor is None for curve in panel.curves)
+
+
+def test_a_report_without_methods_has_its_random_tokens(root: Path, tmp_path: Path) -> None:
+    keys = [run.path.name for run, _ in Store(root).finished() if "clever" not in run.path.name]
+    (panel,) = read_panels(root, (), run_keys=keys)
+    figure = draw_dots(panel, groups(panel), {})
+    figure.savefig(tmp_path / "a.svg")
+    assert len(figure.axes) == len(panel.ratios)

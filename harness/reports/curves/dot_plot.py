@@ -37,7 +37,9 @@ def draw_dots(
     for group in groups:
         rows.append((group.title, True))
         rows += [(_name(curve, group, names), False) for curve in group.curves]
-    wide = COLUMN * len(panel.ratios) + LETTER * max(len(name) for name, head in rows if not head)
+    wide = COLUMN * len(panel.ratios) + LETTER * max(
+        (len(name) for name, head in rows if not head), default=0
+    )
     figure = Figure(figsize=(wide, ROW * len(rows) + AROUND), layout="constrained")
     columns = figure.subplots(1, len(panel.ratios), sharex=True, sharey=True, squeeze=False)[0]
     for axes, ratio in zip(columns, panel.ratios, strict=True):
