@@ -160,7 +160,7 @@ def run(request: CalibrationRequest) -> list[str]:
     """Calibrate, store the result and return the lines to print: paths, and the result of the bisection."""
     # transformers takes seconds to import; invalid requests are refused without it.
     from espalier.harness.models.adapter import load_adapter
-    from espalier.harness.runs.admission import OFFLINE
+    from espalier.harness.runs.network import OFFLINE
 
     check_folder("store", request.spec.store)
 

@@ -6,7 +6,6 @@ All runs of a command are admitted before the first one starts. Kinds of method 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import wandb_log
+from espalier.harness.runs.network import go_offline
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.specs.comparable import check_comparable
 from espalier.harness.specs.run_spec import RunSpec
@@ -38,9 +38,6 @@ from espalier.harness.store.files.dataset_copies import Copies, check_place
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.files.folder_checks import check_files, check_folder
 from espalier.methods.base import Method, MethodError
-
-#: Hugging Face libraries read these when they are imported.
-OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 
 #: Suffixes of the files that `curves` names.
 CURVES = ("png", "svg", "md")
@@ -119,11 +116,17 @@ def admit(
     return Job(run.spec, run.method, key, parts, run.label)
 
 
-def admit_here(spec: RunSpec, ranks: Ranks, digests: Digests, places: bool = True) -> Job:
+def admit_here(
+    spec: RunSpec,
+    ranks: Ranks,
+    digests: Digests,
+    places: bool = True,
+    method: Method | None = None,
+) -> Job:
     """Return the job of a run that this process can compute, by PROCESS_CHECKS and `admit`."""
     for _, check in PROCESS_CHECKS:
         check(spec, ranks)
-    return admit(spec, digests, places)
+    return admit(spec, digests, places, method)
 
 
 def check_drawn(jobs: Sequence[Job]) -> None:
@@ -143,7 +146,7 @@ def check_drawn(jobs: Sequence[Job]) -> None:
 
 def _use_no_network(spec: RunSpec, ranks: Ranks) -> None:
     if spec.offline:
-        os.environ.update(dict.fromkeys(OFFLINE, "1"))
+        go_offline()
 
 
 def _check_log(spec: RunSpec, ranks: Ranks) -> None:
