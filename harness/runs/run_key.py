@@ -23,6 +23,7 @@ from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.models.adapter import ADAPTERS
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.code_files import CodeFiles, code_files, stamp_of
+from espalier.harness.runs.own_code import is_importable, own_code, source_file
 from espalier.harness.runs.run_settings import Contents, cell_of, settings_of
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.revisions import model_revision
@@ -132,6 +133,10 @@ def key_parts(
         data=_data(spec.benchmark, digests),
         words=_words(spec),
     )
+    # Methods that no module holds: older keys do not have this part.
+    digests_of_code = [
+        own_code(type(part)).digest for part in identity.methods if not is_importable(type(part))
+    ]
     entries = entry_files(spec, method, code)
     entries += [path for files in sources.values() for path in files if path.suffix == ".py"]
     return {
@@ -141,6 +146,7 @@ def key_parts(
         "method_class": type(method).__qualname__,
         "code": code.digest(entries, EXCLUDED),
         "packages": {"python": platform.python_version(), **_versions(PACKAGES)},
+        **({"own_code": digests_of_code} if digests_of_code else {}),
     }
 
 
@@ -167,7 +173,12 @@ def entry_files(spec: RunSpec, method: Method, code: CodeFiles) -> list[Path]:
         for name in sorted(families)
     ]
     methods = {type(part) for part in (method, *identity.methods)}
-    places += [code.path(part.__module__) or Path(getfile(part)) for part in methods]
+    for part in methods:
+        if is_importable(part):
+            places.append(code.path(part.__module__) or Path(getfile(part)))
+        else:
+            names = own_code(part).modules
+            places += filter(None, (code.path(name) or source_file(name) for name in names))
     return files + places
 
 
