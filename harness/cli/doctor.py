@@ -79,10 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
     options = parser.parse_args(argv)
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-    # transformers reads the variables above when it is imported.
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
     findings = []
     for name, check in checks(options.store):
         print(f"doctor: {name}", file=sys.stderr, flush=True)

@@ -28,7 +28,7 @@ from espalier.harness.models.chat_templates import (
     warn_of_template,
 )
 from espalier.harness.models.conversations import JOINS, TAGGED, join_of, sha256_of, template_of
-from espalier.harness.models.loader import deferred_logs, load_part, special_tokens_only
+from espalier.harness.models.loader import load_part, quiet_library, special_tokens_only
 from espalier.harness.models.random_weights import SPECIAL
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 from espalier.harness.specs.registry import Registry
@@ -282,7 +282,7 @@ def load_adapter(spec: ModelSpec) -> Adapter:
     Raises:
         UserError: an unknown family, or a checkpoint that is missing or does not match.
     """
-    with deferred_logs():
+    with quiet_library():
         adapter = build_adapter(ADAPTERS.load(spec.adapter), spec)
     warn_of_template(spec, adapter.shipped_template, adapter.processor.chat_template)
     return adapter

@@ -11,6 +11,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import GenerationConfig, PretrainedConfig
+from transformers.utils import logging as library_logging
 
 from espalier.harness.errors import FOREIGN, UserError, first_words
 from espalier.harness.models.memory_check import check_placed, free_bytes, weight_limits
@@ -79,8 +80,11 @@ def source_of(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
 
 
 @contextmanager
-def deferred_logs() -> Iterator[None]:
-    """Hold back log records of the library until the block ends; drop them on an error, which has its own line."""
+def quiet_library() -> Iterator[None]:
+    """Hide the library's progress bars in the block, and hold back its log records until the block ends.
+
+    Records are dropped on an error, which has its own line.
+    """
     records: list[logging.LogRecord] = []
 
     def keep(record: logging.LogRecord) -> bool:
@@ -89,6 +93,8 @@ def deferred_logs() -> Iterator[None]:
 
     names = ("transformers", "huggingface_hub")
     handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
+    has_bars = library_logging.is_progress_bar_enabled()
+    library_logging.disable_progress_bar()
     for handler in handlers:
         handler.addFilter(keep)
     try:
@@ -96,6 +102,8 @@ def deferred_logs() -> Iterator[None]:
     finally:
         for handler in handlers:
             handler.removeFilter(keep)
+        if has_bars:
+            library_logging.enable_progress_bar()
     for record in records:
         logging.getLogger(record.name).handle(record)
 

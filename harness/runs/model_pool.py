@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,12 +28,28 @@ class Pool:
         if self._adapter is None or self._spec != spec:
             self._adapter = None
             # transformers takes seconds to import, and a stored row does not need a model.
-            from transformers.utils import logging
-
             from espalier.harness.models.adapter import load_adapter
 
-            logging.disable_progress_bar()
             self._adapter, self._spec = load_adapter(spec), spec
+        return self._adapter
+
+
+@dataclass
+class LentPool(Pool):
+    """Holds a model that the caller has loaded, or has in memory.
+
+    Args:
+        open_spec: returns a context manager that yields the model's adapter with the settings of a spec.
+        stack: closes it.
+    """
+
+    open_spec: Callable[[ModelSpec], AbstractContextManager[Adapter]] = field(kw_only=True)
+    stack: contextlib.ExitStack = field(kw_only=True)
+
+    def adapter(self, spec: ModelSpec) -> Adapter:
+        """Return the caller's model with the settings of `spec`."""
+        if self._adapter is None:
+            self._adapter = self.stack.enter_context(self.open_spec(spec))
         return self._adapter
 
 

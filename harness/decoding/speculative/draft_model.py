@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.cache_utils import Cache
-from transformers.utils import logging
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.cached_model import CachedModel
@@ -158,7 +157,6 @@ class DraftSpec:
 
     def build(self) -> DraftModel:
         """Load the model, in a separate process."""
-        logging.disable_progress_bar()
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         return DraftModel(self, load_adapter(self.model))
