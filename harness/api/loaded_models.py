@@ -20,7 +20,7 @@ from espalier.harness.config.model_section import model_spec
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.models.adapter import ADAPTERS, Adapter, family_of, load_adapter
-from espalier.harness.models.build_adapter import build_skeleton
+from espalier.harness.models.build_adapter import build_skeleton, random_processor
 from espalier.harness.models.chat_templates import template_of_processor
 from espalier.harness.models.loader import config_of
 from espalier.harness.models.measured_facts import read_facts
@@ -52,12 +52,20 @@ class Model:
     Attributes:
         spec: family, sizes and settings.
         borrowed: whether the caller owns the model in memory, so that no checkpoint is known.
-        open_adapter: returns a context manager that yields the adapter.
+        open_spec: returns a context manager that yields an adapter with the settings of a spec of this model.
+        name: the name of conf/model that was loaded; None for other models.
+        settings: what the caller set of that file.
     """
 
     spec: ModelSpec
     borrowed: bool = field(repr=False)
-    open_adapter: Callable[[], AbstractContextManager[Adapter]] = field(repr=False)
+    open_spec: Callable[[ModelSpec], AbstractContextManager[Adapter]] = field(repr=False)
+    name: str | None = field(default=None, repr=False)
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def open_adapter(self) -> AbstractContextManager[Adapter]:
+        """Return a context manager that yields the adapter."""
+        return self.open_spec(self.spec)
 
     def __repr__(self) -> str:
         """Return name, family and size."""
@@ -93,7 +101,22 @@ def load(
         spec = named_spec(name, path, settings)
         check_model(spec, read_value("offline", offline, bool), Digests())
         adapter = load_adapter(spec)
-    return Model(spec, False, lambda: nullcontext(adapter))
+    config_name = None if _is_checkpoint(name) else str(name)
+    if path is not None:
+        settings["path"] = str(spec.path)
+    return Model(
+        spec, False, lambda wanted: nullcontext(with_spec(adapter, wanted)), config_name, settings
+    )
+
+
+def with_spec(adapter: Adapter, spec: ModelSpec) -> Adapter:
+    """Return the adapter of a loaded model with other settings around the same weights: those of its prompts."""
+    if spec == adapter.spec:
+        return adapter
+    family = type(adapter)
+    random = spec.weights == "random"
+    processor = random_processor(family, spec) if random else family.load_processor(spec)
+    return family(adapter.model, processor, spec)
 
 
 def named_spec(
@@ -107,9 +130,8 @@ def named_spec(
     # Relative to the caller's working directory, while paths in config files are relative to the repository.
     if path is not None:
         settings = {**settings, "path": str(Path(path).expanduser().absolute())}
-    folder = Path(name).expanduser()
-    if (folder / "config.json").is_file():
-        return _folder_spec(folder.absolute(), settings)
+    if _is_checkpoint(name):
+        return _folder_spec(Path(name).expanduser().absolute(), settings)
     if not isinstance(name, str):
         raise UserError(
             f"name={str(name)!r} is not a folder with a config.json; valid: such a folder, or a name of conf/model"
@@ -157,7 +179,7 @@ def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
         with borrow(hf_model, processor, spec) as probe:
             facts = read_facts(probe, adapter.lacking, adapter.patch_tokens)
     spec = replace(spec, facts=facts)
-    return Model(spec, True, lambda: borrow(hf_model, processor, spec))
+    return Model(spec, True, lambda wanted: borrow(hf_model, processor, wanted))
 
 
 @contextmanager
@@ -181,6 +203,10 @@ def borrow(model: Any, processor: Any, spec: ModelSpec) -> Iterator[Adapter]:
         vars(model.model).update(attributes)
         for module, mode in modes:
             module.training = mode
+
+
+def _is_checkpoint(name: str | PathLike[str]) -> bool:
+    return (Path(name).expanduser() / "config.json").is_file()
 
 
 def _family(hf_model: Any) -> str:

@@ -18,5 +18,7 @@ def cached_file(model: ModelSpec, name: str) -> Path | None:
     # huggingface_hub reads HF_HUB_OFFLINE when it is imported, and commands that import this file set it first.
     from huggingface_hub import try_to_load_from_cache
 
-    path = try_to_load_from_cache(model.hub or "", name, revision=model.revision)
+    if model.hub is None:
+        return None
+    path = try_to_load_from_cache(model.hub, name, revision=model.revision)
     return Path(path) if isinstance(path, str) else None

@@ -20,8 +20,10 @@ MODEL_FILES = (
 def model_revision(model: ModelSpec, digests: Digests) -> str:
     """Return the identity of a model's weights: a digest of a local directory's files, or hub id and commit.
 
-    Random weights follow from the architecture and a fixed seed.
+    Random weights follow from the architecture and a fixed seed; weights in memory have a digest of their own.
     """
+    if model.in_memory is not None:
+        return f"memory-{model.in_memory}"
     if model.weights == "random":
         # The signals that methods can read do not change the weights.
         facts = {k: v for k, v in asdict(model.facts).items() if k != "signals"}

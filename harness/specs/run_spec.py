@@ -169,6 +169,7 @@ class ModelSpec:
             processor used with random weights in place of one that reads bytes.
         drafts: names of models with the same tokens that may draft for this one, the usual one first.
         boxes: how it was taught to write boxes, which decides how a task asks for them and reads them.
+        in_memory: digest of weights that the caller holds in memory; None: they come from a checkpoint.
     """
 
     name: Text
@@ -200,6 +201,7 @@ class ModelSpec:
     boxes: Annotated[str, OneOf(BOXES)] = "unit"
     prompt: PromptSpec = field(default_factory=PromptSpec, metadata=COMPUTED)
     template_sha256: Text | None = None
+    in_memory: str | None = field(default=None, metadata=COMPUTED)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
     Cost: one read of weight files with a checksum, or with values to check (`model.check_weights`); of others the
     headers.
     """
+    if model.in_memory is not None:
+        return  # checked when it was wrapped
     if model.adapter not in ADAPTERS:
         raise unknown_name("model.adapter", model.adapter, ADAPTERS.names())
     _check_precision(model)
