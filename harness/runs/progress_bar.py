@@ -16,6 +16,7 @@ from rich.table import Column
 from rich.text import Text
 
 from espalier.harness.runs.forecast import Forecast, clock
+from espalier.harness.runs.notebook_area import REFRESHES, NotebookArea, notebook_area
 from espalier.harness.runs.sweep_board import Board, headline
 from espalier.harness.specs.comparable import name
 from espalier.harness.store.unparsed_mark import MEANS, is_marked
@@ -46,6 +47,7 @@ class CellProgress:
         self._progress, self._title, self._board, self._key = progress, title, board, key
         self._start, self._share = time.monotonic(), 0.0
         self._redraw: Callable[[], None] = lambda: None
+        self._count: Callable[[], None] = lambda: None
         sweep = board.forecast
         if progress is not None:
             self._samples = self._line(progress, title, None, self._samples_left)
@@ -55,9 +57,9 @@ class CellProgress:
                     cells, completed=sweep.cell - 1, count=f"{sweep.cell}/{sweep.cells}"
                 )
 
-    def attach(self, live: Live) -> None:
-        """Set the display that draws these lines."""
-        self._redraw = live.refresh
+    def attach(self, redraw: Callable[[], None], count: Callable[[], None] = lambda: None) -> None:
+        """Set what draws these lines at once, and what is called after each sample."""
+        self._redraw, self._count = redraw, count
 
     def phase(self, text: str) -> None:
         """Show a phase before the samples."""
@@ -80,6 +82,7 @@ class CellProgress:
             count=f"{finished}/{total}",
             rate=f"{speed:.1f} it/s" if speed else "",
         )
+        self._count()
 
     def _line(
         self, progress: Progress, text: str, total: int | None, left: Callable[[], float | None]
@@ -110,7 +113,7 @@ class CellProgress:
 def cell_progress(
     title: str, board: Board, key: str = "", stream: TextIO | None = None, quiet: bool = False
 ) -> Iterator[CellProgress]:
-    """Show the progress of a cell and its sweep; silent without a terminal.
+    """Show the progress of a cell and its sweep, on a terminal or below a notebook's cell; elsewhere silent.
 
     Args:
         title: of the cell.
@@ -120,7 +123,7 @@ def cell_progress(
         quiet: show nothing.
     """
     console = Console(file=stream or sys.stderr)
-    if quiet or not console.is_terminal:
+    if quiet or not (console.is_terminal or console.is_jupyter):
         yield CellProgress(None, title, board, key)
         return
     text = Column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -132,8 +135,14 @@ def cell_progress(
         TimeLeft(),
     )
     lines = CellProgress(Progress(*columns, console=console, expand=True), title, board, key)
-    with Live(lines, console=console, transient=True, refresh_per_second=4) as live:
-        lines.attach(live)
+    if console.is_jupyter:
+        with notebook_area() as update:
+            area = NotebookArea(lines, update)
+            lines.attach(area.draw, area.count)
+            yield lines
+        return
+    with Live(lines, console=console, transient=True, refresh_per_second=REFRESHES) as live:
+        lines.attach(live.refresh)
         yield lines
 
 
