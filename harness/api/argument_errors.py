@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from espalier.harness.errors import Refused, UserError
+from espalier.methods.base import MethodError
 
 #: Config keys whose last part is the argument; `model=` and file names such as model.safetensors stay.
 _KEY = re.compile(
@@ -30,6 +31,8 @@ _COMMAND = "python -m "
 def python_errors(prefix: str = "", questions: int = 0, first: int = 0) -> Iterator[None]:
     """Reword the line of a UserError raised inside the block to name Python arguments.
 
+    Its cause is dropped, unless it is an exception of a method's code.
+
     Args:
         prefix: text before the line.
         questions: number of questions answered; if more than one, the line names the question.
@@ -42,7 +45,9 @@ def python_errors(prefix: str = "", questions: int = 0, first: int = 0) -> Itera
         yield
     except UserError as error:
         error_class = Refused if isinstance(error, Refused) else UserError
-        raise error_class(prefix + in_python_terms(str(error), questions, first)) from None
+        line = prefix + in_python_terms(str(error), questions, first)
+        method_error = error.__cause__ if isinstance(error.__cause__, MethodError) else None
+        raise error_class(line) from (method_error and method_error.__cause__)
 
 
 def in_python_terms(line: str, questions: int = 0, first: int = 0) -> str:

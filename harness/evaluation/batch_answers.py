@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from time import perf_counter
+from traceback import clear_frames
 from typing import Any
 
 import torch
@@ -122,6 +123,10 @@ class Answerer:
                 failure = _failure(key_of(block[0]), error)
                 if isinstance(error, UserError | MethodError) and self.refusal is None:
                     self.refusal = UserError(str(failure))
+                    if isinstance(error, MethodError) and error.__cause__ is not None:
+                        # For callers of `evaluate`; its frames hold the tensors of the batch.
+                        clear_frames(error.__cause__.__traceback__)
+                        self.refusal.__cause__ = error
                 return [], [failure]
         # Outside the handler, so that the traceback's tensors are freed before the next try.
         results = [self.answer([request], group) for request in block]
