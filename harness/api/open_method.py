@@ -84,12 +84,12 @@ def settle(spec: RunSpec, method: Method, borrowed: bool, draft: ModelSpec | Non
     if draft is not None:
         return CheckedMethod(spec, method, admitted=False)
     if borrowed:
-        _refuse_calibrated(model, method, spec.method.name)
+        refuse_calibrated(model, method, spec.method.name)
     admitted = kind.resolve(spec, method, Digests()).method
     return CheckedMethod(spec, admitted, prior_for(model, admitted, spec.store))
 
 
-def _refuse_calibrated(model: ModelSpec, method: Method, name: str) -> None:
+def refuse_calibrated(model: ModelSpec, method: Method, name: str) -> None:
     """Refuse methods that read calibrations: the weights of a model in memory are unknown."""
     unfitted = isinstance(method, FitPrune) and not method.scheme
     if unfitted or prior_layers(method, model.facts.text.layers):

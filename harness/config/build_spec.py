@@ -28,6 +28,7 @@ from espalier.harness.settings import (
     defaults,
     read_section,
     read_value,
+    setting_hints,
     table,
     unknown_key,
 )
@@ -50,6 +51,7 @@ from espalier.harness.specs.run_spec import (
     RunSpec,
 )
 from espalier.harness.store.files.lease import Terms
+from espalier.methods.base import Method
 
 #: The name of a compressor that evicts nothing.
 NO_COMPRESSOR = "none"
@@ -118,8 +120,19 @@ class _Settings(RunOptions):
     lease: Terms
 
 
-def build_spec(config: Cell) -> RunSpec:
+#: Keys of a cell that concern its run.
+RUN_KEYS = tuple(setting_hints(_Settings))
+
+
+def build_spec(
+    config: Cell, model: ModelSpec | None = None, method: Method | None = None
+) -> RunSpec:
     """Return the run of a cell; check every value that can be checked without a model or a file.
+
+    Args:
+        config: the cell.
+        model: in place of the cell's section.
+        method: a built method, by which it is decided whether a draft is needed; None: by the name in the cell.
 
     Raises:
         UserError: one line with the config keys, the values and what is valid.
@@ -128,19 +141,19 @@ def build_spec(config: Cell) -> RunSpec:
     settings = read_section(_Settings, "", part)
     benchmark = benchmark_spec(settings.benchmark, settings.limit)
     tasks = (benchmark.kind, benchmark.name)
-    model = model_spec(settings.model, tasks)
+    model = model_spec(settings.model, tasks) if model is None else model
     check_texts(benchmark.texts, settings.model["prompts"])
-    method = replace(
-        _method(settings.method, model, tasks), compressor=_compressor(settings.compressor)
+    method_spec = replace(
+        _method(settings.method, model, tasks, method), compressor=_compressor(settings.compressor)
     )
-    model = with_longest(reserve_draft_card(model, method.draft), benchmark)
-    if method.draft is not None:
-        method = replace(method, draft=with_longest(method.draft, benchmark))
-    share = DraftRatio if _decodes(method.name) else Ratio
+    model = with_longest(reserve_draft_card(model, method_spec.draft), benchmark)
+    if method_spec.draft is not None:
+        method_spec = replace(method_spec, draft=with_longest(method_spec.draft, benchmark))
+    share = DraftRatio if _decodes(method_spec.name, method) else Ratio
     return RunSpec(
         **{option.name: getattr(settings, option.name) for option in fields(RunOptions)},
         model=model,
-        method=method,
+        method=method_spec,
         benchmark=with_question(_one_batch(benchmark, settings.engine.batch_size), model.prompt),
         budget=Budget(settings.budget.rule, read_value("ratio", settings.ratio, share)),
         engine=settings.engine,
@@ -191,10 +204,12 @@ def reserve_draft_card(target: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
     return replace(target, spared_card=int(draft.device.partition(":")[2] or 0))
 
 
-def _method(part: _MethodSection, model: ModelSpec, tasks: tuple[str, ...]) -> MethodSpec:
+def _method(
+    part: _MethodSection, model: ModelSpec, tasks: tuple[str, ...], method: Method | None
+) -> MethodSpec:
     name, params, draft = part.name, part.params, part.draft
     variant = variant_of("method", vars(part))
-    if _decodes(name) and build_method(name, params).takes_draft:
+    if _decodes(name, method) and (method or build_method(name, params)).takes_draft:
         return MethodSpec(
             name, variant, params, build_draft(draft, part.draft_options, model, tasks)
         )
@@ -229,8 +244,10 @@ def _compressor(part: _CompressorSection) -> CompressorSpec | None:
     return CompressorSpec(part.name, part.params, part.ratio)
 
 
-def _decodes(name: str) -> bool:
+def _decodes(name: str, method: Method | None) -> bool:
     """Return whether a method decodes speculatively; an unknown name, which is refused later, does not."""
+    if method is not None:
+        return method.drafts
     return name in METHODS and METHODS.load(name).drafts
 
 

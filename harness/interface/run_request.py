@@ -1,0 +1,249 @@
+"""The arguments of `evaluate` as a cell: composed as from a command line, with objects of the caller put in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from inspect import isclass
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from espalier.harness.api.loaded_models import Model
+from espalier.harness.api.open_method import refuse_calibrated
+from espalier.harness.config.build_spec import NO_COMPRESSOR, RUN_KEYS, build_spec
+from espalier.harness.config.compose import compose_section, read_command
+from espalier.harness.config.group_lists import merged
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.method_stack import stacked
+from espalier.harness.models.weights_digest import weights_digest
+from espalier.harness.records.own_data import save_records
+from espalier.harness.records.record import RecordSettings
+from espalier.harness.settings import read_section, setting_hints
+from espalier.harness.specs.catalogue import METHODS, build_method
+from espalier.harness.specs.run_spec import EngineSpec, RunSpec
+from espalier.harness.store.files.dataset_copies import cache_folder
+from espalier.methods.base import Method
+from espalier.methods.compressor import CacheCompressor
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Keys of a command that a single run has no use for.
+OF_COMMANDS = ("cluster", "curves", "grids", "json", "refused", "report")
+
+#: Arguments of `apply` that lie elsewhere in the config.
+PLACES = {
+    **{name: f"engine.{name}" for name in setting_hints(EngineSpec)},
+    "cache_ratio": "compressor.ratio",
+    "draft": "method.draft",
+    "variant": "method.variant",
+    **{name: f"benchmark.{name}" for name in ("name", *setting_hints(RecordSettings))},
+}
+
+#: What each place takes, in error lines.
+MODELS = "a name of conf/model, or the result of espalier.load or espalier.wrap"
+METHODS_TAKEN = (
+    "a name of conf/method, or an instance of a TokenReducer, Decoder or CacheCompressor"
+)
+BENCHMARKS = "a name of conf/benchmark, a pandas frame, or a list of dictionaries"
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A run as it is requested.
+
+    Attributes:
+        spec: the run.
+        argv: the command line of its parts that have a name.
+        method: the built method; None: by the name in `spec`.
+    """
+
+    spec: RunSpec
+    argv: Sequence[str]
+    method: Method | None
+
+
+def read_request(
+    model: str | PathLike[str] | Model,
+    method: str | Method,
+    benchmark: str | pd.DataFrame | Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    unlimited: bool = False,
+) -> RunRequest:
+    """Return the run that `evaluate` is asked for.
+
+    Args:
+        model: a name, or a model in memory.
+        method: a name, or an instance.
+        benchmark: a name, or records in memory.
+        settings: by the names that `evaluate` takes; None leaves a setting to the config.
+        unlimited: whether all samples are answered, whatever the benchmark's own limit.
+
+    Raises:
+        UserError: one line with the argument, its value and what is valid.
+    """
+    values = {name: value for name, value in settings.items() if value is not None}
+    compressor = values.get("compressor")
+    argv = [
+        *_model_overrides(model),
+        f"method={_text('method', _method_name(method))}",
+        *_benchmark_overrides(benchmark, values),
+    ]
+    if unlimited:
+        argv.append("limit=null")
+    for name, value in values.items():
+        if name != "compressor" or isinstance(value, str):
+            argv.append(f"{_key(name, method)}={_text(name, value)}")
+    command = read_command(argv)
+    assert command is not None  # no flag is among the arguments
+    cell = dict(command.cells[0])
+    if isinstance(model, Model) and model.name is not None:
+        cell["model"] = merged(cell["model"], model.settings)
+    built = None
+    if isinstance(method, Method):
+        cell["method"] = _method_section(method, cell["method"])
+        built = method
+    if compressor is not None and not isinstance(compressor, str):
+        built = _with_compressor(cell, built, compressor)
+    # A model without a file of conf/model states all of its settings.
+    model_spec = model.spec if isinstance(model, Model) and model.name is None else None
+    spec = build_spec(cell, model_spec, built)
+    if isinstance(model, Model) and model.borrowed:
+        spec = _in_memory(spec, model, built)
+    return RunRequest(spec, command.argv, built)
+
+
+def _model_overrides(model: str | PathLike[str] | Model) -> list[str]:
+    if isinstance(model, Model):
+        # Expressions of a method's file may choose by the family.
+        name = [] if model.name is None else [f"model={_text('model', model.name)}"]
+        return [*name, f"model.adapter={model.spec.adapter}"]
+    if not isinstance(model, str | PathLike):
+        raise _wrong_type("model", model, MODELS)
+    return [f"model={_text('model', model)}"]
+
+
+def _benchmark_overrides(
+    benchmark: str | pd.DataFrame | Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
+) -> list[str]:
+    """Return what chooses a benchmark; records in memory are written to the cache, as a file of the user."""
+    if isinstance(benchmark, str):
+        return [f"benchmark={_text('benchmark', benchmark)}"]
+    if isinstance(benchmark, bytes | Mapping) or not isinstance(benchmark, Iterable):
+        raise _wrong_type("benchmark", benchmark, BENCHMARKS)
+    keys = setting_hints(RecordSettings)
+    defaults = asdict(RecordSettings())
+    values = defaults | {key: settings[key] for key in keys if key in settings}
+    records = read_section(RecordSettings, "benchmark", values)
+    folder = save_records(benchmark, Path.cwd(), cache_folder() / "espalier" / "own", records)
+    return ["benchmark=data", f"benchmark.path={_text('path', folder)}"]
+
+
+def _wrong_type(key: str, value: Any, valid: str) -> UserError:
+    return UserError(f"{key} is a {type(value).__name__}; valid: {valid}")
+
+
+def _method_name(method: str | Method) -> str:
+    """Return the name of conf/method under which a method is composed; for a class without a file that of its kind."""
+    if isinstance(method, str):
+        return method
+    if isclass(method) and issubclass(method, Method):
+        raise UserError(
+            f"method={method.__name__} is a class; valid: an instance, {method.__name__}(...)"
+        )
+    if not isinstance(method, Method):
+        raise _wrong_type("method", method, METHODS_TAKEN)
+    return registered_name(type(method)) or ("vanilla_sd" if method.takes_draft else "none")
+
+
+def registered_name(method_class: type[Method]) -> str | None:
+    """Return the name of a method of the repository; None for a class of the caller's."""
+    module = method_class.__module__.rpartition(".")[2]
+    return module if module in METHODS and METHODS.load(module) is method_class else None
+
+
+def _method_section(method: Method, composed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section of an instance: of a method of the repository with its hyper-parameters."""
+    name = registered_name(type(method))
+    if name is None:
+        class_name = type(method).__name__
+        if class_name in METHODS:
+            raise UserError(
+                f"method: the class {class_name} has the name of a method of conf/method; valid: another class name"
+            )
+        return {**composed, "name": class_name, "variant": "paper", "params": {}, "variants": {}}
+    params = {field.name: getattr(method, field.name) for field in fields(method)}
+    for variant in composed.get("variants") or ():
+        section = compose_section("method", name, values=[f"method.variant={variant}"])
+        if build_method(name, section["params"]) == method:
+            return {**composed, "variant": variant, "params": params}
+    return {**composed, "variant": "paper", "params": params}
+
+
+def _with_compressor(cell: dict[str, Any], built: Method | None, compressor: Any) -> Method:
+    """Put the caller's compressor into a cell, and return the composition of both methods."""
+    if not isinstance(compressor, CacheCompressor):
+        raise _wrong_type("compressor", compressor, "a name, or an instance of a CacheCompressor")
+    name = registered_name(type(compressor)) or type(compressor).__name__
+    section = cell["compressor"]
+    assert section["name"] == NO_COMPRESSOR
+    params = {field.name: getattr(compressor, field.name) for field in fields(compressor)}
+    cell["compressor"] = {**section, "name": name, "params": params}
+    method_name = cell["method"]["name"]
+    if built is None:
+        built = build_method(method_name, cell["method"]["params"])
+    return stacked(built, compressor, section["ratio"], (method_name, name))
+
+
+def _in_memory(spec: RunSpec, model: Model, method: Method | None) -> RunSpec:
+    """Return the run with the digest of the caller's weights in the place of a checkpoint's."""
+    if method is None:
+        method = build_method(spec.method.name, spec.method.params)
+    refuse_calibrated(model.spec, method, spec.method.name)
+    with model.open_adapter() as adapter:
+        digest = weights_digest(adapter.model, adapter.processor)
+    return replace(spec, model=replace(spec.model, in_memory=digest))
+
+
+def _key(name: str, method: str | Method) -> str:
+    """Return the config key of an argument; what no other part of the config has is a hyper-parameter."""
+    if name in OF_COMMANDS:
+        raise UserError(f"{name} is for commands of several runs; valid: without {name}")
+    if "." in name or name in RUN_KEYS:
+        return name
+    if name in PLACES:
+        return PLACES[name]
+    if isinstance(method, Method):
+        raise UserError(
+            f"{name}: an instance of a method holds its hyper-parameters; valid: {type(method).__name__}({name}=...), "
+            f"or a config key: {', '.join(key for key in RUN_KEYS if key not in OF_COMMANDS)}"
+        )
+    return f"method.params.{name}"
+
+
+def _text(name: str, value: Any) -> str:
+    """Return a value in Hydra's grammar.
+
+    Raises:
+        UserError: it is no value of a config.
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str | PathLike):
+        return QuotedString(fspath(value), Quote.double).with_quotes()
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{_text(name, item)}' for key, item in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(_text(name, item) for item in value)}]"
+    if hasattr(value, "item"):  # a number of numpy or torch
+        return _text(name, value.item())
+    raise UserError(
+        f"{name} is a {type(value).__name__}; valid: a number, a text, a list or a table of these"
+    )

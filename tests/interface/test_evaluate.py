@@ -1,0 +1,270 @@
+"""`espalier.evaluate`: the runs of the command line, with names or objects in each place."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoProcessor, LlavaForConditionalGeneration
+
+import espalier
+import run
+from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
+from espalier.harness.seedling.seedling_model import weights_dir
+from espalier.harness.stats import mcnemar_pvalue
+from espalier.methods.base import Plan, Site, TokenReducer
+from espalier.methods.compressor import CacheCompressor
+from espalier.methods.fastv import FastV
+from espalier.methods.h2o import H2O
+from espalier.methods.select.topk import top
+
+LIMIT = 5
+BENCHMARK = "seedling_vqa"
+
+
+@dataclass(frozen=True)
+class Norm(TokenReducer):
+    """Keeps the longest tokens."""
+
+    p: float = 2.0
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        return (Site("prefix"),)
+
+    def plan(self, view: Any, keep: int) -> Plan:
+        return Plan(top(view.tokens.float().norm(p=self.p, dim=-1), keep))
+
+
+class Interrupter:
+    """Interrupts after a number of plans; None: never."""
+
+    plans: int | None = None
+
+
+@dataclass(frozen=True)
+class Interrupted(Norm):
+    def plan(self, view: Any, keep: int) -> Plan:
+        if Interrupter.plans is not None:
+            if Interrupter.plans == 0:
+                raise KeyboardInterrupt
+            Interrupter.plans -= 1
+        return super().plan(view, keep)
+
+
+@dataclass(frozen=True)
+class Broken(Norm):
+    def plan(self, view: Any, keep: int) -> Plan:
+        raise ZeroDivisionError("of mine")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def model() -> espalier.Model:
+    return espalier.load("seedling", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def fastv(store: Path) -> espalier.EvaluatedRun:
+    """The run of fastv that the command line has made."""
+    argv = [f"benchmark={BENCHMARK}", f"limit={LIMIT}", f"store={store}", "json=false"]
+    assert run.main([*argv, "model=seedling", "method=fastv", "ratio=0.9"]) == 0
+    return evaluated(store, "fastv")
+
+
+def evaluated(
+    store: Path, method: Any, model: Any = "seedling", ratio: float | None = 0.9, **settings: Any
+) -> espalier.EvaluatedRun:
+    return espalier.evaluate(model, method, BENCHMARK, ratio, limit=LIMIT, store=store, **settings)
+
+
+@contextmanager
+def refused(*words: str) -> Iterator[None]:
+    with pytest.raises(espalier.UserError) as caught:
+        yield
+    line = str(caught.value)
+    assert "\n" not in line
+    assert [word for word in words if word not in line] == []
+
+
+def test_a_run_of_the_command_line_is_served_from_the_store(
+    fastv: espalier.EvaluatedRun, store: Path
+) -> None:
+    assert fastv.status == "cached"
+    stored = json.loads((store / "runs" / fastv.key / "row.json").read_text())
+    assert {**fastv.row, "status": "done"} == stored
+    assert [path.name for path in (store / "runs").iterdir()].count(fastv.key) == 1
+
+
+def test_objects_have_the_keys_of_their_names(
+    fastv: espalier.EvaluatedRun, store: Path, model: espalier.Model
+) -> None:
+    for loaded, method in ((model, "fastv"), (model, FastV(K=2)), ("seedling", FastV(K=2))):
+        same = evaluated(store, method, loaded)
+        assert (same.status, same.key) == ("cached", fastv.key)
+    assert evaluated(store, "fastv", K=2, queries="last").key == fastv.key
+    changed = evaluated(store, FastV(K=3, queries="last"), model)
+    assert (changed.status, changed.row["variant"]) == ("done", "paper")
+    assert evaluated(store, "fastv", K=3, variant="official").key != changed.key
+    with_compressor = evaluated(store, "fastv", model, compressor=H2O(), cache_ratio=0.25)
+    assert with_compressor.row["method"] == "fastv+h2o"
+
+
+def test_a_run_has_metrics_and_samples(fastv: espalier.EvaluatedRun) -> None:
+    frame, metric = fastv.samples, fastv.metrics["accuracy"]
+    assert list(frame.columns[:8]) == [
+        *("id", "question", "answer", "target"),
+        *("score", "visual", "kept", "tokens"),
+    ]
+    assert len(frame) == fastv.row["n_samples"] == LIMIT
+    assert metric["value"] == fastv.value == frame.score.mean() == frame.accuracy.mean()
+    assert metric["low"] < metric["value"] <= metric["high"]
+    assert metric["stderr"] == fastv.row["metrics"]["accuracy"]["stderr"]
+    assert set(frame.kept) == {14}
+    assert set(frame.visual) == {144}
+    right = frame[frame.answer == frame.target]
+    assert list(right.score) == [1.0] * len(right)
+    assert repr(fastv).startswith(f"fastv official 0.9 on {BENCHMARK} (seedling): accuracy 0.")
+    assert "<table" in fastv._repr_html_()
+
+
+def test_two_runs_are_compared_on_their_samples(fastv: espalier.EvaluatedRun, store: Path) -> None:
+    whole = evaluated(store, "none", ratio=None)
+    comparison = fastv.against(whole)
+    gain = fastv.samples.score.to_numpy() - whole.samples.score.to_numpy()
+    assert comparison.difference == pytest.approx(gain.mean())
+    assert (comparison.broke, comparison.mended) == ((gain < 0).sum(), (gain > 0).sum())
+    assert comparison.p == mcnemar_pvalue(comparison.broke, comparison.mended)
+    assert comparison.interval[0] <= comparison.difference <= comparison.interval[1]
+    assert len(comparison.samples) == np.count_nonzero(gain)
+    assert repr(comparison).count("\n") == 1
+    with refused("against(str)"):
+        fastv.against("none")
+    with refused("metric='bogus'", "accuracy"):
+        fastv.against(whole, "bogus")
+
+
+def test_an_interrupted_run_resumes(store: Path, model: espalier.Model) -> None:
+    Interrupter.plans = 2
+    with pytest.raises(KeyboardInterrupt):
+        evaluated(store, Interrupted(), model, batch_size=2, **{"engine.warmup": 0})
+    Interrupter.plans = None
+    resumed = evaluated(store, Interrupted(), model, batch_size=2, **{"engine.warmup": 0})
+    assert (resumed.status, resumed.row["extra"]["resumed_samples"]) == ("resumed", 4)
+    assert list(resumed.samples.answer) == list(evaluated(store, Norm(), model).samples.answer)
+
+
+def test_an_error_of_an_own_method_is_one_line_with_its_cause(
+    store: Path, model: espalier.Model
+) -> None:
+    with pytest.raises(espalier.UserError, match="method Broken at prefix 0") as caught:
+        evaluated(store, Broken(), model)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_model_in_memory_counts_by_its_weights(store: Path) -> None:
+    folder = weights_dir("seedling")
+    hf_model = LlavaForConditionalGeneration.from_pretrained(folder).train()
+    wrapped = espalier.wrap(hf_model, AutoProcessor.from_pretrained(folder), name="mine")
+    former = (hf_model.generation_config, hf_model.config.to_dict())
+    first = evaluated(store, "divprune", wrapped)
+    assert (first.status, first.row["model"]) == ("done", "mine")
+    assert first.row["settings"]["model"]["revision"].startswith("memory-")
+    assert list(first.samples.answer) == list(evaluated(store, "divprune").samples.answer)
+    assert (hf_model.generation_config, hf_model.config.to_dict()) == former
+    assert all(module.training for module in hf_model.modules())
+    again = espalier.wrap(hf_model, AutoProcessor.from_pretrained(folder), name="mine")
+    assert evaluated(store, "divprune", again).status == "cached"
+    with torch.no_grad():
+        hf_model.lm_head.weight[-1, -1] += 1e-3
+    assert evaluated(store, "divprune", wrapped).key != first.key
+    with refused("'d2pruner' reads a calibration of a checkpoint"):
+        evaluated(store, "d2pruner", wrapped)
+    hf_model.model.register_forward_hook(lambda *arguments: None)
+    with refused("hf_model: model has a hook", "handle.remove()"):
+        evaluated(store, "divprune", wrapped)
+
+
+def test_records_in_memory_are_a_benchmark(store: Path, model: espalier.Model) -> None:
+    records = [
+        {
+            "id": f"mine-{number}",
+            "image": sample_scene(sample).to_pil(),
+            "question": sample["question"],
+            "answer": sample["answer"],
+        }
+        for number, sample in enumerate(samples(BENCHMARK, "test", 0, 0, 3))
+    ]
+    settings: dict[str, Any] = {"store": store, "benchmark.text": "{{ question }}"}
+    first = espalier.evaluate(model, "none", records, **settings)
+    assert list(first.samples.id) == ["mine-0", "mine-1", "mine-2"]
+    assert list(first.samples.target) == [record["answer"] for record in records]
+    assert first.value == 1.0
+    assert espalier.evaluate(model, "none", pd.DataFrame(records), **settings).status == "cached"
+    other_score = espalier.evaluate(model, "none", records, score="contains", **settings)
+    assert other_score.key != first.key
+    with refused("no column question"):
+        espalier.evaluate(model, "none", pd.DataFrame({"image": [1]}), store=store)
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "no ratio": ({"ratio": None}, ("ratio=None", "'fastv' removes", "ratio=<share", "keep=<")),
+    "ratio": ({"ratio": 1.5}, ("ratio=1.5",)),
+    "parameter": ({"L": 2}, ("L is not", "K, queries")),
+    "value": ({"K": 0}, ("K=0", "1 or more")),
+    "engine": ({"batch_size": 0}, ("batch_size=0",)),
+    "command": ({"curves": "x"}, ("curves is for commands",)),
+    "object": ({"seed": object()}, ("seed is a object", "a number, a text")),
+    "model": ({"model": 3}, ("model is a int", "espalier.load")),
+    "model name": ({"model": "seedlin"}, ("'seedlin' is unknown", "seedling")),
+    "class": ({"method": Norm}, ("Norm is a class", "Norm(...)")),
+    "function": ({"method": len}, ("method is a builtin_function", "TokenReducer")),
+    "instance": ({"method": Norm(), "p": 1}, ("p: an instance", "Norm(p=...)")),
+    "compressor": ({"compressor": 3}, ("compressor is a int", "CacheCompressor")),
+    "benchmark": ({"benchmark": 3}, ("benchmark is a int", "a pandas frame")),
+    "base": ({"method": CacheCompressor}, ("CacheCompressor is a class",)),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line(store: Path, mistake: str) -> None:
+    changes, words = MISTAKES[mistake]
+    arguments = {"model": "seedling", "method": "fastv", "benchmark": BENCHMARK, "ratio": 0.9}
+    with refused(*words):
+        espalier.evaluate(**{**arguments, "limit": 2, "store": store, **changes})
+
+
+def test_the_process_is_as_before(
+    fastv: espalier.EvaluatedRun, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    results: list[str] = []
+    thread = threading.Thread(target=lambda: results.append(evaluated(store, "fastv").status))
+    thread.start()
+    thread.join()
+    assert results == ["cached"]
+    assert huggingface_hub.constants.HF_HUB_OFFLINE is False
+    assert "HF_HUB_OFFLINE" not in os.environ
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_loading_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    espalier.load("seedling", device="cpu")
+    assert capfd.readouterr() == ("", "")
