@@ -9,8 +9,9 @@
 `load` takes a model of conf/model or the folder of a checkpoint, `wrap` a model and a processor of transformers that
 are in memory already. `apply` puts a method on it for the length of a `with`; inside, `ask` and `ask_many` take
 pictures, videos and chats, and return an `Answer`: the text, what was kept, what it cost, and a picture of it. `video`
-makes a video out of frames. What cannot work raises `UserError`, one line with the argument, its value and what is
-valid.
+makes a video out of frames. `evaluate` runs a benchmark as the command line does; `methods()`, `models()` and
+`benchmarks()` list the names that it takes. What cannot work raises `UserError`, one line with the argument, its value
+and what is valid.
 
 docs/python.md has all of it by example.
 """
@@ -18,7 +19,10 @@ docs/python.md has all of it by example.
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from espalier import methods
 
 if TYPE_CHECKING:
     from espalier.harness.api.answer import Answer
@@ -26,21 +30,52 @@ if TYPE_CHECKING:
     from espalier.harness.api.loaded_models import Model, load, wrap
     from espalier.harness.api.questions import video
     from espalier.harness.errors import UserError
+    from espalier.harness.interface.choice_frames import benchmarks, models
+    from espalier.harness.interface.evaluate import EvaluatedRun, evaluate
     from espalier.harness.reports import results
 
-__all__ = ["Answer", "Applied", "Model", "UserError", "apply", "load", "results", "video", "wrap"]
+__all__ = [
+    "Answer",
+    "Applied",
+    "EvaluatedRun",
+    "Model",
+    "UserError",
+    "apply",
+    "benchmarks",
+    "evaluate",
+    "load",
+    "methods",
+    "models",
+    "results",
+    "video",
+    "wrap",
+]
 
 #: Where each name lives. torch and transformers take seconds to import: a name is fetched when it is first used.
 _HOMES = {
     "Answer": "espalier.harness.api.answer",
     "Applied": "espalier.harness.api.apply",
+    "EvaluatedRun": "espalier.harness.interface.evaluate",
     "Model": "espalier.harness.api.loaded_models",
     "UserError": "espalier.harness.errors",
     "apply": "espalier.harness.api.apply",
+    "benchmarks": "espalier.harness.interface.choice_frames",
+    "evaluate": "espalier.harness.interface.evaluate",
     "load": "espalier.harness.api.loaded_models",
+    "models": "espalier.harness.interface.choice_frames",
     "video": "espalier.harness.api.questions",
     "wrap": "espalier.harness.api.loaded_models",
 }
+
+
+class _MethodPackage(ModuleType):
+    """The package of methods, which lists them when it is called: `espalier.methods()`."""
+
+    def __call__(self) -> Any:
+        return import_module("espalier.harness.interface.choice_frames").methods()
+
+
+methods.__class__ = _MethodPackage
 
 
 def __getattr__(name: str) -> Any:
