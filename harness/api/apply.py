@@ -11,7 +11,7 @@ from typing import Any
 
 from espalier.harness.api.applied import Applied, user_errors
 from espalier.harness.api.loaded_models import Model, named_spec
-from espalier.harness.api.open_method import settle
+from espalier.harness.api.open_method import require_amount, settle
 from espalier.harness.config.build_spec import build_draft, variant_of
 from espalier.harness.config.compose import compose_section
 from espalier.harness.cost.budget import Budget
@@ -44,6 +44,9 @@ from espalier.methods.compressor import CacheCompressor
 
 __all__ = ["Applied", "apply"]
 
+#: Share by which a method is checked before it is known whether it removes tokens.
+RATIO = 0.75
+
 #: Placeholder in the run's spec: questions from Python belong to no benchmark.
 NO_BENCHMARK = BenchmarkSpec(
     name="questions", task="", include_path=None, limit=None, metrics=(), headline=""
@@ -53,7 +56,7 @@ NO_BENCHMARK = BenchmarkSpec(
 def apply(
     model: Model,
     method: str | Method,
-    ratio: float = 0.75,
+    ratio: float | None = None,
     *,
     variant: str | None = None,
     budget: str = "kept",
@@ -76,7 +79,8 @@ def apply(
         method: name of a file in conf/method without `.yaml` (variants included), or an instance of your own
             `TokenReducer`, `Decoder` (methods/base.py) or `CacheCompressor` (methods/compressor.py), registered or not.
         variant: which reading of the file: `official`, the released code, or `paper`; None: the file's default.
-        ratio: share of visual tokens removed, 0 <= ratio < 1; for a speculative decoder, removed from its draft.
+        ratio: share of visual tokens removed, 0 <= ratio < 1; for a speculative decoder, removed from its draft. Needed
+            for every method that removes tokens.
         budget: rule that counts the ratio: `kept`, `average` or `flops` (docs/rows.md).
         draft: draft model of a speculative decoder: name of a file in conf/model, folder of a checkpoint, or a loaded
             model; None: the first draft that the model's file names.
@@ -127,7 +131,7 @@ def apply(
             model=model.spec,
             method=replace(method_spec, draft=draft_spec),
             benchmark=NO_BENCHMARK,
-            budget=Budget(budget, read_value("ratio", ratio, share)),
+            budget=Budget(budget, read_value("ratio", RATIO if ratio is None else ratio, share)),
             engine=engine,
             seed=read_value("seed", seed, Natural),
             force=False,
@@ -137,9 +141,9 @@ def apply(
         borrowed_draft = (
             draft_model.spec if draft_model is not None and draft_model.borrowed else None
         )
-        return Applied(
-            settle(spec, built_method, model.borrowed, borrowed_draft), model, draft_model
-        )
+        checked = settle(spec, built_method, model.borrowed, borrowed_draft)
+        require_amount(checked.spec, ratio)
+        return Applied(checked, model, draft_model)
 
 
 def _build(

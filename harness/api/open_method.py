@@ -12,7 +12,7 @@ from espalier.harness.decoding.speculative.shared_vocabulary import check_tokeni
 from espalier.harness.decoding.speculative.speculation import Speculation
 from espalier.harness.engine.artifacts.priors import Prior, prior_for, prior_layers
 from espalier.harness.engine.record import SampleRecord
-from espalier.harness.errors import Refused
+from espalier.harness.errors import Refused, UserError
 from espalier.harness.kinds.checks import speculative_check as speculative
 from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.kinds.lookup import kind_of
@@ -87,6 +87,20 @@ def settle(spec: RunSpec, method: Method, borrowed: bool, draft: ModelSpec | Non
         refuse_calibrated(model, method, spec.method.name)
     admitted = kind.resolve(spec, method, Digests()).method
     return CheckedMethod(spec, admitted, prior_for(model, admitted, spec.store))
+
+
+def require_amount(spec: RunSpec, *amounts: object) -> None:
+    """Raise UserError if a method removes tokens and the caller has not said how many.
+
+    Args:
+        spec: the settled run.
+        amounts: `ratio` and `keep` of the caller; None: not given.
+    """
+    if spec.budget.ratio > 0 and all(amount is None for amount in amounts):
+        raise UserError(
+            f"ratio=None: method={spec.method.title!r} removes visual tokens; valid: ratio=<share removed>, "
+            "or keep=<number of tokens kept>"
+        )
 
 
 def refuse_calibrated(model: ModelSpec, method: Method, name: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from espalier.harness.api.applied import user_errors
 from espalier.harness.api.loaded_models import Model
-from espalier.harness.errors import UserError
+from espalier.harness.api.open_method import require_amount
 from espalier.harness.interface.evaluated_run import EvaluatedRun
 from espalier.harness.interface.run_request import read_request
 from espalier.harness.ranks import Ranks
@@ -24,8 +24,6 @@ from espalier.methods.base import Method
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from espalier.harness.runs.admission import Job
 
 __all__ = ["EvaluatedRun", "evaluate"]
 
@@ -72,8 +70,7 @@ def evaluate(
         stack.enter_context(restored_network())
         request = read_request(model, method, benchmark, values, limit == "all")
         job = admit_here(request.spec, Ranks(), Digests(), method=request.method)
-        if ratio is None and keep is None:
-            _refuse_default_ratio(job)
+        require_amount(job.spec, ratio, keep)
         pool = (
             LentPool(open_spec=model.open_spec, stack=stack) if isinstance(model, Model) else Pool()
         )
@@ -81,12 +78,3 @@ def evaluate(
     records = job.spec.benchmark.own_data()
     ids = () if records is None else [record.id for record in records.records]
     return EvaluatedRun(row, Store(job.spec.store).run(job.key).path, ids)
-
-
-def _refuse_default_ratio(job: Job) -> None:
-    """Raise UserError if a run without a stated ratio would remove tokens."""
-    if job.spec.budget.ratio > 0:
-        raise UserError(
-            f"ratio=None: method={job.spec.method.title!r} removes visual tokens; valid: ratio=<share removed>, "
-            "or keep=<number of tokens kept>"
-        )

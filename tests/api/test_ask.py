@@ -245,6 +245,9 @@ def test_a_picture_of_what_was_kept(model, questions, tmp_path):
 
 REFUSED = {
     "method='fastvv' is unknown (did you mean fastv?)": lambda m: espalier.apply(m, "fastvv"),
+    "ratio=None: method='fastv' removes visual tokens; valid: ratio=": lambda m: espalier.apply(
+        m, "fastv"
+    ),
     "K=0": lambda m: espalier.apply(m, "fastv", K=0),
     "K='two' must be an integer": lambda m: espalier.apply(m, "fastv", K="two"),
     "K=17": lambda m: espalier.apply(m, "fastv", K=17),
@@ -310,7 +313,10 @@ UNANSWERED = {
 
 @pytest.mark.parametrize("line", UNANSWERED)
 def test_questions_that_cannot_be_answered(model, questions, line):
-    with espalier.apply(model, "fastv") as pruned, pytest.raises(espalier.UserError) as refused:
+    with (
+        espalier.apply(model, "fastv", ratio=0.75) as pruned,
+        pytest.raises(espalier.UserError) as refused,
+    ):
         UNANSWERED[line](pruned, questions[0][0])
     assert line in str(refused.value)
     assert "chat 0 of the batch" not in str(refused.value)
@@ -318,7 +324,7 @@ def test_questions_that_cannot_be_answered(model, questions, line):
 
 
 def test_outside_the_with_nothing_is_answered(model, questions):
-    pruned = espalier.apply(model, "fastv")
+    pruned = espalier.apply(model, "fastv", ratio=0.75)
     with pytest.raises(espalier.UserError, match=r"inside `with espalier\.apply"):
         pruned.ask(*questions[0])
     with pruned, pytest.raises(RuntimeError, match="open already"):
