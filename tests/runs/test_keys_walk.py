@@ -92,12 +92,20 @@ EXEMPT = {
     "json": "what is printed",
 }
 
+#: Folders of own data with different answers.
+OWN_DATA = Path(__file__).with_name("own_data")
+
 #: Runs from which fields are changed: a field counts if it changes the key of one of them.
 BASES = {
     "reducer": ("method=fastv", "ratio=0.5"),
     "random weights": ("method=fastv", "ratio=0.5", "model=llava15_7b", "model.weights=random"),
     "decoder": ("method=pearl",),
     "stack": ("method=fastv", "ratio=0.5", "compressor=aircache"),
+    "own data": (
+        *("method=fastv", "ratio=0.5", "benchmark=data"),
+        *(f"benchmark.path={OWN_DATA / 'red'}", "benchmark.score=number"),
+        "benchmark.question='how many digits are there ?'",
+    ),
     "boxes": ("method=fastv", "ratio=0.5", "benchmark=refcoco_val"),
     "judged": (
         *("method=fastv", "ratio=0.5", "benchmark=llava_bench", "judge.model=somebody"),
@@ -123,7 +131,7 @@ VALUES: dict[str, Any] = {
     "benchmark.cluster": Cluster("scene"),
     "benchmark.blocks": 0,
     "benchmark.sources": (ROOT / "tasks" / "videos",),
-    "benchmark.path": ROOT / "tasks",
+    "benchmark.path": OWN_DATA / "blue",
     "model.path": ROOT / "tasks",
     "method.draft.path": ROOT / "tasks",
     "judge.prompt": ROOT / "tests" / "judging" / "words.yaml",
