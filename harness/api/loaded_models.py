@@ -19,9 +19,10 @@ from espalier.harness.config.group_lists import merged
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks.checkpoint_check import check_model
-from espalier.harness.models.adapter import ADAPTERS, Adapter, family_of, load_adapter
+from espalier.harness.models.adapter import Adapter, family_of, load_adapter
 from espalier.harness.models.build_adapter import build_skeleton
 from espalier.harness.models.chat_templates import template_of_processor
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.loader import config_of
 from espalier.harness.models.measured_facts import read_facts
 from espalier.harness.paths import CONF

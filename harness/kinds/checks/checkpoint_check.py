@@ -9,7 +9,7 @@ import torch
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
 from espalier.harness.kinds.checks.finite_weights import check_finite
-from espalier.harness.models.adapter import ADAPTERS
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.hub_cache import cached_file
 from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec
 from espalier.harness.store.files.digests import Digests
