@@ -249,20 +249,6 @@ class Adapter(ModelParts):
         return [text.strip() for text in self.processor.batch_decode(ids, skip_special_tokens=True)]
 
 
-def family_of(model_type: str | None) -> str:
-    """Return the family of a configuration's `model_type`. Cost: imports all families, one or two seconds.
-
-    Raises:
-        UserError: an unknown type; the line lists the known ones.
-    """
-    families = {
-        type_name: name for name in ADAPTERS.names() for type_name in ADAPTERS.load(name).types()
-    }
-    if model_type not in families:
-        raise unknown_name("model_type", str(model_type), families)
-    return families[model_type]
-
-
 def load_adapter(spec: ModelSpec) -> Adapter:
     """Return the adapter of a run, loaded through its family.
 
