@@ -90,6 +90,10 @@ def dispatch(arguments: Sequence[str], waiting: StatusLine) -> int:
         if is_main_process():
             hydra_help(arguments)
         return 0
+    # Only this way of running needs it: help and mistakes are printed without it.
+    from espalier.harness.runs.early_checks import check_cells
+
+    check_cells(command.cells, dry)
     waiting.say("loading torch")
     with join() as ranks:
         code = run_on_cluster(command, ranks, waiting, dry)

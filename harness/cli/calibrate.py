@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from espalier.harness.models.adapter import Adapter
-    from espalier.harness.specs.run_spec import RunSpec
+    from espalier.harness.specs.hub_cache import OFFLINE
+from espalier.harness.specs.run_spec import RunSpec
 
 #: The paper's prompt, and the most generic question of the seedling's own.
 PROMPT = "Please describe the provided image."
@@ -160,7 +161,6 @@ def run(request: CalibrationRequest) -> list[str]:
     """Calibrate, store the result and return the lines to print: paths, and the result of the bisection."""
     # transformers takes seconds to import; invalid requests are refused without it.
     from espalier.harness.models.adapter import load_adapter
-    from espalier.harness.runs.admission import OFFLINE
 
     check_folder("store", request.spec.store)
 

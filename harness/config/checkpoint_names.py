@@ -20,6 +20,7 @@ from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.errors import FOREIGN, UserError, first_words, near_names
 from espalier.harness.models.families import check_format, family_of
 from espalier.harness.paths import CONF
+from espalier.harness.specs.hub_cache import file_of_hub
 
 GROUP = "model"
 PREFIX = "checkpoint:"
@@ -62,7 +63,7 @@ def model_choice(name: str, key: str = GROUP) -> str:
         return name
     if name in hub_names():
         return hub_names()[name]
-    config = _cached_config(name) if _ID.fullmatch(name) else None
+    config = file_of_hub(name, CONFIG, REVISION) if _ID.fullmatch(name) else None
     if config is None:
         raise UserError(
             f"{key}={name!r} is no hub id of conf/model, and not in the local Hugging Face cache"
@@ -114,14 +115,6 @@ def hub_names() -> Mapping[str, str]:
     files = {name: CONF / GROUP / f"{name}.yaml" for name in choices(GROUP)}
     sections = {name: read_yaml(path.read_text("utf-8"), path) for name, path in files.items()}
     return {section["hub"]: name for name, section in sections.items() if section.get("hub")}
-
-
-def _cached_config(hub: str) -> Path | None:
-    # Half a second, and most commands name models of conf/.
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(hub, CONFIG, revision=REVISION)
-    return Path(path) if isinstance(path, str) else None
 
 
 def _check_family(file: Path, name: str, key: str) -> None:

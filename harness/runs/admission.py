@@ -22,6 +22,7 @@ from espalier.harness.evaluation.metered import check_meters, open_meters
 from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.kinds.checks.generation_check import check_settings
 from espalier.harness.kinds.checks.length_check import check_lengths
+from espalier.harness.kinds.checks.pair_check import check_vocabulary
 from espalier.harness.kinds.checks.template_names import check_template
 from espalier.harness.kinds.checks.tools_check import check_needs
 from espalier.harness.kinds.checks.word_note import note_unknown_words
@@ -32,15 +33,13 @@ from espalier.harness.ranks import Ranks
 from espalier.harness.runs import wandb_log
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.specs.comparable import check_comparable
+from espalier.harness.specs.hub_cache import OFFLINE
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store.files.dataset_copies import Copies, check_place
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.files.folder_checks import check_files, check_folder
 from espalier.methods.base import Method, MethodError
-
-#: Hugging Face libraries read these when they are imported.
-OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 
 #: Suffixes of the files that `curves` names.
 CURVES = ("png", "svg", "md")
@@ -190,6 +189,12 @@ def _find_kind(run: Candidate) -> None:
         refuse_denoising_settings(run.spec.generation, run.spec.model.name)
 
 
+def _check_vocabulary(run: Candidate) -> None:
+    model, benchmark = run.spec.model, run.spec.benchmark
+    published = benchmark.dataset.path is not None
+    check_vocabulary(model.name, model.closed_vocabulary, benchmark.name, published)
+
+
 def _normalise(run: Candidate) -> None:
     run.spec = run.kind.normalise(run.spec, run.method)
 
@@ -296,6 +301,7 @@ PROCESS_CHECKS: tuple[tuple[str, Callable[[RunSpec, Ranks], None]], ...] = (
 CHECKS: tuple[tuple[str, Callable[[Candidate], None]], ...] = (
     ("generation", _check_generation),
     ("method", _find_kind),
+    ("benchmark", _check_vocabulary),
     ("engine", _normalise),
     ("engine", _check_meters),
     ("model", _check_model),

@@ -169,6 +169,7 @@ class ModelSpec:
             processor used with random weights in place of one that reads bytes.
         drafts: names of models with the same tokens that may draft for this one, the usual one first.
         boxes: how it was taught to write boxes, which decides how a task asks for them and reads them.
+        closed_vocabulary: whether it knows the words of its own scenes alone, so that published benchmarks are refused.
     """
 
     name: Text
@@ -200,6 +201,7 @@ class ModelSpec:
     boxes: Annotated[str, OneOf(BOXES)] = "unit"
     prompt: PromptSpec = field(default_factory=PromptSpec, metadata=COMPUTED)
     template_sha256: Text | None = None
+    closed_vocabulary: bool = False
 
 
 @dataclass(frozen=True)
