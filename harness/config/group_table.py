@@ -1,59 +1,142 @@
-"""`method=?` and the like: the choices of a config group as a table on the terminal."""
+"""`method=?` and the like: the choices of a config group as a table as wide as the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+import shutil
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
 
-from espalier.harness.config.group_lists import Section, choices, comment, read_choice
+from espalier.harness.config.group_lists import choices, comment, read_choice
+from espalier.harness.config.method_kinds import method_kind
 from espalier.harness.config.name_source import descriptions
 
+#: The parts of `method=?`, by kind; the last one lists CONTROLS.
+KINDS = {
+    "reducer": "Reducers drop or merge visual tokens. ratio: the share removed",
+    "compressor": "Compressors evict cache entries after the prefill: method=NAME, or compressor=NAME beside a reducer",
+    "decoder": "Decoders draft and verify. ratio: the share of visual tokens hidden from the draft",
+    "denoiser": "Denoisers drop or merge at every step of a diffusion language model",
+    "control": "Controls: no reduction, random, evenly spaced or recent tokens, plain decoding",
+}
 
-def listing(group: str) -> str:
-    """Return a table of a group's choices, one line each, and a hint at further ones. Cost: one read of each file."""
-    names = choices(group)
+#: Methods to compare with. Their bases are those of published methods.
+CONTROLS = frozenset(
+    (
+        "none",
+        "random",
+        "uniform",
+        "pooled",
+        "random_kv",
+        "uniform_kv",
+        "recent_kv",
+        "autoregressive",
+    )
+)
+
+#: Columns of a pipe, and the fewest that the last column of a table gets.
+WIDTH, NARROWEST = 80, 24
+
+
+def listing(group: str, refused: Collection[str] | None = None) -> str:
+    """Return a table of a group's choices, and a hint at further ones. Cost: one read of each file.
+
+    Args:
+        group: a folder of conf, or `anchor`.
+        refused: of `method`, the choices that do not run on the model of the command; None: no model is given.
+    """
     if group == "method":
-        variants = (", ".join(read_choice(group, name).get("variants", ())) for name in names)
-        methods = zip(names, variants, map(partial(comment, group), names), strict=True)
-        hint = "method.variant=<one of its variants>: official, the released code, or paper; the first is the default"
-        return f"{_table((group, 'variants', ''), [*methods])}\n{hint}\n"
-    if group != "benchmark":
-        files = [(name, comment(group, name)) for name in names]
-        return _table((group, ""), [*files, *_without_file(group)])
-    head = ("benchmark", "title", "kind", "samples", "needs")
-    rows = [_line(name, read_choice(group, name)) for name in names]
-    hint = "benchmark=task:<name>: any other task of lmms-eval with written answers, by its own metrics"
-    return f"{_table(head, rows)}\n{hint}\n"
+        return _methods(refused)
+    if group == "benchmark":
+        return _benchmarks()
+    files = [(name, comment(group, name)) for name in choices(group)]
+    return _table([(group, ""), *files, *_without_file(group)])
+
+
+def _methods(refused: Collection[str] | None) -> str:
+    parts: dict[str, list[tuple[str, ...]]] = {kind: [] for kind in KINDS}
+    for name in choices("method"):
+        kind = "control" if name in CONTROLS else method_kind(name) or "reducer"
+        variants = read_choice("method", name).get("variants", ())
+        text = comment("method", name) + (f" [{', '.join(variants)}]" if variants else "")
+        mark = () if refused is None else ("no" if name in refused else "yes",)
+        parts[kind].append((name, *mark, text))
+    head = ("method",) if refused is None else ("method", "runs")
+    rows = [
+        (*head, "[variants, the default first]"),
+        *(row for rows in parts.values() for row in rows),
+    ]
+    lines = iter(_lines(rows))
+    text = next(lines)
+    for kind, title in KINDS.items():
+        text += "\n" + _wrapped(title)
+        text += "".join(next(lines) for _ in parts[kind])
+    hints = ["method.variant=NAME: official is the released code, paper the paper's text"]
+    if refused:
+        hints.append("no: the same command with this method says why")
+    return f"{text}\n{''.join(map(_wrapped, hints))}"
+
+
+def _benchmarks() -> str:
+    sections = {name: read_choice("benchmark", name) for name in choices("benchmark")}
+    rows = []
+    for name, section in sections.items():
+        samples = section["dataset"]["samples"] or section["limit"]
+        needs = "".join(f"; needs {need}" for need in section["needs"])
+        title = (section["title"] or comment("benchmark", name)) + needs
+        count = f"{samples:,}" if samples else "a batch"
+        rows.append((name, count, section["kind"], title))
+    rows.sort(key=lambda row: sections[row[0]]["dataset"]["path"] is not None)
+    here = sum(section["dataset"]["path"] is None for section in sections.values())
+    head, *lines = _lines([("benchmark", "samples", "kind", "title"), *rows])
+    titles = [
+        "Made here: no download",
+        "Published: python -m espalier benchmarks prefetch NAME, once, where there is a network",
+    ]
+    hint = (
+        "benchmark=task:NAME: any other task of lmms-eval with written answers, by its own metrics"
+    )
+    return "\n".join(
+        (
+            head,
+            _wrapped(titles[0]) + "".join(lines[:here]),
+            _wrapped(titles[1]) + "".join(lines[here:]),
+            _wrapped(hint),
+        )
+    )
 
 
 def _without_file(group: str) -> Iterable[tuple[str, str]]:
     """Return the configs that are made from results/papers or conf/anchors.csv, each with what it runs."""
-    if group not in ("experiment", "anchor"):
-        return ()
-    return descriptions(group).items()
+    return descriptions(group).items() if group in ("experiment", "anchor") else ()
 
 
-def _line(name: str, section: Section) -> tuple[str, ...]:
-    samples = section["dataset"]["samples"]
-    return (
-        name,
-        section["title"] or "",
-        section["kind"],
-        "" if samples is None else f"{samples:,}",
-        ", ".join(section["needs"]),
-    )
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    return "".join(_lines(rows))
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    sides: list[Callable[[str, int], str]] = [
-        partial(str.rjust) if title == "samples" else partial(str.ljust) for title in head
-    ]
-    return "".join(
-        "  ".join(
-            side(cell, width) for side, cell, width in zip(sides, line, widths, strict=True)
-        ).rstrip()
-        + "\n"
-        for line in lines
-    )
+def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows in aligned columns, the last one wrapped at the width of the terminal; numbers stand at the right."""
+    columns = list(zip(*rows, strict=True))[:-1]
+    widths = [max(map(len, column)) for column in columns]
+    indent = sum(widths) + 2 * len(widths)
+    width = max(_width() - indent, NARROWEST)
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(size) if column[0] == "samples" else cell.ljust(size)
+            for cell, size, column in zip(row[:-1], widths, columns, strict=True)
+        ]
+        first, *others = textwrap.wrap(row[-1], width, break_on_hyphens=False) or [""]
+        text = "\n".join(
+            ["  ".join((*cells, first)).rstrip(), *(" " * indent + line for line in others)]
+        )
+        lines.append(f"{text}\n")
+    return lines
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, _width(), break_on_hyphens=False) + "\n"
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((WIDTH, 24)).columns
