@@ -33,10 +33,16 @@ _PLACES = ("/", "./", "../", "~")
 def with_checkpoints(override: str) -> str:
     """Return an override with a `model_choice` for each checkpoint in the place of a model's name."""
     key, equals, value = override.partition("=")
-    if key != GROUP or not equals or value[:1] in ("'", '"', "[", "{", "?") or "(" in value:
+    if key != GROUP or not equals or value[:1] in ("[", "{", "?"):
         return override
-    names = [value] if Path(value).is_dir() else value.split(",")
-    return f"{key}={','.join(map(model_choice, names))}"
+    if value[:1] in ("'", '"') and value[:1] == value[-1:]:
+        value = value[1:-1]
+    elif not Path(value).expanduser().is_dir():
+        # Values of a sweep, or an expression of Hydra's grammar.
+        return (
+            override if "(" in value else f"{key}={','.join(map(model_choice, value.split(',')))}"
+        )
+    return f"{key}={model_choice(value)}"
 
 
 def model_choice(name: str, key: str = GROUP) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 
 from espalier.harness.config.group_lists import choices, comment, read_choice
 from espalier.harness.config.method_kinds import method_kind
@@ -48,70 +49,60 @@ def listing(group: str, refused: Collection[str] | None = None) -> str:
         return _methods(refused)
     if group == "benchmark":
         return _benchmarks()
-    files = [(name, comment(group, name)) for name in choices(group)]
-    return _table([(group, ""), *files, *_without_file(group)])
+    rows = [(name, comment(group, name)) for name in choices(group)]
+    if group in ("experiment", "anchor"):
+        # Those that are made from results/papers and conf/anchors.csv.
+        rows += descriptions(group).items()
+    return _page((group, ""), {"": rows})
 
 
 def _methods(refused: Collection[str] | None) -> str:
-    parts: dict[str, list[tuple[str, ...]]] = {kind: [] for kind in KINDS}
+    parts: dict[str, list[tuple[str, ...]]] = {title: [] for title in KINDS.values()}
     for name in choices("method"):
         kind = "control" if name in CONTROLS else method_kind(name) or "reducer"
         variants = read_choice("method", name).get("variants", ())
         text = comment("method", name) + (f" [{', '.join(variants)}]" if variants else "")
         mark = () if refused is None else ("no" if name in refused else "yes",)
-        parts[kind].append((name, *mark, text))
+        parts[KINDS[kind]].append((name, *mark, text))
     head = ("method",) if refused is None else ("method", "runs")
-    rows = [
-        (*head, "[variants, the default first]"),
-        *(row for rows in parts.values() for row in rows),
-    ]
-    lines = iter(_lines(rows))
-    text = next(lines)
-    for kind, title in KINDS.items():
-        text += "\n" + _wrapped(title)
-        text += "".join(next(lines) for _ in parts[kind])
     hints = ["method.variant=NAME: official is the released code, paper the paper's text"]
     if refused:
         hints.append("no: the same command with this method says why")
-    return f"{text}\n{''.join(map(_wrapped, hints))}"
+    return _page((*head, "[variants, the default first]"), parts, hints)
 
 
 def _benchmarks() -> str:
-    sections = {name: read_choice("benchmark", name) for name in choices("benchmark")}
-    rows = []
-    for name, section in sections.items():
+    local = "Made here, without a download"
+    published = (
+        "Published: python -m espalier benchmarks prefetch NAME, once, where there is a network"
+    )
+    parts: dict[str, list[tuple[str, ...]]] = {local: [], published: []}
+    for name in choices("benchmark"):
+        section = read_choice("benchmark", name)
         samples = section["dataset"]["samples"] or section["limit"]
         needs = "".join(f"; needs {need}" for need in section["needs"])
-        title = (section["title"] or comment("benchmark", name)) + needs
-        count = f"{samples:,}" if samples else "a batch"
-        rows.append((name, count, section["kind"], title))
-    rows.sort(key=lambda row: sections[row[0]]["dataset"]["path"] is not None)
-    here = sum(section["dataset"]["path"] is None for section in sections.values())
-    head, *lines = _lines([("benchmark", "samples", "kind", "title"), *rows])
-    titles = [
-        "Made here: no download",
-        "Published: python -m espalier benchmarks prefetch NAME, once, where there is a network",
-    ]
-    hint = (
-        "benchmark=task:NAME: any other task of lmms-eval with written answers, by its own metrics"
-    )
-    return "\n".join(
-        (
-            head,
-            _wrapped(titles[0]) + "".join(lines[:here]),
-            _wrapped(titles[1]) + "".join(lines[here:]),
-            _wrapped(hint),
+        row = (
+            name,
+            f"{samples:,}" if samples else "a batch",
+            section["kind"],
+            (section["title"] or comment("benchmark", name)) + needs,
         )
-    )
+        parts[local if section["dataset"]["path"] is None else published].append(row)
+    hint = "benchmark=task:NAME: any task of lmms-eval with written answers, by its own metrics"
+    return _page(("benchmark", "samples", "kind", "title"), parts, [hint])
 
 
-def _without_file(group: str) -> Iterable[tuple[str, str]]:
-    """Return the configs that are made from results/papers or conf/anchors.csv, each with what it runs."""
-    return descriptions(group).items() if group in ("experiment", "anchor") else ()
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    return "".join(_lines(rows))
+def _page(
+    head: Sequence[str],
+    parts: Mapping[str, Sequence[Sequence[str]]],
+    hints: Sequence[str] = (),
+) -> str:
+    """Return rows under the titles of their parts, in columns of one width, and hints."""
+    lines = iter(_lines([head, *(row for rows in parts.values() for row in rows)]))
+    page = next(lines)
+    for title, rows in parts.items():
+        page += (f"\n{_wrapped(title)}" if title else "") + "".join(islice(lines, len(rows)))
+    return "\n".join((page, *(["".join(map(_wrapped, hints))] if hints else [])))
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -126,9 +117,9 @@ def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
             cell.rjust(size) if column[0] == "samples" else cell.ljust(size)
             for cell, size, column in zip(row[:-1], widths, columns, strict=True)
         ]
-        first, *others = textwrap.wrap(row[-1], width, break_on_hyphens=False) or [""]
+        first, *continuation = textwrap.wrap(row[-1], width, break_on_hyphens=False) or [""]
         text = "\n".join(
-            ["  ".join((*cells, first)).rstrip(), *(" " * indent + line for line in others)]
+            ["  ".join((*cells, first)).rstrip(), *(" " * indent + line for line in continuation)]
         )
         lines.append(f"{text}\n")
     return lines

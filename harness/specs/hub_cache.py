@@ -55,7 +55,7 @@ def data_set_cached(name: str) -> bool:
     # As OFFLINE says.
     from huggingface_hub import constants
 
-    owner, _, rest = name.partition("/")
+    owner, _, repository = name.partition("/")
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
-    downloaded = Path(constants.HF_HUB_CACHE, f"datasets--{owner}--{rest}")
-    return not rest or downloaded.is_dir() or any(prepared.glob(f"{owner}___*"))
+    downloaded = Path(constants.HF_HUB_CACHE, f"datasets--{owner}--{repository}")
+    return not repository or downloaded.is_dir() or any(prepared.glob(f"{owner}___*"))
