@@ -14,8 +14,8 @@ from espalier.harness.config.name_source import descriptions
 #: The parts of `method=?`, by kind; the last one lists CONTROLS.
 KINDS = {
     "reducer": "Reducers drop or merge visual tokens. ratio: the share removed",
-    "compressor": "Compressors evict cache entries after the prefill: method=NAME, or compressor=NAME beside a reducer",
-    "decoder": "Decoders draft and verify. ratio: the share of visual tokens hidden from the draft",
+    "compressor": "Compressors evict cache entries: method=NAME, or compressor=NAME with a reducer",
+    "decoder": "Decoders draft and verify. ratio: the share of tokens hidden from the draft",
     "denoiser": "Denoisers drop or merge at every step of a diffusion language model",
     "control": "Controls: no reduction, random, evenly spaced or recent tokens, plain decoding",
 }
@@ -73,9 +73,7 @@ def _methods(refused: Collection[str] | None) -> str:
 
 def _benchmarks() -> str:
     local = "Made here, without a download"
-    published = (
-        "Published: python -m espalier benchmarks prefetch NAME, once, where there is a network"
-    )
+    published = "Published: first python -m espalier benchmarks prefetch NAME, with a network"
     parts: dict[str, list[tuple[str, ...]]] = {local: [], published: []}
     for name in choices("benchmark"):
         section = read_choice("benchmark", name)
