@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from espalier.harness.cli.help_page import HELP
 from espalier.harness.errors import JudgeLost, StoreLost, UserError, foreign
 from espalier.harness.paths import ROOT
 from espalier.harness.ranks import RankLost, Ranks, is_main_process
@@ -166,11 +167,15 @@ def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
 
 
 def hydra_help(argv: Sequence[str]) -> None:
-    """Let Hydra answer a command line that asks for the config, the help or the like; no cell is run.
+    """Print the help, or let Hydra answer a command line that asks for the config or the like; no cell is run.
 
     Raises:
         UserError: Hydra refuses what `read_command` has let through.
     """
+    if not {"-h", "--help"}.isdisjoint(argv):
+        with streams.output():
+            print(HELP, end="")
+        return
     # Only this way of running needs it: help and mistakes are printed without it.
     import hydra
 

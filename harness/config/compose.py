@@ -188,7 +188,7 @@ def without_cells(argv: Sequence[str]) -> list[str]:
     options = _options(argv)
     if options.shell_completion:
         return list(argv)
-    words = ["--help"] if options.help else ["--hydra-help"] if options.hydra_help else []
+    words = ["--hydra-help"] if options.hydra_help else []
     for name in ("cfg", "package", "info"):
         if getattr(options, name) is not None:
             words += [f"--{name}", getattr(options, name)]
