@@ -7,8 +7,9 @@ The hub id of a file in conf/model is another name of that file. A folder, or an
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,7 @@ from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.errors import FOREIGN, UserError, first_words, near_names
 from espalier.harness.models.families import check_format, family_of
 from espalier.harness.paths import CONF
-from espalier.harness.specs.hub_cache import file_of_hub
+from espalier.harness.specs.hub_cache import OFFLINE, file_of_hub
 
 GROUP = "model"
 PREFIX = "checkpoint:"
@@ -30,18 +31,29 @@ _ID = re.compile(r"[\w.-]+/[\w.-]+")
 _PLACES = ("/", "./", "../", "~")
 
 
-def with_checkpoints(override: str) -> str:
-    """Return an override with a `model_choice` for each checkpoint in the place of a model's name."""
-    key, equals, value = override.partition("=")
-    if key != GROUP or not equals or value[:1] in ("[", "{", "?"):
-        return override
+def with_checkpoints(overrides: Sequence[str]) -> list[str]:
+    """Return overrides with a `model_choice` for each checkpoint in the place of a model's name."""
+    if "offline=false" not in map(str.lower, overrides) and any(map(_names_checkpoint, overrides)):
+        # The hub's library reads them when it is imported, which looking up an id does.
+        os.environ.update(dict.fromkeys(OFFLINE, "1"))
+    return [_with_choices(text) if _names_checkpoint(text) else text for text in overrides]
+
+
+def _names_checkpoint(override: str) -> bool:
+    key, _, value = override.partition("=")
+    return (
+        key == GROUP and value[:1] not in ("[", "{") and ("/" in value or value[:1] in (".", "~"))
+    )
+
+
+def _with_choices(override: str) -> str:
+    key, _, value = override.partition("=")
     if value[:1] in ("'", '"') and value[:1] == value[-1:]:
         value = value[1:-1]
     elif not Path(value).expanduser().is_dir():
         # Values of a sweep, or an expression of Hydra's grammar.
-        return (
-            override if "(" in value else f"{key}={','.join(map(model_choice, value.split(',')))}"
-        )
+        choices_of_sweep = ",".join(map(model_choice, value.split(",")))
+        return override if "(" in value else f"{key}={choices_of_sweep}"
     return f"{key}={model_choice(value)}"
 
 
@@ -56,6 +68,8 @@ def model_choice(name: str, key: str = GROUP) -> str:
         UserError: neither a folder with a config.json, nor an id of conf/model or of the local Hugging Face cache, or
             the config.json is of no supported family.
     """
+    if "/" not in name and name in choices(GROUP):
+        return name
     folder = Path(name).expanduser()
     if (folder / CONFIG).is_file():
         _check_family(folder / CONFIG, name, key)

@@ -199,7 +199,7 @@ def without_cells(argv: Sequence[str]) -> list[str]:
 
 def _in_choices(overrides: Sequence[str]) -> list[str]:
     """Return typed overrides as Hydra's grammar and groups have them."""
-    return [in_full(quoted(checkpoint_names.with_checkpoints(text))) for text in overrides]
+    return [in_full(quoted(text)) for text in checkpoint_names.with_checkpoints(overrides)]
 
 
 def _check_flags(options: argparse.Namespace) -> None:
