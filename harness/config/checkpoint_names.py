@@ -51,9 +51,9 @@ def _with_choices(override: str) -> str:
     if value[:1] in ("'", '"') and value[:1] == value[-1:]:
         value = value[1:-1]
     elif not Path(value).expanduser().is_dir():
-        # Values of a sweep, or an expression of Hydra's grammar.
-        choices_of_sweep = ",".join(map(model_choice, value.split(",")))
-        return override if "(" in value else f"{key}={choices_of_sweep}"
+        if "(" in value:  # an expression of Hydra's grammar
+            return override
+        return f"{key}={','.join(map(model_choice, value.split(',')))}"
     return f"{key}={model_choice(value)}"
 
 

@@ -72,16 +72,17 @@ def _methods(refused: Collection[str] | None) -> str:
 
 
 def _benchmarks() -> str:
-    local = "Made here, without a download"
+    local = "Without a download"
     published = "Published: first python -m espalier benchmarks prefetch NAME, with a network"
     parts: dict[str, list[tuple[str, ...]]] = {local: [], published: []}
     for name in choices("benchmark"):
         section = read_choice("benchmark", name)
         samples = section["dataset"]["samples"] or section["limit"]
         needs = "".join(f"; needs {need}" for need in section["needs"])
+        composed = "a batch" if section["prompt_tokens"] else "yours"
         row = (
             name,
-            f"{samples:,}" if samples else "a batch",
+            f"{samples:,}" if samples else composed,
             section["kind"],
             (section["title"] or comment("benchmark", name)) + needs,
         )

@@ -315,10 +315,14 @@ def test_a_question_mark_lists_a_group(capsys: pytest.CaptureFixture[str]) -> No
     assert "benchmark=task:NAME" in hint
     # Those without a download come first, and each line says how much there is of what.
     parts = [list(names(part)) for part in (local, published)]
-    assert parts[0] == ["latency", *(name for name in NAMES if name.startswith("seedling_"))]
+    assert parts[0] == [
+        "data",
+        "latency",
+        *(name for name in NAMES if name.startswith("seedling_")),
+    ]
     assert sorted(parts[0] + parts[1]) == NAMES
     for line in [line for part in (local, published) for line in part.splitlines()[1:]]:
-        assert line.startswith(" ") or re.match(r"\w+ +([\d,]+|a batch)  \w+ +\S", line)
+        assert line.startswith(" ") or re.match(r"\w+ +([\d,]+|a batch|yours)  \w+ +\S", line)
 
 
 def names(part: str) -> Iterator[str]:
