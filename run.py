@@ -23,13 +23,13 @@ from espalier.harness.cli.run import (
     admit,
     hydra_help,
     print_error,
+    print_listings,
     run_cells,
     run_job_file,
     run_on_cluster,
 )
 from espalier.harness.errors import StoreLost, UserError
 from espalier.harness.ranks import RankLost, is_main_process, join
-from espalier.harness.runs import streams
 from espalier.harness.runs.status_line import StatusLine
 from espalier.harness.runs.streams import OutputLost, Stopped, flush, speak_plainly, stoppable
 from espalier.harness.specs.commands import check_environment, short_of_memory
@@ -71,13 +71,9 @@ def dispatch(arguments: Sequence[str], waiting: StatusLine) -> int:
         return run_job_file(arguments, waiting)
     dry, arguments = DRY in arguments, [text for text in arguments if text != DRY]
     from espalier.harness.config.group_lists import asked_groups
-    from espalier.harness.config.group_table import listing
 
     if groups := asked_groups(arguments):
-        waiting.clear()
-        if is_main_process():
-            with streams.output():
-                print(*map(listing, groups), sep="\n", end="")
+        print_listings(groups, arguments, waiting)
         return 0
     from espalier.harness.config.compose import read_command
 
@@ -90,7 +86,11 @@ def dispatch(arguments: Sequence[str], waiting: StatusLine) -> int:
         if is_main_process():
             hydra_help(arguments)
         return 0
-    waiting.say("loading torch")
+    # Only this way of running needs it: help and mistakes are printed without it.
+    from espalier.harness.runs.early_checks import check_cells
+
+    check_cells(command.cells, dry)
+    waiting.say("loading torch", clock=True)
     with join() as ranks:
         code = run_on_cluster(command, ranks, waiting, dry)
         return run_cells(*admit(command, ranks, waiting)) if code is None else code

@@ -14,32 +14,22 @@ import torch
 from omegaconf import OmegaConf
 
 from espalier.harness.api.argument_errors import python_errors
+from espalier.harness.config.checkpoint_names import PREFIX, REVISION, model_choice
 from espalier.harness.config.compose import compose_section
 from espalier.harness.config.group_lists import merged
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks.checkpoint_check import check_model
-from espalier.harness.models.adapter import ADAPTERS, Adapter, family_of, load_adapter
-from espalier.harness.models.build_adapter import build_skeleton, random_processor
+from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.build_adapter import random_processor
 from espalier.harness.models.chat_templates import template_of_processor
-from espalier.harness.models.loader import config_of
+from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.models.measured_facts import read_facts
+from espalier.harness.models.unlisted_checkpoint import UNREAD, read_checkpoint
 from espalier.harness.paths import CONF
 from espalier.harness.settings import check_keys, choice, read_value
 from espalier.harness.specs.run_spec import CHECKPOINT, DTYPES, ModelSpec
 from espalier.harness.store.files.digests import Digests
-
-#: Placeholder facts of a spec until the real ones are read from the model.
-_STACK = {"layers": 1, "hidden": 1, "intermediate": 1, "heads": 1, "kv_heads": 1, "head_dim": 1}
-UNREAD: Mapping[str, Any] = {
-    "text": _STACK,
-    "tower": _STACK,
-    "projector": [1, 1],
-    "vocabulary": 1,
-    "visual_tokens": 1,
-    "class_attention": "mean",
-    "rotary_axes": 1,
-}
 
 #: Settings of a model in memory; the other keys of the model section concern loading.
 OF_BORROWED = ("name", "conversation", "generation", "processor", "video", "transparency", "media")
@@ -86,8 +76,8 @@ def load(
     """Load a model of conf/model, or any checkpoint of a known family.
 
     Args:
-        name: name of a file in conf/model, without `.yaml`; or the folder of a checkpoint, in which case the sizes are
-            read from its configuration.
+        name: name of a file in conf/model, without `.yaml`, or its hub id; or the folder of a checkpoint, or another
+            hub id in the local cache: then family and sizes are read from its configuration.
         path: folder of the checkpoint; None: as the model's file states, usually the local Hugging Face cache.
         offline: forbid downloads.
         **settings: override the model's file, tables key by key: `dtype`, `device`, `attention`, `device_map`,
@@ -101,7 +91,8 @@ def load(
         spec = named_spec(name, path, settings)
         check_model(spec, read_value("offline", offline, bool), Digests())
         adapter = load_adapter(spec)
-    config_name = None if _is_checkpoint(name) else str(name)
+    listed = not _is_checkpoint(name) and not model_choice(str(name), "name").startswith(PREFIX)
+    config_name = str(name) if listed else None
     if path is not None:
         settings["path"] = str(spec.path)
     return Model(
@@ -131,12 +122,17 @@ def named_spec(
     if path is not None:
         settings = {**settings, "path": str(Path(path).expanduser().absolute())}
     if _is_checkpoint(name):
-        return _folder_spec(Path(name).expanduser().absolute(), settings)
+        folder = Path(name).expanduser().absolute()
+        return _unlisted_spec({"name": folder.name, "path": str(folder)}, settings)
     if not isinstance(name, str):
         raise UserError(
             f"name={str(name)!r} is not a folder with a config.json; valid: such a folder, or a name of conf/model"
         )
-    return model_spec(_with(compose_section("model", name, "name"), settings))
+    choice = model_choice(name, "name")
+    if choice.startswith(PREFIX):
+        hub = {"name": Path(name).name, "hub": name, "revision": REVISION}
+        return _unlisted_spec(hub, settings)
+    return model_spec(_with(compose_section("model", choice, "name"), settings))
 
 
 def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
@@ -225,31 +221,15 @@ def _dtype(hf_model: Any) -> str:
     return choice("hf_model.dtype", str(hf_model.dtype).removeprefix("torch."), DTYPES)
 
 
-def _folder_spec(folder: Path, settings: Mapping[str, Any]) -> ModelSpec:
+def _unlisted_spec(source: Mapping[str, Any], settings: Mapping[str, Any]) -> ModelSpec:
     """Return the spec of a checkpoint without a file in conf/model."""
     defaults = {
-        "name": folder.name,
-        "path": str(folder),
+        **source,
         "dtype": "bfloat16" if torch.cuda.is_available() else "float32",
         "facts": UNREAD,
     }
     section = _with(_base() | defaults | {"adapter": "none"}, settings)
-    spec = model_spec(section)
-    spec = replace(spec, adapter=family_of(config_of(spec).get("model_type")))
-    adapter = ADAPTERS.load(spec.adapter)
-    if not adapter.self_described:
-        raise UserError(
-            f"name={str(folder)!r}: checkpoints of the family {spec.adapter} do not describe the model completely; "
-            "valid: a name of conf/model, with path=<this folder>"
-        )
-    adapter.check_settings(spec)
-    config, processor = adapter.checkpoint_config(spec), adapter.load_processor(spec)
-    if "conversation" not in settings and spec.conversation is None:
-        template = template_of_processor(processor)
-        spec = replace(spec, conversation=CHECKPOINT if template else None)
-    skeleton = build_skeleton(adapter.model_class, config, spec)
-    probe = adapter(skeleton, processor, spec)
-    return replace(spec, facts=read_facts(probe, adapter.lacking, adapter.patch_tokens))
+    return read_checkpoint(model_spec(section), "name", "conversation" not in settings)
 
 
 def _base() -> dict[str, Any]:

@@ -18,9 +18,7 @@ from espalier.harness.config.group_table import listing
 from espalier.harness.config.own_data_section import is_own_data
 from espalier.harness.errors import UserError
 from espalier.harness.specs.commands import command
-
-#: Hugging Face libraries read these when they are imported.
-OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+from espalier.harness.specs.hub_cache import OFFLINE
 
 
 @command

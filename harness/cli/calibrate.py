@@ -23,7 +23,6 @@ Everything else is a config override as for run.py.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from espalier.harness.engine.artifacts.calibration_files import is_shipped
 from espalier.harness.engine.artifacts.fitprune_schemes import save_scheme
 from espalier.harness.engine.artifacts.priors import prior_layers, save_prior
 from espalier.harness.errors import StoreLost, UserError
+from espalier.harness.runs.network import go_offline
 from espalier.harness.settings import Text, at_least, read_value
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import command
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from espalier.harness.models.adapter import Adapter
-    from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.specs.run_spec import RunSpec
 
 #: The paper's prompt, and the most generic question of the seedling's own.
 PROMPT = "Please describe the provided image."
@@ -160,13 +160,11 @@ def run(request: CalibrationRequest) -> list[str]:
     """Calibrate, store the result and return the lines to print: paths, and the result of the bisection."""
     # transformers takes seconds to import; invalid requests are refused without it.
     from espalier.harness.models.adapter import load_adapter
-    from espalier.harness.runs.network import OFFLINE
 
     check_folder("store", request.spec.store)
-
     images = request.images()  # an unusable folder is refused before the model is loaded
     if request.spec.offline:
-        os.environ.update(dict.fromkeys(OFFLINE, "1"))
+        go_offline()
     adapter = load_adapter(request.spec.model)
     return (_measure if request.layers else _fit)(request, adapter, images)
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from espalier.harness.cli.help_page import HELP
 from espalier.harness.errors import JudgeLost, StoreLost, UserError, foreign
 from espalier.harness.paths import ROOT
 from espalier.harness.ranks import RankLost, Ranks, is_main_process
@@ -27,6 +28,29 @@ DRY = "--dry"
 CELLS = "--cells"
 
 
+def print_listings(groups: Sequence[str], arguments: Sequence[str], waiting: StatusLine) -> None:
+    """Print the choices of config groups; `model=NAME method=?` marks the methods that run on this model.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    # Only this way of running needs it: help and mistakes are printed without it.
+    from espalier.harness.config.group_lists import asked_model
+    from espalier.harness.config.group_table import listing
+
+    model, refused = asked_model(arguments), None
+    if model is not None and "method" in groups:
+        waiting.say("loading torch", clock=True)
+        # Imports all methods.
+        from espalier.harness.runs.runnable_methods import refused_methods
+
+        refused = refused_methods(model)
+    waiting.clear()
+    if is_main_process():
+        with streams.output():
+            print(*(listing(group, refused) for group in groups), sep="\n", end="")
+
+
 def run_on_cluster(command: Command, ranks: Ranks, waiting: StatusLine, dry: bool) -> int | None:
     """Run the cells as jobs (`cluster=`), or print what there is to do (`--dry`); None if they are to run here."""
     # Only this way of running needs it: help and mistakes are printed without it.
@@ -38,7 +62,6 @@ def run_on_cluster(command: Command, ranks: Ranks, waiting: StatusLine, dry: boo
     if ranks.world > 1:
         option = DRY if dry else f"cluster={cluster.name}"
         raise UserError(f"{option} is for one process, not {ranks.world}; valid: without torchrun")
-    waiting.say("loading transformers")
     if dry:
         # Only this way of running needs it: help and mistakes are printed without it.
         from espalier.harness.runs.cluster.dry_run import list_cells
@@ -92,7 +115,6 @@ def admit(command: Command, ranks: Ranks, waiting: StatusLine) -> tuple[Sequence
 
     def admit_all() -> tuple[Runner, list[RunSpec]]:
         specs = [build_spec(cell) for cell in command.cells]
-        waiting.say("loading transformers")
         # Only this way of running needs it: help and mistakes are printed without it.
         from espalier.harness.runs.runner import Runner
 
@@ -145,11 +167,15 @@ def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
 
 
 def hydra_help(argv: Sequence[str]) -> None:
-    """Let Hydra answer a command line that asks for the config, the help or the like; no cell is run.
+    """Print the help, or let Hydra answer a command line that asks for the config or the like; no cell is run.
 
     Raises:
         UserError: Hydra refuses what `read_command` has let through.
     """
+    if not {"-h", "--help"}.isdisjoint(argv):
+        with streams.output():
+            print(HELP, end="")
+        return
     # Only this way of running needs it: help and mistakes are printed without it.
     import hydra
 

@@ -21,7 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from espalier.harness.config import name_source, resolvers, task_source
+from espalier.harness.config import checkpoint_names, name_source, resolvers, task_source
 from espalier.harness.config.benchmark_section import check_benchmarks
 from espalier.harness.config.cell_config import Cell, resolved
 from espalier.harness.config.composer import OF_THE_SWEEP, Composer
@@ -89,7 +89,7 @@ def read_command(
     _check_flags(options)
     if options.hydra_help or options.shell_completion:
         return None
-    overrides = models_first([in_full(quoted(text)) for text in options.overrides])
+    overrides = models_first(_in_choices(options.overrides))
     flags = [text for text in argv if text.startswith("-")]
     looks = options.help or options.cfg or options.info
     with _hydra() as loader:
@@ -161,6 +161,8 @@ def compose_section(
     Cost: 0.1 s.
     """
     _register()
+    if group == checkpoint_names.GROUP:
+        name = checkpoint_names.model_choice(name, key or group)
     # `compose` needs Hydra's global state, which belongs to the run that asks.
     loader = loader_of(CONF)
     options = loader.get_group_options(group)
@@ -186,13 +188,18 @@ def without_cells(argv: Sequence[str]) -> list[str]:
     options = _options(argv)
     if options.shell_completion:
         return list(argv)
-    words = ["--help"] if options.help else ["--hydra-help"] if options.hydra_help else []
+    words = ["--hydra-help"] if options.hydra_help else []
     for name in ("cfg", "package", "info"):
         if getattr(options, name) is not None:
             words += [f"--{name}", getattr(options, name)]
     if options.resolve:
         words.append("--resolve")
-    return [*words, *(in_full(quoted(text)) for text in options.overrides)]
+    return [*words, *_in_choices(options.overrides)]
+
+
+def _in_choices(overrides: Sequence[str]) -> list[str]:
+    """Return typed overrides as Hydra's grammar and groups have them."""
+    return [in_full(quoted(text)) for text in checkpoint_names.with_checkpoints(overrides)]
 
 
 def _check_flags(options: argparse.Namespace) -> None:

@@ -22,6 +22,12 @@ def asked_groups(arguments: Iterable[str]) -> tuple[str, ...]:
     return tuple(group for group in groups if (CONF / group).is_dir() or group == "anchor")
 
 
+def asked_model(arguments: Iterable[str]) -> str | None:
+    """Return the model that a command line gives beside a listing: `model=llava15_7b method=?`."""
+    names = [text.partition("=")[2] for text in arguments if text.startswith("model=")]
+    return next((name for name in names if name != "?"), None)
+
+
 def choices(group: str) -> list[str]:
     """Return the names of a group's files."""
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))

@@ -1,59 +1,132 @@
-"""`method=?` and the like: the choices of a config group as a table on the terminal."""
+"""`method=?` and the like: the choices of a config group as a table as wide as the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+import shutil
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 
-from espalier.harness.config.group_lists import Section, choices, comment, read_choice
+from espalier.harness.config.group_lists import choices, comment, read_choice
+from espalier.harness.config.method_kinds import method_kind
 from espalier.harness.config.name_source import descriptions
 
+#: The parts of `method=?`, by kind; the last one lists CONTROLS.
+KINDS = {
+    "reducer": "Reducers drop or merge visual tokens. ratio: the share removed",
+    "compressor": "Compressors evict cache entries: method=NAME, or compressor=NAME with a reducer",
+    "decoder": "Decoders draft and verify. ratio: the share of tokens hidden from the draft",
+    "denoiser": "Denoisers drop or merge at every step of a diffusion language model",
+    "control": "Controls: no reduction, random, evenly spaced or recent tokens, plain decoding",
+}
 
-def listing(group: str) -> str:
-    """Return a table of a group's choices, one line each, and a hint at further ones. Cost: one read of each file."""
-    names = choices(group)
+#: Methods to compare with. Their bases are those of published methods.
+CONTROLS = frozenset(
+    (
+        "none",
+        "random",
+        "uniform",
+        "pooled",
+        "random_kv",
+        "uniform_kv",
+        "recent_kv",
+        "autoregressive",
+    )
+)
+
+#: Columns of a pipe, and the fewest that the last column of a table gets.
+WIDTH, NARROWEST = 80, 24
+
+
+def listing(group: str, refused: Collection[str] | None = None) -> str:
+    """Return a table of a group's choices, and a hint at further ones. Cost: one read of each file.
+
+    Args:
+        group: a folder of conf, or `anchor`.
+        refused: of `method`, the choices that do not run on the model of the command; None: no model is given.
+    """
     if group == "method":
-        variants = (", ".join(read_choice(group, name).get("variants", ())) for name in names)
-        methods = zip(names, variants, map(partial(comment, group), names), strict=True)
-        hint = "method.variant=<one of its variants>: official, the released code, or paper; the first is the default"
-        return f"{_table((group, 'variants', ''), [*methods])}\n{hint}\n"
-    if group != "benchmark":
-        files = [(name, comment(group, name)) for name in names]
-        return _table((group, ""), [*files, *_without_file(group)])
-    head = ("benchmark", "title", "kind", "samples", "needs")
-    rows = [_line(name, read_choice(group, name)) for name in names]
-    hint = "benchmark=task:<name>: any other task of lmms-eval with written answers, by its own metrics"
-    return f"{_table(head, rows)}\n{hint}\n"
+        return _methods(refused)
+    if group == "benchmark":
+        return _benchmarks()
+    rows = [(name, comment(group, name)) for name in choices(group)]
+    if group in ("experiment", "anchor"):
+        # Those that are made from results/papers and conf/anchors.csv.
+        rows += descriptions(group).items()
+    return _page((group, ""), {"": rows})
 
 
-def _without_file(group: str) -> Iterable[tuple[str, str]]:
-    """Return the configs that are made from results/papers or conf/anchors.csv, each with what it runs."""
-    if group not in ("experiment", "anchor"):
-        return ()
-    return descriptions(group).items()
+def _methods(refused: Collection[str] | None) -> str:
+    parts: dict[str, list[tuple[str, ...]]] = {title: [] for title in KINDS.values()}
+    for name in choices("method"):
+        kind = "control" if name in CONTROLS else method_kind(name) or "reducer"
+        variants = read_choice("method", name).get("variants", ())
+        text = comment("method", name) + (f" [{', '.join(variants)}]" if variants else "")
+        mark = () if refused is None else ("no" if name in refused else "yes",)
+        parts[KINDS[kind]].append((name, *mark, text))
+    head = ("method",) if refused is None else ("method", "runs")
+    hints = ["method.variant=NAME: official is the released code, paper the paper's text"]
+    if refused:
+        hints.append("no: the same command with this method says why")
+    return _page((*head, "[variants, the default first]"), parts, hints)
 
 
-def _line(name: str, section: Section) -> tuple[str, ...]:
-    samples = section["dataset"]["samples"]
-    return (
-        name,
-        section["title"] or "",
-        section["kind"],
-        "" if samples is None else f"{samples:,}",
-        ", ".join(section["needs"]),
-    )
+def _benchmarks() -> str:
+    local = "Without a download"
+    published = "Published: first python -m espalier benchmarks prefetch NAME, with a network"
+    parts: dict[str, list[tuple[str, ...]]] = {local: [], published: []}
+    for name in choices("benchmark"):
+        section = read_choice("benchmark", name)
+        samples = section["dataset"]["samples"] or section["limit"]
+        needs = "".join(f"; needs {need}" for need in section["needs"])
+        composed = "a batch" if section["prompt_tokens"] else "yours"
+        row = (
+            name,
+            f"{samples:,}" if samples else composed,
+            section["kind"],
+            (section["title"] or comment("benchmark", name)) + needs,
+        )
+        parts[local if section["dataset"]["path"] is None else published].append(row)
+    hint = "benchmark=task:NAME: any task of lmms-eval with written answers, by its own metrics"
+    return _page(("benchmark", "samples", "kind", "title"), parts, [hint])
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    sides: list[Callable[[str, int], str]] = [
-        partial(str.rjust) if title == "samples" else partial(str.ljust) for title in head
-    ]
-    return "".join(
-        "  ".join(
-            side(cell, width) for side, cell, width in zip(sides, line, widths, strict=True)
-        ).rstrip()
-        + "\n"
-        for line in lines
-    )
+def _page(
+    head: Sequence[str],
+    parts: Mapping[str, Sequence[Sequence[str]]],
+    hints: Sequence[str] = (),
+) -> str:
+    """Return rows under the titles of their parts, in columns of one width, and hints."""
+    lines = iter(_lines([head, *(row for rows in parts.values() for row in rows)]))
+    page = next(lines)
+    for title, rows in parts.items():
+        page += (f"\n{_wrapped(title)}" if title else "") + "".join(islice(lines, len(rows)))
+    return "\n".join((page, *(["".join(map(_wrapped, hints))] if hints else [])))
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows in aligned columns, the last one wrapped at the width of the terminal; numbers stand at the right."""
+    columns = list(zip(*rows, strict=True))[:-1]
+    widths = [max(map(len, column)) for column in columns]
+    indent = sum(widths) + 2 * len(widths)
+    width = max(_width() - indent, NARROWEST)
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(size) if column[0] == "samples" else cell.ljust(size)
+            for cell, size, column in zip(row[:-1], widths, columns, strict=True)
+        ]
+        first, *continuation = textwrap.wrap(row[-1], width, break_on_hyphens=False) or [""]
+        text = "\n".join(
+            ["  ".join((*cells, first)).rstrip(), *(" " * indent + line for line in continuation)]
+        )
+        lines.append(f"{text}\n")
+    return lines
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, _width(), break_on_hyphens=False) + "\n"
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((WIDTH, 24)).columns

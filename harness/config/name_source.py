@@ -7,6 +7,7 @@ conf/. A preset of a published table is made when it is chosen: nothing of it is
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -18,12 +19,19 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
+from espalier.harness.config import checkpoint_names
+from espalier.harness.config.checkpoint_names import checkpoint_section
 from espalier.harness.config.method_names import former_name, method_section
 from espalier.harness.paths import CONF
 from espalier.harness.specs.run_spec import ORIGINAL
 
 SCHEME = "espalier"
 ANCHOR = "anchor"
+#: How a section is read, of groups that a section is chosen from.
+SECTIONS: Mapping[str, Callable[[str], dict[str, Any]]] = {
+    "method": method_section,
+    checkpoint_names.GROUP: checkpoint_section,
+}
 #: The presets of published tables, by name: reports is a package above this one.
 TABLES = "espalier.harness.reports.tables.table_presets"
 
@@ -39,6 +47,8 @@ def serves(group: str, name: str) -> bool:
     """Return whether a name of a group has a config here; a table that is unknown is refused when it is loaded."""
     if group == "method":
         return former_name(name) is not None
+    if group == checkpoint_names.GROUP:
+        return name.startswith(checkpoint_names.PREFIX)
     if group == ANCHOR:
         return name in _anchors()
     return group == "experiment" and bool(_tables().is_table(name))
@@ -75,19 +85,19 @@ class NameSource(ConfigSource):
         return SCHEME
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Return a method's section under a former name, the preset of a published table, or an anchor.
+        """Return a method's section under a former name, that of a checkpoint, the preset of a table, or an anchor.
 
         Raises:
-            UserError: the paper has no such table, or no run fills a cell of it.
+            UserError: the paper has no such table, or no run fills a cell of it; no family supports the checkpoint.
         """
         group, name = _parts(config_path)
-        read = {"method": method_section, ANCHOR: _anchor}.get(group) or _tables().preset
+        read = {ANCHOR: _anchor, **SECTIONS}.get(group) or _tables().preset
         section: dict[str, Any] = read(name)
         return ConfigResult(
             provider=self.provider,
             path=f"{self.scheme()}://{self.path}",
             config=OmegaConf.create(section),
-            header={"package": None if group == "method" else "_global_"},
+            header={"package": None if group in SECTIONS else "_global_"},
         )
 
     def available(self) -> bool:

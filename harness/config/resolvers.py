@@ -6,31 +6,24 @@ A value that a user sets replaces the expression, so a value on the command line
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.base import Container
 
+from espalier.harness.config.group_lists import choices
+from espalier.harness.config.method_kinds import KINDS, method_kind
 from espalier.harness.config.method_names import former_name, of_variant, setting_names
 from espalier.harness.errors import UserError, tell_once, unknown_name
 from espalier.harness.settings import check_keys
 from espalier.harness.specs.benchmark_spec import TASK_KINDS
-
-#: Bases of the kinds of methods, by their names in presets. Importing one takes torch and seconds, which a mistake on
-#: the command line need not wait for, so they are imported when a preset uses them.
-KINDS = {
-    "reducer": "espalier.methods.base:TokenReducer",
-    "decoder": "espalier.methods.base:Decoder",
-    "compressor": "espalier.methods.compressor:CacheCompressor",
-}
 
 
 def register() -> None:
     """Register the expressions with OmegaConf; a second call changes nothing.
 
     `methods` lists the methods of a kind, each with the config of its name; `configs` lists all named settings of these
-    methods. Names after the kind are left out. Cost: where a preset uses one of the two, all methods are imported.
+    methods. Names after the kind are left out.
     `by_kind` chooses a hyper-parameter by the kind of task, `by_benchmark` a setting by the benchmark, `variant` a
     hyper-parameter by the variant of its method.
     """
@@ -51,10 +44,10 @@ def methods(kind: str, *excluded: str) -> str:
     Raises:
         UserError: there is no such kind.
     """
-    # Imports torch.
-    from espalier.harness.specs.catalogue import names_of
-
-    return ",".join(name for name in names_of(_base(kind)) if name not in excluded)
+    if kind not in KINDS.values():
+        raise unknown_name("hydra.sweeper.params.method: kind", kind, KINDS.values())
+    names = (name for name in choices("method") if name not in excluded)
+    return ",".join(name for name in names if method_kind(name) == kind)
 
 
 def configs(kind: str, *excluded: str) -> str:
@@ -63,10 +56,7 @@ def configs(kind: str, *excluded: str) -> str:
     Raises:
         UserError: there is no such kind.
     """
-    # Imports torch.
-    from espalier.harness.specs.catalogue import names_of
-
-    methods_of_kind = names_of(_base(kind))
+    methods_of_kind = methods(kind).split(",")
     names = (name for name in setting_names() if name not in excluded)
     return ",".join(name for name in names if _method_of(name) in methods_of_kind)
 
@@ -74,14 +64,6 @@ def configs(kind: str, *excluded: str) -> str:
 def _method_of(name: str) -> str:
     former = former_name(name)
     return name if former is None else former.method
-
-
-def _base(kind: str) -> type[object]:
-    if kind not in KINDS:
-        raise unknown_name("hydra.sweeper.params.method: kind", kind, KINDS)
-    module, _, name = KINDS[kind].partition(":")
-    base: type[object] = getattr(import_module(module), name)
-    return base
 
 
 def by_benchmark(values: Mapping[str, Any], *, _root_: Container) -> Any:

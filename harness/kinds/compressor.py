@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.cost.budget import BudgetMismatch
-from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
 from espalier.harness.kinds.identity import answering_settings, identity_of
@@ -31,6 +30,7 @@ from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
     from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.eviction import CacheBudget
     from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests
@@ -75,6 +75,7 @@ class Compressor:
     ) -> Iterator[OpenMethod]:
         """Open a session that evicts and one that does not."""
         # transformers takes seconds to import, and checks and readers of rows do not need it.
+        from espalier.harness.engine.eviction import CacheBudget
         from espalier.harness.engine.session import Session
 
         del prior
@@ -100,6 +101,9 @@ class Compressor:
         self, spec: AnswerRequest, method: CacheCompressor, records: Sequence[SampleRecord]
     ) -> Account:
         """Count whole prompts and the entries that stay in each cache, verified against the budget."""
+        # As in `open`.
+        from espalier.harness.engine.eviction import CacheBudget
+
         evicting = CacheBudget(method, spec.budget.ratio)
         for record in records:
             check_held(evicting, record)

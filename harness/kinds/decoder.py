@@ -8,7 +8,6 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from espalier.harness.decoding.speculative.speculative_summary import speculative_block
 from espalier.harness.kinds.checks import speculative_check as speculative
 from espalier.harness.kinds.checks.signal_check import check_signals
 from espalier.harness.kinds.identity import identity_of, separators_of
@@ -69,6 +68,9 @@ class SpeculativeDecoder:
         self, spec: AnswerRequest, method: Decoder, records: Sequence[SampleRecord]
     ) -> Account:
         """Count whole prompts, and summarise the decoding of both models."""
+        # Imports scipy, half a second, and only finished runs have an account.
+        from espalier.harness.decoding.speculative.speculative_summary import speculative_block
+
         account = account_of(spec, NoReduction(), records)
         decodings = [record.decoding for record in records if record.decoding is not None]
         block = speculative_block(decodings, method.overlap)

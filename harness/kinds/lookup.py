@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from espalier.harness.errors import Refused, UserError
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.checks.pair_check import not_for_denoising
 from espalier.harness.kinds.compressor import COMPRESSOR
 from espalier.harness.kinds.decoder import DECODER
 from espalier.harness.kinds.denoiser import DENOISER, DENOISING_ONLY
@@ -50,13 +51,6 @@ def kind_of(method: M, spec: AnswerRequest) -> Kind[M]:
     kind = KINDS.get((base, spec.model.facts.diffusion is not None))
     if kind is None:
         compressor = spec.method.compressor
-        if compressor is None:
-            name = f"method={spec.method.name!r}"
-            valid = "a method that drops tokens, such as d3tom"
-        else:
-            name, valid = f"compressor={compressor.name!r}", "none"
-        raise Refused(
-            f"{name} needs a model that generates one token after another, and model={spec.model.name!r} denoises "
-            f"its answers; valid: {valid}"
-        )
+        named = None if compressor is None else compressor.name
+        raise not_for_denoising(spec.method.name, named, spec.model.name)
     return kind

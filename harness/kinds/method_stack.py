@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from espalier.harness.errors import Refused, UserError
-from espalier.harness.specs.catalogue import build_method, names_of
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.checks.pair_check import check_stack
+from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.labels import label
 from espalier.harness.specs.run_spec import MethodSpec, RunSpec
-from espalier.methods.base import Decoder, Method, TokenReducer
+from espalier.methods.base import Method, TokenReducer
 from espalier.methods.composed import Composed
 from espalier.methods.compressor import CacheCompressor
 
@@ -40,21 +41,16 @@ def stacked(method: Method, second: Method, ratio: float, names: tuple[str, str]
     Raises:
         Refused: the first is not a reducer, or the second is not a compressor.
     """
-    if not isinstance(second, CacheCompressor):
-        valid = ", ".join(names_of(CacheCompressor))
-        raise Refused(f"compressor={names[1]!r} evicts no cache entries; valid: none, {valid}")
-    if isinstance(method, TokenReducer) and method.in_one_prefill:
-        return Composed(method, second, ratio)
-    line = f"method={names[0]} compressor={names[1]}"
-    if isinstance(method, CacheCompressor):
-        raise Refused(f"{line}: both evict cache entries; valid: one of them, with compressor=none")
-    if isinstance(method, Decoder):
-        raise Refused(
-            f"{line}: a method that decodes speculatively keeps its caches whole; valid: compressor=none"
-        )
-    raise Refused(
-        f"{line}: only a method that drops tokens in one prefill goes before a compressor"
-    )
+    check_stack((_kind(method), _kind(second)), names)
+    assert isinstance(method, TokenReducer)
+    assert isinstance(second, CacheCompressor)
+    return Composed(method, second, ratio)
+
+
+def _kind(method: Method) -> str:
+    if isinstance(method, TokenReducer):
+        return "reducer" if method.in_one_prefill else "denoiser"
+    return "compressor" if isinstance(method, CacheCompressor) else "decoder"
 
 
 def label_of(spec: RunSpec) -> str:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.kinds.compressor import COMPRESSOR, cache_blocks, check_held
 from espalier.harness.kinds.identity import identity_of
 from espalier.harness.kinds.kind import (
@@ -26,6 +25,7 @@ from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
     from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.eviction import CacheBudget
     from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests
@@ -108,6 +108,9 @@ def _of_compressor(spec: Settled) -> Settled:
 
 def _evicting(spec: AnswerRequest, method: Composed) -> CacheBudget:
     """Return the budget of the cache; a compressor that acts nowhere evicts nothing."""
+    # transformers takes seconds to import, and checks and readers of rows do not need it.
+    from espalier.harness.engine.eviction import CacheBudget
+
     acts = method.compressor.sites(spec.model.facts.text.layers)
     return CacheBudget(method.compressor, method.cache_ratio if acts else 0.0)
 

@@ -1,4 +1,4 @@
-"""The base class of model families, the table of families, and loading by family."""
+"""The base class of model families, and loading by family."""
 
 from __future__ import annotations
 
@@ -28,26 +28,13 @@ from espalier.harness.models.chat_templates import (
     warn_of_template,
 )
 from espalier.harness.models.conversations import JOINS, TAGGED, join_of, sha256_of, template_of
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.loader import load_part, quiet_library, special_tokens_only
 from espalier.harness.models.random_weights import SPECIAL
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
-from espalier.harness.specs.registry import Registry
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
-
-ADAPTERS = Registry("model.adapter")
-ADAPTERS.add("llava", "espalier.harness.models.llava:LlavaAdapter")
-ADAPTERS.add("llava_next", "espalier.harness.models.llava_next:LlavaNextAdapter")
-ADAPTERS.add("llava_onevision", "espalier.harness.models.llava_onevision:LlavaOnevisionAdapter")
-ADAPTERS.add("llava_video", "espalier.harness.models.llava_video:LlavaVideoAdapter")
-ADAPTERS.add("qwen2_vl", "espalier.harness.models.qwen2_vl:Qwen2VLAdapter")
-ADAPTERS.add("qwen2_5_vl", "espalier.harness.models.qwen2_5_vl:Qwen25VLAdapter")
-ADAPTERS.add("qwen3_vl", "espalier.harness.models.qwen3_vl:Qwen3VLAdapter")
-ADAPTERS.add("internvl", "espalier.harness.models.internvl:InternVLAdapter")
-ADAPTERS.add("deepseek_ocr", "espalier.harness.models.deepseek_ocr:DeepseekOcrAdapter")
-ADAPTERS.add("llada_v", "espalier.harness.models.llada_v:LladaVAdapter")
-ADAPTERS.add("lavida", "espalier.harness.models.lavida:LavidaAdapter")
 
 
 class Adapter(ModelParts):
@@ -260,20 +247,6 @@ class Adapter(ModelParts):
     def decode(self, ids: Tensor) -> list[str]:
         """Return the answers of (B, T) new tokens, without special tokens."""
         return [text.strip() for text in self.processor.batch_decode(ids, skip_special_tokens=True)]
-
-
-def family_of(model_type: str | None) -> str:
-    """Return the family of a configuration's `model_type`. Cost: imports all families, one or two seconds.
-
-    Raises:
-        UserError: an unknown type; the line lists the known ones.
-    """
-    families = {
-        type_name: name for name in ADAPTERS.names() for type_name in ADAPTERS.load(name).types()
-    }
-    if model_type not in families:
-        raise unknown_name("model_type", str(model_type), families)
-    return families[model_type]
 
 
 def load_adapter(spec: ModelSpec) -> Adapter:

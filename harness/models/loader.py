@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PretrainedConfig
 from transformers.utils import logging as library_logging
 
 from espalier.harness.errors import FOREIGN, UserError, first_words
+from espalier.harness.models.families import check_format
 from espalier.harness.models.memory_check import check_placed, free_bytes, weight_limits
 
 if TYPE_CHECKING:
@@ -27,49 +28,6 @@ MALFORMED: tuple[type[Exception], ...] = (
     SafetensorError,
     StrictDataclassError,
 )
-
-#: Classes of the releases' code, and the location of the same weights in transformers' format.
-ORIGINAL: Mapping[str, str] = {
-    "LlavaLlamaForCausalLM": "llava-hf/ on the hub (llava-1.5-7b-hf, llava-v1.6-vicuna-7b-hf)",
-    "LlavaMistralForCausalLM": "llava-hf/ on the hub (llava-v1.6-mistral-7b-hf)",
-    "LlavaQwenForCausalLM": "llava-hf/ on the hub (llava-onevision-qwen2-7b-ov-hf)",
-    "InternVLChatModel": "OpenGVLab/ on the hub, with -hf at the end of the name",
-}
-
-
-def check_format(spec: ModelSpec, source: str, config: Mapping[str, Any]) -> None:
-    """Refuse quantised weights, and releases that only their own code reads, by config.json alone.
-
-    Args:
-        spec: the model's part of the run.
-        source: name of the checkpoint in the error line.
-        config: content of its config.json.
-
-    Raises:
-        UserError: one line with the repository, or the conversion command, for weights in a supported format.
-    """
-    quantised = config.get("quantization_config")
-    if quantised is None and isinstance(config.get("text_config"), Mapping):
-        quantised = config["text_config"].get("quantization_config")
-    if quantised is not None:
-        quantisation = (
-            quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
-        )
-        raise UserError(
-            f"model={spec.name}: checkpoint {source!r} has quantised weights (quantization_config: {quantisation}), "
-            "which are not supported; valid: the release in float16 or bfloat16"
-        )
-    names = config.get("architectures")
-    for name in names if isinstance(names, list) else ():
-        if name in ORIGINAL:
-            # A model's file names a repository in transformers' format, or the conversion command.
-            source_hint = spec.conversion or (
-                f"{spec.hub}, the same weights" if spec.hub else ORIGINAL[name]
-            )
-            raise UserError(
-                f"model={spec.name}: checkpoint {source!r} is in the format of its first release "
-                f"({config.get('model_type')}, {name}); valid: transformers' format, from {source_hint}"
-            )
 
 
 def source_of(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
@@ -132,7 +90,9 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
         config, _ = PretrainedConfig.get_config_dict(source, **revision)
     except MALFORMED as error:
         raise unreadable(spec, error) from error
-    check_format(spec, source, config)
+    check_format(
+        spec.name, source, config, spec.conversion or (spec.hub and f"{spec.hub}, the same weights")
+    )
     return dict(config)
 
 

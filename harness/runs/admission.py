@@ -21,6 +21,7 @@ from espalier.harness.evaluation.metered import check_meters, open_meters
 from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.kinds.checks.generation_check import check_settings
 from espalier.harness.kinds.checks.length_check import check_lengths
+from espalier.harness.kinds.checks.pair_check import check_vocabulary
 from espalier.harness.kinds.checks.template_names import check_template
 from espalier.harness.kinds.checks.tools_check import check_needs
 from espalier.harness.kinds.checks.word_note import note_unknown_words
@@ -193,6 +194,12 @@ def _find_kind(run: Candidate) -> None:
         refuse_denoising_settings(run.spec.generation, run.spec.model.name)
 
 
+def _check_vocabulary(run: Candidate) -> None:
+    model, benchmark = run.spec.model, run.spec.benchmark
+    published = benchmark.dataset.path is not None
+    check_vocabulary(model.name, model.closed_vocabulary, benchmark.name, published)
+
+
 def _normalise(run: Candidate) -> None:
     run.spec = run.kind.normalise(run.spec, run.method)
 
@@ -299,6 +306,7 @@ PROCESS_CHECKS: tuple[tuple[str, Callable[[RunSpec, Ranks], None]], ...] = (
 CHECKS: tuple[tuple[str, Callable[[Candidate], None]], ...] = (
     ("generation", _check_generation),
     ("method", _find_kind),
+    ("benchmark", _check_vocabulary),
     ("engine", _normalise),
     ("engine", _check_meters),
     ("model", _check_model),

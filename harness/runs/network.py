@@ -7,8 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: Hugging Face libraries read these when they are imported.
-OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+from espalier.harness.specs.hub_cache import OFFLINE
 
 #: Where they keep what they have read.
 READ = (

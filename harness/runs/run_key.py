@@ -20,7 +20,7 @@ from espalier.harness.evaluation.judging.judge_prompt import read_prompt
 from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.kind import Identity
 from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.models.adapter import ADAPTERS
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.code_files import CodeFiles, code_files, stamp_of
 from espalier.harness.runs.own_code import is_importable, own_code, source_file

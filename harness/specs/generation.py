@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from transformers import GenerationConfig
-
 from espalier.harness.errors import unknown_name
 from espalier.harness.specs.think_tags import spoken
 
@@ -85,6 +83,9 @@ def check_names(key: str, settings_names: Iterable[str]) -> None:
 
 @cache
 def _known() -> frozenset[str]:
+    # transformers takes a second to import, and admission reads only names that it knows itself.
+    from transformers import GenerationConfig
+
     return frozenset(GenerationConfig().to_dict()) | frozenset(DENOISING)
 
 

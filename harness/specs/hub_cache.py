@@ -1,10 +1,18 @@
-"""What the local Hugging Face cache has of a model; nothing is downloaded here."""
+"""What the local Hugging Face caches have of models and data sets; nothing is downloaded here."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.errors import UserError
+
+if TYPE_CHECKING:
+    from espalier.harness.specs.run_spec import ModelSpec
+
+#: Hugging Face libraries read these when they are imported, so commands set them before they use this file.
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 
 
 def cached_commit(model: ModelSpec) -> str | None:
@@ -15,10 +23,39 @@ def cached_commit(model: ModelSpec) -> str | None:
 
 def cached_file(model: ModelSpec, name: str) -> Path | None:
     """Return a file of `model.hub` at `model.revision` in the local Hugging Face cache, if it is there."""
-    # huggingface_hub reads HF_HUB_OFFLINE when it is imported, and commands that import this file set it first.
+    return None if model.hub is None else file_of_hub(model.hub, name, model.revision)
+
+
+def file_of_hub(hub: str, name: str, revision: str | None) -> Path | None:
+    """Return a file of a model's repository in the local Hugging Face cache, if it is there."""
+    # As OFFLINE says.
     from huggingface_hub import try_to_load_from_cache
 
-    if model.hub is None:
-        return None
-    path = try_to_load_from_cache(model.hub, name, revision=model.revision)
+    path = try_to_load_from_cache(hub, name, revision=revision)
     return Path(path) if isinstance(path, str) else None
+
+
+def require_cached(model: str, hub: str, revision: str | None, offline: bool) -> Path | None:
+    """Return the folder of a model's checkpoint in the local Hugging Face cache; None: it is to be downloaded.
+
+    Raises:
+        UserError: it is not there, and nothing may be downloaded.
+    """
+    config = file_of_hub(hub, "config.json", revision)
+    if config is not None or not offline:
+        return None if config is None else config.parent
+    raise UserError(
+        f"model.hub={hub!r} is not in the local Hugging Face cache; valid: python -m espalier benchmarks prefetch "
+        f"<benchmark> model={model} (where there is a network), model.path=<directory>, or offline=false to download it"
+    )
+
+
+def data_set_cached(name: str) -> bool:
+    """Return whether the local caches may have a data set: downloaded files, or tables that are prepared from them."""
+    # As OFFLINE says.
+    from huggingface_hub import constants
+
+    owner, _, repository = name.partition("/")
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
+    downloaded = Path(constants.HF_HUB_CACHE, f"datasets--{owner}--{repository}")
+    return not repository or downloaded.is_dir() or any(prepared.glob(f"{owner}___*"))

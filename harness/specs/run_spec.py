@@ -170,6 +170,7 @@ class ModelSpec:
         drafts: names of models with the same tokens that may draft for this one, the usual one first.
         boxes: how it was taught to write boxes, which decides how a task asks for them and reads them.
         in_memory: digest of weights that the caller holds in memory; None: they come from a checkpoint.
+        closed_vocabulary: whether it knows the words of its own scenes alone, so that published benchmarks are refused.
     """
 
     name: Text
@@ -202,6 +203,7 @@ class ModelSpec:
     prompt: PromptSpec = field(default_factory=PromptSpec, metadata=COMPUTED)
     template_sha256: Text | None = None
     in_memory: str | None = field(default=None, metadata=COMPUTED)
+    closed_vocabulary: bool = False
 
 
 @dataclass(frozen=True)

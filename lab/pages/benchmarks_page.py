@@ -43,11 +43,11 @@ HEAD = """\
 Generated from `conf/benchmark` and its task files with `python -m lab.pages.benchmarks_page --write
 docs/benchmarks.md`; a test checks that it is up to date. `python run.py benchmark=?` prints the list in a terminal.
 
-`python run.py benchmark=pope` runs one benchmark. By default, data sets are read from the hub's cache; `offline=false`
-allows downloads. `benchmark.path=<folder>` reads the data from a folder that contains the data set's repository, or
-several as `<owner>/<name>`. Images and videos that a data set refers to must be inside it: URLs, links and `..` are
-refused. Only your own table, given by its path in a task file, may refer to any file. The data sets belong to third
-parties. The licence is the one stated by the owner or by a public copy; - means that none was found.
+`python run.py model=llava15_7b benchmark=pope` runs one benchmark. By default, data sets are read from the hub's cache;
+`offline=false` allows downloads. `benchmark.path=<folder>` reads the data from a folder that contains the data set's
+repository, or several as `<owner>/<name>`. Images and videos that a data set refers to must be inside it: URLs, links
+and `..` are refused. Only your own table, given by its path in a task file, may refer to any file. The data sets belong
+to third parties. The licence is the one stated by the owner or by a public copy; - means that none was found.
 
 [The GPU quick start](first_gpu_run.md) goes from a fresh machine to a first published number. `python -m
 espalier.harness.tools.benchmarks prefetch pope` downloads everything that a machine without network needs; `check pope`

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from espalier.harness.models.adapter import ADAPTERS
+from espalier.harness.models.families import ADAPTERS
 from tests.families import FAMILIES
 from tests.family_runs import saved
 

@@ -12,8 +12,9 @@ import pytest
 
 import espalier
 from espalier.harness.models import chat_templates as templates
-from espalier.harness.models.adapter import ADAPTERS, load_adapter
+from espalier.harness.models.adapter import load_adapter
 from espalier.harness.models.chat_templates import render_chat
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.run_spec import CHECKPOINT
 from tests.families import FAMILIES
 from tests.family_runs import saved

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import espalier
 from espalier.harness.config.compose import compose_section
 from espalier.harness.config.model_section import model_spec
-from espalier.harness.models.adapter import ADAPTERS
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.loader import config_of
 from espalier.harness.models.measured_facts import read_facts
 from espalier.harness.paths import CONF

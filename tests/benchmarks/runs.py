@@ -29,7 +29,7 @@ def arguments(name: str, root: Path, store: Path) -> list[str]:
     return [
         *(f"benchmark={name}", f"benchmark.path={root}", f"store={store}", "limit=null"),
         *("engine.batch_size=2", "engine.warmup=0", "engine.paired=0", "model.device=cpu"),
-        *("+benchmark.generation.max_new_tokens=4", "json=true"),
+        *("+benchmark.generation.max_new_tokens=4", "json=true", "model.closed_vocabulary=false"),
         *ARGUMENTS.get(name, lambda root: ())(root),
     ]
 

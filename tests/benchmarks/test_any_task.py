@@ -52,7 +52,7 @@ def test_a_task_and_a_group_run_without_files(
             *("-m", "benchmark=task:pope,task:pope_full", f"benchmark.path={root}"),
             *(f"store={store}", "method=none", "model.device=cpu", "json=true"),
             *("engine.batch_size=2", "engine.warmup=0", "engine.paired=0"),
-            "+benchmark.generation.max_new_tokens=2",
+            *("+benchmark.generation.max_new_tokens=2", "model.closed_vocabulary=false"),
         ]
     )
     assert code == 0, capfd.readouterr().err

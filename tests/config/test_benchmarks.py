@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import compose_section, read_command
 from espalier.harness.config.group_lists import asked_groups, choices, comment, read_choice
-from espalier.harness.config.group_table import listing
+from espalier.harness.config.group_table import CONTROLS, listing
 from espalier.harness.config.lmms_task_files import leaves
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF, ROOT
@@ -304,27 +306,78 @@ def test_mistakes_and_lists_come_before_torch() -> None:
 
 def test_a_question_mark_lists_a_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main(["benchmark=?"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["benchmark", "title", "kind", "samples", "needs"]
-    assert [line.split()[0] for line in lines[1 : len(NAMES) + 1]] == NAMES
-    assert ["pope", "POPE", "understanding", "9,000"] in [line.split() for line in lines]
-    assert "benchmark=task:<name>" in lines[-1]
+    page = capsys.readouterr().out
+    head, local, published, hint = page.split("\n\n")
+    assert head.split() == ["benchmark", "samples", "kind", "title"]
+    assert ["pope", "9,000", "understanding", "POPE"] in [
+        line.split() for line in published.splitlines()
+    ]
+    assert "benchmark=task:NAME" in hint
+    # Those without a download come first, and each line says how much there is of what.
+    parts = [list(names(part)) for part in (local, published)]
+    assert parts[0] == [
+        "data",
+        "latency",
+        *(name for name in NAMES if name.startswith("seedling_")),
+    ]
+    assert sorted(parts[0] + parts[1]) == NAMES
+    for line in [line for part in (local, published) for line in part.splitlines()[1:]]:
+        assert line.startswith(" ") or re.match(r"\w+ +([\d,]+|a batch|yours)  \w+ +\S", line)
+
+
+def names(part: str) -> Iterator[str]:
+    """Yield the first words of the entries below the title of a part of a listing."""
+    for line in part.splitlines()[1:]:
+        if not line.startswith(" "):
+            yield line.split()[0]
 
 
 @pytest.mark.parametrize("group", ["model", "budget"])
 def test_other_groups_are_listed_with_what_they_are(group: str) -> None:
-    lines = listing(group).splitlines()[1:]
+    lines = [line for line in listing(group).splitlines()[1:] if not line.startswith(" ")]
     assert [line.split()[0] for line in lines] == choices(group)
     assert all(len(line.split()) > 1 for line in lines)
 
 
-def test_methods_are_listed_with_their_variants() -> None:
-    lines = listing("method").splitlines()
-    assert lines[0].split() == ["method", "variants"]
-    assert [line.split()[0] for line in lines[1 : len(choices("method")) + 1]] == choices("method")
-    (fastv,) = (line for line in lines if line.startswith("fastv "))
-    assert fastv.split()[1:4] == ["official,", "paper", "FastV"]
-    assert "method.variant=" in lines[-1]
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize(
+    "group", ["method", "model", "benchmark", "experiment", "anchor", "engine"]
+)
+def test_a_listing_is_as_wide_as_the_terminal(
+    group: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    narrowest = 27 + 2 + 7 + 2 + 13 + 2 + 24 if group == "benchmark" else 60
+    assert max(map(len, listing(group).splitlines())) <= max(columns, narrowest)
+
+
+def test_methods_are_listed_by_kind_with_their_variants() -> None:
+    head, *parts, hint = listing("method").split("\n\n")
+    assert head.startswith("method ")
+    assert [part.split()[0] for part in parts] == [
+        *("Reducers", "Compressors", "Decoders", "Denoisers", "Controls:")
+    ]
+    listed = [list(names(part)) for part in parts]
+    assert all(part == sorted(part) for part in listed)
+    assert sorted(name for part in listed for name in part) == choices("method")
+    assert "fastv" in listed[0]
+    assert "snapkv" in listed[1]
+    assert "pearl" in listed[2]
+    assert "d3tom" in listed[3]
+    assert set(listed[4]) == CONTROLS
+    assert re.search(r"^fastv  +FastV .*\[official, paper\]", parts[0], re.S | re.M)
+    assert "method.variant=NAME" in hint
+
+
+def test_methods_that_run_on_a_model_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["model=seedling_diffusion", "method=?"]) == 0
+    page = capsys.readouterr().out
+    marks = dict(re.findall(r"^(\w+) +(yes|no)  ", page, re.M))
+    assert list(marks) == re.findall(r"^(?!method)([a-z]\w+)  ", page, re.M)
+    assert {marks[name] for name in ("d3tom", "fastv", "none")} == {"yes"}
+    assert {marks[name] for name in ("pearl", "snapkv", "autoregressive")} == {"no"}
+    assert run.main(["model=nosuch", "method=?"]) == 2
+    assert "model='nosuch' is unknown" in capsys.readouterr().err
 
 
 def test_only_groups_can_be_asked_about() -> None:

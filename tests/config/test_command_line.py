@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +15,7 @@ import run
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
-from espalier.harness.paths import rooted
+from espalier.harness.paths import ROOT, rooted
 from espalier.harness.specs.secrets import masked, typed
 
 #: Command lines that look, or sweep, with a mistake in them; words that the line holds.
@@ -109,3 +113,48 @@ def test_secrets_stay_out_of_lines() -> None:
     arguments = ["judge.options={api_key: abcdef}", "x.token=ghijkl", "max_new_tokens=12345"]
     line = masked("bad abcdef and ghijkl of 12345", typed(arguments))
     assert line == "bad *** and *** of 12345"
+
+
+def test_help_fits_two_screens_and_names_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["--help"]) == 0
+    page = capsys.readouterr().out
+    assert len(page.splitlines()) <= 48
+    assert max(map(len, page.splitlines())) <= 100
+    words = ("ratio=", "REMOVED", "keep=", "KEPT", "method=?", "model=?", "benchmark=?", "limit=")
+    for word in (*words, "store=", "-m", "--dry", "--cfg job", "install=bash"):
+        assert word in page
+    examples = [line.strip() for line in page.splitlines() if line.startswith("  python run.py")]
+    assert len(examples) == 4
+    for example in examples:
+        command = read_command(shlex.split(example, comments=True)[2:])
+        assert command is not None
+        assert command.cells
+
+
+COMPLETE = """
+eval "$({python} run.py -sc install=bash)"
+COMP_LINE="python run.py {typed}"; COMP_POINT=${{#COMP_LINE}}; COMP_CWORD=2
+hydra_bash_completion
+echo "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("method=fas", {"method=fastervlm", "method=fastv", "method=fastv_denoising"}),
+        ("engine.ba", {"engine.backend=", "engine.batch_size="}),
+    ],
+)
+def test_the_tab_key_completes_keys_and_values(typed: str, offered: set[str]) -> None:
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    script = COMPLETE.format(python=shlex.quote(sys.executable), typed=typed)
+    found = subprocess.run(
+        ["bash", "--norc", "-c", script],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(found.stdout.split()) == offered

@@ -201,7 +201,9 @@ def swept_by(preset: str) -> dict[str, list[str]]:
 
 def test_an_unknown_kind_in_a_preset_names_the_valid_ones() -> None:
     for listed in (methods, configs):
-        with pytest.raises(UserError, match=r"'reducr' .*did you mean reducer\?.*decoder, reducer"):
+        with pytest.raises(
+            UserError, match=r"'reducr' .*did you mean reducer\?.*denoiser, reducer"
+        ):
             listed("reducr")
 
 

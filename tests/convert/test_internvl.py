@@ -18,8 +18,9 @@ from torch import Tensor
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import ADAPTERS, Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.models.chat_templates import render_chat
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.tools.convert import convert_internvl as conversion

@@ -257,7 +257,7 @@ def files(dice: Random) -> Iterator[Case]:
 
 def _data() -> Iterator[Case]:
     line = ("benchmark=pope", f"benchmark.path={HERE}/data", "method=none", "engine.paired=0")
-    rest = (*line, "limit=1", "engine.warmup=0", "json=true")
+    rest = (*line, "limit=1", "engine.warmup=0", "json=true", "model.closed_vocabulary=false")
     for place in (
         f"{HERE}/outside.png",
         "/etc/passwd",

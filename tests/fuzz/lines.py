@@ -77,7 +77,10 @@ WRONG = (
     *(("judge.base_url='http://exa mple/v1'",), ("judge.base_url='http://a b'",)),
     *((f"judge.options={{api_key: {KEY}}}",), (f"+judge.options.api_key={KEY}",)),
     *((f"judge.options.token={KEY}",), (f"judge.key_env={KEY}",), ("lease.beat=-1",)),
-    *(("benchmark=pope", f"benchmark.path={place}") for place in ("/proc", "/", "/sys", "/dev")),
+    *(
+        ("benchmark=pope", "model.closed_vocabulary=false", f"benchmark.path={place}")
+        for place in ("/proc", "/", "/sys", "/dev")
+    ),
     *((f"benchmark.include_path={place}",) for place in ("/proc", "/", "/dev/null", "/no/such")),
     *((f"model.path={place}",) for place in ("/proc", "/dev/null", "/no/such", "/", HERE)),
     *(("store=/dev/null/x", "seed=1=2"), ("benchmark.sources=[/proc]",), ("model.join=nosuch",)),

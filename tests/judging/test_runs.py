@@ -48,7 +48,7 @@ def arguments(data: Path, store: Path, server: JudgeServer, *more: str) -> list[
     return [
         *("benchmark=llava_bench", f"benchmark.path={data}", f"store={store}", "method=random"),
         *("engine.batch_size=2", "engine.warmup=0", "engine.paired=0", "model.device=cpu"),
-        *("+benchmark.generation.max_new_tokens=4", "json=true"),
+        *("+benchmark.generation.max_new_tokens=4", "json=true", "model.closed_vocabulary=false"),
         *server.argv,
         *more,
     ]

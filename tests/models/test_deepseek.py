@@ -18,9 +18,10 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models import build_adapter as base
-from espalier.harness.models.adapter import ADAPTERS, load_adapter
+from espalier.harness.models.adapter import load_adapter
 from espalier.harness.models.deepseek_ocr import as_transformers, as_vllm
 from espalier.harness.models.deepseek_ocr_images import OcrImageProcessor
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.methods.base import Need, Site
 from tests.families.deepseek import FAMILIES, GUNDAM, PLAIN, small

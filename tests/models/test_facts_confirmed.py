@@ -13,8 +13,9 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.errors import UserError
 from espalier.harness.models import build_adapter as base
-from espalier.harness.models.adapter import ADAPTERS, load_adapter
+from espalier.harness.models.adapter import load_adapter
 from espalier.harness.models.build_adapter import build_skeleton
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.measured_facts import UNCONFIRMED, check_facts
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.paths import CONF

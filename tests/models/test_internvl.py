@@ -14,7 +14,8 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import ADAPTERS, load_adapter
+from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.methods.base import Need, Site
 from tests.families.internvl import LLAMA, QWEN, QWEN3, VIDEOS

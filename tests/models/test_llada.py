@@ -22,9 +22,10 @@ from espalier.harness.config.model_section import model_spec
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import ADAPTERS, Adapter
+from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import build_adapter, build_skeleton, random_processor
 from espalier.harness.models.chat_templates import render_chat
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.llada_v import RENAMES, planes
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.models.reference_prompts import SEEN, compare_tokens

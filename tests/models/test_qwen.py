@@ -26,8 +26,9 @@ from espalier.harness.engine.attention_probe import AttentionTap
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.media.frames import Clip
-from espalier.harness.models.adapter import ADAPTERS, load_adapter
+from espalier.harness.models.adapter import load_adapter
 from espalier.harness.models.chat_templates import render_chat
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.run_spec import VideoSpec
 from espalier.methods.base import Need, Site

@@ -68,7 +68,7 @@ def test_annotations_of_functions_are_no_code(tree: Tree, plain: dict[str, str])
 
 def test_a_new_adapter_changes_no_key(tree: Tree, plain: dict[str, str]) -> None:
     line = 'ADAPTERS.add("novel", "espalier.harness.models.novel:LlavaAdapter")'
-    tree.edit("harness/models/adapter.py", lambda text: f"{text}\n{line}\n")
+    tree.edit("harness/models/families.py", lambda text: f"{text}\n{line}\n")
     copy(tree, "harness/models/llava.py", "harness/models/novel.py")
     assert changed(tree, plain) == set()
 

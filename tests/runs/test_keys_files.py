@@ -16,7 +16,7 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.engine.artifacts.fitprune_schemes import save_scheme, scheme_artifact
 from espalier.harness.engine.artifacts.priors import load_prior, save_prior
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import ADAPTERS
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.paths import ROOT
 from espalier.harness.runs import run_key as keys
 from espalier.harness.runs.admission import Job, admit

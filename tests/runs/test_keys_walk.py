@@ -50,6 +50,10 @@ EXEMPT = {
     **dict.fromkeys(
         ("model.template_sha256", "method.draft.template_sha256"), "warns or changes nothing"
     ),
+    **dict.fromkeys(
+        ("model.closed_vocabulary", "method.draft.closed_vocabulary"),
+        "refuses a benchmark or changes nothing",
+    ),
     "model.facts.signals": "refuses a method or changes nothing",
     "method.draft.facts.signals": "as model.facts.signals",
     "benchmark.include_path": "where the task lies; its files are in `sources`, or hashed where these are empty",

@@ -229,6 +229,8 @@ def mvbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clips: dict[int, Pa
         stand_in(tmp_path / "mvbench_video" / folder / "long.mp4", clips[61])
         stand_in(tmp_path / "mvbench_video" / folder / "short.mp4", clips[4])
     monkeypatch.setattr("datasets.load_dataset", of_subtask)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    (tmp_path / "datasets" / "OpenGVLab___mv_bench").mkdir(parents=True)
     return asked, lambda tasks=FOLDER: only("mvbench_describe", tasks)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from espalier.harness.errors import Refused
-from espalier.harness.evaluation.judging.client import read_key
 from espalier.harness.evaluation.judging.judge_prompt import read_prompt
 from espalier.harness.specs.run_spec import RunSpec
 
@@ -25,6 +24,9 @@ def check_judge(spec: RunSpec) -> None:
             "judge.base_url=http://localhost:8000/v1 judge.model=<its name there>, of any server that speaks "
             "OpenAI's chat completions (docs/judges.md)"
         )
+    # Imports httpx, a quarter of a second that runs without a judge need not wait for.
+    from espalier.harness.evaluation.judging.client import read_key
+
     read_key(judge.key_env)
     if judge.prompt is not None:
         read_prompt(judge.prompt)

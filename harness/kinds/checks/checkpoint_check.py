@@ -9,8 +9,8 @@ import torch
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
 from espalier.harness.kinds.checks.finite_weights import check_finite
-from espalier.harness.models.adapter import ADAPTERS
-from espalier.harness.specs.hub_cache import cached_file
+from espalier.harness.models.families import ADAPTERS
+from espalier.harness.specs.hub_cache import require_cached
 from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec
 from espalier.harness.store.files.digests import Digests
 
@@ -41,14 +41,9 @@ def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
         check_checkpoint(model.path, digests)
         check_finite(model, model.path)
         return
-    cached = cached_file(model, "config.json")
-    if cached is not None:
-        check_finite(model, cached.parent)
-    elif offline:
-        raise UserError(
-            f"model.hub={model.hub!r} is not in the local Hugging Face cache; valid: model.path=<directory>, "
-            "or offline=false to download it"
-        )
+    folder = require_cached(model.name, model.hub or "", model.revision, offline)
+    if folder is not None:
+        check_finite(model, folder)
 
 
 def _check_precision(model: ModelSpec) -> None:

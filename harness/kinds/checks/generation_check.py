@@ -97,7 +97,9 @@ def check_settings(key: str, table: Mapping[str, Any]) -> None:
         key: the config key of the table.
         table: the settings.
     """
-    check_names(key, table)
+    unlisted = [name for name in table if name not in VALUES]
+    if unlisted:
+        check_names(key, unlisted)
     for name, value in table.items():
         valid = VALUES.get(name)
         if valid is not None and value is not None and not valid.holds(value):

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.errors import Refused
-from espalier.harness.models.adapter import ADAPTERS
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.methods.base import Method, MethodError, Need, PlanError, Site, TokenReducer

@@ -21,7 +21,7 @@ from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
 from espalier.harness.kinds.checks.signal_check import check_frames, check_signals
-from espalier.harness.models.adapter import ADAPTERS
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.draft_errors import in_words_of_the_draft
 from espalier.harness.specs.run_spec import AnswerRequest, ModelSpec, RunSpec, Settled
 from espalier.harness.store.files.digests import Digests

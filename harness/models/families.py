@@ -1,0 +1,95 @@
+"""The table of model families, and the family of a checkpoint by its config.json.
+
+No family is imported before its use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.specs.registry import Registry
+
+ADAPTERS = Registry("model.adapter")
+ADAPTERS.add("llava", "espalier.harness.models.llava:LlavaAdapter")
+ADAPTERS.add("llava_next", "espalier.harness.models.llava_next:LlavaNextAdapter")
+ADAPTERS.add("llava_onevision", "espalier.harness.models.llava_onevision:LlavaOnevisionAdapter")
+ADAPTERS.add("llava_video", "espalier.harness.models.llava_video:LlavaVideoAdapter")
+ADAPTERS.add("qwen2_vl", "espalier.harness.models.qwen2_vl:Qwen2VLAdapter")
+ADAPTERS.add("qwen2_5_vl", "espalier.harness.models.qwen2_5_vl:Qwen25VLAdapter")
+ADAPTERS.add("qwen3_vl", "espalier.harness.models.qwen3_vl:Qwen3VLAdapter")
+ADAPTERS.add("internvl", "espalier.harness.models.internvl:InternVLAdapter")
+ADAPTERS.add("deepseek_ocr", "espalier.harness.models.deepseek_ocr:DeepseekOcrAdapter")
+ADAPTERS.add("llada_v", "espalier.harness.models.llada_v:LladaVAdapter")
+ADAPTERS.add("lavida", "espalier.harness.models.lavida:LavidaAdapter")
+
+#: The family of each `model_type` (`Adapter.types`): importing all families to find one takes seconds. A family that is
+#: missing here is imported.
+MODEL_TYPES: Mapping[str, str] = {
+    **{
+        name: name for name in ("internvl", "llava", "llava_next", "llava_onevision", "llava_video")
+    },
+    **{name: name for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")},
+    **dict.fromkeys(("deepseek_vl_v2", "unlimited_ocr"), "deepseek_ocr"),
+    # One type for two families, and neither checkpoint describes its model completely.
+    "llava_llada": "llada_v",
+}
+
+#: Classes of the releases' code, and the location of the same weights in transformers' format.
+ORIGINAL: Mapping[str, str] = {
+    "LlavaLlamaForCausalLM": "llava-hf/ on the hub (llava-1.5-7b-hf, llava-v1.6-vicuna-7b-hf)",
+    "LlavaMistralForCausalLM": "llava-hf/ on the hub (llava-v1.6-mistral-7b-hf)",
+    "LlavaQwenForCausalLM": "llava-hf/ on the hub (llava-onevision-qwen2-7b-ov-hf)",
+    "InternVLChatModel": "OpenGVLab/ on the hub, with -hf at the end of the name",
+}
+
+
+def check_format(
+    name: str, source: str, config: Mapping[str, Any], remedy: str | None = None
+) -> None:
+    """Refuse quantised weights, and releases that only their own code reads, by config.json alone.
+
+    Args:
+        name: of the model in the error line.
+        source: of the checkpoint in the error line.
+        config: content of its config.json.
+        remedy: the repository with the same weights in a supported format, or the conversion command, where known.
+
+    Raises:
+        UserError: one line with the repository, or the conversion command, for weights in a supported format.
+    """
+    quantised = config.get("quantization_config")
+    if quantised is None and isinstance(config.get("text_config"), Mapping):
+        quantised = config["text_config"].get("quantization_config")
+    if quantised is not None:
+        quantisation = (
+            quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+        )
+        raise UserError(
+            f"model={name}: checkpoint {source!r} has quantised weights (quantization_config: {quantisation}), "
+            "which are not supported; valid: the release in float16 or bfloat16"
+        )
+    names = config.get("architectures")
+    for architecture in names if isinstance(names, list) else ():
+        if architecture in ORIGINAL:
+            raise UserError(
+                f"model={name}: checkpoint {source!r} is in the format of its first release "
+                f"({config.get('model_type')}, {architecture}); valid: transformers' format, from "
+                f"{remedy or ORIGINAL[architecture]}"
+            )
+
+
+def family_of(model_type: str | None, key: str = "model_type") -> str:
+    """Return the family of a configuration's `model_type`; `key` is the start of the error line.
+
+    Raises:
+        UserError: an unknown type; the line lists the known ones.
+    """
+    families = dict(MODEL_TYPES)
+    if model_type not in families:
+        for family in set(ADAPTERS.names()) - {*families.values(), "lavida"}:
+            families |= dict.fromkeys(ADAPTERS.load(family).types(), family)
+    if model_type is None or model_type not in families:
+        raise unknown_name(key, str(model_type), families)
+    return families[model_type]

@@ -1,0 +1,119 @@
+"""Checks of composed cells before torch is imported.
+
+Admission repeats them with all others (harness/runs/admission.py), except for data sets, which tasks miss when opened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from espalier.harness.config.cell_config import Cell
+from espalier.harness.config.method_kinds import method_kind
+from espalier.harness.errors import Refused, UserError
+from espalier.harness.kinds.checks.pair_check import (
+    check_stack,
+    check_vocabulary,
+    not_for_denoising,
+)
+from espalier.harness.paths import rooted
+from espalier.harness.settings import table
+from espalier.harness.specs.hub_cache import OFFLINE, data_set_cached, require_cached
+
+#: Bytes at the start of a row that hold its cell.
+CELL_BYTES = 1024
+
+
+def check_cells(cells: Iterable[Cell], dry: bool) -> None:
+    """Refuse cells that cannot run: a wrong pair, a missing checkpoint, a missing data set.
+
+    Values are not checked yet; one of a wrong type is left to later checks.
+
+    Args:
+        cells: the cells of a command.
+        dry: whether nothing runs, so that no data are needed.
+
+    Raises:
+        UserError: one line with the config key, the value and what is valid.
+
+    Cost: once for each model, benchmark and method; 0.1 s if one is looked up in the hub's cache.
+    """
+    checked: set[tuple[Any, ...]] = set()
+    for cell in cells:
+        model, benchmark = table("model", cell["model"]), cell["benchmark"]
+        names = (model.get("name"), model.get("hub"), model.get("path"), benchmark.get("name"))
+        settings = (cell["method"].get("name"), cell["compressor"].get("name"), cell["store"])
+        key = tuple(map(str, (*names, *settings)))
+        if key in checked:
+            continue
+        checked.add(key)
+        if cell["offline"] is True:
+            # huggingface_hub reads them when it is imported.
+            os.environ.update(dict.fromkeys(OFFLINE, "1"))
+        _check_pair(cell)
+        _check_checkpoint(model, cell["offline"])
+        if not dry and cell["cluster"].get("name") == "local":
+            _check_data(cell)
+
+
+def _check_pair(cell: Cell) -> None:
+    model, benchmark = cell["model"], cell["benchmark"]
+    published = benchmark["dataset"].get("path") is not None
+    check_vocabulary(
+        model["name"], model.get("closed_vocabulary") is True, benchmark["name"], published
+    )
+    names = cell["method"]["name"], cell["compressor"]["name"]
+    kinds = method_kind(names[0]), method_kind(names[1])
+    compressor = None if names[1] == "none" else names[1]
+    try:
+        if compressor is not None and None not in kinds:
+            check_stack(kinds, names)
+        if table("model.facts", model["facts"]).get("diffusion") is not None and (
+            compressor is not None or kinds[0] in ("compressor", "decoder")
+        ):
+            raise not_for_denoising(names[0], compressor, model["name"])
+    except Refused:
+        # Such cells of a sweep are left out later.
+        if cell["refused"] != "skip":
+            raise
+
+
+def _check_checkpoint(model: Mapping[str, Any], offline: bool) -> None:
+    path, hub, revision = model.get("path"), model.get("hub"), model.get("revision")
+    if model.get("weights") != "trained":
+        return
+    if isinstance(path, str):
+        folder = rooted(path)
+        if not (folder / "config.json").exists():
+            raise UserError(
+                f"model.path={str(folder)!r} holds no model; valid: a directory with config.json and *.safetensors"
+            )
+    elif path is None and isinstance(hub, str):
+        require_cached(model["name"], hub, revision, offline)
+
+
+def _check_data(cell: Cell) -> None:
+    """Raise UserError if a run without a row needs a data set that is not here."""
+    benchmark, name = cell["benchmark"], cell["benchmark"]["dataset"].get("path")
+    if benchmark.get("path") is not None or not isinstance(name, str) or not cell["offline"]:
+        return
+    if data_set_cached(name) or (not cell["force"] and _stored(cell)):
+        return
+    raise UserError(
+        f"benchmark={benchmark['name']!r}: its data set {name!r} is not in the local Hugging Face cache; valid: "
+        f"python -m espalier benchmarks prefetch {benchmark['name']} (where there is a network), "
+        "benchmark.path=<a folder with a copy>, or offline=false"
+    )
+
+
+def _stored(cell: Cell) -> bool:
+    """Return whether the store may have rows of a cell's model and benchmark, which need no data."""
+    marks = [f'"{key}": "{cell[key]["name"]}"'.encode() for key in ("model", "benchmark")]
+    for path in Path(rooted(str(cell["store"])), "runs").glob("*/row.json"):
+        with path.open("rb") as file:
+            start = file.read(CELL_BYTES)
+        if all(mark in start for mark in marks):
+            return True
+    return False

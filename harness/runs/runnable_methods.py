@@ -1,0 +1,40 @@
+"""Which methods run on a model, by the checks of admission that read no file of the model."""
+
+from __future__ import annotations
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.cell_config import Cell
+from espalier.harness.config.compose import read_command
+from espalier.harness.config.group_lists import choices
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.kinds.method_stack import method_of
+from espalier.methods.base import MethodError
+
+
+def refused_methods(model: str) -> dict[str, str]:
+    """Return the methods of conf/method that do not run on a model, each with the reason.
+
+    Args:
+        model: as after `model=`.
+
+    Raises:
+        UserError: there is no such model.
+
+    Cost: imports torch and all methods, three seconds.
+    """
+    names = choices("method")
+    command = read_command(["-m", f"model={model}", f"method={','.join(names)}"])
+    assert command is not None  # none of these asks for information
+    reasons = ((cell["method"]["name"], _reason(cell)) for cell in command.cells)
+    return {name: reason for name, reason in reasons if reason is not None}
+
+
+def _reason(cell: Cell) -> str | None:
+    try:
+        spec = build_spec(cell)
+        method = method_of(spec.method)
+        kind_of(method, spec).normalise(spec, method)
+    except (UserError, MethodError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,162 @@
+"""A hub id or a folder in the place of a model's name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import espalier
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.checkpoint_names import hub_names, model_choice
+from espalier.harness.config.compose import read_command
+from espalier.harness.errors import UserError
+from espalier.harness.models.families import ADAPTERS, MODEL_TYPES, family_of
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.revisions import model_revision
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
+from espalier.methods.signals import SIGNALS
+
+SEEDLING = ROOT / "harness" / "seedling" / "weights" / "seedling"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def spec_of(*argv: str) -> RunSpec:
+    command = read_command(argv)
+    assert command is not None
+    return build_spec(command.cells[0])
+
+
+def hub_cache(home: Path) -> dict[str, str]:
+    """Write the cache of a hub that holds one repository, and return the environment that names it."""
+    repository = home / "hub" / "models--me--tiny"
+    shutil.copytree(SEEDLING, repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    return {**os.environ, "HF_HOME": str(home)}
+
+
+def test_a_hub_id_of_conf_is_another_name_of_its_file() -> None:
+    by_id = read_command(["model=llava-hf/llava-1.5-7b-hf", "method=fastv"])
+    by_name = read_command(["model=llava15_7b", "method=fastv"])
+    assert by_id is not None
+    assert by_name is not None
+    assert by_id.cells == by_name.cells
+    sweep = read_command(["-m", "model=seedling,Qwen/Qwen2-VL-7B-Instruct"])
+    assert sweep is not None
+    assert [cell["model"]["name"] for cell in sweep.cells] == ["seedling", "qwen2_vl_7b"]
+    assert len(set(hub_names().values())) == len(hub_names()) > 20
+
+
+@pytest.mark.parametrize("name", ["ckpt", "my ckpt, v=1 (数)~%41"])
+def test_a_folder_of_any_name_is_read_by_its_own_configuration(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(SEEDLING, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    named, known = spec_of(f"model=./{name}", "method=fastv"), spec_of("method=fastv")
+    model = named.model
+    assert (model.name, model.path, model.hub) == (name, tmp_path / name, None)
+    assert (model.adapter, model.conversation) == ("llava", "checkpoint")
+    # Which signals a family's code has is not in a checkpoint, nor whether tokens are patches.
+    stated = replace(known.model.facts, signals=frozenset(SIGNALS), patch_tokens=False)
+    assert replace(model.facts, patch_tokens=False) == stated
+    assert model_revision(model, Digests()) == model_revision(known.model, Digests())
+    for quoted in (f"{tmp_path / name}", f'"{tmp_path / name}"'):
+        assert spec_of(f"model={quoted}", "method=fastv").model == model
+
+
+def test_a_folder_can_draft() -> None:
+    draft = SEEDLING.with_name("seedling_draft")
+    spec = spec_of("method=pearl", f"method.draft={draft}").method.draft
+    assert spec is not None
+    assert (spec.name, spec.path, spec.facts.text.layers) == ("seedling_draft", draft, 2)
+
+
+WRONG = (
+    ("llava-hf/llava-1.5-7b", "(did you mean llava-hf/llava-1.5-7b-hf?)"),
+    ("llava-hf/llava-1.5-7b", "hf download llava-hf/llava-1.5-7b"),
+    ("https://huggingface.co/Qwen/Qwen2-VL-7B-Instruct", "Qwen/Qwen2-VL-7B-Instruct?"),
+    ("./nosuch", "is not a folder"),
+    ("/etc", "holds no config.json"),
+    ("a/b/c", "hf download <owner>/<name>"),
+)
+
+
+@pytest.mark.parametrize(("name", "words"), WRONG)
+def test_a_wrong_name_is_one_line_with_the_nearest(name: str, words: str) -> None:
+    for key, use in {
+        "model": lambda: read_command([f"model={name}"]),
+        "method.draft": lambda: spec_of("method=pearl", f"method.draft={name}"),
+        "name": lambda: espalier.load(name),
+    }.items():
+        with pytest.raises(UserError) as refusal:
+            use()
+        assert f"{key}={name!r}" in str(refusal.value)
+        assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "gpt2"}, ": model_type='gpt2' is unknown; valid: deepseek_vl_v2, internvl"),
+        ({}, ": model_type='None' is unknown"),
+        (
+            {"model_type": "llava", "quantization_config": {"quant_method": "awq"}},
+            "(quantization_config: awq)",
+        ),
+        (
+            {"model_type": "llava", "architectures": ["LlavaLlamaForCausalLM"]},
+            "llava-hf/ on the hub",
+        ),
+        ([], "config.json cannot be read"),
+    ],
+)
+def test_a_checkpoint_that_no_family_supports_is_one_line(
+    config: object, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError) as refusal:
+        model_choice(str(tmp_path))
+    assert words in str(refusal.value)
+
+
+def test_the_types_of_checkpoints_are_those_of_the_families() -> None:
+    types = {name: ADAPTERS.load(name).types() for name in ADAPTERS.names()}
+    assert set(MODEL_TYPES) == {one for listed in types.values() for one in listed}
+    assert all(name in types[family] for name, family in MODEL_TYPES.items())
+    with pytest.raises(UserError, match="model_type='nosuch' is unknown"):
+        family_of("nosuch")
+
+
+CHOICE = "from espalier.harness.config.checkpoint_names import *; print(model_choice('me/tiny'))"
+
+
+def test_an_id_of_the_local_cache_is_found(tmp_path: Path) -> None:
+    environment = hub_cache(tmp_path)
+    found = subprocess.run(
+        [sys.executable, "-c", CHOICE], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert (found.stdout, found.stderr) == ("checkpoint:me%2Ftiny\n", "")
+
+
+@pytest.mark.slow
+def test_an_id_of_the_local_cache_runs(tmp_path: Path) -> None:
+    line = ["model=me/tiny", "method=fastv", "limit=2", f"store={tmp_path}", "engine.paired=0"]
+    found = subprocess.run(
+        [sys.executable, "run.py", *line],
+        cwd=ROOT,
+        env=hub_cache(tmp_path / "hf"),
+        capture_output=True,
+        text=True,
+    )
+    row = json.loads(found.stdout.splitlines()[-1])
+    assert row["model"] == "tiny"
+    assert row["settings"]["model"]["revision"] == f"me/tiny@{COMMIT}"

@@ -1,0 +1,141 @@
+"""What needs no torch is refused before torch, and a stored result is reported without the libraries of a run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import run
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.config.group_lists import choices
+from espalier.harness.config.method_kinds import method_kind
+from espalier.harness.errors import Refused, UserError
+from espalier.harness.paths import ROOT
+from espalier.harness.runs.admission import admit
+from espalier.harness.runs.early_checks import check_cells
+from espalier.harness.specs.catalogue import names_of
+from espalier.harness.store.files.digests import Digests
+from espalier.methods.base import Decoder, TokenReducer
+from espalier.methods.compressor import CacheCompressor
+from espalier.methods.denoiser import DenoisingReducer
+
+#: Command lines, and words of the line that refuses them.
+REFUSED = {
+    "benchmark=gqa": "model.closed_vocabulary=false",
+    "benchmark=gqa model.closed_vocabulary=false": "benchmarks prefetch gqa",
+    "model=qwen2_5_vl_7b": "benchmarks prefetch <benchmark> model=qwen2_5_vl_7b",
+    "model.path=/nosuch": "holds no model",
+    "method=pearl compressor=aircache": "keeps its caches whole",
+    "method=aircache compressor=snapkv": "both evict cache entries",
+    "compressor=fastv": "evicts no cache entries",
+    "model=seedling_diffusion method=pearl": "denoises its answers",
+    "model=seedling_diffusion method=h2o": "denoises its answers",
+    "model=seedling_diffusion compressor=h2o": "compressor='h2o' needs a model",
+    "model.facts=3": "model.facts=3 must be a table",
+}
+
+RUN = """
+import sys
+import run
+codes = [run.main(line.split()) for line in {lines!r}]
+print(codes, [name for name in ("torch", "transformers", "lmms_eval", "datasets") if name in sys.modules])
+"""
+
+
+def outcome(tmp_path: Path, *lines: str) -> subprocess.CompletedProcess[str]:
+    """Run command lines in a fresh process with an empty Hugging Face cache."""
+    return subprocess.run(
+        [sys.executable, "-c", RUN.format(lines=lines)],
+        cwd=ROOT,
+        env={"HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1", "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+def test_wrong_pairs_and_missing_files_are_refused_before_torch(tmp_path: Path) -> None:
+    found = outcome(tmp_path, *(f"{line} store={tmp_path}" for line in REFUSED))
+    assert found.stdout.splitlines()[-1] == f"{[2] * len(REFUSED)} []"
+    for words, line in zip(REFUSED.values(), found.stderr.splitlines(), strict=True):
+        assert line.startswith("error: ")
+        assert words in line
+
+
+def test_a_stored_result_is_reported_without_transformers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = f"method=fastv ratio=0.5 limit=2 engine.paired=0 model.device=cpu json=true store={tmp_path}"
+    assert run.main(line.split()) == 0
+    first = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = outcome(tmp_path, line)
+    assert found.stdout.splitlines()[-1] == "[0] ['torch']"
+    row = json.loads(found.stdout.splitlines()[-2])
+    assert row == first | {"status": "cached"}
+
+
+def test_a_stored_result_needs_no_data_set(tmp_path: Path) -> None:
+    line = [
+        "benchmark.dataset.path=nobody/nothing",
+        "model.closed_vocabulary=false",
+        f"store={tmp_path}",
+    ]
+    command = read_command(line)
+    assert command is not None
+    check_cells(command.cells, dry=True)
+    with pytest.raises(UserError, match="'nobody/nothing' is not in the local Hugging Face cache"):
+        check_cells(command.cells, dry=False)
+    other = read_command(["benchmark=seedling_vqa", *line])
+    assert other is not None
+    assert run.main([*line[1:], "limit=1", "engine.paired=0", "model.device=cpu"]) == 0
+    check_cells(command.cells, dry=False)
+    with pytest.raises(UserError, match="benchmark='seedling_vqa'"):
+        check_cells(other.cells, dry=False)
+
+
+def test_a_sweep_leaves_wrong_pairs_to_refused_skip(tmp_path: Path) -> None:
+    line = ["-m", "method=fastv,pearl", "compressor=h2o", f"store={tmp_path}"]
+    command = read_command(line)
+    assert command is not None
+    with pytest.raises(Refused, match="method=pearl compressor=h2o"):
+        check_cells(command.cells, dry=False)
+    command = read_command([*line, "refused=skip"])
+    assert command is not None
+    check_cells(command.cells, dry=False)
+
+
+@pytest.mark.parametrize(
+    "model", ["seedling", "seedling_full", "seedling_diffusion", "seedling_video"]
+)
+def test_a_published_benchmark_needs_an_open_vocabulary(model: str, tmp_path: Path) -> None:
+    line = [f"model={model}", "method=none", "benchmark=pope", f"benchmark.path={tmp_path}"]
+    command = read_command(line)
+    assert command is not None
+    with pytest.raises(UserError, match=f"benchmark='pope' on model='{model}'"):
+        admit(build_spec(command.cells[0]), Digests())
+
+
+@pytest.mark.parametrize(
+    "benchmark", [*(one for one in choices("benchmark") if "seedling" in one), "latency"]
+)
+def test_benchmarks_made_here_need_none(benchmark: str) -> None:
+    command = read_command([f"benchmark={benchmark}"])
+    assert command is not None
+    check_cells(command.cells, dry=False)
+
+
+def test_kinds_are_those_of_the_classes() -> None:
+    bases: dict[str, type[object]] = {
+        **{"reducer": TokenReducer, "compressor": CacheCompressor},
+        **{"decoder": Decoder, "denoiser": DenoisingReducer},
+    }
+    kinds = {name: method_kind(name) for name in choices("method")}
+    for kind, base in bases.items():
+        assert names_of(base) == tuple(name for name in kinds if kinds[name] == kind)
+    assert method_kind("base") is None
+    assert method_kind("nosuch") is None
