@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,10 +22,6 @@ from espalier.methods.base import Method, TokenReducer
 if TYPE_CHECKING:
     from espalier.harness.api.overlay import Drawing
     from espalier.harness.engine.prefill_scores import PrefillScores
-
-
-#: Maximum length, in characters, of the question and answer in a figure's title.
-CAPTION_LENGTH = 70
 
 
 @dataclass(frozen=True)
@@ -232,8 +227,8 @@ class Answer:
 
     @property
     def caption(self) -> str:
-        """Question and answer, cut to the width of a figure."""
-        return shorten(f"{self.question} → {self.text}", CAPTION_LENGTH, placeholder=" ...")
+        """Question and answer in a line."""
+        return f"{self.question} → {self.text}"
 
     def _kept_at(self, step: int) -> tuple[int, ...]:
         if not self.kept_by_step:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from io import BytesIO
 from math import ceil
 from os import PathLike, fspath
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ EDGE = 720
 WIDTH = 4.2
 SMALL = 2.0
 ACROSS = 6
+
+#: Maximum length, in characters, of the question and answer in a figure's title.
+CAPTION_LENGTH = 70
 
 #: Blend with white, 0 to 1, of the area of a dropped token, and of an area that no token covers.
 FADED = 0.72
@@ -156,7 +160,8 @@ def _figure(
 
 
 def captioned(title: str, caption: str) -> str:
-    """Return a title with a caption below it, unless the figure's font lacks a character of the caption."""
+    """Return a title with a caption below it, cut to the figure, unless the font lacks a character of it."""
+    caption = shorten(caption, CAPTION_LENGTH, placeholder=" ...")
     font = get_font(findfont(FontProperties()))
     drawable = all(font.get_char_index(ord(character)) for character in caption)
     return f"{title}\n{caption}" if drawable else title
