@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,11 @@ SETTINGS = (
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with a pruned run, whose sample 3 is wrong, and the unpruned model's."""
     store = tmp_path_factory.mktemp("made")
-    assert run.main([*SETTINGS, f"store={store}", "-m", "method=fastv,none", "ratio=0.95"]) == 0
+    logged = ("log=wandb", "log.pictures=2") if find_spec("wandb") else ()
+    argv = ["-m", "method=fastv,none", "ratio=0.95", *SETTINGS, *logged, f"store={store}"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("WANDB_API_KEY", raising=False)
+        assert run.main(argv) == 0
     return store
 
 
@@ -112,6 +117,28 @@ def test_the_kept_tokens_are_those_of_the_method(made: Path) -> None:
                 figure.axes[0].images[0].get_array() for figure in (picture.drawing, answer.show())
             )
             np.testing.assert_array_equal(drawn, shown)
+
+
+def test_the_worst_samples_and_the_running_score_are_in_the_mirror(made: Path) -> None:
+    pytest.importorskip("wandb")
+    from espalier.harness.cli.wandb import records
+
+    row = row_of(made, "fastv")
+    (file,) = made.glob(f"wandb/offline-run-*/run-{row['run_key']}.wandb")
+    steps = [
+        {
+            item.key or "/".join(item.nested_key): json.loads(item.value_json)
+            for item in one.history.item
+        }
+        for one in records(file)
+        if one.HasField("history")
+    ]
+    assert [step.get("progress/samples") for step in steps] == [0, 3, 4, None]
+    assert [step.get("progress/accuracy") for step in steps] == [None, 1.0, 0.75, None]
+    assert steps[-1]["metrics/accuracy"] == 0.75 == row["metrics"]["accuracy"]["value"]
+    assert steps[-1]["pictures/captions"] == ["seedling_vqa-3.png", "seedling_vqa-0.png"]
+    names = steps[-1]["pictures/filenames"]
+    assert all((file.parent / "files" / name).stat().st_size > 1000 for name in names)
 
 
 def test_wrong_samples_are_drawn_into_a_folder_with_a_page(
