@@ -97,7 +97,7 @@ class TokenValues:
 
 
 @dataclass(frozen=True, eq=False)
-class ShownPrefill:
+class RecordedPrefill:
     """What `ask(..., record=True)` keeps of one question's prefill.
 
     Attributes:
@@ -110,15 +110,15 @@ class ShownPrefill:
 
     @classmethod
     def of_row(
-        cls, shown: PrefillScores | None, row: int, rows: int, count: int
-    ) -> ShownPrefill | None:
+        cls, scores: PrefillScores | None, row: int, rows: int, count: int
+    ) -> RecordedPrefill | None:
         """Return the values of one of `rows` questions, with `count` visual tokens; of beams the first."""
-        if shown is None:
+        if scores is None:
             return None
-        place = row * len(shown.attention[0]) // rows
+        place = row * len(scores.attention[0]) // rows
         return cls(
-            tuple(layer[place, :count].numpy() for layer in shown.attention),
-            tuple((layer, table[place, :count].numpy()) for layer, table in shown.scores),
+            tuple(layer[place, :count].numpy() for layer in scores.attention),
+            tuple((layer, table[place, :count].numpy()) for layer, table in scores.scores),
         )
 
 
@@ -158,7 +158,7 @@ class Answer:
     decoding: SpeculativeDecoding | None
     record: SampleRecord = field(repr=False)
     _visible: VisibleChat = field(repr=False, compare=False)
-    _shown: ShownPrefill | None = field(default=None, repr=False, compare=False)
+    _prefill: RecordedPrefill | None = field(default=None, repr=False, compare=False)
 
     def attention(self, layer: int) -> TokenValues:
         """Return the attention that the prompt's last token pays each visual token in a decoder layer, mean over heads.
@@ -199,10 +199,10 @@ class Answer:
             raise UserError(f"scores(layer={layer!r}): valid: {', '.join(map(str, tables))}, None")
         return TokenValues(tables[number], f"scores at layer {number}", self.caption, self._visible)
 
-    def _recorded(self, name: str) -> ShownPrefill:
-        if self._shown is None:
+    def _recorded(self, name: str) -> RecordedPrefill:
+        if self._prefill is None:
             raise UserError(f"{name}(): nothing was recorded; valid: ask(..., record=True)")
-        return self._shown
+        return self._prefill
 
     def show(self, path: str | PathLike[str] | None = None, *, step: int | None = None) -> Drawing:
         """Draw each picture or frame with the areas of dropped tokens faded out.

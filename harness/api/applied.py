@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from espalier.harness.api.answer import Answer, ShownPrefill, decoding_of, flops_of
+from espalier.harness.api.answer import Answer, RecordedPrefill, decoding_of, flops_of
 from espalier.harness.api.argument_errors import in_python_terms, python_errors
 from espalier.harness.api.loaded_models import Model
 from espalier.harness.api.open_method import CheckedMethod, open_responder
@@ -173,8 +173,10 @@ class Applied:
         spec = self._checked.spec
         with user_errors():
             size = read_value("batch_size", batch_size, Count)
-            shown = self._opened.shown if read_value("record", record, bool) else nullcontext
-            if shown is None:
+            collect = (
+                self._opened.collect_scores if read_value("record", record, bool) else nullcontext
+            )
+            if collect is None:
                 raise UserError(
                     "record=True keeps what one prefill reads, and this answer takes several (a draft, or denoising "
                     "steps); valid: False"
@@ -191,7 +193,7 @@ class Applied:
         for start in range(0, len(chats), size):
             block = chats[start : start + size]
             with user_errors(count=len(chats), first=start):
-                answers += self._batch(block, resolved.generate, resolved.until, shown)
+                answers += self._batch(block, resolved.generate, resolved.until, collect)
         return answers
 
     def _batch(
@@ -199,7 +201,7 @@ class Applied:
         chats: Sequence[Chat],
         generate: Mapping[str, Any],
         until: tuple[str, ...],
-        shown: Callable[[], AbstractContextManager[PrefillScores | None]],
+        collect: Callable[[], AbstractContextManager[PrefillScores | None]],
     ) -> list[Answer]:
         adapter, facts = self._adapter, self._checked.spec.model.facts
         inputs = self._opened.codec.encode(chats)
@@ -207,7 +209,7 @@ class Applied:
         questions = [_words(chat) for chat in chats]
         names = sample_ids(chats)
         seed, samples = self._checked.spec.seed, bool(generate["do_sample"])
-        with _seeded(seed, names[0], samples), shown() as prefill:
+        with _seeded(seed, names[0], samples), collect() as prefill:
             generated = self._opened.generator.generate(inputs, names, **generate)
         texts = self._opened.codec.decode(generated.ids)
         answers = []
@@ -232,7 +234,7 @@ class Applied:
                     decoding=decoding_of(record),
                     record=record,
                     _visible=visible_chat(adapter, chat, grid),
-                    _shown=ShownPrefill.of_row(prefill, row, len(chats), record.visual),
+                    _prefill=RecordedPrefill.of_row(prefill, row, len(chats), record.visual),
                 )
             )
         return answers

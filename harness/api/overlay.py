@@ -105,9 +105,9 @@ def draw_values(
     def paint(pixels: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         outside = tokens == _OUTSIDE
         coloured = ~outside & present[tokens]
-        known = np.where(present, values, lowest)
-        of_tokens = colours.to_rgba(known)[:, :3]
-        share = THINNEST + (THICKEST - THINNEST) * np.asarray(scale(known))
+        numbers = np.where(present, values, lowest)
+        of_tokens = colours.to_rgba(numbers)[:, :3]
+        share = THINNEST + (THICKEST - THINNEST) * np.asarray(scale(numbers))
         grey, shares = pixels.mean(2, keepdims=True), share[tokens][..., None]
         mixed = of_tokens[tokens] * shares + grey * (1 - shares)
         return np.where(coloured[..., None], mixed, _faded(pixels, coloured, outside))

@@ -170,11 +170,11 @@ def _gc(options: argparse.Namespace) -> int:
 
 def _rm(options: argparse.Namespace) -> int:
     """Move the named runs to the trash."""
-    found = {entry.key: entry for entry in _entries(options)}
-    keys = dict.fromkeys(find_key(found, prefix, options.store) for prefix in options.keys)
+    runs = {entry.key: entry for entry in _entries(options)}
+    keys = dict.fromkeys(find_key(runs, prefix, options.store) for prefix in options.keys)
     removable = [
         Waste(entry.path, entry.state, size_of(entry.path), entry.path)
-        for entry in (found[key] for key in keys)
+        for entry in (runs[key] for key in keys)
     ]
     _list(removable)
     return _move(options, removable)

@@ -123,7 +123,7 @@ class ScoredEviction:
                 pictures=row.pictures,
             )
             layer_scores.append(self._score(view) if len(row.candidates) else None)
-            self._show(view, number, stage, layer_scores[-1])
+            self._collect(view, number, stage, layer_scores[-1])
         self._scores.append(layer_scores)
         self._layer_rows.append(rows)
 
@@ -142,15 +142,15 @@ class ScoredEviction:
                 )
         return scores
 
-    def _show(self, view: CacheView, number: int, stage: Stage, scores: Tensor | None) -> None:
+    def _collect(self, view: CacheView, number: int, stage: Stage, scores: Tensor | None) -> None:
         """Hand the scores of a row's visual entries to whoever collects them."""
-        shown = self._prefill.setup.shown
-        if shown is None or scores is None:
+        collector = self._prefill.setup.collector
+        if collector is None or scores is None:
             return
         is_candidate = torch.isin(view.visual, view.candidates)
         place = torch.searchsorted(view.candidates, view.visual[is_candidate])
         origin = stage.origin[number, : len(view.visual)][is_candidate]
-        shown.add(view.layer, [number], origin[None], scores.mean(0)[place][None])
+        collector.add(view.layer, [number], origin[None], scores.mean(0)[place][None])
 
     def _rows_of(self, stage: Stage, device: torch.device) -> list[RowSlots]:
         """Return the slots of each row's tokens, computed once for each stage and device."""
@@ -247,9 +247,9 @@ class ScoredEviction:
         require_tensor("what `allocate` returns", shares, (len(scores),), place)
         counts: list[int] = shares.tolist()
         sizes = [layer_scores.shape[-1] for layer_scores in scores]
-        most = total + self._evicting.compressor.slack(len(scores))
+        limit = total + self._evicting.compressor.slack(len(scores))
         inside = all(1 <= count <= size for count, size in zip(counts, sizes, strict=True))
-        if not inside or not total <= sum(counts) <= most:
+        if not inside or not total <= sum(counts) <= limit:
             raise PlanError(
                 f"`allocate` returns {brief(str(counts))} of {brief(str(sizes))} entries, in sum {sum(counts)}; valid: "
                 f"1 or more of each layer, in sum {total}, such as "

@@ -192,24 +192,24 @@ class Session:
             return current_pass.finish(result.ids, result.logits, result.steps, loop)
 
     @contextmanager
-    def shown(self) -> Iterator[PrefillScores]:
+    def collect_scores(self) -> Iterator[PrefillScores]:
         """Collect attention and scores of each prefill inside the block; prefills take longer meanwhile.
 
         Raises:
             UserError: the model's attention is not supported.
         """
-        shown, setup = PrefillScores(), self.setup
+        collector, setup = PrefillScores(), self.setup
 
         def watch(query: Tensor, key: Tensor, scaling: float) -> None:
             stage = self._active.stage()
             if stage is not None:
-                shown.watch(stage.move(query.device), query, key, scaling)
+                collector.watch(stage.move(query.device), query, key, scaling)
 
         layers = self.adapter.decoder.layers
         with AttentionTap((layer.self_attn, watch) for layer in layers):
-            self.setup = replace(setup, shown=shown)
+            self.setup = replace(setup, collector=collector)
             try:
-                yield shown
+                yield collector
             finally:
                 self.setup = setup
 

@@ -67,7 +67,7 @@ class SessionSetup:
         extra_blocks: blocks of the tower that run for the method only.
         idle_blocks: blocks of the tower with unused output.
         evicting: cache eviction after the prefill; None: no eviction.
-        shown: collects scores and attention of each prefill; None: nothing does.
+        collector: collects scores and attention of each prefill; None: nothing does.
     """
 
     adapter: ModelParts
@@ -83,4 +83,4 @@ class SessionSetup:
     extra_blocks: Sequence[nn.Module]
     idle_blocks: Sequence[nn.Module]
     evicting: CacheEvictor | None = None
-    shown: PrefillScores | None = None
+    collector: PrefillScores | None = None

@@ -71,13 +71,13 @@ class OpenMethod:
         generator: answers encoded chats under the method.
         codec: encodes chats for it, and decodes its answers.
         paired: sessions to time in pairs; None where the kind compares with plain answers by itself.
-        shown: opens a block that collects attention and scores of the prefill; None where answers take several.
+        collect_scores: opens a block that collects attention and scores of a prefill; None where answers take several.
     """
 
     generator: Generator
     codec: ChatCodec
     paired: PairedSessions | None = None
-    shown: Callable[[], AbstractContextManager[PrefillScores]] | None = None
+    collect_scores: Callable[[], AbstractContextManager[PrefillScores]] | None = None
 
 
 @dataclass(frozen=True)

@@ -25,30 +25,30 @@ DERIVED = ("model.adapter", "model.revision", "model.facts", "draft", "artifacts
 _ABSENT = object()
 
 
-def job_of_row(row: Mapping[str, Any], store: Path, more: Sequence[str] = ()) -> Job:
+def job_of_row(row: Mapping[str, Any], store: Path, overrides: Sequence[str] = ()) -> Job:
     """Return the job that answers samples as those of a row were answered.
 
     Args:
         row: as stored.
         store: where calibrations are searched first.
-        more: overrides of its command line that a row does not hold, such as `model.path=...`.
+        overrides: of its command line that a row does not hold, such as `model.path=...`.
 
     Raises:
         UserError: a setting of the row cannot be made again; the line names it.
     """
     cell = _cell_overrides(row)
-    job = _job([*cell, f"store={spelled(str(store))}", *more])
+    job = _job([*cell, f"store={spelled(str(store))}", *overrides])
     settable = [
         f"{key}={spelled(value)}"
         for path, value in _differences(row["settings"], job.parts["settings"])
         if (key := _config_key(path, job)) is not None
     ]
     if settable:
-        job = _job([*cell, *settable, f"store={spelled(str(store))}", *more])
-    left = [path for path, _ in _differences(row["settings"], job.parts["settings"])]
-    if left:
+        job = _job([*cell, *settable, f"store={spelled(str(store))}", *overrides])
+    differences = [path for path, _ in _differences(row["settings"], job.parts["settings"])]
+    if differences:
         raise UserError(
-            f"run {row['run_key'][:12]} cannot be made again from its row: {', '.join(left)} differ; "
+            f"run {row['run_key'][:12]} cannot be made again from its row: {', '.join(differences)} differ; "
             "valid: --set with the overrides of its command line, such as model.path=<folder>, or the files of then"
         )
     return job
@@ -78,16 +78,16 @@ def _cell_overrides(row: Mapping[str, Any]) -> list[str]:
 
 
 def _differences(
-    stored: Mapping[str, Any], made: Mapping[str, Any], prefix: str = ""
+    stored: Mapping[str, Any], current: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
     """Yield the path and the stored value of each leaf that differs and decides how samples are answered."""
-    for name in {**stored, **made}:
-        path, value, other = f"{prefix}{name}", stored.get(name, _ABSENT), made.get(name, _ABSENT)
+    for name in {**stored, **current}:
+        path, value, now = f"{prefix}{name}", stored.get(name, _ABSENT), current.get(name, _ABSENT)
         counts = prefix or name in ANSWERED
-        if not counts or value == other or (prefix == "benchmark." and name in SCORED):
+        if not counts or value == now or (prefix == "benchmark." and name in SCORED):
             continue
-        if isinstance(value, Mapping) and isinstance(other, Mapping):
-            yield from _differences(value, other, f"{path}.")
+        if isinstance(value, Mapping) and isinstance(now, Mapping):
+            yield from _differences(value, now, f"{path}.")
         else:
             yield path, None if value is _ABSENT else value
 

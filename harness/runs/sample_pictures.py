@@ -13,7 +13,8 @@ from espalier.harness.errors import UserError
 from espalier.harness.evaluation.evaluate import open_benchmark
 from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.runs.admission import Job
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.methods.base import Method
 
 if TYPE_CHECKING:
     from espalier.harness.api.overlay import Drawing
@@ -47,12 +48,17 @@ class SamplePicture:
 
 
 def draw_samples(
-    job: Job, adapter: Adapter, keys: Collection[Key], shelf: TaskCache | None = None
+    spec: RunSpec,
+    method: Method,
+    adapter: Adapter,
+    keys: Collection[Key],
+    shelf: TaskCache | None = None,
 ) -> Iterator[SamplePicture]:
-    """Answer samples of a job once more, each as a batch of its own, and draw them.
+    """Answer samples of a run once more, each as a batch of its own, and draw them.
 
     Args:
-        job: admitted.
+        spec: admitted.
+        method: its method, with its calibrations.
         adapter: its model.
         keys: the samples.
         shelf: data of the open benchmark.
@@ -65,14 +71,13 @@ def draw_samples(
     from espalier.harness.api.overlay import captioned, draw
     from espalier.harness.evaluation.repeated_answers import answer_again
 
-    spec = job.spec
     if spec.benchmark.prompt_tokens is not None:
         raise UserError(
             f"benchmark={spec.benchmark.name}: its prompts are composed and hold no pictures; valid: another benchmark"
         )
     loaded = open_benchmark(spec, None, shelf)
-    prior = prior_for(spec.model, job.method, spec.store)
-    with kind_of(job.method, spec).open(spec, adapter, job.method, prior) as opened:
+    prior = prior_for(spec.model, method, spec.store)
+    with kind_of(method, spec).open(spec, adapter, method, prior) as opened:
         for repeated in answer_again(spec, opened, loaded, keys):
             sample, origin = repeated.sample, repeated.sample.record.origin
             assert origin is not None  # it was answered by this process

@@ -28,7 +28,11 @@ Words = Mapping[str, str]
 
 
 def write_pictures(
-    run: AnsweredRun, words: Mapping[Key, Words], store: Path, folder: Path, more: Sequence[str]
+    run: AnsweredRun,
+    words: Mapping[Key, Words],
+    store: Path,
+    folder: Path,
+    overrides: Sequence[str],
 ) -> list[str]:
     """Draw samples of a stored run into a folder, with a page `index.html`; return lines about it.
 
@@ -37,7 +41,7 @@ def write_pictures(
         words: of each sample to draw, in the order of the page.
         store: its store.
         folder: a folder that does not exist, or is empty or has earlier pictures.
-        more: overrides of the run's command line that its row does not hold.
+        overrides: those of the run's command line that its row does not hold.
 
     Raises:
         UserError: the run cannot be made again from its row, or the folder cannot be written.
@@ -46,9 +50,9 @@ def write_pictures(
     _make(folder)
     pictures: dict[Key, SamplePicture] = {}
     with redirect_stdout(sys.stderr):
-        job = job_of_row(run.row, store, more)
+        job = job_of_row(run.row, store, overrides)
         adapter = Pool().adapter(job.spec.model)
-        for picture in draw_samples(job, adapter, words):
+        for picture in draw_samples(job.spec, job.method, adapter, words):
             if picture.drawing is not None:
                 picture.drawing.savefig(folder / picture.file, bbox_inches="tight")
             pictures[picture.key] = picture
@@ -85,14 +89,14 @@ def _write_page(path: Path, title: str, samples: Sequence[tuple[SamplePicture, W
     """Write a page of pictures that lie beside it."""
     figures = []
     for picture, words in samples:
-        shown = f'<img src="{escape(picture.file)}">' if picture.drawing else "<p>no picture</p>"
+        image = f'<img src="{escape(picture.file)}">' if picture.drawing else "<p>no picture</p>"
         items = {**words, "answer now": picture.answer}
         if items["answer now"] == words.get("answer"):
             del items["answer now"]
         texts = "".join(
             f"<dt>{name}</dt><dd>{escape(plain(text))}</dd>" for name, text in items.items()
         )
-        figures.append(f"<figure>{shown}<figcaption><dl>{texts}</dl></figcaption></figure>")
+        figures.append(f"<figure>{image}<figcaption><dl>{texts}</dl></figcaption></figure>")
     path.write_text(
         f'<!doctype html><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
         f"<h1>{escape(title)}</h1><main>{''.join(figures)}</main>\n",

@@ -247,9 +247,9 @@ def compare(rows: Sequence[Mapping[str, Any]], spec: RunSpec, group: str) -> Non
         _tell("the sweep was not compared", error)
 
 
-def _tell(what: str, error: Exception, remark: str = "") -> None:
+def _tell(problem: str, error: Exception, remark: str = "") -> None:
     line = plain(masked(next(iter(str(error).splitlines()), ""), wandb_keys()))
-    text = f"log=wandb: {what}: {type(error).__name__}: {line}{remark}"
+    text = f"log=wandb: {problem}: {type(error).__name__}: {line}{remark}"
     print(text, file=sys.stderr, flush=True)
 
 

@@ -39,11 +39,11 @@ class Watch:
     def progress(self, progress: Progress) -> Progress:
         """Return a function that calls `progress`, and logs."""
 
-        def both(finished: int, total: int) -> None:
+        def report(finished: int, total: int) -> None:
             progress(finished, total)
             self._mirror.progress(finished, total, self.running.value)
 
-        return both
+        return report
 
     def draw(self, job: Job, adapter: Adapter, evaluation: Evaluation, shelf: TaskCache) -> None:
         """Draw the samples with the lowest scores for the mirror, `log.pictures` of them."""
@@ -55,7 +55,7 @@ class Watch:
 
         try:
             worst = worst_samples(evaluation, benchmark)[:count]
-            pictures = draw_samples(job, adapter, worst, shelf)
+            pictures = draw_samples(job.spec, job.method, adapter, worst, shelf)
             self._mirror.pictures = sorted(pictures, key=lambda picture: worst.index(picture.key))
         except (UserError, SampleErrors) as error:
             print(f"log=wandb: no pictures of run {job.key}: {plain(str(error))}", file=sys.stderr)

@@ -70,7 +70,7 @@ def pair_lines(pairs: Sequence[AnswerPair]) -> tuple[Cells, list[Cells]]:
     ]
 
 
-def picture_words(answer: StoredAnswer, other: StoredAnswer | None = None) -> dict[str, str]:
+def picture_words(answer: StoredAnswer, rival: StoredAnswer | None = None) -> dict[str, str]:
     """Return the words beside a sample's picture, with the answer of the other run in a comparison."""
     words = {
         "sample": answer.name,
@@ -79,7 +79,7 @@ def picture_words(answer: StoredAnswer, other: StoredAnswer | None = None) -> di
         "answer": answer.answer,
         "score": _score(answer.score),
     }
-    return words if other is None else {**words, "answer against": other.answer}
+    return words if rival is None else {**words, "answer against": rival.answer}
 
 
 def comparison_lines(ours: AnsweredRun, theirs: AnsweredRun, comparison: Comparison) -> list[str]:

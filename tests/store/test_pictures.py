@@ -102,7 +102,7 @@ def test_the_kept_tokens_are_those_of_the_method(made: Path) -> None:
     job = job_of_row(row_of(made, "fastv"), made)
     adapter = Pool().adapter(job.spec.model)
     task = job.spec.benchmark.task
-    pictures = list(draw_samples(job, adapter, [(task, 3), (task, 1)]))
+    pictures = list(draw_samples(job.spec, job.method, adapter, [(task, 3), (task, 1)]))
     assert [picture.file for picture in pictures] == [f"{task}-1.png", f"{task}-3.png"]
     model = espalier.load("seedling", device="cpu")
     documents = open_benchmark(job.spec).tasks[0].eval_docs
