@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
@@ -20,7 +20,7 @@ from espalier.harness.api.visible_tokens import grid_rows, visible_chat, without
 from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.engine.prefill_scores import PrefillScores
 from espalier.harness.engine.record import SampleRecord
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, brief, tell_once
 from espalier.harness.kinds.checks.generation_check import check_settings
 from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.media.frames import Clip
@@ -96,9 +96,10 @@ class Applied:
         """Ask a question about pictures, a video or no media.
 
         Args:
-            media: placed before the question: a PIL image, a path, an array (H, W, 3) of uint8; the path of a video
-                or `espalier.video(frames)`; a list of these; None. Alternatively a chat that replaces media and
-                question: a list of turns with `role` and `content`.
+            media: placed before the question: a PIL image, a path or address, the bytes of a file, an array (H, W, 3)
+                or tensor of uint8 or of floats in [0, 1]; the path of a video or `espalier.video(frames)`; a list of
+                these; None. Alternatively a chat that replaces media and question: a list of turns with `role` and
+                `content`.
             question: a text, or a list of texts about the same media.
             max_new_tokens: maximum length of an answer, in tokens.
             batch_size: number of questions of a list answered at once.
@@ -205,6 +206,7 @@ class Applied:
     ) -> list[Answer]:
         adapter, facts = self._adapter, self._checked.spec.model.facts
         inputs = self._opened.codec.encode(chats)
+        tell_unknown(adapter.processor.tokenizer, map(_words, chats), adapter.spec.name)
         grids = grid_rows(adapter.layout(without_chats(inputs)))
         questions = [_words(chat) for chat in chats]
         names = sample_ids(chats)
@@ -250,6 +252,22 @@ def _cached(record: SampleRecord) -> float:
 def _words(chat: Chat) -> str:
     """Return the texts of a chat's last turn."""
     return " ".join(part["text"] for part in chat[-1]["content"] if part["type"] == "text")
+
+
+def tell_unknown(tokenizer: Any, questions: Iterable[str], model: str) -> None:
+    """Print which words of questions a model has no token for, once for each set of words."""
+    unknown_id = tokenizer.unk_token_id
+    if unknown_id is None:
+        return
+    words = dict.fromkeys(word for question in questions for word in question.split())
+    unknown = [
+        word for word in words if unknown_id in tokenizer(word, add_special_tokens=False).input_ids
+    ]
+    if unknown:
+        names = brief(", ".join(map(repr, unknown)))
+        tell_once(
+            f"model={model!r} has no token for {names}: they are read as unknown, and the answer may mean nothing"
+        )
 
 
 @contextmanager
