@@ -18,7 +18,6 @@ from espalier.harness.engine.layout import Layout, Stage, take
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.visibility import Visibility
 from espalier.methods.base import Need, PlanError, Site
-from espalier.methods.views import BEFORE_DECODER
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +146,8 @@ class DecoderSignal(Producer):
 
     def _check_layer(self, layer: int) -> None:
         """Raise PlanError unless a decoder layer has run its attention by the time of the site."""
-        before = 0 if self.site.where in BEFORE_DECODER else self.site.layer
-        last = before if self.site.where == "block" else before - 1
+        first = self.site.shortens
+        last = (self.site.layer if first is None else first) - 1
         if not 0 <= layer <= last:
             place = f"at the site {self.site.where} {self.site.layer}"
             raise PlanError(
