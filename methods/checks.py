@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier.methods.base import MethodError, Site, Window
+from espalier.methods.base import MethodError, PlanError, Site, Window
 
 
 def require(holds: bool, key: str, value: Any, valid: str) -> None:
@@ -45,8 +45,8 @@ def early_site(layer: int, depth: int) -> Site:
 
 
 def require_finite(values: Tensor, name: str) -> Tensor:
-    """Return `values`, or raise MethodError if any of them is NaN or infinite. Waits for the device once."""
+    """Return `values`, or raise PlanError if any of them is NaN or infinite. Waits for the device once."""
     if not bool(torch.isfinite(values).all()):
         bad = int((~torch.isfinite(values)).sum())
-        raise MethodError(f"{name}: {bad} of {values.numel()} values are NaN or infinite")
+        raise PlanError(f"{name}: {bad} of {values.numel()} values are NaN or infinite")
     return values

@@ -94,11 +94,11 @@ class D2Pruner(TokenReducer):
         """
         scores = debiased(view.signals["last_attention"], view.signals["prior"])
         if self.selection == "importance":
-            return Plan(top(scores, keep))
+            return Plan(top(scores, keep), scores=scores)
         # The small term keeps 0.7 * 10 from coming out as 6.999...
         n_pivots = 0 if self.pivot_exclusion else math.floor(self.r_pivot * keep + 1e-9)
         kept, spare = independent_set(scores, self.graph(view), keep, n_pivots)
-        return Plan(kept, spare=spare)
+        return Plan(kept, spare=spare, scores=scores)
 
     def graph(self, view: View) -> Fused:
         """Return the graph of equations (4) to (8)."""

@@ -118,7 +118,7 @@ class DyCoke(TokenReducer):
         self._require_frames(thinned, budget, keep)
         quotas = torch.where(back > 0, spread(thinned, budget), frames.size)
         scores = -frames.likeness(view.tokens, back)
-        return Plan(top_of_groups(scores, frames.index, quotas, keep))
+        return Plan(top_of_groups(scores, frames.index, quotas, keep), scores=scores)
 
     def compared(self, frames: Frames) -> Tensor:
         """Return (B, N) how many frames back each frame is compared; 0 for frames that stay whole or are absent."""

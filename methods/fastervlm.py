@@ -35,4 +35,4 @@ class FasterVLM(TokenReducer):
         crops = Crops.of(view.grid, view.signals["tile"])
         quotas = apportion(crops.size, crops.size, keep)
         scores = view.signals["cls_attention"].float()
-        return Plan(top_of_groups(scores, crops.index, quotas, keep))
+        return Plan(top_of_groups(scores, crops.index, quotas, keep), scores=scores)

@@ -53,4 +53,5 @@ class FastV(TokenReducer):
     def plan(self, view: View, keep: int) -> Plan:
         """Keep the `keep` highest. Cost: O(N log N) after the rows of attention that count: one, or all (`mean`)."""
         (need,) = self.needs(view.site)
-        return Plan(top(view.signals[need.key].float(), keep))
+        scores = view.signals[need.key].float()
+        return Plan(top(scores, keep), scores=scores)

@@ -95,7 +95,8 @@ class FitPrune(TokenReducer):
     def plan(self, view: View, keep: int) -> Plan:
         """Keep the highest c_j s_j. Cost: O(N log N) after the attention of all N visual tokens and T words."""
         from_words, from_image = attentions(view)
-        return Plan(top(from_words * from_image, keep))
+        scores = from_words * from_image
+        return Plan(top(scores, keep), scores=scores)
 
 
 def attentions(view: View) -> tuple[Tensor, Tensor]:

@@ -87,7 +87,8 @@ class GlobalCom2(TokenReducer):
         of_view /= crops.over_image(crops.size).clamp(min=1)
         weights = crops.weights(crops.size * self.adjustment(crops, regions, scores), of_view)
         quotas = apportion(weights, crops.size, keep)
-        return Plan(top_of_groups(self.combined(crops, regions, scores), crops.index, quotas, keep))
+        combined = self.combined(crops, regions, scores)
+        return Plan(top_of_groups(combined, crops.index, quotas, keep), scores=combined)
 
     def adjustment(self, crops: Crops, regions: Regions, scores: Tensor) -> Tensor:
         """Return the table of r_j / R = 1 + sigma_j - 1/n; entries of global views are unused."""

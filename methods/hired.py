@@ -71,7 +71,7 @@ class HiRED(TokenReducer):
         importance = self.importance(crops, view.signals[FIRST.key].float())
         quotas = apportion(crops.weights(importance, self.alpha), crops.size, keep)
         scores = view.signals["cls_attention"].float()
-        return Plan(top_of_groups(scores, crops.index, quotas, keep))
+        return Plan(top_of_groups(scores, crops.index, quotas, keep), scores=scores)
 
     def importance(self, crops: Crops, first: Tensor) -> Tensor:
         """Return the table of s_i from the first layer's attention (B, N)."""

@@ -100,7 +100,8 @@ class IVTP(TokenReducer):
         if view.site.where == "tower":
             return Plan(top(view.signals["rollout"].float(), keep))
         rows = view.signals["text_rollout"].float()
-        return Plan(top((self.weights(view).unsqueeze(1) @ rows).squeeze(1), keep))
+        scores = (self.weights(view).unsqueeze(1) @ rows).squeeze(1)
+        return Plan(top(scores, keep), scores=scores)
 
     def weights(self, view: View) -> Tensor:
         """Return (B, T) the weight of each word: positive after the image, summing to 1, and 0 elsewhere."""

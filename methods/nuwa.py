@@ -110,7 +110,8 @@ class Nuwa(TokenReducer):
         Cost: stage 1 O(N log N + keep N D), and O(keep N D) for the engine's product; stage 2 O(N D + N log N).
         """
         if view.site.where == "layer":
-            return Plan(top(self.guidance(view), keep))
+            scores = self.guidance(view)
+            return Plan(top(scores, keep), scores=scores)
         attention, norms = view.signals["cls_attention"].float(), torch.ones(())
         if "wide_tower_keys" in view.signals:
             norms = view.signals["wide_tower_keys"].float().norm(dim=-1)
@@ -122,7 +123,8 @@ class Nuwa(TokenReducer):
         height = attention if self.pillars == "attention" else norms
         pillar = above_quantile(height.gather(1, index), self.quantile)
         states = view.signals["tower_states"]
-        return Plan(index, Mixture(taken_in(states, view.grid, index, pillar, self.reach**0.5)))
+        taken = taken_in(states, view.grid, index, pillar, self.reach**0.5)
+        return Plan(index, Mixture(taken), scores=salience)
 
     def guidance(self, view: View) -> Tensor:
         """Return (B, N) the scores of stage 2."""

@@ -63,6 +63,7 @@ class Plan:
             None for methods whose rule always has.
         order: (B, K) at `tower` sites, places in `kept` in the order in which the next site's `sequence` has them; the
             tokens themselves stay ascending. None: ascending there, too.
+        scores: (B, N) what the tokens were ranked by, for `answer.scores`; None for methods that rank none.
         entering: at `block` sites, whether what merges are the states that entered the layer, to which each kept token
             then adds what its own attention put out; otherwise the states after the attention merge.
     """
@@ -72,6 +73,7 @@ class Plan:
     spare: Tensor | None = None
     order: Tensor | None = None
     entering: bool = False
+    scores: Tensor | None = None
 
     def check(self, n_tokens: int, keep: int | None) -> None:
         """Raise PlanError unless `kept` is strictly ascending, inside [0, n_tokens) and exactly `keep` wide.
@@ -115,28 +117,32 @@ def check_plan(plan: object, view: View, keep: int | None) -> None:
         _require_site("entering", "block", view)
     if plan.spare is not None:
         require_tensor("Plan.spare", plan.spare, (rows,), place)
+    if plan.scores is not None:
+        require_tensor("Plan.scores", plan.scores, (rows, n_tokens), place, True)
     if isinstance(plan.merge, Assignment):
         require_tensor("Assignment.slot", plan.merge.slot, (rows, n_tokens), place)
         require_tensor("Assignment.weight", plan.merge.weight, (rows, n_tokens), place, True)
+        _require_numbers("Assignment.weight", plan.merge.weight)
         if not bool(((plan.merge.slot >= -1) & (plan.merge.slot < width)).all()):
             raise PlanError(
                 f"Assignment.slot must lie in [-1, {width}): a place in `kept`, or -1 for a token that is dropped"
             )
     elif isinstance(plan.merge, Mixture):
         require_tensor("Mixture.matrix", plan.merge.matrix, (rows, width, n_tokens), place, True)
+        _require_numbers("Mixture.matrix", plan.merge.matrix)
     elif plan.merge is not None:
         raise PlanError(
             f"Plan.merge is a {type(plan.merge).__name__}; valid: an Assignment, a Mixture, None"
         )
 
 
-def check_choice(chosen: object, view: View, by_layer: bool) -> None:
-    """Raise PlanError unless a decoder's choice is (B, K) ascending indices, or (B, layers, K) `by_layer`."""
+def check_choice(chosen: object, view: View, keep: int, by_layer: bool) -> None:
+    """Raise PlanError unless a decoder's choice is (B, keep) ascending indices, or (B, layers, keep) `by_layer`."""
     rows, n_tokens, _ = view.tokens.shape
     shape = (rows, None, None) if by_layer else (rows, None)
     require_tensor("what `choose` returns", chosen, shape, view.tokens.device)
     assert isinstance(chosen, Tensor)
-    Plan(chosen.flatten(0, -2)).check(n_tokens, None)
+    Plan(chosen.flatten(0, -2)).check(n_tokens, keep)
 
 
 def require_tensor(
@@ -160,6 +166,11 @@ def require_tensor(
             f"{name} is {tuple(value.shape)} of {kind} on {value.device}; valid: {wanted}"
             + (", of a mask espalier.methods.select.topk.indices_of(mask, keep)" if mask else "")
         )
+
+
+def _require_numbers(name: str, values: Tensor) -> None:
+    if not bool(values.isfinite().all()):
+        raise PlanError(f"{name} holds NaN or infinity; valid: numbers")
 
 
 def _require_site(field: str, where: str, view: View) -> None:

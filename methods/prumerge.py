@@ -85,12 +85,12 @@ class PruMerge(TokenReducer):
         itself = torch.nn.functional.one_hot(index, n_tokens)
         if self.merging == "average":
             weight = (near | itself.bool()) * (attention + EPSILON).unsqueeze(1)
-            return Plan(index, Mixture(weight / weight.sum(dim=2, keepdim=True)))
+            matrix = weight / weight.sum(dim=2, keepdim=True)
+            return Plan(index, Mixture(matrix), scores=attention)
         matrix = itself + near * attention.unsqueeze(1)
         remainder = (~chosen * attention).unsqueeze(1)
-        return Plan(
-            index, Mixture(torch.where(chosen.gather(1, index).unsqueeze(2), matrix, remainder))
-        )
+        matrix = torch.where(chosen.gather(1, index).unsqueeze(2), matrix, remainder)
+        return Plan(index, Mixture(matrix), scores=attention)
 
 
 def first(order: Tensor, n_true: int) -> Tensor:

@@ -90,4 +90,5 @@ class PyramidDrop(Stages):
 
     def plan(self, view: View, keep: int) -> Plan:
         """Keep the highest. Cost: O(N log N) after one row of attention (`next_layer`: and a layer's projections)."""
-        return Plan(top(view.signals[SIGNAL_OF[self.ranking]].float(), keep))
+        scores = view.signals[SIGNAL_OF[self.ranking]].float()
+        return Plan(top(scores, keep), scores=scores)

@@ -85,7 +85,8 @@ class UVPrune(TokenReducer):
 
     def plan(self, view: View, keep: int) -> Plan:
         """Keep the `keep` highest. Cost: O((N + T) D + N log N); by attention O(T N + N log N)."""
-        return Plan(top(self.scores(view), keep))
+        scores = self.scores(view)
+        return Plan(top(scores, keep), scores=scores)
 
     def scores(self, view: View) -> Tensor:
         """Return the scores (B, N) in fp32."""

@@ -65,7 +65,8 @@ class VisionZip(TokenReducer):
     def plan(self, view: View, keep: int) -> Plan:
         """Keep dominant patches and contextual targets, merge the rest. Cost: O(N log N + N C Dk)."""
         n_dominant = math.floor(keep * self.dominant_share + 0.5)
-        order = ranking(view.signals["cls_attention"].float())
+        attention = view.signals["cls_attention"].float()
+        order = ranking(attention)
         kept = torch.zeros_like(order, dtype=torch.bool).scatter_(1, order[:, :n_dominant], True)
         n_rest, n_targets = order.shape[1] - n_dominant, keep - n_dominant
         others_index = indices_of(~kept, n_rest)
@@ -76,7 +77,7 @@ class VisionZip(TokenReducer):
         joined = self._join(view.signals["tower_keys"], targets, slot)
         slot = torch.where(kept, slot, joined)
         weights = self._weights(slot, kept, torch.promote_types(view.tokens.dtype, torch.float32))
-        return Plan(indices_of(kept, keep), Assignment(slot, weights))
+        return Plan(indices_of(kept, keep), Assignment(slot, weights), scores=attention)
 
     def _join(self, keys: Tensor, targets: Tensor, slot: Tensor) -> Tensor:
         """Return (B, N) the slot of the target with the key nearest to each token's, -1 without a target."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
-from textwrap import shorten
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from espalier.harness.api.visible_tokens import VisibleChat
 from espalier.harness.cost.facts import ModelFacts
@@ -20,10 +21,7 @@ from espalier.methods.base import Method, TokenReducer
 
 if TYPE_CHECKING:
     from espalier.harness.api.overlay import Drawing
-
-
-#: Maximum length, in characters, of the question and answer in a figure's title.
-CAPTION_LENGTH = 70
+    from espalier.harness.engine.prefill_scores import PrefillScores
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,67 @@ class SpeculativeDecoding:
     degraded: str | None
 
 
+@dataclass(frozen=True, eq=False)
+class TokenValues:
+    """A value for each visual token of a question, as an array (`numpy.asarray`) and as a picture.
+
+    Attributes:
+        values: (N,) in fp32, in the order of `kept_indices`; NaN for tokens without a value, such as those dropped
+            before the layer.
+        title: what they are.
+    """
+
+    values: np.ndarray = field(repr=False)
+    title: str
+    _caption: str = field(repr=False)
+    _visible: VisibleChat = field(repr=False)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Return the values."""
+        return np.array(self.values, dtype=dtype)
+
+    def show(self, path: str | PathLike[str] | None = None) -> Drawing:
+        """Draw each picture or frame with the values in colour; tokens without a value are faded out.
+
+        Args:
+            path: also save the figure to this file; its suffix selects the format.
+
+        Raises:
+            UserError: the question had no pictures, or the file cannot be written.
+        """
+        # Imported here: matplotlib takes a third of a second.
+        from espalier.harness.api.overlay import captioned, draw_values
+
+        title = captioned(self.title, self._caption)
+        return draw_values(self._visible, self.values, title, path)
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedPrefill:
+    """What `ask(..., record=True)` keeps of one question's prefill.
+
+    Attributes:
+        attention: (N,) of each decoder layer.
+        scores: (layer, (N,)) of each place where the method states scores.
+    """
+
+    attention: tuple[np.ndarray, ...]
+    scores: tuple[tuple[int, np.ndarray], ...]
+
+    @classmethod
+    def of_row(
+        cls, scores: PrefillScores | None, row: int, rows: int, count: int
+    ) -> RecordedPrefill | None:
+        """Return the values of one of `rows` questions, with `count` visual tokens; of beams the first."""
+        if scores is None:
+            return None
+        place = row * len(scores.attention[0]) // rows
+        return cls(
+            tuple(layer[place, :count].numpy() for layer in scores.attention),
+            tuple((layer, table[place, :count].numpy()) for layer, table in scores.scores),
+        )
+
+
 @dataclass(frozen=True)
 class Answer:
     """The result of `ask`.
@@ -99,6 +158,51 @@ class Answer:
     decoding: SpeculativeDecoding | None
     record: SampleRecord = field(repr=False)
     _visible: VisibleChat = field(repr=False, compare=False)
+    _prefill: RecordedPrefill | None = field(default=None, repr=False, compare=False)
+
+    def attention(self, layer: int) -> TokenValues:
+        """Return the attention that the prompt's last token pays each visual token in a decoder layer, mean over heads.
+
+        Args:
+            layer: decoder layer, counted from 0; -1 is the last one.
+
+        Raises:
+            UserError: `ask` had no `record=True`, or the model has no such layer.
+        """
+        tables = self._recorded("attention").attention
+        is_layer = isinstance(layer, int) and not isinstance(layer, bool)
+        if not is_layer or not -len(tables) <= layer < len(tables):
+            raise UserError(f"attention(layer={layer!r}): valid: 0 to {len(tables) - 1}")
+        number = layer % len(tables)
+        return TokenValues(
+            tables[number], f"attention in layer {number}", self.caption, self._visible
+        )
+
+    def scores(self, layer: int | None = None) -> TokenValues:
+        """Return what the method ranked the visual tokens by: a reducer's scores, or a compressor's mean over heads.
+
+        Args:
+            layer: the decoder layer that the method acted before, or whose cache it shortened; 0 for a place before the
+                decoder; None: the last place.
+
+        Raises:
+            UserError: `ask` had no `record=True`, or the method states no scores, or none in this layer.
+        """
+        tables = dict(self._recorded("scores").scores)
+        if not tables:
+            raise UserError(
+                "scores(): this method states no scores; valid: a method that ranks tokens, such as fastv; your own: "
+                "Plan(kept, scores=...)"
+            )
+        number = next(reversed(tables)) if layer is None else layer
+        if number not in tables:
+            raise UserError(f"scores(layer={layer!r}): valid: {', '.join(map(str, tables))}, None")
+        return TokenValues(tables[number], f"scores at layer {number}", self.caption, self._visible)
+
+    def _recorded(self, name: str) -> RecordedPrefill:
+        if self._prefill is None:
+            raise UserError(f"{name}(): nothing was recorded; valid: ask(..., record=True)")
+        return self._prefill
 
     def show(self, path: str | PathLike[str] | None = None, *, step: int | None = None) -> Drawing:
         """Draw each picture or frame with the areas of dropped tokens faded out.
@@ -114,14 +218,17 @@ class Answer:
             UserError: the question had no pictures, the step does not exist, or the file cannot be written.
         """
         # Imported here: matplotlib takes a third of a second.
-        from espalier.harness.api.overlay import draw, drawable
+        from espalier.harness.api.overlay import captioned, draw
 
-        caption = shorten(f"{self.question} → {self.text}", CAPTION_LENGTH, placeholder=" ...")
         kept = self.kept_indices if step is None else self._kept_at(step)
         title = f"{len(kept)} of {self.visual} visual tokens kept"
         title += "" if step is None else f" in step {step}"
-        title = f"{title}\n{caption}" if drawable(caption) else title
-        return draw(self._visible, kept, title, path)
+        return draw(self._visible, kept, captioned(title, self.caption), path)
+
+    @property
+    def caption(self) -> str:
+        """Question and answer in a line."""
+        return f"{self.question} → {self.text}"
 
     def _kept_at(self, step: int) -> tuple[int, ...]:
         if not self.kept_by_step:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from espalier.harness.api.answer import Answer, decoding_of, flops_of
+from espalier.harness.api.answer import Answer, RecordedPrefill, decoding_of, flops_of
 from espalier.harness.api.argument_errors import in_python_terms, python_errors
 from espalier.harness.api.loaded_models import Model
 from espalier.harness.api.open_method import CheckedMethod, open_responder
 from espalier.harness.api.questions import is_chat, open_chat, question_chat
 from espalier.harness.api.visible_tokens import grid_rows, visible_chat, without_chats
 from espalier.harness.engine.engine_guards import check_generation
+from espalier.harness.engine.prefill_scores import PrefillScores
 from espalier.harness.engine.record import SampleRecord
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, brief, tell_once
 from espalier.harness.kinds.checks.generation_check import check_settings
 from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.media.frames import Clip
@@ -89,17 +90,21 @@ class Applied:
         *,
         max_new_tokens: int = NEW_TOKENS,
         batch_size: int = 8,
+        record: bool = False,
         **generation: Any,
     ) -> Any:
         """Ask a question about pictures, a video or no media.
 
         Args:
-            media: placed before the question: a PIL image, a path, an array (H, W, 3) of uint8; the path of a video
-                or `espalier.video(frames)`; a list of these; None. Alternatively a chat that replaces media and
-                question: a list of turns with `role` and `content`.
+            media: placed before the question: a PIL image, a path or address, the bytes of a file, an array (H, W, 3)
+                or tensor of uint8 or of floats in [0, 1]; the path of a video or `espalier.video(frames)`; a list of
+                these; None. Alternatively a chat that replaces media and question: a list of turns with `role` and
+                `content`.
             question: a text, or a list of texts about the same media.
             max_new_tokens: maximum length of an answer, in tokens.
             batch_size: number of questions of a list answered at once.
+            record: keep attention and scores, for `answer.attention(layer)` and `answer.scores()`; the prefill takes
+                longer.
             **generation: arguments of transformers' `generate`: `do_sample`, `temperature`, `num_beams` and so on.
                 `until`: strings that end the answer.
 
@@ -119,7 +124,8 @@ class Applied:
                 questions = question if isinstance(question, list | tuple) else [question]
                 chats = [question_chat(media, text, spec) for text in questions]
         is_list = isinstance(question, list | tuple)
-        answers = self._answers(chats, batch_size, {"max_new_tokens": max_new_tokens, **generation})
+        arguments = {"max_new_tokens": max_new_tokens, **generation}
+        answers = self._answers(chats, batch_size, record, arguments)
         return answers if is_list else answers[0]
 
     def ask_many(
@@ -128,6 +134,7 @@ class Applied:
         *,
         max_new_tokens: int = NEW_TOKENS,
         batch_size: int = 8,
+        record: bool = False,
         **generation: Any,
     ) -> list[Answer]:
         """Ask questions about different media in batches; a decoder answers them one at a time.
@@ -136,6 +143,7 @@ class Applied:
             questions: pairs (media, question) or chats, as in `ask`.
             max_new_tokens: maximum length of an answer, in tokens.
             batch_size: number of questions answered at once.
+            record: as in `ask`.
             **generation: as in `ask`.
 
         Raises:
@@ -153,10 +161,11 @@ class Applied:
                     if is_chat(request)
                     else question_chat(request[0], request[1], spec)
                 )
-        return self._answers(chats, batch_size, {"max_new_tokens": max_new_tokens, **generation})
+        arguments = {"max_new_tokens": max_new_tokens, **generation}
+        return self._answers(chats, batch_size, record, arguments)
 
     def _answers(
-        self, chats: Sequence[Chat], batch_size: int, generation: Mapping[str, Any]
+        self, chats: Sequence[Chat], batch_size: int, record: bool, generation: Mapping[str, Any]
     ) -> list[Answer]:
         if self._stack is None:
             raise UserError(
@@ -165,6 +174,14 @@ class Applied:
         spec = self._checked.spec
         with user_errors():
             size = read_value("batch_size", batch_size, Count)
+            collect = (
+                self._opened.collect_scores if read_value("record", record, bool) else nullcontext
+            )
+            if collect is None:
+                raise UserError(
+                    "record=True keeps what one prefill reads, and this answer takes several (a draft, or denoising "
+                    "steps); valid: False"
+                )
             merged = {**spec.model.generation, **generation}
             check_settings("generation", generation)
             check_generation(merged)
@@ -177,23 +194,29 @@ class Applied:
         for start in range(0, len(chats), size):
             block = chats[start : start + size]
             with user_errors(count=len(chats), first=start):
-                answers += self._batch(block, resolved.generate, resolved.until)
+                answers += self._batch(block, resolved.generate, resolved.until, collect)
         return answers
 
     def _batch(
-        self, chats: Sequence[Chat], generate: Mapping[str, Any], until: tuple[str, ...]
+        self,
+        chats: Sequence[Chat],
+        generate: Mapping[str, Any],
+        until: tuple[str, ...],
+        collect: Callable[[], AbstractContextManager[PrefillScores | None]],
     ) -> list[Answer]:
         adapter, facts = self._adapter, self._checked.spec.model.facts
         inputs = self._opened.codec.encode(chats)
+        tell_unknown(adapter.processor.tokenizer, map(_words, chats), adapter.spec.name)
         grids = grid_rows(adapter.layout(without_chats(inputs)))
         questions = [_words(chat) for chat in chats]
         names = sample_ids(chats)
-        with _seeded(self._checked.spec.seed, names[0], bool(generate["do_sample"])):
+        seed, samples = self._checked.spec.seed, bool(generate["do_sample"])
+        with _seeded(seed, names[0], samples), collect() as prefill:
             generated = self._opened.generator.generate(inputs, names, **generate)
         texts = self._opened.codec.decode(generated.ids)
         answers = []
-        for chat, grid, question, text, record in zip(
-            chats, grids, questions, texts, generated.records, strict=True
+        for row, (chat, grid, question, text, record) in enumerate(
+            zip(chats, grids, questions, texts, generated.records, strict=True)
         ):
             assert record.origin is not None  # every record of a prefill has it
             kept = tuple(record.origin.tolist())
@@ -213,6 +236,7 @@ class Applied:
                     decoding=decoding_of(record),
                     record=record,
                     _visible=visible_chat(adapter, chat, grid),
+                    _prefill=RecordedPrefill.of_row(prefill, row, len(chats), record.visual),
                 )
             )
         return answers
@@ -228,6 +252,22 @@ def _cached(record: SampleRecord) -> float:
 def _words(chat: Chat) -> str:
     """Return the texts of a chat's last turn."""
     return " ".join(part["text"] for part in chat[-1]["content"] if part["type"] == "text")
+
+
+def tell_unknown(tokenizer: Any, questions: Iterable[str], model: str) -> None:
+    """Print which words of questions a model has no token for, once for each set of words."""
+    unknown_id = tokenizer.unk_token_id
+    if unknown_id is None:
+        return
+    words = dict.fromkeys(word for question in questions for word in question.split())
+    unknown = [
+        word for word in words if unknown_id in tokenizer(word, add_special_tokens=False).input_ids
+    ]
+    if unknown:
+        names = brief(", ".join(map(repr, unknown)))
+        tell_once(
+            f"model={model!r} has no token for {names}: they are read as unknown, and the answer may mean nothing"
+        )
 
 
 @contextmanager

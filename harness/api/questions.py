@@ -8,16 +8,16 @@ from os import PathLike, fspath
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from torch import Tensor
 
+from espalier.harness.api.picture_sources import opened_picture
 from espalier.harness.errors import UserError
 from espalier.harness.media.frames import Clip, sample_frames
-from espalier.harness.media.images import TRANSPARENCY, open_image
+from espalier.harness.media.images import TRANSPARENCY
 from espalier.harness.models.chat_media import Chat
 from espalier.harness.settings import Positive, choice, read_value
 from espalier.harness.specs.run_spec import ModelSpec
 
-VALID = "a PIL image, a path, a numpy array of uint8, espalier.video(...), a list of these, or None"
 FRAMES = "a list of pictures of one size, or an array (T, H, W, 3) of uint8"
 CHAT = "a list of turns {'role': ..., 'content': ...}, a content being a text or a list of parts"
 
@@ -36,7 +36,7 @@ def video(source: Any, fps: float = 1.0, transparency: str = TRANSPARENCY[0]) ->
     choice("transparency", transparency, TRANSPARENCY)
     if not isinstance(source, Iterable) or isinstance(source, str | bytes | Mapping):
         raise UserError(f"video={type(source).__name__} is not a list of pictures; valid: {FRAMES}")
-    frames = [np.asarray(_picture(frame, transparency)) for frame in source]
+    frames = [np.asarray(opened_picture(frame, transparency)) for frame in source]
     if not frames or len({frame.shape for frame in frames}) > 1:
         raise UserError(
             f"video of {len(frames)} frames, shapes {sorted({frame.shape for frame in frames})}; "
@@ -105,7 +105,7 @@ def _content_part(number: int, part: Any, spec: ModelSpec) -> dict[str, Any]:
     if part_type == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
     values = (
-        [part[name] for name in (part_type, "path") if name in part]
+        [part[name] for name in (part_type, "path", "url") if name in part]
         if part_type in ("image", "video")
         else []
     )
@@ -115,7 +115,7 @@ def _content_part(number: int, part: Any, spec: ModelSpec) -> dict[str, Any]:
             "{'type': 'image', 'image': ...}, {'type': 'video', 'video': ...}"
         )
     if part_type == "image":
-        return {"type": "image", "image": _picture(values[0], spec.transparency)}
+        return {"type": "image", "image": opened_picture(values[0], spec.transparency)}
     return {"type": "video", "video": _clip(values[0], spec)}
 
 
@@ -123,13 +123,15 @@ def _part(source: Any, spec: ModelSpec) -> dict[str, Any]:
     """Return the part of a picture or video; a path is a video if its suffix is that of a video."""
     if _is_video(source):
         return {"type": "video", "video": _clip(source, spec)}
-    return {"type": "image", "image": _picture(source, spec.transparency)}
+    return {"type": "image", "image": opened_picture(source, spec.transparency)}
 
 
 def _is_video(source: Any) -> bool:
     if isinstance(source, str | PathLike):
         return (guess_type(fspath(source))[0] or "").startswith("video/")
-    return isinstance(source, Clip) or (isinstance(source, np.ndarray) and source.ndim == 4)
+    return isinstance(source, Clip) or (
+        isinstance(source, np.ndarray | Tensor) and source.ndim == 4
+    )
 
 
 def _clip(source: Any, spec: ModelSpec) -> Clip:
@@ -139,16 +141,3 @@ def _clip(source: Any, spec: ModelSpec) -> Clip:
         rule = spec.video
         return sample_frames(source, rule.frames, rule.rule, rule.short, rule.rate)
     return video(source, transparency=spec.transparency)
-
-
-def _picture(source: Any, transparency: str) -> Image.Image:
-    if isinstance(source, np.ndarray):
-        shape = (*source.shape, 1)[2] if source.ndim in (2, 3) else 0
-        if source.dtype != np.uint8 or shape not in (1, 3, 4):
-            raise UserError(
-                f"image of shape {source.shape} and {source.dtype}; valid: uint8 of (H, W), (H, W, 3) or (H, W, 4)"
-            )
-        source = Image.fromarray(source.squeeze(2) if source.shape[2:] == (1,) else source)
-    if not isinstance(source, Image.Image | str | PathLike | bytes | Mapping):
-        raise UserError(f"image={type(source).__name__} cannot be opened; valid: {VALID}")
-    return open_image(source, transparency)

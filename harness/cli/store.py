@@ -1,6 +1,8 @@
-"""Inspect and maintain a store: `python -m espalier store ls | show <key> | verify | gc | export <folder>`.
+"""Inspect and maintain a store: `python -m espalier store ls | show <key> | verify | rm <key> | gc | export <folder>`.
 
-`ls`: all runs. `show`: the answers of a run, its wrong ones, and changes against another run. `verify`: check that
+`ls`: all runs. `show`: the answers of a run, its wrong ones, and changes against another run; `--pictures` draws their
+kept tokens into a folder, for which it loads the model and answers these samples once more. `rm`: runs by key; with
+--yes they are moved to the trash. `verify`: check that
 every row can be read and matches the answers in its journal; damaged journal lines are moved to a file next to it.
 `gc`: what is not needed any more; with --yes it is moved to `<store>/.trash`, which `gc --purge` empties. `export`: all
 rows and their samples' scores as two small tables (harness/store/parquet_tables.py), which can be read like a store.
@@ -16,11 +18,13 @@ from pathlib import Path
 from espalier.harness.errors import UserError, plain
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.commands import command
-from espalier.harness.store.answer_changes import SAME, compare
+from espalier.harness.store.answer_changes import BROKE, SAME, compare
+from espalier.harness.store.answer_digest import Key
 from espalier.harness.store.answer_view import (
     answer_lines,
     comparison_lines,
     pair_lines,
+    picture_words,
     write,
     write_table,
     wrong_answers,
@@ -28,9 +32,9 @@ from espalier.harness.store.answer_view import (
 from espalier.harness.store.commits import DIRTY, format_counts, matching_commits
 from espalier.harness.store.run_lists import HEADING, NAMES, count_summary, select_runs, table_cells
 from espalier.harness.store.store_index import STATES, RunEntry, entries
-from espalier.harness.store.stored_answers import find_run, read_answers
+from espalier.harness.store.stored_answers import AnsweredRun, find_key, find_run, read_answers
 from espalier.harness.store.trash import NAME as TRASH
-from espalier.harness.store.trash import Waste, contents, move, purge
+from espalier.harness.store.trash import Waste, contents, move, purge, size_of
 from espalier.harness.store.upkeep import commits, faults, waste
 
 #: Default number of lines shown.
@@ -57,6 +61,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     show.add_argument(
         "--limit", type=int, default=LIMIT, help=f"number of lines, 0 for all (default: {LIMIT})"
     )
+    show.add_argument(
+        "--pictures",
+        type=Path,
+        metavar="DIR",
+        help="write these samples' pictures with the kept tokens there; with --against those that broke",
+    )
+    show.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an override that the row does not hold, such as model.path=..., for --pictures; repeatable",
+    )
+    rm = commands.add_parser("rm", help="list or remove runs by key")
+    rm.add_argument("keys", nargs="+", metavar="key", help="run key, or its beginning")
     ls = commands.add_parser("ls", help="all runs, oldest first")
     for name in NAMES:
         ls.add_argument(f"--{name}", help=f"only rows of this {name}")
@@ -65,9 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     verify = commands.add_parser("verify", help="check rows and journals")
     verify.add_argument("--dry", action="store_true", help="do not move damaged lines")
     gc = commands.add_parser("gc", help="list or remove what is not needed")
-    gc.add_argument(
-        "--yes", action="store_true", help="move it to the trash (default: only list it)"
-    )
+    for subparser in (rm, gc):
+        subparser.add_argument(
+            "--yes", action="store_true", help="move it to the trash (default: only list it)"
+        )
     gc.add_argument(
         "--days",
         type=float,
@@ -81,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="also remove rows of all other commits; at least four characters of it; repeatable",
     )
     gc.add_argument("--purge", action="store_true", help="delete the contents of the trash")
-    for subparser in (show, export, ls, verify, gc):
+    for subparser in (show, export, ls, verify, rm, gc):
         subparser.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
     options = parser.parse_args(argv)
     return COMMANDS[options.command](options)
@@ -90,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _entries(options: argparse.Namespace) -> list[RunEntry]:
     if not (options.store / "runs").is_dir():
         raise UserError(f"--store={str(options.store)!r} is not a store; valid: a folder of runs")
-    if options.command != "verify" and options.days is not None and not options.days >= 0:
+    if options.command in ("ls", "gc") and options.days is not None and not options.days >= 0:
         raise UserError(f"--days={options.days:g} must be at least 0")
     return entries(options.store)
 
@@ -145,6 +165,23 @@ def _gc(options: argparse.Namespace) -> int:
         if rows[None]:
             summary += "; a row without a commit stays, its code is not known"
     print(summary, file=sys.stderr)
+    return _move(options, removable)
+
+
+def _rm(options: argparse.Namespace) -> int:
+    """Move the named runs to the trash."""
+    runs = {entry.key: entry for entry in _entries(options)}
+    keys = dict.fromkeys(find_key(runs, prefix, options.store) for prefix in options.keys)
+    removable = [
+        Waste(entry.path, entry.state, size_of(entry.path), entry.path)
+        for entry in (runs[key] for key in keys)
+    ]
+    _list(removable)
+    return _move(options, removable)
+
+
+def _move(options: argparse.Namespace, removable: Sequence[Waste]) -> int:
+    """Move items to the trash with `--yes`, else say what would be moved."""
     trash = options.store / TRASH
     size = sum(waste.size for waste in removable)
     if not options.yes:
@@ -191,11 +228,15 @@ def _list(items: Sequence[Waste]) -> None:
 def _show(options: argparse.Namespace) -> int:
     if options.limit < 0:
         raise UserError(f"--limit={options.limit} must be at least 0")
+    if options.set and options.pictures is None:
+        raise UserError(f"--set={options.set[0]!r} is for --pictures; valid: with --pictures DIR")
     run = read_answers(find_run(options.store, options.key), options.metric)
     summary: list[str] = []
+    drawn: dict[Key, dict[str, str]]
     if options.against is None:
         answers = wrong_answers(run) if options.wrong else list(run.answers.values())
         lines = answer_lines(answers)
+        drawn = {answer.key: picture_words(answer) for answer in answers}
         description = "without full marks in" if options.wrong else "scored by"
         summary.append(
             f"{run.name}: {len(answers)} of {len(run.answers)} answers {description} {run.metric}"
@@ -211,16 +252,37 @@ def _show(options: argparse.Namespace) -> int:
             changed = [pair for pair in changed if pair.ours.score != best]
         lines = pair_lines(sorted(changed, key=lambda pair: pair.change))
         summary += comparison_lines(run, other_run, comparison)
+        drawn = {
+            pair.ours.key: picture_words(pair.ours, pair.theirs)
+            for pair in changed
+            if pair.change == BROKE
+        }
+    if options.pictures is not None:
+        summary += _draw(options, run, drawn)
     remainder = write(lines, sys.stdout, options.limit or None)
     for text in filter(None, (*summary, remainder)):
         print(plain(text), file=sys.stderr)
     return 0
 
 
+def _draw(
+    options: argparse.Namespace, run: AnsweredRun, words: Mapping[Key, Mapping[str, str]]
+) -> list[str]:
+    """Draw samples, at most `--limit` of them; return lines about it."""
+    # It loads torch and lmms-eval, and only pictures need them.
+    from espalier.harness.runs.stored_pictures import write_pictures
+
+    first = dict(list(words.items())[: options.limit or None])
+    if not first:
+        return ["no sample to draw"]
+    return write_pictures(run, first, options.store, options.pictures, options.set)
+
+
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "export": _export,
     "gc": _gc,
     "ls": _ls,
+    "rm": _rm,
     "show": _show,
     "verify": _verify,
 }

@@ -8,22 +8,29 @@ lacks them, from the files alone. Exit codes: 0 done; 1 a run could not be confi
 from __future__ import annotations
 
 import argparse
+import base64
+import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import md5
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from espalier.harness.errors import UserError, plain
 from espalier.harness.paths import ROOT
-from espalier.harness.runs.wandb_log import logs, mode
+from espalier.harness.runs.wandb_log import SWEEP, logs, mode
 from espalier.harness.runs.wandb_marks import MirrorMark
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.secrets import masked, scrub, wandb_keys
 from espalier.harness.store import Store
 from espalier.harness.store.files.folder_checks import existing_store
+
+if TYPE_CHECKING:
+    from wandb.proto.wandb_internal_pb2 import ArtifactRecord, Record
 
 #: Timeouts in seconds for the upload of one run and for a response of the server.
 UPLOAD, ASK = 300, 20
@@ -49,7 +56,7 @@ def listing(store: Path) -> list[str]:
     return [*lines, f"{len(marks)} runs to upload, {total / 1e6:.1f} MB"]
 
 
-def upload(mark: MirrorMark, row: dict[str, Any]) -> str | None:
+def upload(mark: MirrorMark, row: Mapping[str, Any] | None) -> str | None:
     """Upload one run; return None if the server has it, else why it is not known to."""
     folders = mark.folders()
     if not folders:
@@ -79,8 +86,8 @@ def upload(mark: MirrorMark, row: dict[str, Any]) -> str | None:
     return trouble
 
 
-def missing_there(project: str | None, key: str, row: dict[str, Any]) -> str | None:
-    """Return what the server lacks of a run; None if metrics and row are there."""
+def missing_there(project: str | None, key: str, row: Mapping[str, Any] | None) -> str | None:
+    """Return what the server lacks of a run, or of a comparison, which has no `row`; None if it lacks nothing."""
     # wandb takes a second to import and need not be installed.
     import wandb
 
@@ -94,13 +101,14 @@ def missing_there(project: str | None, key: str, row: dict[str, Any]) -> str | N
     except Exception as error:  # a third-party service can fail in any way
         line = next(iter(str(error).splitlines()), "")
         return f"cannot be read back: {type(error).__name__}: {plain(masked(line, wandb_keys()))[:200]}"
-    expected = {name: values["value"] for name, values in row["metrics"].items()}
+    metrics = {} if row is None else row["metrics"]
+    expected = {name: values["value"] for name, values in metrics.items()}
     if (
         summary.get("run_key") != key
         or {name: summary.get(f"metrics/{name}") for name in expected} != expected
     ):
         return "read back with other metrics"
-    return None if logged else "read back without its row"
+    return None if logged or row is None else "read back without its row"
 
 
 def send(store: Path) -> int:
@@ -112,8 +120,8 @@ def send(store: Path) -> int:
         )
     failed = 0
     for mark in marks:
-        row = Store(store).run(mark.key).row()
-        if row is None or not mark.matches(row):
+        row = None if mark.key.startswith(SWEEP) else Store(store).run(mark.key).row()
+        if not mark.key.startswith(SWEEP) and (row is None or not mark.matches(row)):
             trouble: str | None = "the store has another row; the same command logs it again"
         else:
             trouble = upload(mark, row)
@@ -124,6 +132,75 @@ def send(store: Path) -> int:
         )
     print(f"{len(marks) - failed} of {len(marks)} runs uploaded and read back")
     return 1 if failed else 0
+
+
+def records(path: Path) -> Iterator[Record]:
+    """Yield the records of a run's file; a truncated end, as a killed process leaves, ends them."""
+    # wandb takes a second to import and need not be installed.
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    with TemporaryDirectory() as folder:
+        # The library opens files for writing, so read a copy.
+        copy = shutil.copy(path, folder)
+        data = DataStore()
+        try:
+            data.open_for_scan(copy)
+            while (raw := data.scan_data()) is not None:
+                record = Record()
+                record.ParseFromString(raw)
+                yield record
+        except AssertionError:
+            return
+
+
+def rows_of(folder: Path) -> Iterator[dict[str, Mapping[str, Any]]]:
+    """Yield the files of each row logged offline below a wandb folder, as tables by file name.
+
+    Raises:
+        UserError: a file of a row is missing, or has changed since it was logged.
+    """
+    # wandb takes a second to import and need not be installed.
+    from espalier.harness.runs.wandb_content import ARTIFACT
+
+    for path in sorted(folder.glob("offline-run-*/run-*.wandb")):
+        for record in records(path):
+            if record.WhichOneof("record_type") == "artifact" and record.artifact.type == ARTIFACT:
+                yield _files(folder, record.artifact)
+
+
+def _files(folder: Path, artifact: ArtifactRecord) -> dict[str, Mapping[str, Any]]:
+    return {
+        entry.path: json.loads(_content(folder, entry.path, Path(entry.local_path), entry.digest))
+        for entry in artifact.manifest.contents
+    }
+
+
+def _content(folder: Path, name: str, original: Path, digest: str) -> bytes:
+    """Return a file of an artifact, from its original place or from the moved wandb folder."""
+    moved = folder / "data" / "artifacts" / "staging" / original.name
+    path = next((candidate for candidate in (moved, original) if candidate.is_file()), None)
+    content = None if path is None else path.read_bytes()
+    if content is None or base64.b64encode(md5(content).digest()).decode() != digest:
+        state = "is missing" if content is None else "has changed since it was logged"
+        raise UserError(
+            f"--rebuild: {name} {state}: {path or moved}; valid: the whole wandb folder of a store"
+        )
+    return content
+
+
+def rebuild(folder: Path, store: Store) -> list[tuple[str, bool]]:
+    """Commit the rows of a wandb folder to a store; return each key, and whether its row was missing."""
+    restored = []
+    for files in rows_of(folder):
+        row = files["row.json"]
+        directory = store.run(row["run_key"])
+        missing = directory.row() is None
+        if missing:
+            directory.describe(files.get("spec.json", {}))
+            directory.commit(row)
+        restored.append((row["run_key"], missing))
+    return restored
 
 
 @command
@@ -141,9 +218,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(
                 f"--rebuild={str(options.rebuild)!r} is not a folder; valid: <store>/wandb"
             )
-        # Brings in wandb, which need not be installed.
-        from espalier.harness.runs.wandb_offline import rebuild
-
         done = rebuild(options.rebuild, Store(options.store))
         for key, missing in done:
             print(f"{key}: {'rebuilt' if missing else 'is there'}")

@@ -87,10 +87,16 @@ class _LogSection:
     name: Annotated[str, OneOf(LOGS)]
     options: Mapping[str, Any]
     samples: Natural
+    pictures: Natural
 
     def __post_init__(self) -> None:
         """Raise UserError for settings of a log where nothing is logged."""
-        for key, value in (("samples", self.samples), ("options", self.options)):
+        settings = (
+            ("samples", self.samples),
+            ("pictures", self.pictures),
+            ("options", self.options),
+        )
+        for key, value in settings:
             if self.name == "none" and value:
                 raise UserError(f"log.{key}={value!r} with log=none says nothing; valid: log=wandb")
 
@@ -160,6 +166,7 @@ def build_spec(
         log=settings.log.name,
         log_options=settings.log.options,
         log_samples=settings.log.samples,
+        log_pictures=settings.log.pictures,
         judge=settings.judge,
         lease=settings.lease,
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,17 @@ def in_quotes(override: str) -> str:
     """Return an override with its value in quotes, where any sign is valid, quoted for a shell."""
     key, _, value = override.partition("=")
     return shlex.quote(_in_quotes(key, value))
+
+
+def spelled(value: Any) -> str:
+    """Return a JSON value as the value of an override."""
+    if isinstance(value, str):
+        return QuotedString(value, Quote.double).with_quotes()
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{spelled(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(spelled, value))}]"
+    return json.dumps(value)
 
 
 def _in_quotes(key: str, value: str) -> str:

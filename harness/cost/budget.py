@@ -24,8 +24,9 @@ from espalier.harness.cost.schedule import (
     equivalent_tokens,
     frame_of,
 )
-from espalier.harness.errors import Refused, unknown_name
-from espalier.methods.base import TokenReducer
+from espalier.harness.errors import Refused, brief, unknown_name
+from espalier.methods.base import PlanError, TokenReducer
+from espalier.methods.blame import Blame
 
 #: Text tokens assumed when a budget is checked before any sample is loaded: a short question.
 NOMINAL_TEXT = 32
@@ -119,7 +120,12 @@ class Budget:
         return max(1, _half_up((1 - self.ratio) * n_visual))
 
     def check(self, reducer: TokenReducer, facts: ModelFacts) -> None:
-        """Raise BudgetError when the method cannot reach the ratio on a sample of nominal size."""
+        """Raise BudgetError when the method cannot reach the ratio on a sample of nominal size.
+
+        Raises:
+            PlanError: `fractions` returns no shares, or fails.
+        """
+        _check_fractions(reducer, len(frame_of(reducer, facts, 1, 1).starts))
         self.keep(reducer, facts, facts.visual_tokens, NOMINAL_TEXT)
 
     def verify(self, reducer: TokenReducer, facts: ModelFacts, record: Counts) -> EquivalentTokens:
@@ -169,6 +175,22 @@ class Budget:
             f"of {frame.depth} reaches {low:g} <= ratio < {high:g} "
             f"({frame.visual} visual and {frame.text} text tokens)"
         )
+
+
+def _check_fractions(reducer: TokenReducer, n_sites: int) -> None:
+    with Blame(reducer, "fractions"):
+        for share in (1.0, 0.5):
+            fractions = reducer.fractions(share, n_sites)
+            if (
+                not isinstance(fractions, tuple)
+                or len(fractions) != n_sites
+                or not all(isinstance(f, float | int) and 0 <= f <= 1 for f in fractions)
+                or list(fractions) != sorted(fractions, reverse=True)
+            ):
+                raise PlanError(
+                    f"`fractions` returns {brief(repr(fractions))} for share={share}; valid: a tuple of {n_sites} "
+                    "numbers in [0, 1], one a site, none larger than the one before"
+                )
 
 
 def _out_of_range(ratio: float) -> BudgetError:

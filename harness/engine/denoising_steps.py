@@ -29,7 +29,10 @@ from espalier.harness.engine.session import Session
 from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.signals.deciders import DECIDERS
 from espalier.harness.engine.text.kv_cache import IndexedLayer
+from espalier.methods.base import Plan
+from espalier.methods.blame import Blame
 from espalier.methods.denoiser import as_denoiser
+from espalier.methods.plans import require_tensor
 from espalier.methods.select.entries import Entries
 
 
@@ -139,8 +142,14 @@ class EntryMerger:
             attention = (rows * self._deciders.to(rows.device).unsqueeze(2)).sum(1)
             for row, (count, keep) in enumerate(zip(stage.counts, self._keep, strict=True)):
                 scores = attention[row : row + 1, stage.slots[row, :count]]
-                chosen = self._method.chosen(scores, keep)[0] if count else stage.slots[row, :0]
-                self.kept.append(chosen)
+                self.kept.append(self._chosen(scores, keep) if count else stage.slots[row, :0])
+
+    def _chosen(self, scores: Tensor, keep: int) -> Tensor:
+        with Blame(self._method, "chosen", self._setup.sites[0]):
+            chosen = self._method.chosen(scores, keep)
+            require_tensor("what `chosen` returns", chosen, (1, keep), scores.device)
+            Plan(chosen).check(scores.shape[1], keep)
+        return chosen[0]
 
     def _layer_entries(self, layer: IndexedLayer) -> tuple[Tensor, Tensor]:
         """Return keys and values (B, H_kv, S', D) of a layer, rows of fewer entries padded on the left."""
@@ -164,11 +173,15 @@ class EntryMerger:
         tables = [table[row, start:].to(dtype) for table in self._rotary(keys)]
         entries = Entries(
             keys=unrotate(keys.to(dtype), *tables),
-            values=values.to(dtype),
+            values=values.to(dtype, copy=True),  # the cache stays, whatever the method writes
             visual=stage.slots[row, : stage.counts[row]] - start,
             kept=self.kept[row].to(keys.device),
         )
-        merged_keys, merged_values = self._method.merged(entries)
+        with Blame(self._method, "merged", self._setup.sites[0]):
+            merged_keys, merged_values = self._method.merged(entries)
+            shape = (keys.shape[0], len(entries.staying), keys.shape[2])
+            require_tensor("keys that `merged` returns", merged_keys, shape, keys.device, True)
+            require_tensor("values that `merged` returns", merged_values, shape, keys.device, True)
         # Closed gaps: positions count from the first token.
         places = slice(0, merged_keys.shape[1]) if self._setup.renumber else entries.staying
         rotated_keys = rotate(merged_keys, *(table[places] for table in tables))

@@ -15,11 +15,11 @@ from espalier.harness.engine.layout import Layout, Stage, left_padded
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.reduce import row_generators
 from espalier.harness.engine.text.kv_cache import IndexedLayer
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, brief
 from espalier.methods.base import PlanError, Site
 from espalier.methods.blame import Blame
 from espalier.methods.compressor import CacheCompressor, CacheView
-from espalier.methods.plans import require_tensor
+from espalier.methods.plans import Plan, require_tensor
 
 #: Ratios are decimal: a count this close to a half is rounded as a half.
 TIE = 1e-9
@@ -84,6 +84,8 @@ class ScoredEviction:
         self._rows: dict[tuple[int, torch.device], list[RowSlots]] = {}
         self._layer_rows: list[list[RowSlots]] = []
         self._generators: list[torch.Generator] = []
+        #: (2,) for each layer and row, whether the method wrote into its view.
+        self._written: list[Tensor] = []
         self._held_visual: list[tuple[int, ...]] = []
         self._held_special: list[tuple[int, ...]] = []
 
@@ -121,13 +123,17 @@ class ScoredEviction:
                 pictures=row.pictures,
             )
             layer_scores.append(self._score(view) if len(row.candidates) else None)
+            self._collect(view, number, stage, layer_scores[-1])
         self._scores.append(layer_scores)
         self._layer_rows.append(rows)
 
     def _score(self, view: CacheView) -> Tensor:
         compressor, (heads, kv_heads) = self._evicting.compressor, view.heads
+        before = _sums(view)
         with Blame(compressor, "score", Site("cache", view.layer)):
             scores = compressor.score(view)
+            # A copy would cost more, and the layer's attention runs after this on the same tensors.
+            self._written.append((before != _sums(view)) & before.isfinite())
             shape = (None, len(view.candidates))
             require_tensor("what `score` returns", scores, shape, view.keys.device, real=True)
             if scores.shape[0] not in (1, kv_heads, heads):
@@ -135,6 +141,16 @@ class ScoredEviction:
                     f"`score` returns {scores.shape[0]} rows; valid: 1, {kv_heads} (KV heads) or {heads} (heads)"
                 )
         return scores
+
+    def _collect(self, view: CacheView, number: int, stage: Stage, scores: Tensor | None) -> None:
+        """Hand the scores of a row's visual entries to whoever collects them."""
+        collector = self._prefill.setup.collector
+        if collector is None or scores is None:
+            return
+        is_candidate = torch.isin(view.visual, view.candidates)
+        place = torch.searchsorted(view.candidates, view.visual[is_candidate])
+        origin = stage.origin[number, : len(view.visual)][is_candidate]
+        collector.add(view.layer, [number], origin[None], scores.mean(0)[place][None])
 
     def _rows_of(self, stage: Stage, device: torch.device) -> list[RowSlots]:
         """Return the slots of each row's tokens, computed once for each stage and device."""
@@ -191,6 +207,7 @@ class ScoredEviction:
         Raises:
             UserError: a cache of a class that cannot be shortened.
         """
+        self._check_written()
         budgets = self._budgets()
         stages = []
         for layer in range(self._depth):
@@ -212,11 +229,33 @@ class ScoredEviction:
             )
             with Blame(self._evicting.compressor, "allocate"):
                 shares = self._evicting.compressor.allocate(candidate_scores, total)
-                require_tensor(
-                    "what `allocate` returns", shares, (len(candidate_scores),), shares.device
-                )
-            budgets.append(shares.tolist())
+                budgets.append(self._checked_shares(shares, candidate_scores, total))
         return budgets
+
+    def _check_written(self) -> None:
+        """Raise PlanError if the method wrote into a view. Waits for the device once."""
+        flags = [flag.to(self._written[0].device) for flag in self._written]
+        if flags and bool(torch.cat(flags).any()):
+            with Blame(self._evicting.compressor, "score"):
+                raise PlanError(
+                    "`score` writes into view.keys or view.queries, which the model goes on to use; valid: new "
+                    "tensors, such as view.keys / norm or view.keys.clone()"
+                )
+
+    def _checked_shares(self, shares: Any, scores: Sequence[Tensor], total: int) -> list[int]:
+        place = shares.device if isinstance(shares, Tensor) else torch.device("cpu")
+        require_tensor("what `allocate` returns", shares, (len(scores),), place)
+        counts: list[int] = shares.tolist()
+        sizes = [layer_scores.shape[-1] for layer_scores in scores]
+        limit = total + self._evicting.compressor.slack(len(scores))
+        inside = all(1 <= count <= size for count, size in zip(counts, sizes, strict=True))
+        if not inside or not total <= sum(counts) <= limit:
+            raise PlanError(
+                f"`allocate` returns {brief(str(counts))} of {brief(str(sizes))} entries, in sum {sum(counts)}; valid: "
+                f"1 or more of each layer, in sum {total}, such as "
+                "espalier.methods.select.budgets.entries(shares, total, sizes)"
+            )
+        return counts
 
     def _evict(self, layer: int, cache_layer: Any, budgets: Sequence[int]) -> Stage:
         """Shorten one layer; `budgets` is the number of candidates that each row keeps."""
@@ -249,7 +288,11 @@ class ScoredEviction:
                     (len(row_scores_kept), budget),
                     row_scores_kept.device,
                 )
+                Plan(kept).check(row_scores_kept.shape[1], budget)
+            with Blame(self._evicting.compressor, "merge", Site("cache", layer)):
                 merge_targets = self._evicting.compressor.merge(row_scores_kept, kept)
+                if merge_targets is not None:
+                    _check_targets(merge_targets, row_scores_kept)
             if merge_targets is not None:
                 shift = self._evicting.compressor.merge_shift
                 for store in (keys, values):
@@ -286,6 +329,21 @@ class ScoredEviction:
             )
         keys, values = (entries.repeat_interleave(copies, dim=1) for entries in cache_layer.entries)
         return keys, values
+
+
+def _sums(view: CacheView) -> Tensor:
+    """Return (2,) sums of a view's queries and keys. Cost: one read of both."""
+    return torch.stack([view.queries.sum(dtype=torch.float32), view.keys.sum(dtype=torch.float32)])
+
+
+def _check_targets(targets: Any, scores: Tensor) -> None:
+    """Raise PlanError unless what `merge` returns is a candidate, or -1, for each of the scores (H, N)."""
+    require_tensor("what `merge` returns", targets, tuple(scores.shape), scores.device)
+    n_entries = scores.shape[1]
+    if not bool(((targets >= -1) & (targets < n_entries)).all()):
+        raise PlanError(
+            f"what `merge` returns must lie in [-1, {n_entries}): a candidate, itself if it stays, -1 if it is dropped"
+        )
 
 
 def _replace(cache_layer: Any, keys: Tensor, values: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.engine.layout import Layout
 from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import PositionPolicy
-from espalier.methods.base import TokenReducer
+from espalier.methods.base import PlanError, Positions, TokenReducer
+from espalier.methods.blame import Blame
 
 #: Rule for positions on several axes, as stored in a row; `check_order` checks every prompt against it.
 ORDER = "text behind the largest position"
@@ -70,7 +71,14 @@ def closes_gaps(policy: PositionPolicy, method: TokenReducer, facts: ModelFacts)
     depth = facts.text.layers
     if not method.all_sites(facts.tower.layers, depth):
         return False
-    return (method.positions(depth) if policy == "method" else policy) == "renumbered"
+    if policy != "method":
+        return policy == "renumbered"
+    with Blame(method, "positions"):
+        wanted = method.positions(depth)
+        if wanted not in get_args(Positions):
+            valid = ", ".join(get_args(Positions))
+            raise PlanError(f"`positions` returns {wanted!r}; valid: {valid}")
+    return wanted == "renumbered"
 
 
 def closed_positions(valid: Tensor) -> Tensor:

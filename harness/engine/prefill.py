@@ -80,6 +80,8 @@ class Prefill:
         self.beams = hidden.shape[0] // self.layout.rows
         layout = self.layout.repeat(self.beams)
         self.setup.signals.start(layout, hidden)
+        if self.setup.collector is not None:
+            self.setup.collector.begin(*layout.visual.shape)
         self.stages = [Stage.initial(layout)]
         if self.setup.sites:
             self.deepstack, arguments = extract_features(arguments, layout)
@@ -156,9 +158,12 @@ class Prefill:
                 with judged_by(fits_in_free_memory):
                     plan = setup.method.answer(view, n_keep)
                 plans.append((rows, plan))
+                if setup.collector is not None and plan.scores is not None:
+                    setup.collector.add(site.shortens or 0, members, origin, plan.scores)
                 if plan.merge is not None:
-                    onto = None if of_features else merge_onto
-                    tokens = view.tokens if onto is None else onto(rows, n_tokens)
+                    # Gathered again: a method that writes into its view changes nothing.
+                    onto = merge_onto if merge_onto is not None and not of_features else tokens_of
+                    tokens = onto(rows, n_tokens)
                     values = merged_values(plan, plan.merge, tokens, rows, halves)
                     merged.append(MergedTokens(rows, plan.kept, values, plan.merge, of_features))
             return combine(plans, stage, tuple(merged))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -15,12 +15,14 @@ from transformers.cache_utils import Cache, DynamicCache
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.artifacts.priors import Prior
+from espalier.harness.engine.attention_probe import AttentionTap
 from espalier.harness.engine.engine_guards import check_generation, check_text_config
 from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_origin
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.generation_loop import generate_answers
 from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.model_parts import ModelParts
+from espalier.harness.engine.prefill_scores import PrefillScores
 from espalier.harness.engine.prompt import Prompt, make_prompt
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session_setup import CacheEvictor
@@ -188,6 +190,28 @@ class Session:
                 self.adapter, current_pass, start.inputs, generation, self._decode
             )
             return current_pass.finish(result.ids, result.logits, result.steps, loop)
+
+    @contextmanager
+    def collect_scores(self) -> Iterator[PrefillScores]:
+        """Collect attention and scores of each prefill inside the block; prefills take longer meanwhile.
+
+        Raises:
+            UserError: the model's attention is not supported.
+        """
+        collector, setup = PrefillScores(), self.setup
+
+        def watch(query: Tensor, key: Tensor, scaling: float) -> None:
+            stage = self._active.stage()
+            if stage is not None:
+                collector.watch(stage.move(query.device), query, key, scaling)
+
+        layers = self.adapter.decoder.layers
+        with AttentionTap((layer.self_attn, watch) for layer in layers):
+            self.setup = replace(setup, collector=collector)
+            try:
+                yield collector
+            finally:
+                self.setup = setup
 
     @torch.inference_mode()
     def prompt(self, inputs: Mapping[str, Any]) -> Prompt:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.model_parts import ModelParts
+from espalier.harness.engine.prefill_scores import PrefillScores
 from espalier.harness.engine.signals.dispatch import Signals
 from espalier.methods.base import Site, TokenReducer
 
@@ -66,6 +67,7 @@ class SessionSetup:
         extra_blocks: blocks of the tower that run for the method only.
         idle_blocks: blocks of the tower with unused output.
         evicting: cache eviction after the prefill; None: no eviction.
+        collector: collects scores and attention of each prefill; None: nothing does.
     """
 
     adapter: ModelParts
@@ -81,3 +83,4 @@ class SessionSetup:
     extra_blocks: Sequence[nn.Module]
     idle_blocks: Sequence[nn.Module]
     evicting: CacheEvictor | None = None
+    collector: PrefillScores | None = None

@@ -211,6 +211,11 @@ class Answerer:
         with complete_only():
             return self._codec.prompt_summary(self._messages(request, self._read(request)))
 
+    def chat(self, request: Instance) -> Chat:
+        """Return the chat of a sample, as the model gets it."""
+        with self._one, complete_only():
+            return self._messages(request, self._read(request))
+
     def _read(self, request: Instance) -> Any:
         _, _, _, doc_id, task, split = request.args
         return self._document(task, split, doc_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from espalier.harness.evaluation.batch_answers import Answerer, key_of
 from espalier.harness.evaluation.data_sources import AllowedSources
 from espalier.harness.evaluation.prefetch import ReadingTimes, batches_ahead, read_ahead
 from espalier.harness.evaluation.prompt_text import PromptTexts
+from espalier.harness.evaluation.running_score import RunningScore
 from espalier.harness.evaluation.samples import (
     AnswerJournal,
     Failure,
@@ -84,6 +85,7 @@ class ChatModel(lmms):
         ranks: the processes that share the work. lmms-eval does not know of them: each gets all requests, and the
             batches, the same as a single process would form, are dealt out here.
         borders: where media may come from; None: from anywhere.
+        running: scores answers as they come; None: nothing does.
     """
 
     is_simple = False
@@ -98,6 +100,7 @@ class ChatModel(lmms):
         ranks: Ranks | None = None,
         complete: Callable[[Mapping[Key, Sample]], None] | None = None,
         borders: AllowedSources | None = None,
+        running: RunningScore | None = None,
     ) -> None:
         """Keep the arguments; nothing is loaded here."""
         super().__init__()
@@ -107,6 +110,8 @@ class ChatModel(lmms):
         self._progress = progress
         self._ranks = ranks or Ranks()
         self._complete = complete
+        self._running = running
+        self._splits: dict[Key, str] = {}
         self._answerer = Answerer(
             opened,
             spec.seed,
@@ -145,6 +150,8 @@ class ChatModel(lmms):
         finished = finished_samples(entries)
         self.samples = {key: finished[key] for key in wanted if key in finished}
         self.resumed = len(self.samples)
+        self._splits = {key: request.args[5] for key, request in wanted.items()}
+        self._score(self.samples.values())
         groups = self._groups_of_run = self._groups(list(wanted.values()))
         if not self.batch_size:
             self.batch_size = journalled_batch_size(entries) or self._find_batch_size(groups)
@@ -245,6 +252,15 @@ class ChatModel(lmms):
         )
         self.samples |= {sample.key: sample for sample in samples}
         self.failures += failures
+        self._score(samples)
+
+    def _score(self, samples: Iterable[Sample]) -> None:
+        """Add samples to the running score, if there is one."""
+        if self._running is not None:
+            self._running.add(
+                samples,
+                lambda sample: self.task_dict[sample.task][self._splits[sample.key]][sample.doc_id],
+            )
 
     def _exchange(self) -> BatchResults:
         """Exchange results with all processes and return them combined."""

@@ -29,6 +29,7 @@ from espalier.methods.base import Method
 if TYPE_CHECKING:
     from espalier.harness.engine.artifacts.priors import Prior
     from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark
+    from espalier.harness.evaluation.running_score import RunningScore
     from espalier.harness.evaluation.task_cache import TaskCache
     from espalier.harness.kinds.kind import OpenMethod
     from espalier.harness.models.adapter import Adapter
@@ -111,11 +112,13 @@ def evaluate(
     ranks: Ranks | None = None,
     answered: Callable[[], None] | None = None,
     loaded: LoadedBenchmark | None = None,
+    running: RunningScore | None = None,
 ) -> Evaluation:
     """Install `method` on the model and evaluate; see `evaluate_session`.
 
     `prior` is the calibrated prior for methods that need one, `ranks` the processes that share the work; `answered` is
-    called when only the speed-up remains to be measured; `loaded` is the result of `open_benchmark`.
+    called when only the speed-up remains to be measured; `loaded` is the result of `open_benchmark`; `running` scores
+    the answers as they come.
     """
     kind = kind_of(method, spec)
     reason = kind.why_no_paired_timing(spec, method)
@@ -124,7 +127,7 @@ def evaluate(
         if reason is not None:
             opened = replace(opened, paired=None)
         evaluation = evaluate_session(
-            spec, opened, journal, progress, ranks, answered, loaded, adapter
+            spec, opened, journal, progress, ranks, answered, loaded, adapter, running
         )
     return evaluation if reason is None else replace(evaluation, speedup_note=reason)
 
@@ -196,6 +199,7 @@ def evaluate_session(
     answered: Callable[[], None] | None = None,
     loaded: LoadedBenchmark | None = None,
     adapter: Adapter | None = None,
+    running: RunningScore | None = None,
 ) -> Evaluation:
     """Answer the samples that the journal lacks, score all, and write the scores to the journal.
 
@@ -209,6 +213,7 @@ def evaluate_session(
         answered: called before the pairs are timed.
         loaded: the result of `open_benchmark`; None: it is called here.
         adapter: the model, needed to time prompts that the harness composes; None: they are not timed.
+        running: scores answers as they come; None: nothing does.
 
     Raises:
         UserError: the benchmark's task, metrics or limit cannot work; nothing was generated.
@@ -249,7 +254,7 @@ def evaluate_session(
             guard_targets(task)
         complete = judge.ask if latency_run is None else latency_run.take
         borders = loaded.borders
-        model = ChatModel(opened, journal, spec, tasks, progress, ranks, complete, borders)
+        model = ChatModel(opened, journal, spec, tasks, progress, ranks, complete, borders, running)
         results = simple_evaluate(model=model, **loaded.arguments(spec))
         failures = (*model.failures, *unscored)
         if len(failures) > spec.engine.max_errors:

@@ -84,7 +84,9 @@ class Compressor:
         run = partial(Session, adapter, NoReduction(), WHOLE, seed=spec.seed, decode=engine.decode)
         with run(evicting=evicting, separators=engine.separators) as session, run() as plain:
             generator = Rescored(adapter, session) if engine.rescore else session
-            yield OpenMethod(generator, adapter, PairedSessions(session, plain))
+            yield OpenMethod(
+                generator, adapter, PairedSessions(session, plain), session.collect_scores
+            )
 
     def prompt_reducer(self, method: CacheCompressor) -> TokenReducer | None:
         """Return a reducer that drops nothing."""

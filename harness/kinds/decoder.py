@@ -14,7 +14,8 @@ from espalier.harness.kinds.identity import identity_of, separators_of
 from espalier.harness.kinds.kind import Account, Identity, OpenMethod, ResolvedMethod
 from espalier.harness.kinds.sample_counts import account_of
 from espalier.harness.specs.run_spec import AnswerRequest, RunSpec, Settled
-from espalier.methods.base import Decoder, TokenReducer
+from espalier.methods.base import Decoder, PlanError, TokenReducer
+from espalier.methods.blame import Blame
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class SpeculativeDecoder:
     def resolve(self, spec: RunSpec, method: Decoder, digests: Digests) -> ResolvedMethod[Decoder]:
         """Check the draft like the target, and that the two are compatible."""
         speculative.check_one_beam(spec.method.name, spec.generation)
+        with Blame(method, "window"):
+            _check_window(method.window)
         return ResolvedMethod(method, speculative.check_draft(spec, method, digests))
 
     @contextmanager
@@ -90,6 +93,12 @@ class SpeculativeDecoder:
             "graphs": engine.graphs,
         }
         return identity_of(spec, method, concerning, spec.method.draft)
+
+
+def _check_window(window: object) -> None:
+    is_count = isinstance(window, int) and not isinstance(window, bool) and window >= 1
+    if not is_count and window not in ("auto", "best"):
+        raise PlanError(f"`window` is {window!r}; valid: a number of 1 or more, 'auto' or 'best'")
 
 
 def _draft_positions(record: SampleRecord) -> float:

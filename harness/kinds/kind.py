@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.prefill_scores import PrefillScores
     from espalier.harness.engine.record import GeneratedBatch, SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.models.chat_media import Chat
@@ -70,11 +71,13 @@ class OpenMethod:
         generator: answers encoded chats under the method.
         codec: encodes chats for it, and decodes its answers.
         paired: sessions to time in pairs; None where the kind compares with plain answers by itself.
+        collect_scores: opens a block that collects attention and scores of a prefill; None where answers take several.
     """
 
     generator: Generator
     codec: ChatCodec
     paired: PairedSessions | None = None
+    collect_scores: Callable[[], AbstractContextManager[PrefillScores]] | None = None
 
 
 @dataclass(frozen=True)

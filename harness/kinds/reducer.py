@@ -93,7 +93,9 @@ class Reducer:
         plainly = Session(adapter, NoReduction(), WHOLE, seed=spec.seed, decode=engine.decode)
         with session, plainly as plain:
             generator = Rescored(adapter, session) if engine.rescore else session
-            yield OpenMethod(generator, adapter, PairedSessions(session, plain))
+            yield OpenMethod(
+                generator, adapter, PairedSessions(session, plain), session.collect_scores
+            )
 
     def prompt_reducer(self, method: TokenReducer) -> TokenReducer | None:
         """Return the method."""

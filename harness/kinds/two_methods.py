@@ -74,7 +74,9 @@ class Composition:
         plainly = Session(adapter, NoReduction(), WHOLE, seed=spec.seed, decode=spec.engine.decode)
         with session, plainly as plain:
             generator = Rescored(adapter, session) if spec.engine.rescore else session
-            yield OpenMethod(generator, adapter, PairedSessions(session, plain))
+            yield OpenMethod(
+                generator, adapter, PairedSessions(session, plain), session.collect_scores
+            )
 
     def prompt_reducer(self, method: Composed) -> TokenReducer | None:
         """Return its reducer."""

@@ -172,8 +172,10 @@ class Runner:
         return True
 
     def finish(self, spec: RunSpec) -> None:
-        """Print the outcome of all cells, and draw the files of `spec`; see `Outcome.finish`."""
+        """Print the outcome of all cells, draw the files of `spec` (`Outcome.finish`), and compare the rows in W&B."""
         self.outcome.finish(spec)
+        if self.cells.group is not None and spec.log == "wandb" and self.ranks.rank == 0:
+            wandb_log.compare(self.rows, spec, self.cells.group)
 
     def _job(self, spec: RunSpec) -> Job:
         """Return the job of a cell; a cell that was not admitted before is admitted now."""

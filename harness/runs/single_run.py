@@ -21,6 +21,7 @@ from espalier.harness.runs.model_pool import Pool, threads
 from espalier.harness.runs.onepass import OnePass, begin, journal_of
 from espalier.harness.runs.result_row import build_row
 from espalier.harness.runs.sweep_board import Board
+from espalier.harness.runs.wandb_log import Mirror
 from espalier.harness.store import RunDir, Store, Unreadable, failures
 from espalier.harness.store.answer_digest import digest_of
 
@@ -72,18 +73,27 @@ class CellRunner:
             self.ranks.first(directory.check_writable)
             self._answer_together(job, jobs)
         start = time.monotonic()
-        if row is None:
-            noted = failures.record_failure(directory.path, self.argv, quiet=self.ranks.rank > 0)
-            with self._claim(job, directory), noted:
-                # Another command may have finished it in the meantime.
-                row = self.stored(job, directory) or self._evaluate(job, directory)
-        elif self.ranks.rank == 0:
-            directory.tidy(job.spec.lease)
-        if job.spec.log == "wandb" and self.ranks.rank == 0:
-            # Stored rows too: a command may have been killed before it logged its row.
-            wandb_log.mirror(directory, job.parts, job.spec, self.group)
+        # Stored rows are mirrored too: a command may have been killed before it logged its row.
+        with self._mirrored(job, directory) as mirror:
+            if row is None:
+                noted = failures.record_failure(
+                    directory.path, self.argv, quiet=self.ranks.rank > 0
+                )
+                with self._claim(job, directory), noted:
+                    # Another command may have finished it in the meantime.
+                    row = self.stored(job, directory) or self._evaluate(job, directory, mirror)
+            elif self.ranks.rank == 0:
+                directory.tidy(job.spec.lease)
         self.done.add(job.key)
         return row, time.monotonic() - start
+
+    def _mirrored(
+        self, job: Job, directory: RunDir
+    ) -> contextlib.AbstractContextManager[Mirror | None]:
+        """Return the mirror of a run in W&B; None if nothing is logged, or another process does."""
+        if job.spec.log != "wandb" or self.ranks.rank > 0:
+            return contextlib.nullcontext()
+        return wandb_log.mirrored(directory, job.parts, job.label, job.spec, self.group)
 
     def stored(self, job: Job, directory: RunDir) -> dict[str, Any] | None:
         """Return the stored row of a job; None if the job must run.
@@ -146,11 +156,12 @@ class CellRunner:
                     pass
             yield
 
-    def _evaluate(self, job: Job, directory: RunDir) -> dict[str, Any]:
+    def _evaluate(self, job: Job, directory: RunDir, mirror: Mirror | None) -> dict[str, Any]:
         """Run a job, or its remaining samples, and return its committed row."""
         # Imported at each run, since tests of runs replace them in their modules.
         from espalier.harness.cost.peak_memory import peak_memory
         from espalier.harness.evaluation.evaluate import evaluate, open_benchmark
+        from espalier.harness.runs.wandb_watch import Watch
 
         spec, ranks = job.spec, self.ranks
         status = ranks.first(lambda: self._begin(job, directory))
@@ -163,6 +174,7 @@ class CellRunner:
         ):
             bar.phase(f"opening {spec.benchmark.name}")
             loaded = open_benchmark(spec, ranks, self.shelf)
+            watch = None if mirror is None else Watch(mirror, loaded.tasks, spec.benchmark)
             prior = prior_for(spec.model, job.method, spec.store)
             bar.phase(f"loading {spec.model.name}")
             adapter = self.pool.adapter(spec.model)
@@ -173,16 +185,20 @@ class CellRunner:
                     adapter,
                     job.method,
                     journal,
-                    bar.samples,
+                    bar.samples if watch is None else watch.progress(bar.samples),
                     prior=prior,
                     ranks=ranks,
                     answered=memory.stop,
                     loaded=loaded,
+                    running=None if watch is None else watch.running,
                 )
             peak = max(ranks.gather(memory), key=lambda peak: peak.bytes)
-            return ranks.first(
+            row = ranks.first(
                 lambda: self._store(job, directory, evaluation, peak, status, adapter.model)
             )
+            if watch is not None:
+                watch.draw(job, adapter, evaluation, self.shelf)
+            return row
 
     def _begin(self, job: Job, directory: RunDir) -> str:
         """Prepare the directory of a run and return the status of its row; a shared pass is not a resume."""

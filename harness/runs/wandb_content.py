@@ -1,13 +1,19 @@
-"""Content logged to Weights & Biases for a committed run: metrics, a bar chart, answers, and the row itself."""
+"""Content logged to Weights & Biases: metrics, a bar chart, answers, pictures and the row of a run; rows of a sweep."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
 
 import wandb
+from PIL import Image
 
 from espalier.harness.store import RunDir
+
+if TYPE_CHECKING:
+    from espalier.harness.api.overlay import Drawing
+    from espalier.harness.runs.sample_pictures import SamplePicture
 
 #: Artifact type of a row, and the files of the run folder in it.
 ARTIFACT = "row"
@@ -16,12 +22,32 @@ FILES = ("row.json", "spec.json")
 COLUMNS = ("task", "doc_id", "question", "target", "answer")
 
 
+#: Columns of a comparison before the metrics' own, by the block and the name in a row.
+COMPARED = (
+    *((None, name) for name in ("model", "method", "variant", "benchmark", "ratio", "n_samples")),
+    *(("tokens", "kept_final"), ("flops", "share_of_full")),
+    *(("time", "prefill_ms"), ("time", "decode_ms_per_token"), ("memory", "kv_bytes")),
+)
+
+
 def history(
-    row: Mapping[str, Any], entries: Iterable[Mapping[str, Any]], samples: int
+    row: Mapping[str, Any],
+    entries: Iterable[Mapping[str, Any]],
+    samples: int,
+    pictures: Sequence[SamplePicture] = (),
 ) -> dict[str, Any]:
-    """Return the single logged step: metrics, their bar chart, and at most `samples` answers with scores."""
+    """Return the step of a row: metrics, their errors and bar chart, at most `samples` answers, and pictures."""
     metrics = {name: values["value"] for name, values in row["metrics"].items()}
     step: dict[str, Any] = {f"metrics/{name}": value for name, value in metrics.items()}
+    errors = {name: values.get("stderr") for name, values in row["metrics"].items()}
+    step |= {f"stderr/{name}": value for name, value in errors.items() if value is not None}
+    images = [
+        wandb.Image(_pixels(picture.drawing), caption=picture.file)
+        for picture in pictures
+        if picture.drawing is not None
+    ]
+    if images:
+        step["pictures"] = images
     defined = [[name, value] for name, value in metrics.items() if value is not None]
     if defined:
         bars = wandb.Table(columns=["metric", "value"], data=defined)
@@ -51,6 +77,33 @@ def answers(entries: Iterable[Mapping[str, Any]], limit: int) -> Any:
         cells = [None if text is None else str(text) for text in texts]
         lines.append([*key, *cells, *(scores.get(key, {}).get(name) for name in names)])
     return wandb.Table(columns=[*COLUMNS, *names], data=lines, allow_mixed_types=True)
+
+
+def comparison(rows: Iterable[Mapping[str, Any]]) -> Any:
+    """Return a wandb table with a line for each row: its cell, its headline with the standard error, and its cost."""
+    columns = [name if block is None else f"{block}/{name}" for block, name in COMPARED]
+    lines = []
+    for row in rows:
+        headline = row["extra"]["headline"]
+        values = row["metrics"].get(headline) or {}
+        lines.append(
+            [
+                *(
+                    (row if block is None else row.get(block) or {}).get(name)
+                    for block, name in COMPARED
+                ),
+                *(row["extra"].get("label"), headline, values.get("value"), values.get("stderr")),
+            ]
+        )
+    names = [*columns, "label", "metric", "value", "stderr"]
+    return wandb.Table(columns=names, data=lines, allow_mixed_types=True)
+
+
+def _pixels(drawing: Drawing) -> Image.Image:
+    """Return a figure as a picture."""
+    file = BytesIO()
+    drawing.savefig(file, format="png", bbox_inches="tight")
+    return Image.open(file)
 
 
 def artifact(directory: RunDir) -> Any:

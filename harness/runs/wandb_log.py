@@ -1,6 +1,7 @@
-"""Mirror a committed row to Weights & Biases: offline unless WANDB_API_KEY is set and the server responds.
+"""Mirror runs to Weights & Biases: offline unless WANDB_API_KEY is set and the server responds.
 
-The row is stored before; a failure here costs one line on stderr and a bounded time, never a row.
+A run shows its progress while it is computed, and its row once that is stored; a failure here costs one line on stderr
+and a bounded time, never a row.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -25,6 +27,9 @@ from espalier.harness.settings import Names, Text, choice, read_value
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.specs.secrets import masked, scrub, wandb_keys
 from espalier.harness.store import RunDir
+
+if TYPE_CHECKING:
+    from espalier.harness.runs.sample_pictures import SamplePicture
 
 #: Arguments of `wandb.init` that are set from the run.
 RESERVED = ("id", "name", "dir", "config", "reinit", "settings")
@@ -46,6 +51,12 @@ NOT_IDENTIFYING = (
 #: Text options, and the values of `mode`.
 TEXTS = ("entity", "project", "group", "job_type", "notes", "resume_from", "fork_from")
 MODES = ("online", "offline", "disabled", "shared")
+
+#: Beginning of the id of a sweep's comparison; a run's id is its key.
+SWEEP = "sweep_"
+
+#: Maximum number of steps that show the progress of a run.
+STEPS = 100
 
 #: Timeouts in seconds for a response of the server and for opening a run.
 ANSWER, OPEN = 5.0, 20.0
@@ -77,32 +88,191 @@ def check_values(options: Mapping[str, Any]) -> None:
             read_value(key, value, Text)
 
 
-def mirror(
-    directory: RunDir, config: Mapping[str, Any], spec: RunSpec, group: str | None = None
-) -> None:
-    """Log a committed run once: config, metrics, answers and row; skipped if this row was logged before.
+@contextmanager
+def mirrored(
+    directory: RunDir, parts: Mapping[str, Any], label: str, spec: RunSpec, group: str | None = None
+) -> Iterator[Mirror]:
+    """Yield the mirror of a run, which logs it once: while it is computed, if it is, and with its committed row.
 
     A run uses its key as id, so that logging it again does not create a second run. Failures are reported in one line
-    on stderr.
+    on stderr, after the row is stored.
 
     Args:
-        directory: of the run with its committed row.
-        config: the values that the key was computed from.
-        spec: provides the store, options of `wandb.init`, and the number of answers to show.
+        directory: of the run.
+        parts: the values that the key was computed from.
+        label: of the row.
+        spec: provides the store, options of `wandb.init`, and what of the answers is shown.
         group: of a sweep, if the options name none.
     """
+    config = {**parts["cell"], "label": label, **parts}
+    cell = parts["cell"]
+    name = f"{cell['model']} {cell['method']} {cell['ratio']:g} {cell['benchmark']}"
+    mirror = Mirror(directory, config, name, spec, group)
     try:
-        _mirror(directory, config, spec, group)
-    except Exception as error:  # a third-party service can fail in any way, and the row is stored
-        line = plain(masked(next(iter(str(error).splitlines()), ""), wandb_keys()))
-        print(
-            f"log=wandb: run {directory.path.name} was not logged: {type(error).__name__}: {line}; "
-            "its row is in the store",
-            file=sys.stderr,
-            flush=True,
-        )
+        yield mirror
+        mirror.finish()
     finally:
-        scrub(logs(spec.store / "wandb", directory.path.name), wandb_keys())
+        mirror.close()
+
+
+@dataclass
+class Mirror:
+    """A run in Weights & Biases: opened when its evaluation starts, or else with its row.
+
+    Attributes:
+        directory: of the run.
+        config: of the run in W&B: its cell flat, and all that its key was computed from.
+        name: of the run.
+        spec: of the run.
+        group: of its sweep.
+        pictures: pictures of samples to log with the row.
+    """
+
+    directory: RunDir
+    config: Mapping[str, Any]
+    name: str
+    spec: RunSpec
+    group: str | None
+    pictures: Sequence[SamplePicture] = ()
+    _run: Any = None
+    _options: Mapping[str, Any] = field(default_factory=dict)
+    _error: Exception | None = None
+    _steps: int = -1
+
+    @property
+    def _mark(self) -> MirrorMark:
+        return MirrorMark.of(self.spec.store, self.directory.path.name)
+
+    def begin(self) -> None:
+        """Open the run before its samples are answered."""
+        with self._trouble():
+            self._open()
+
+    def progress(self, done: int, total: int, score: float | None) -> None:
+        """Log the number of answered samples and the headline metric so far, `STEPS` times at most."""
+        step = done * STEPS // max(total, 1)
+        if self._run is None or step == self._steps:
+            return
+        self._steps = step
+        values = {"progress/samples": done, "progress/share": done / max(total, 1)}
+        headline = f"progress/{self.spec.benchmark.headline}"
+        with self._trouble():
+            self._run.log(values if score is None else {**values, headline: score})
+
+    def finish(self) -> None:
+        """Log the committed row; skipped if exactly this row was logged before."""
+        row, mark = self.directory.row(), self._mark
+        if row is not None and self._run is None and mark.matches(row):
+            return
+        with self._trouble():
+            if row is not None and self._error is None:
+                with mark.locked():
+                    self._log(row)
+        if self._error is not None:
+            key = self.directory.path.name
+            _tell(f"run {key} was not logged", self._error, "; its row is in the store")
+
+    def close(self) -> None:
+        """End the run as failed, unless it has ended with its row."""
+        run, self._run = self._run, None
+        with self._trouble():
+            if run is not None:
+                run.finish(exit_code=1)
+        scrub(logs(self.spec.store / "wandb", self.directory.path.name), wandb_keys())
+
+    def _log(self, row: Mapping[str, Any]) -> None:
+        # wandb takes a second to import and need not be installed.
+        from espalier.harness.runs import wandb_content as content
+
+        if self._run is None:
+            if self._mark.matches(row):  # another command logged it meanwhile
+                return
+            self._open()
+        folder = Path(self._run.dir).parent
+        spec = self.spec
+        with _wandb_folders(spec.store / "wandb"):
+            entries = self.directory.journal.entries()
+            self._run.log(content.history(row, entries, spec.log_samples, self.pictures))
+            self._run.summary.update(dict(row))
+            self._run.log_artifact(content.artifact(self.directory))
+            run, self._run = self._run, None
+            run.finish()
+        self._mark.write(row, self._options, folder)
+
+    def _open(self) -> None:
+        # Remove the rest of a killed command, or the run of an earlier row: a key has one run.
+        self._mark.clear()
+        self._options = options_of(self.spec, self.group)
+        key = self.directory.path.name
+        self._run = open_run(
+            self.spec.store, self._options, id=key, name=self.name, config=dict(self.config)
+        )
+
+    @contextmanager
+    def _trouble(self) -> Iterator[None]:
+        """Keep an error of wandb, which costs the mirror and never the run."""
+        try:
+            yield
+        except Exception as error:  # a third-party service can fail in any way
+            self._error, self._run = self._error or error, None
+
+
+def compare(rows: Sequence[Mapping[str, Any]], spec: RunSpec, group: str) -> None:
+    """Log the rows of a sweep as one table, in a run of its own within their group; a failure is one line on stderr."""
+    options = options_of(spec, group)
+    key = f"{SWEEP}{sha256(str(options['group']).encode()).hexdigest()[:8]}"
+    mark = MirrorMark.of(spec.store, key)
+    content = {
+        "run_key": key,
+        "metrics": {},
+        "rows": {row["run_key"]: row["metrics"] for row in rows},
+    }
+    if mark.matches(content):
+        return
+    try:
+        # wandb takes a second to import and need not be installed.
+        from espalier.harness.runs.wandb_content import comparison
+
+        mark.clear()
+        run = open_run(
+            spec.store, {**options, "job_type": "comparison"}, id=key, name="comparison", config={}
+        )
+        with _wandb_folders(spec.store / "wandb"):
+            run.log({"comparison": comparison(rows)})
+            run.summary.update({"run_key": key, "rows": len(rows)})
+            folder = Path(run.dir).parent
+            run.finish()
+        mark.write(content, options, folder)
+    except Exception as error:  # a third-party service can fail in any way
+        _tell("the sweep was not compared", error)
+
+
+def _tell(problem: str, error: Exception, remark: str = "") -> None:
+    line = plain(masked(next(iter(str(error).splitlines()), ""), wandb_keys()))
+    text = f"log=wandb: {problem}: {type(error).__name__}: {line}{remark}"
+    print(text, file=sys.stderr, flush=True)
+
+
+def options_of(spec: RunSpec, group: str | None) -> dict[str, Any]:
+    """Return the options of `wandb.init` for a run."""
+    return {"mode": mode(), "group": group, **_without_nulls(spec.log_options)}
+
+
+def open_run(store: Path, options: Mapping[str, Any], **settings: Any) -> Any:
+    """Open a run below a store's wandb folder."""
+    # wandb takes a second to import and need not be installed.
+    import wandb
+
+    with _wandb_folders(store / "wandb"):
+        return wandb.init(
+            **options,
+            **settings,
+            dir=str(store),
+            reinit="finish_previous",
+            settings=wandb.Settings(
+                silent=True, console="off", x_disable_stats=True, init_timeout=OPEN
+            ),
+        )
 
 
 def logs(folder: Path, key: str) -> list[Path]:
@@ -127,58 +297,8 @@ def group_of(argv: Sequence[str]) -> str:
     return f"{' '.join(kept)[:100]} {digest}"
 
 
-def _mirror(directory: RunDir, config: Mapping[str, Any], spec: RunSpec, group: str | None) -> None:
-    mark = MirrorMark.of(spec.store, directory.path.name)
-    row = directory.row()
-    if row is None or mark.matches(row):
-        return
-    with mark.locked():
-        if mark.matches(row):  # another command logged it meanwhile
-            return
-        # Remove the rest of a killed command, or the run of an earlier row: a key has one run.
-        mark.clear()
-        options = {"mode": mode(), "group": group, **_without_nulls(spec.log_options)}
-        folder = _log(directory, row, config, spec, options)
-        mark.write(row, options["mode"], options.get("project"), options["group"], folder)
-
-
 def _without_nulls(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _log(
-    directory: RunDir,
-    row: Mapping[str, Any],
-    config: Mapping[str, Any],
-    spec: RunSpec,
-    options: Mapping[str, Any],
-) -> Path:
-    """Log one run to wandb and return its folder."""
-    # wandb takes a second to import and need not be installed.
-    import wandb
-
-    from espalier.harness.runs import wandb_content as content
-
-    with _wandb_folders(spec.store / "wandb"):
-        run = wandb.init(
-            **options,
-            id=row["run_key"],
-            name=f"{row['model']} {row['method']} {row['ratio']:g} {row['benchmark']}",
-            dir=str(spec.store),
-            config=dict(config),
-            reinit="finish_previous",
-            settings=wandb.Settings(
-                silent=True, console="off", x_disable_stats=True, init_timeout=OPEN
-            ),
-        )
-        try:
-            folder = Path(run.dir).parent
-            run.log(content.history(row, directory.journal.entries(), spec.log_samples))
-            run.summary.update(dict(row))
-            run.log_artifact(content.artifact(directory))
-        finally:
-            run.finish()
-    return folder
 
 
 @contextmanager

@@ -80,22 +80,13 @@ class MirrorMark:
         for folder in self.folders():
             shutil.rmtree(folder)
 
-    def write(
-        self,
-        row: Mapping[str, Any],
-        mode: str,
-        project: str | None,
-        group: str | None,
-        folder: Path,
-    ) -> None:
-        """Record that and where a row has been logged."""
+    def write(self, row: Mapping[str, Any], options: Mapping[str, Any], folder: Path) -> None:
+        """Record that and where a row has been logged, by these options of `wandb.init`."""
         content = {
             "row_sha256": digest_of(row),
-            "mode": mode,
-            "project": project,
-            "group": group,
+            **{name: options.get(name) for name in ("mode", "project", "group")},
             "folder": folder.name,
-            "uploaded": mode == "online",
+            "uploaded": options.get("mode") == "online",
         }
         durable.replace(self.path, json.dumps(content, indent=1).encode())
 

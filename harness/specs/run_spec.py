@@ -360,6 +360,7 @@ class RunSpec(RunOptions):
     log: str
     log_options: Mapping[str, Any] = field(default_factory=dict)
     log_samples: int = 0
+    log_pictures: int = 0
     judge: JudgeSpec = field(default_factory=JudgeSpec)
     lease: Terms = DEFAULT_TERMS
 

@@ -70,6 +70,18 @@ def pair_lines(pairs: Sequence[AnswerPair]) -> tuple[Cells, list[Cells]]:
     ]
 
 
+def picture_words(answer: StoredAnswer, rival: StoredAnswer | None = None) -> dict[str, str]:
+    """Return the words beside a sample's picture, with the answer of the other run in a comparison."""
+    words = {
+        "sample": answer.name,
+        "question": _text(answer, "question"),
+        "target": _text(answer, "target"),
+        "answer": answer.answer,
+        "score": _score(answer.score),
+    }
+    return words if rival is None else {**words, "answer against": rival.answer}
+
+
 def comparison_lines(ours: AnsweredRun, theirs: AnsweredRun, comparison: Comparison) -> list[str]:
     """Return the comparison as lines of text."""
     broke, mended, unchanged = (comparison.count(change) for change in (BROKE, MENDED, SAME))

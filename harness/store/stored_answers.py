@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,19 +99,28 @@ def find_run(store: Path, prefix: str) -> RunDir:
         UserError: no finished run matches, or several do.
     """
     finished = {run.path.name: run for run in Store(store).folders()}
-    if prefix in finished:
-        return finished[prefix]
-    matches = sorted(key for key in finished if prefix and key.startswith(prefix))
+    return finished[find_key(finished, prefix, store, "finished ")]
+
+
+def find_key(keys: Collection[str], prefix: str, store: Path, kind: str = "") -> str:
+    """Return the key of a store that starts with `prefix`.
+
+    Raises:
+        UserError: no key matches, or several do.
+    """
+    if prefix in keys:
+        return prefix
+    matches = sorted(key for key in keys if prefix and key.startswith(prefix))
     if not matches:
         raise UserError(
-            f"key={prefix!r}: no finished run of {len(finished)} in store={str(store)!r} starts so; "
-            f"valid: {_first_keys(sorted(finished)) or 'none'}"
+            f"key={prefix!r}: no {kind}run of {len(keys)} in store={str(store)!r} starts so; "
+            f"valid: {_first_keys(sorted(keys)) or 'none'}"
         )
     if len(matches) > 1:
         raise UserError(
             f"key={prefix!r} is the beginning of {len(matches)} runs: {_first_keys(matches)}"
         )
-    return finished[matches[0]]
+    return matches[0]
 
 
 def read_answers(run: RunDir, metric: str | None = None) -> AnsweredRun:

@@ -16,7 +16,7 @@ def ranking(scores: Tensor) -> Tensor:
     `torch.topk` leaves the order of ties open, and it differs between devices; a stable sort does not.
 
     Raises:
-        MethodError: a score is NaN or infinite.
+        PlanError: a score is NaN or infinite.
     """
     return require_finite(scores, "scores").argsort(dim=1, descending=True, stable=True)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import espalier
@@ -119,6 +120,10 @@ def test_pictures_come_as_files_arrays_and_chats(model, questions, tmp_path):
             str(tmp_path / "scene.png"),
             tmp_path / "scene.png",
             np.asarray(image),
+            (tmp_path / "scene.png").read_bytes(),
+            torch.from_numpy(np.array(image)),
+            torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255,
+            np.asarray(image) / 255,
             [image],
         ]
         answers = [pruned.ask(item, question) for item in ways] + [
@@ -292,7 +297,8 @@ def test_what_cannot_work_is_one_line_with_the_argument(model, line):
 
 UNANSWERED = {
     "image 'no.png' does not exist": lambda p, i: p.ask("no.png", "w"),
-    "image of shape (3, 3, 3) and float64": lambda p, i: p.ask(np.zeros((3, 3, 3)), "w"),
+    "image of shape (3, 3, 3) and int64": lambda p, i: p.ask(np.zeros((3, 3, 3), int), "w"),
+    "values from 0 to 7, such as pixels": lambda p, i: p.ask(np.full((3, 3, 3), 7.0), "w"),
     "image=object cannot be opened; valid: a PIL image": lambda p, i: p.ask(object(), "w"),
     "question=None must be a text": lambda p, i: p.ask(i),
     "question 1: image 'no.png'": lambda p, i: p.ask_many(

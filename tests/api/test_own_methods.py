@@ -15,6 +15,7 @@ import torch
 
 import espalier
 import run
+from espalier.harness.api.questions import question_chat
 from espalier.methods.base import (
     Assignment,
     Attended,
@@ -26,6 +27,7 @@ from espalier.methods.base import (
     TokenReducer,
 )
 from espalier.methods.compressor import CacheCompressor
+from espalier.methods.denoiser import DenoisingReducer
 from espalier.methods.select.topk import top
 from espalier.methods.uniform import Uniform
 
@@ -71,6 +73,11 @@ def raises(view: Any, keep: int) -> Plan:
 @pytest.fixture(scope="module")
 def model() -> Any:
     return espalier.load("seedling", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def denoising() -> Any:
+    return espalier.load("seedling_diffusion", device="cpu")
 
 
 def refusal(model: Any, method: Any) -> espalier.UserError:
@@ -143,6 +150,17 @@ MISTAKES = {
         lambda view, keep: Plan(first(view, keep), Mixture(torch.ones(1, 144, 14))),
         ("Mixture.matrix is (1, 144, 14)", "(1, 14, 144)"),
     ),
+    "not a number": (
+        lambda view, keep: Plan(top(view.signals["last_attention"] / 0, keep)),
+        ("scores: 144 of 144 values are NaN or infinite",),
+    ),
+    "weight": (
+        lambda view, keep: Plan(
+            first(view, keep), Assignment(first(view, 144) % 14, torch.full((1, 144), torch.nan))
+        ),
+        ("Assignment.weight holds NaN or infinity",),
+    ),
+    "field": (lambda view, keep: setattr(view, "tokens", 0), ("cannot assign to field 'tokens'",)),
     "failure": (fails, ("`plan` failed", f"{__file__}:", "ZeroDivisionError")),
     "own error": (raises, ("OwnError: two lines", f"{__file__}:")),
 }
@@ -197,6 +215,9 @@ def test_what_a_method_raised_stays_the_cause(model: Any) -> None:
         ),
         ((Site("layer", 2),), None, ("`needs` returns None", "espalier.methods.base.Need")),
         ((Site("layer", 2),), (Need("last_atention"),), ("did you mean last_attention",)),
+        ((Site("layer", 99),), (), ("layer=99", "valid for layer: 0 to 5")),
+        ((Site("layr", 2),), (), ("'layr'", "valid for where: tower")),  # type: ignore[arg-type]
+        ((Site("layer", 4), Site("layer", 2)), (), ("layer=4", "valid: first to last")),
     ],
 )
 def test_what_a_method_declares_is_checked_first(
@@ -207,14 +228,107 @@ def test_what_a_method_declares_is_checked_first(
     assert [word for word in (*words, "Mine") if word not in str(caught.value)] == []
 
 
+@pytest.mark.parametrize(
+    ("where", "layer", "words"),
+    [
+        (Site("prefix"), None, "valid: a site before a later layer"),
+        (Site("layer", 2), 2, "valid for layer: 0 to 1"),
+        (Site("layer", 2), 77, "valid for layer: 0 to 1"),
+    ],
+)
+def test_attention_of_a_layer_that_has_not_run_is_refused(
+    model: Any, where: Site, layer: int | None, words: str
+) -> None:
+    line = str(refusal(model, Mine(first, (where,), (Need("last_attention", layer),))))
+    assert f"`needs` returns Need(signal='last_attention', layer={layer})" in line
+    assert words in line
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        (lambda share, n_sites: None, "`fractions` returns None"),
+        (lambda share, n_sites: (share, share), "valid: a tuple of 1 numbers"),
+        (lambda share, n_sites: (float("nan"),), "returns (nan,)"),
+        (lambda share, n_sites: (share / 0,), "`fractions` failed"),
+    ],
+)
+def test_shares_of_sites_are_checked_first(model: Any, shares: Any, words: str) -> None:
+    @dataclass(frozen=True)
+    class Shared(Mine):
+        def fractions(self, share: float, n_sites: int) -> Any:
+            return shares(share, n_sites)
+
+    with pytest.raises(espalier.UserError) as caught:
+        espalier.apply(model, Shared(first), ratio=0.9)
+    assert "method Shared" in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_an_unknown_rule_of_positions_is_refused_first(model: Any) -> None:
+    @dataclass(frozen=True)
+    class Closed(Mine):
+        def positions(self, depth: int) -> Any:
+            return "closed"
+
+    with pytest.raises(espalier.UserError, match="`positions` returns 'closed'; valid: original"):
+        espalier.apply(model, Closed(first), ratio=0.9, positions="method")
+
+
+def test_a_method_that_writes_into_its_view_changes_nothing(model: Any) -> None:
+    def merged(view: Any, keep: int) -> Plan:
+        kept = first(view, keep)
+        return Plan(kept, Assignment(first(view, 144) % keep, torch.full((1, 144), 1 / 11)))
+
+    def written(view: Any, keep: int) -> Plan:
+        view.grid.zero_()
+        view.signals["last_attention"].zero_()
+        view.tokens.normal_()
+        return merged(view, keep)
+
+    def logits(rule: Callable[..., Plan]) -> torch.Tensor:
+        chat = question_chat(PICTURE, "what is it ?", model.spec)
+        with espalier.apply(model, Mine(rule), ratio=0.9) as pruned:
+            inputs = pruned._opened.codec.encode([chat])
+            more = {"max_new_tokens": 2, "output_logits": True}
+            generated = pruned._opened.generator.generate(inputs, ["0"], **more)
+        assert generated.logits is not None
+        return generated.logits
+
+    assert torch.equal(logits(written), logits(merged))
+
+
 @dataclass(frozen=True)
 class Scores(CacheCompressor):
-    """Scores by a function of the view."""
+    """Scores by a function of the view; the other calls by functions where they are given."""
 
     rule: Callable[..., Any] = len
+    calls: Any = ()
 
     def score(self, view: Any) -> Any:
         return self.rule(view)
+
+    def allocate(self, scores: Any, total: int) -> Any:
+        rule = dict(self.calls).get("allocate", super().allocate)
+        return rule(scores, total)
+
+    def keep(self, scores: Any, count: int) -> Any:
+        rule = dict(self.calls).get("keep", super().keep)
+        return rule(scores, count)
+
+    def merge(self, scores: Any, kept: Any) -> Any:
+        rule = dict(self.calls).get("merge", super().merge)
+        return rule(scores, kept)
+
+
+def by_key(view: Any) -> torch.Tensor:
+    norms: torch.Tensor = view.keys[:1, view.candidates].norm(dim=-1)
+    return norms
+
+
+def written_keys(view: Any) -> torch.Tensor:
+    view.keys.div_(2)
+    return by_key(view)
 
 
 @pytest.mark.parametrize(
@@ -224,6 +338,8 @@ class Scores(CacheCompressor):
         (lambda view: torch.ones(3, len(view.candidates)), ("3 rows", "valid: 1")),
         (lambda view: torch.ones(1, 5), ("(1, 5)", "(K, 144) of a floating type")),
         (lambda view: view.nothing, ("`score` failed", "AttributeError")),
+        (lambda view: by_key(view) / 0, ("scores: 144 of 144 values",)),
+        (written_keys, ("`score` writes into view.keys or view.queries", "view.keys.clone()")),
     ],
 )
 def test_a_compressor_is_checked_alike(model: Any, rule: Any, words: tuple[str, ...]) -> None:
@@ -231,11 +347,109 @@ def test_a_compressor_is_checked_alike(model: Any, rule: Any, words: tuple[str, 
     assert [word for word in words if word not in line] == []
 
 
+@pytest.mark.parametrize(
+    ("call", "rule", "words"),
+    [
+        ("allocate", lambda scores, total: None, "`allocate` returns is a NoneType"),
+        ("allocate", lambda scores, total: [1] * 6, "`allocate` returns is a list"),
+        ("allocate", lambda scores, total: torch.full((6,), 9), "in sum 54; valid"),
+        ("allocate", lambda scores, total: torch.full((6,), total / 6), "of float32"),
+        ("keep", lambda scores, count: None, "`keep` returns is a NoneType"),
+        ("keep", lambda scores, count: scores.topk(count).indices, "row 0 is unsorted"),
+        ("keep", lambda scores, count: torch.arange(count)[None] + 140, "row 0 holds 144"),
+        ("keep", lambda scores, count: torch.zeros(1, count).long(), "holds 0 more than once"),
+        ("merge", lambda scores, kept: 5, "`merge` returns is a int"),
+        ("merge", lambda scores, kept: scores, "`merge` returns is (1, 144) of float32"),
+        ("merge", lambda scores, kept: scores.long() + 999, "must lie in [-1, 144)"),
+        ("merge", lambda scores, kept: scores / fails, "`merge` failed"),
+    ],
+)
+def test_every_call_of_a_compressor_is_checked(
+    model: Any, call: str, rule: Any, words: str
+) -> None:
+    assert words in str(refusal(model, Scores(rule=by_key, calls=((call, rule),))))
+
+
+@dataclass(frozen=True)
+class Steps(DenoisingReducer):
+    """Shares of steps by a function."""
+
+    rule: Callable[..., Any]
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        return (Site("block", 1),)
+
+    def plan(self, view: Any, keep: int) -> Plan:
+        return Plan(first(view, keep))
+
+    def ratios(self, ratio: float, steps: int) -> Any:
+        return self.rule(ratio, steps)
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda ratio, steps: 0.5, "`ratios` returns 0.5; valid: a tuple of"),
+        (lambda ratio, steps: (ratio,), "`ratios` returns (0.0,)"),
+        (lambda ratio, steps: (2.0,) * steps, "numbers in [0, 1]"),
+        (lambda ratio, steps: ratio / 0, "`ratios` failed"),
+    ],
+)
+def test_shares_of_denoising_steps_are_checked_first(denoising: Any, rule: Any, words: str) -> None:
+    with pytest.raises(espalier.UserError) as caught:
+        espalier.apply(denoising, Steps(rule), ratio=0.9)
+    assert "method Steps" in str(caught.value)
+    assert words in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Entered(Steps):
+    """Merges entries of a cached prompt by functions."""
+
+    choose: Callable[..., Any] = top
+    merge: Callable[..., Any] = fails
+
+    merges_entries = True
+
+    def chosen(self, attention: Any, keep: int) -> Any:
+        return self.choose(attention, keep)
+
+    def merged(self, entries: Any) -> Any:
+        return self.merge(entries)
+
+
+@pytest.mark.parametrize(
+    ("choose", "merge", "words"),
+    [
+        (lambda attention, keep: None, fails, "`chosen` returns is a NoneType"),
+        (lambda attention, keep: torch.zeros(1, keep).long(), fails, "holds 0 more than once"),
+        (top, lambda entries: 5, "`merged` failed"),
+        (top, lambda entries: (entries.keys, entries.values), "keys that `merged` returns is"),
+    ],
+)
+def test_entries_of_a_cached_prompt_are_checked(
+    denoising: Any, choose: Any, merge: Any, words: str
+) -> None:
+    method = Entered(lambda ratio, steps: (0.0, *(ratio,) * (steps - 1)), choose, merge)
+    with (
+        pytest.raises(espalier.UserError) as caught,
+        espalier.apply(denoising, method, ratio=0.9) as pruned,
+    ):
+        pruned.ask(PICTURE, "what is it ?", max_new_tokens=4, steps=2, prefix_cache=True)
+    assert "method Entered at block 1" in str(caught.value)
+    assert words in str(caught.value)
+
+
 @dataclass(frozen=True)
 class Guide(Decoder):
     """Chooses by a function of the view."""
 
     rule: Callable[..., Any]
+    count: Any = 1
+
+    @property
+    def window(self) -> Any:
+        return self.count
 
     @property
     def guided(self) -> bool:
@@ -253,6 +467,7 @@ class Guide(Decoder):
     [
         (lambda view, keep: Plan(first(view, keep)), ("what `choose` returns is a Plan",)),
         (lambda view, keep: first(view, keep, 140), ("method Guide", "[0, 144)")),
+        (lambda view, keep: first(view, keep - 1), ("keeps 13 tokens, the budget asks for 14",)),
         (fails, ("`choose` failed", "ZeroDivisionError")),
     ],
 )
@@ -263,6 +478,12 @@ def test_a_decoder_is_checked_alike(model: Any, rule: Any, words: tuple[str, ...
     ):
         pruned.ask(PICTURE, "what is it ?")
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("count", [0, 2.5, None, "always"])
+def test_the_window_of_a_decoder_is_checked_first(model: Any, count: Any) -> None:
+    with pytest.raises(espalier.UserError, match=f"method Guide: `window` is {count!r}; valid"):
+        espalier.apply(model, Guide(first, count), ratio=0.9, transport="sequential")
 
 
 @dataclass(frozen=True)

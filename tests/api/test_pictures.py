@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import espalier
 from espalier.harness.api.applied import sample_ids
+from espalier.harness.api.picture_sources import opened_picture
 from espalier.harness.api.questions import open_chat, question_chat, video
 from tests.family_runs import saved
 from tests.tiny import picture
@@ -28,6 +35,72 @@ def video_model() -> Any:
 @pytest.fixture(scope="module")
 def pictures() -> list[Image.Image]:
     return [picture(number, 112, 112) for number in range(6)]
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """The address of a server on this machine with a picture and a text."""
+    picture(0, 56, 42).save(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text("no picture")
+    serve = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_picture_may_lie_at_an_address(address: str, model: Any) -> None:
+    opened = opened_picture(f"{address}/a.png", "drop")
+    assert opened.tobytes() == picture(0, 56, 42).convert("RGB").tobytes()
+    part = {"type": "image", "url": f"{address}/a.png"}
+    (chat,) = open_chat([{"role": "user", "content": [part]}], model.spec)
+    assert chat["content"][0]["image"].tobytes() == opened.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("b.png", "cannot be fetched (HTTP Error 404: File not found); valid: an address"),
+        ("a.txt", "cannot be read as an image"),
+    ],
+)
+def test_an_address_without_a_picture_is_one_line(address: str, path: str, words: str) -> None:
+    with pytest.raises(espalier.UserError) as caught:
+        opened_picture(f"{address}/{path}", "drop")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.full((4, 4, 3), -0.5), "values from -0.5 to 0"),
+        (np.full((4, 4, 3), np.nan), "values from nan to nan"),
+        (torch.full((3, 4, 4), 2.5), "values from 0 to 2.5"),
+        (torch.zeros(5, 5, 2), "image of shape (5, 5, 2) and float32"),
+        (torch.zeros(2, 3, 4, 4, 5), "image of shape (2, 3, 4, 4, 5)"),
+        (np.zeros((4, 4), bool), "and bool"),
+    ],
+)
+def test_arrays_of_another_shape_or_range_are_one_line(value: Any, words: str) -> None:
+    with pytest.raises(espalier.UserError) as caught:
+        opened_picture(value, "drop")
+    assert words in str(caught.value)
+    assert "[0, 1]" in str(caught.value)
+
+
+def test_words_that_a_model_does_not_know_are_told_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    toy = espalier.load("seedling", device="cpu")
+    with espalier.apply(toy, "none") as plain:
+        for _ in range(2):
+            plain.ask(picture(0, 96, 96), "what is the purpose of red ?", max_new_tokens=1)
+        plain.ask(picture(0, 96, 96), "what shape is red ?", max_new_tokens=1)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "no token" in line]
+    assert lines == [
+        "model='seedling' has no token for 'purpose': they are read as unknown, and the answer may mean nothing"
+    ]
 
 
 @pytest.mark.parametrize("method", ["random", "random_layer2"])

@@ -1,4 +1,4 @@
-"""A decoder's process runs the user's script again: refused before it starts if the script has no guard."""
+"""A decoder's process runs the user's script again: without a guard there are threads, or a refusal."""
 
 from __future__ import annotations
 
@@ -33,13 +33,46 @@ def script(folder: Path, text: str, *argv: str) -> subprocess.CompletedProcess[s
     )
 
 
+PROCESSES = 'ask(transport="processes")\n'
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["ask()\n", "def main():\n    ask()\nmain()\n"])
-def test_a_script_without_a_guard_is_one_line_and_runs_once(tmp_path: Path, text: str) -> None:
+def test_a_script_without_a_guard_has_threads_and_runs_once(tmp_path: Path, text: str) -> None:
+    done = script(tmp_path, text)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("BEGIN") == 1
+    (line,) = [one for one in done.stderr.splitlines() if "threads" in one]
+    assert 'if __name__ == "__main__":' in line
+    assert "own.py again, since line" in line
+
+
+def test_two_sides_on_a_cpu_have_processes_only_where_a_guard_stands(tmp_path: Path) -> None:
+    call = (
+        "from torch import device\n"
+        "from espalier.harness.decoding.speculative.device_places import transport_of\n"
+        'def chosen(): return transport_of("auto", True, [device("cpu")], [device("cpu")])\n'
+    )
+    (tmp_path / "own.py").write_text(f"{call}print(chosen())\n{GUARD}    print(chosen())\n")
+    done = subprocess.run(
+        [sys.executable, "own.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["threads", "processes"]
+    assert done.stderr.count("own.py again, since line 4 is outside of a guard") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [PROCESSES, f"def main():\n    {PROCESSES}main()\n"])
+def test_a_process_without_a_guard_is_one_line_and_runs_once(tmp_path: Path, text: str) -> None:
     done = script(
         tmp_path,
         f"try:\n    {text.splitlines()[-1]}\nexcept espalier.UserError as error:\n    print(error)\n"
-        if text == "ask()\n"
+        if text == PROCESSES
         else text,
     )
     assert done.stdout.count("BEGIN") == 1
@@ -53,7 +86,7 @@ def test_a_script_without_a_guard_is_one_line_and_runs_once(tmp_path: Path, text
 
 @pytest.mark.slow
 def test_a_module_by_name_is_a_script_too(tmp_path: Path) -> None:
-    done = script(tmp_path, "ask()\n", "-m", "own")
+    done = script(tmp_path, PROCESSES, "-m", "own")
     assert done.stdout.count("BEGIN") == 1
     assert "UserError: transport=processes starts a process that runs" in done.stderr
 

@@ -147,7 +147,8 @@ def make_bench(
 
     monkeypatch.setattr("espalier.harness.evaluation.evaluate.evaluate", fake.evaluate)
     monkeypatch.setattr(
-        "espalier.harness.evaluation.evaluate.open_benchmark", lambda spec, *more: None
+        "espalier.harness.evaluation.evaluate.open_benchmark",
+        lambda spec, *more: SimpleNamespace(tasks=()),
     )
     monkeypatch.setattr("espalier.harness.models.adapter.load_adapter", load)
     return Bench(store, capsys, fake)

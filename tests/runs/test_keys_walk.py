@@ -88,6 +88,7 @@ EXEMPT = {
     "log": "where the row is mirrored",
     "log_options": "where the row is mirrored",
     "log_samples": "what the mirror shows",
+    "log_pictures": "what the mirror shows",
     "store": "where the row lies",
     "offline": "whether files may be fetched; their content is hashed",
     "curves": "what is drawn afterwards",

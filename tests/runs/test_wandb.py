@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,15 +15,22 @@ from typing import Any
 import pytest
 
 from espalier.harness.cli import wandb as wandb_sync
+from espalier.harness.cli.wandb import records
 from espalier.harness.runs import wandb_log
 from espalier.harness.runs.wandb_marks import MirrorMark
 from espalier.harness.store import Store
-from tests.runs.helpers import Bench, make_bench
+from tests.runs.helpers import Bench, Outcome, make_bench
 
 wandb = pytest.importorskip("wandb")
 
 from espalier.harness.runs.wandb_content import answers  # noqa: E402
-from espalier.harness.runs.wandb_offline import records  # noqa: E402
+
+
+class Undrawn(Bench):
+    """A bench that logs no pictures: its model draws nothing."""
+
+    def __call__(self, *argv: str) -> Outcome:
+        return super().__call__(*argv, *(["log.pictures=0"] if "log=wandb" in argv else []))
 
 
 @pytest.fixture
@@ -32,7 +40,8 @@ def bench(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     for name in ("DATA", "CACHE", "CONFIG"):
         monkeypatch.delenv(f"WANDB_{name}_DIR", raising=False)
-    return make_bench(tmp_path / "store", capsys, monkeypatch)
+    made = make_bench(tmp_path / "store", capsys, monkeypatch)
+    return Undrawn(made.store, capsys, made.fake)
 
 
 @pytest.fixture
@@ -51,11 +60,20 @@ def test_wandb_run_is_written_offline_after_the_row(bench: Bench) -> None:
     (file,) = bench.store.glob("wandb/offline-run-*/*.wandb")
     logged = {one.WhichOneof("record_type"): one for one in records(file)}
     assert logged["run"].run.run_id == done.last["run_key"]
-    steps = {
-        item.nested_key[0] if item.nested_key else item.key
-        for item in logged["history"].history.item
-    }
-    assert {"samples", *(f"metrics/{name}" for name in done.last["metrics"])} <= steps
+    config = {item.key: json.loads(item.value_json) for item in logged["run"].run.config.update}
+    cell = {name: done.last[name] for name in ("model", "method", "benchmark", "ratio", "seed")}
+    assert {name: config[name] for name in cell} == cell
+    *progress, last = steps_of(file)
+    metrics = done.last["metrics"]
+    assert {
+        f"metrics/{name}": one["value"] for name, one in metrics.items()
+    }.items() <= last.items()
+    assert {
+        f"stderr/{name}": one["stderr"] for name, one in metrics.items()
+    }.items() <= last.items()
+    assert [step["progress/samples"] for step in progress] == [1, 2, 3]
+    assert progress[-1]["progress/share"] == 1
+    assert logged["exit"].exit.exit_code == 0
     assert logged["artifact"].artifact.name == f"row-{done.last['run_key']}"
     # Nothing lies outside, so that the folder can be moved.
     assert all(
@@ -65,6 +83,54 @@ def test_wandb_run_is_written_offline_after_the_row(bench: Bench) -> None:
     assert "WANDB_DATA_DIR" not in os.environ
     # Where rows are mirrored does not change them: the same key is found with another log.
     assert bench("method=fastv", "log=none").last["status"] == "cached"
+
+
+def steps_of(file: Path) -> list[dict[str, Any]]:
+    """Return the values of each logged step."""
+    return [
+        {
+            item.key or "/".join(item.nested_key): json.loads(item.value_json)
+            for item in record.history.item
+        }
+        for record in records(file)
+        if record.WhichOneof("record_type") == "history"
+    ]
+
+
+def test_a_run_that_fails_ends_as_failed_and_is_opened_again(bench: Bench) -> None:
+    bench.fake.stop_after = 2
+    with contextlib.suppress(KeyboardInterrupt):
+        bench("method=fastv", "log=wandb")
+    (torn,) = bench.store.glob("wandb/offline-run-*/*.wandb")
+    assert [one.exit.exit_code for one in records(torn) if one.HasField("exit")] == [1]
+    assert [step["progress/samples"] for step in steps_of(torn)] == [1, 2]
+    assert not MirrorMark.all(bench.store)
+    assert bench("method=fastv", "log=wandb").code == 0
+    (whole,) = bench.store.glob("wandb/offline-run-*/*.wandb")
+    assert [step.get("progress/samples") for step in steps_of(whole)] == [3, None]
+
+
+def test_a_sweep_has_a_table_of_its_rows(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = ("-m", "method=none,fastv", "ratio=0.5", "log=wandb")
+    rows = {row["method"]: row for row in bench(*sweep).rows}
+    (file,) = bench.store.glob("wandb/offline-run-*/run-sweep_*.wandb")
+    (run_record,) = [one.run for one in records(file) if one.HasField("run")]
+    assert run_record.job_type == "comparison"
+    assert run_record.run_group == MirrorMark.all(bench.store)[0].read()["group"]
+    (table,) = file.parent.glob("files/media/table/comparison_*.json")
+    content = json.loads(table.read_bytes())
+    lines = [dict(zip(content["columns"], line, strict=True)) for line in content["data"]]
+    assert [line["method"] for line in lines] == ["none", "fastv"]
+    for line in lines:
+        row = rows[line["method"]]
+        assert line["value"] == row["metrics"][line["metric"]]["value"]
+        assert line["stderr"] == row["metrics"][line["metric"]]["stderr"]
+        assert line["tokens/kept_final"] == row["tokens"]["kept_final"]
+    # Logged once, listed for upload, and anew if a row is.
+    assert wandb_sync.main(["--store", str(bench.store), "--dry"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("3 runs to upload")
+    bench(*sweep)
+    assert list(bench.store.glob("wandb/offline-run-*/run-sweep_*.wandb")) == [file]
 
 
 @pytest.mark.parametrize(
@@ -92,8 +158,10 @@ def test_trouble_with_wandb_is_a_line_and_the_sweep_goes_on(
     done = bench("-m", "method=none,fastv", "ratio=0.5", "log=wandb")
     assert done.code == 0
     lines = [line for line in done.err.splitlines() if line.startswith("log=wandb")]
-    assert len(lines) == 2
-    assert all("CommError: no such entity; its row is in the store" in line for line in lines)
+    *of_runs, of_sweep = lines
+    assert len(of_runs) == 2
+    assert all("CommError: no such entity; its row is in the store" in line for line in of_runs)
+    assert of_sweep == "log=wandb: the sweep was not compared: CommError: no such entity"
     assert len(Store(bench.store).rows()) == 2
 
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 from espalier.harness.cost.budget import Budget, BudgetError
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.schedule import shortened_layer
-from espalier.methods.base import TokenReducer
+from espalier.harness.errors import brief
+from espalier.methods.base import PlanError, TokenReducer
+from espalier.methods.blame import Blame
 from espalier.methods.denoiser import as_denoiser
 
 #: A share of 1, with which a schedule may end, keeps one token: a sequence cannot become empty.
 _NEARLY_ALL = 1 - 2.0**-30
+
+#: Error of a share that a schedule sums up.
+_ROUNDING = 1e-9
 
 
 def step_budgets(
@@ -27,12 +32,38 @@ def step_budgets(
         MethodError: the method has no such ratio.
     """
     sites = method.all_sites(facts.tower.layers, facts.text.layers)
-    if not sites or method.ratios(0.0, steps) is None:
+    if not sites or _checked_ratios(method, "ratios", 0.0, steps) is None:
         return (budget,) * steps
     base = base_ratio(method, budget, facts)
-    merging = as_denoiser(method) if cached else None
-    ratios = method.ratios(base, steps) if merging is None else merging.cached_ratios(base, steps)
+    call = "cached_ratios" if cached and as_denoiser(method) is not None else "ratios"
+    ratios = _checked_ratios(method, call, base, steps)
     return tuple(Budget("kept", min(ratio, _NEARLY_ALL)) for ratio in ratios or ())
+
+
+def _checked_ratios(
+    method: TokenReducer, call: str, ratio: float, steps: int
+) -> tuple[float, ...] | None:
+    """Return the shares of the steps, or None.
+
+    Raises:
+        PlanError: they are not `steps` numbers in [0, 1], or the method fails.
+    """
+    with Blame(method, call):
+        ratios: tuple[float, ...] | None = getattr(method, call)(ratio, steps)
+        if ratios is not None and not _are_shares(ratios, steps):
+            raise PlanError(
+                f"`{call}` returns {brief(repr(ratios))}; valid: a tuple of {steps} numbers in [0, 1], "
+                "a share for each step"
+            )
+        return ratios
+
+
+def _are_shares(ratios: object, steps: int) -> bool:
+    return (
+        isinstance(ratios, tuple)
+        and len(ratios) == steps
+        and all(isinstance(ratio, float | int) and 0 <= ratio <= 1 + _ROUNDING for ratio in ratios)
+    )
 
 
 def base_ratio(method: TokenReducer, budget: Budget, facts: ModelFacts) -> float:

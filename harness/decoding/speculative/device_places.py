@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import torch
 
+from espalier.harness.decoding.speculative.main_guard import why_not_imported
+from espalier.harness.errors import tell_once
 from espalier.harness.specs.run_spec import ModelSpec
 
 
@@ -37,13 +39,23 @@ def transport_of(
     """Return the transport of two sides, which `engine.transport=auto` leaves open.
 
     Sides that work in turn need no second process. Two models on one GPU share it by streams, since two processes would
-    only take turns on it; two models elsewhere get a process each, since Python runs one thread at a time.
+    only take turns on it; two models elsewhere get a process each, since Python runs one thread at a time. In a script
+    that a second process would run again, they get threads, which one line reports.
     """
     if setting != "auto":
         return setting
     if not overlap:
         return "sequential"
-    return "threads" if one_gpu(target, draft) else "processes"
+    if one_gpu(target, draft):
+        return "threads"
+    reason = why_not_imported()
+    if reason is None:
+        return "processes"
+    tell_once(
+        f"draft and target run in threads: a second process, which is faster, {reason}; valid for processes: the call "
+        'below `if __name__ == "__main__":`'
+    )
+    return "threads"
 
 
 def one_gpu(target: Collection[torch.device], draft: Collection[torch.device]) -> bool:

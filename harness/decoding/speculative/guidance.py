@@ -64,7 +64,7 @@ class GuidanceReader(TokenReducer):
         n_rows, n_tokens, _ = view.tokens.shape
         with Blame(self.decoder, "choose", view.site):
             chosen = self.decoder.choose(view, keep)
-            check_choice(chosen, view, self.decoder.source == "cache")
+            check_choice(chosen, view, keep, self.decoder.source == "cache")
         (chosen,) = chosen
         # One transfer: the draft is on another device, or in another process.
         self.on_choice(Guidance(chosen.cpu(), n_tokens))

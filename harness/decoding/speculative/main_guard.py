@@ -27,20 +27,24 @@ def check_script() -> None:
         raise UserError(
             f"{key} cannot start a process while another one imports the script; valid: {REMEDY}"
         )
+    reason = why_not_imported()
+    if reason is not None:
+        raise UserError(f"{key} starts a process that {reason}; valid: {REMEDY}")
+
+
+def why_not_imported() -> str | None:
+    """Return what a new process would do with the running script, if that fails; None if it may be imported again."""
     main = sys.modules["__main__"]
     module_spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     module_name = getattr(module_spec, "name", None)
     if file is None or module_name == "__main__" or str(module_name).endswith(".__main__"):
-        return  # a notebook, a prompt, `-c` or a package: nothing is imported again
+        return None  # a notebook, a prompt, `-c` or a package: nothing is imported again
     if not Path(file).is_file():
-        raise UserError(
-            f"{key} starts a process that imports {file}, which is not a file; valid: {REMEDY}"
-        )
+        return f"imports {file}, which is not a file"
     line = _line_of_main(file)
     if line is not None and not _is_guarded(Path(file), line):
-        raise UserError(
-            f"{key} starts a process that runs {file} again, since line {line} is outside of a guard; valid: {REMEDY}"
-        )
+        return f"runs {file} again, since line {line} is outside of a guard"
+    return None
 
 
 def _line_of_main(file: str) -> int | None:

@@ -41,6 +41,7 @@ class DeciderAttention(DecoderSignal):
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
         """Return the attention of the site's layer."""
         index = self.site.layer if self.need.layer is None else self.need.layer
+        self._check_layer(index)
         return [(self.context.parts.decoder.layers[index].self_attn, self._watch)]
 
     def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:

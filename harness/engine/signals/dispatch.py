@@ -16,7 +16,7 @@ from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.signals.producer import Context, Producer, ViewRequest
 from espalier.harness.engine.signals.table import BEFORE_DECODER, INSIDE_TOWER, PRODUCERS
 from espalier.harness.engine.visibility import visibility_of
-from espalier.methods.base import MethodError, Need, Site, TokenReducer
+from espalier.methods.base import MethodError, Need, PlanError, Site, TokenReducer
 
 
 class Signals:
@@ -42,6 +42,7 @@ class Signals:
         stage: Callable[[], Stage | None],
     ) -> None:
         visibility = visibility_of(adapter.decoder.config)
+        self._method = method
         self._context = Context(adapter, sites, prior, stage, visibility)
         self._producers: list[Producer] = []
         self._by_site: dict[Site, dict[str, Producer]] = {}
@@ -74,7 +75,13 @@ class Signals:
 
     def watchers(self) -> list[tuple[nn.Module, Watcher]]:
         """Return the modules that an `AttentionTap` must watch, with their watchers."""
-        return [pair for producer in self._producers for pair in producer.watchers()]
+        pairs: list[tuple[nn.Module, Watcher]] = []
+        for producer in self._producers:
+            try:
+                pairs += producer.watchers()
+            except PlanError as error:
+                raise PlanError(f"method {type(self._method).__name__}: {error}") from None
+        return pairs
 
     @property
     def watched_layers(self) -> list[nn.Module]:

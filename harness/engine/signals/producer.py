@@ -17,7 +17,7 @@ from espalier.harness.engine.attention_probe import Watcher
 from espalier.harness.engine.layout import Layout, Stage, take
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.visibility import Visibility
-from espalier.methods.base import Need, Site
+from espalier.methods.base import Need, PlanError, Site
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +141,23 @@ class DecoderSignal(Producer):
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
         """Return the attention of the layer."""
         index = self.site.layer - 1 if self.need.layer is None else self.need.layer
+        self._check_layer(index)
         return [(self.context.parts.decoder.layers[index].self_attn, self._watch)]
+
+    def _check_layer(self, layer: int) -> None:
+        """Raise PlanError unless a decoder layer has run its attention by the time of the site."""
+        first = self.site.shortens
+        last = (self.site.layer if first is None else first) - 1
+        if not 0 <= layer <= last:
+            place = f"at the site {self.site.where} {self.site.layer}"
+            raise PlanError(
+                f"`needs` returns {self.need} {place}, and no such decoder layer has run by then; "
+                + (
+                    f"valid for layer: 0 to {last}"
+                    if last >= 0
+                    else "valid: a site before a later layer"
+                )
+            )
 
     def _watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
         stage = self.context.stage()

@@ -147,7 +147,8 @@ class TowerPlanner:
             for name, value in signals.items()
         }
         with judged_by(fits_in_free_memory):
-            plan = self._method.answer(self._view(site, images, tokens, group_signals), n_keep)
+            view = self._view(site, images, tokens.clone(), group_signals)
+            plan = self._method.answer(view, n_keep)
         hidden = self._hidden(plan, images.hidden, tokens, slots, n_keep)
         origin = take(images.origin, plan.kept, -1)
         ascending = torch.arange(n_keep, device=indices.device).expand_as(origin)
@@ -159,7 +160,7 @@ class TowerPlanner:
     ) -> View:
         row, column = images.origin // self._side, images.origin % self._side
         image_signals = {
-            "sizes": images.sizes,
+            "sizes": images.sizes.clone(),
             "sequence": pad(images.order, (self._policy.extra, 0), value=-1),
         }
         return View(

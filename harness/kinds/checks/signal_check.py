@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
+from itertools import pairwise
+from typing import get_args
 
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.errors import Refused
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.run_spec import ModelSpec
-from espalier.methods.base import Method, MethodError, Need, PlanError, Site, TokenReducer
+from espalier.methods.base import Method, MethodError, Need, PlanError, Site, TokenReducer, Where
 from espalier.methods.blame import Blame
 
 
@@ -23,6 +26,8 @@ def signals_of(method: Method, facts: ModelFacts) -> set[str]:
         _check_items("sites", method.sites(facts.text.layers), Site)
         sites = method.read_sites(facts.tower.layers, facts.text.layers)
         _check_items("read_sites", sites, Site)
+        # A decoder may read the target after its last layer.
+        _check_sites(sites, facts, facts.text.layers + method.drafts)
     signals = set()
     for site in sites:
         with Blame(method, "needs", site):
@@ -37,6 +42,21 @@ def _check_items(call: str, items: object, kind: type[object]) -> None:
         raise PlanError(
             f"`{call}` returns {items!r}; valid: a tuple of espalier.methods.base.{kind.__name__}"
         )
+
+
+def _check_sites(sites: Sequence[Site], facts: ModelFacts, depth: int) -> None:
+    """Raise PlanError for kinds of site that do not exist, layers outside the model, and layers out of order."""
+    for site in sites:
+        if site.where not in get_args(Where):
+            raise PlanError(
+                f"`sites` returns {site}; valid for where: {', '.join(get_args(Where))}"
+            )
+        layers = facts.tower.layers if site.where == "tower" else depth
+        if not 0 <= site.layer < max(layers, 1):
+            raise PlanError(f"`sites` returns {site}; valid for layer: 0 to {layers - 1}")
+    for site, following in pairwise(sites):
+        if following.where == site.where and following.layer < site.layer:
+            raise PlanError(f"`sites` returns {site} before {following}; valid: first to last")
 
 
 def check_signals(model: ModelSpec, method: Method, name: str, base: type[object]) -> None:

@@ -1,0 +1,200 @@
+"""`store show --pictures`: the kept tokens of stored samples, drawn from a real run made again from its row."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import espalier
+import run
+from espalier.harness.cli.store import main
+from espalier.harness.evaluation.evaluate import open_benchmark
+from espalier.harness.runs.model_pool import Pool
+from espalier.harness.runs.row_job import job_of_row
+from espalier.harness.runs.sample_pictures import draw_samples
+from espalier.harness.seedling.scene_benchmarks import sample_scene
+from espalier.harness.store import Store
+
+SETTINGS = (
+    *("benchmark=seedling_vqa", "limit=4", "json=false", "engine.batch_size=3"),
+    *("model.generation.repetition_penalty=1.1", "seed=3"),
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a pruned run, whose sample 3 is wrong, and the unpruned model's."""
+    store = tmp_path_factory.mktemp("made")
+    logged = ("log=wandb", "log.pictures=2") if find_spec("wandb") else ()
+    argv = ["-m", "method=fastv,none", "ratio=0.95", *SETTINGS, *logged, f"store={store}"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("WANDB_API_KEY", raising=False)
+        assert run.main(argv) == 0
+    return store
+
+
+def row_of(store: Path, method: str) -> dict[str, Any]:
+    (row,) = [row for row in Store(store).rows() if row["method"] == method]
+    return dict(row)
+
+
+def test_a_job_is_made_again_from_its_row_alone(made: Path) -> None:
+    for method in ("fastv", "none"):
+        row = row_of(made, method)
+        assert job_of_row(row, made).key == row["run_key"]
+    row = json.loads(json.dumps(row_of(made, "fastv")))
+    row["settings"]["method"]["params"]["K"] = 3
+    assert job_of_row(row, made).method == espalier_fastv(3)
+
+
+def espalier_fastv(layer: int) -> Any:
+    from espalier.methods.fastv import FastV
+
+    return FastV(K=layer)
+
+
+def test_a_stack_is_made_again_with_both_methods_and_both_ratios(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["method=divprune", "compressor=aircache", "compressor.ratio=0.6", "ratio=0.5"]
+    from espalier.harness.config.build_spec import build_spec
+    from espalier.harness.config.compose import read_command
+    from espalier.harness.runs.admission import admit
+    from espalier.harness.store.files.digests import Digests
+
+    command = read_command([*argv, "benchmark=seedling_vqa", "limit=4", f"store={tmp_path}"])
+    assert command is not None
+    job = admit(build_spec(command.cells[0]), Digests(), places=False)
+    row = {"run_key": job.key, **job.outline()}
+    assert job_of_row(row, tmp_path).key == job.key
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("model", "revision"), "another"),
+        (("engine", "unheard"), 1),
+        (("method", "params", "J"), 1),
+    ],
+)
+def test_a_setting_that_cannot_be_made_again_is_named(
+    made: Path, path: tuple[str, ...], value: Any
+) -> None:
+    row = json.loads(json.dumps(row_of(made, "fastv")))
+    block = row["settings"]
+    for name in path[:-1]:
+        block = block[name]
+    block[path[-1]] = value
+    with pytest.raises(espalier.UserError) as caught:
+        job_of_row(row, made)
+    assert path[-1] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_kept_tokens_are_those_of_the_method(made: Path) -> None:
+    job = job_of_row(row_of(made, "fastv"), made)
+    adapter = Pool().adapter(job.spec.model)
+    task = job.spec.benchmark.task
+    pictures = list(draw_samples(job.spec, job.method, adapter, [(task, 3), (task, 1)]))
+    assert [picture.file for picture in pictures] == [f"{task}-1.png", f"{task}-3.png"]
+    model = espalier.load("seedling", device="cpu")
+    documents = open_benchmark(job.spec).tasks[0].eval_docs
+    with espalier.apply(model, "fastv", ratio=0.95) as pruned:
+        for picture in pictures:
+            assert picture.drawing is not None
+            document = documents[picture.key[1]]
+            scene = sample_scene(document).to_pil()
+            answer = pruned.ask(scene, document["question"], repetition_penalty=1.1)
+            assert picture.answer == answer.text
+            drawn, shown = (
+                figure.axes[0].images[0].get_array() for figure in (picture.drawing, answer.show())
+            )
+            np.testing.assert_array_equal(drawn, shown)
+
+
+def test_the_worst_samples_and_the_running_score_are_in_the_mirror(made: Path) -> None:
+    pytest.importorskip("wandb")
+    from espalier.harness.cli.wandb import records
+
+    row = row_of(made, "fastv")
+    (file,) = made.glob(f"wandb/offline-run-*/run-{row['run_key']}.wandb")
+    steps = [
+        {
+            item.key or "/".join(item.nested_key): json.loads(item.value_json)
+            for item in one.history.item
+        }
+        for one in records(file)
+        if one.HasField("history")
+    ]
+    assert [step.get("progress/samples") for step in steps] == [0, 3, 4, None]
+    assert [step.get("progress/accuracy") for step in steps] == [None, 1.0, 0.75, None]
+    assert steps[-1]["metrics/accuracy"] == 0.75 == row["metrics"]["accuracy"]["value"]
+    assert steps[-1]["pictures/captions"] == ["seedling_vqa-3.png", "seedling_vqa-0.png"]
+    names = steps[-1]["pictures/filenames"]
+    assert all((file.parent / "files" / name).stat().st_size > 1000 for name in names)
+
+
+def test_wrong_samples_are_drawn_into_a_folder_with_a_page(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, other = (row_of(made, method)["run_key"] for method in ("fastv", "none"))
+    folder = tmp_path / "new" / "pictures"
+    given = ["show", key[:8], "--store", str(made), "--pictures", str(folder)]
+    assert main([*given, "--wrong"]) == 0
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    names = re.findall(r'<img src="([^"]+)"', page)
+    assert names == ["seedling_vqa-3.png"]
+    assert (folder / names[0]).stat().st_size > 1000
+    assert "how many shapes are there ?" in page
+    assert "1 samples drawn in" in capsys.readouterr().err
+    # Against the unpruned model: what broke, with both answers.
+    assert main([*given, "--against", other]) == 0
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    assert re.findall(r'<img src="([^"]+)"', page) == ["seedling_vqa-3.png"]
+    assert "<dt>answer against</dt><dd>2</dd>" in page
+    # Nothing broke the other way.
+    given[1] = other
+    assert main([*given, "--against", key]) == 0
+    assert "no sample to draw" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_a_file_and_stray_overrides_are_refused(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = row_of(made, "fastv")["run_key"]
+    (tmp_path / "file").touch()
+    given = ["show", key, "--store", str(made)]
+    assert main([*given, "--pictures", str(tmp_path / "file")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert main([*given, "--set", "model.path=/x"]) == 2
+    assert "is for --pictures" in capsys.readouterr().err
+    assert main([*given, "--pictures", str(tmp_path / "new"), "--set", "modle.path=/x"]) == 2
+    assert "modle" in capsys.readouterr().err
+
+
+def test_runs_are_removed_by_key_into_the_trash(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(made, store)
+    key, other = (row_of(made, method)["run_key"] for method in ("fastv", "none"))
+    given = ["rm", key[:9], key, "--store", str(store)]
+    assert main(given) == 0
+    assert "1 may go" in capsys.readouterr().err
+    assert (store / "runs" / key / "row.json").is_file()
+    assert main([*given, "--yes"]) == 0
+    assert [row["run_key"] for row in Store(store).rows()] == [other]
+    (moved,) = store.glob(f".trash/*/runs/{key}")
+    assert (moved / "row.json").is_file()
+    assert main([*given, "--yes"]) == 2
+    assert f"key='{key[:9]}': no run of 1" in capsys.readouterr().err
+    # Moved back, it is in the store again.
+    shutil.move(moved, store / "runs" / key)
+    assert len(Store(store).rows()) == 2
