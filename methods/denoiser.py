@@ -24,6 +24,12 @@ class DenoisingReducer(TokenReducer):
     #: Whether it also acts on a cached prompt.
     merges_entries: ClassVar[bool] = False
 
+    @property
+    def even(self) -> bool:
+        """Whether every step after the first removes the same share, the run's ratio."""
+        usual, own = DenoisingReducer, type(self)
+        return own.ratios is usual.ratios and own.cached_ratios is usual.cached_ratios
+
     def ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
         """Return the share of the visual tokens that is gone after the last site, at each of `steps` steps.
 

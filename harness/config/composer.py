@@ -31,6 +31,7 @@ from espalier.harness.config.hydra_internals import (
     merge_files,
     repository_of,
 )
+from espalier.harness.config.kept_tokens import KEEP, settled
 from espalier.harness.errors import UserError
 
 #: Keys of a composed config that describe the sweep and not a cell.
@@ -77,7 +78,7 @@ class Composer:
         try:
             pieces = self.pieces(overrides)
             if pieces is not None:
-                return resolved_pieces(pieces)
+                return resolved_pieces(pieces | _budget(pieces))
         except (HydraException, OmegaConfBaseException, yaml.MarkedYAMLError, UserError):
             # Composing the cell in full raises the error with its reason.
             pass
@@ -208,6 +209,15 @@ class _CellPattern:
         if loaded is None or file.config_path.startswith("hydra/"):
             return False
         return any("${" in repr(default) for default in loaded.defaults_list or [])
+
+
+def _budget(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
+    """Return the ratio and the number of tokens of a cell as one of them replaces the other."""
+    keep = pieces[KEEP].written if KEEP in pieces else None
+    if keep is None:
+        return {}
+    values = settled(keep, {key: piece.written for key, piece in pieces.items()})
+    return {key: Piece(value) for key, value in values.items()}
 
 
 def _files_outside(files: Iterable[ResultDefault], key: str) -> list[ResultDefault]:

@@ -22,6 +22,7 @@ from urllib.request import urlopen
 from espalier.harness.errors import UserError, plain, tell_once, unknown_name
 from espalier.harness.runs.wandb_marks import MirrorMark
 from espalier.harness.settings import Names, Text, choice, read_value
+from espalier.harness.specs.comparable import amount
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.specs.secrets import masked, scrub, wandb_keys
 from espalier.harness.store import RunDir
@@ -163,7 +164,7 @@ def _log(
         run = wandb.init(
             **options,
             id=row["run_key"],
-            name=f"{row['model']} {row['method']} {row['ratio']:g} {row['benchmark']}",
+            name=f"{row['model']} {row['method']} {amount(row)} {row['benchmark']}",
             dir=str(spec.store),
             config=dict(config),
             reinit="finish_previous",

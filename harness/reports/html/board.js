@@ -8,7 +8,7 @@ const COLUMNS = [
   { key: "kind", head: "Kind", text: true },
   { key: "model", head: "Model", text: true },
   { key: "benchmark", head: "Benchmark", text: true, show: (row) => [row.benchmark, element("div", { class: "range" }, row.metric)] },
-  { key: "ratio", head: "Tokens removed", show: (row) => (row.ratio ? removed(row.ratio) : "none") },
+  { key: "ratio", head: "Tokens removed", show: (row) => (has(row.keep) ? amount(row) : row.ratio ? removed(row.ratio) : "none") },
   { key: "value", head: "Score [95 %]", show: shownScore },
   { key: "retention", head: "Score kept (%)", show: (row) => ranged(row.kept) },
   { key: "flops", head: "Prefill FLOPs", show: (row) => (has(row.flops) ? `${percent(row.flops)} %` : "–") },

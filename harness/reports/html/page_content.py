@@ -26,7 +26,21 @@ from espalier.harness.store.unparsed_mark import is_marked
 
 #: Columns of a line, in this order; those of `TEXTS` are indices of a list of texts.
 TEXTS = ("model", "benchmark", "method", "curve", "kind", "metric", "rule", "device")
-NUMBERS = ("ratio", "seed", "samples", "value", "stderr", "flops", "ms", "kv", "higher", "unread")
+NUMBERS = (
+    *(
+        "ratio",
+        "keep",
+        "seed",
+        "samples",
+        "value",
+        "stderr",
+        "flops",
+        "ms",
+        "kv",
+        "higher",
+        "unread",
+    ),
+)
 
 #: Kinds of methods by site, in the order of the filter.
 KINDS = (
@@ -82,6 +96,7 @@ def _line(row: Row) -> dict[str, Any]:
     times = [time.get("vision_ms"), time.get("prefill_ms")]
     return {
         **{key: row[key] for key in ("model", "benchmark", "method", "ratio")},
+        "keep": row.get("keep"),
         "curve": name(row),
         "kind": kind_of(row),
         "metric": readable(str(headline)),
@@ -158,6 +173,7 @@ def _curve(curve: Curve, kind: str) -> dict[str, Any]:
 def _point(point: CurvePoint) -> dict[str, Any]:
     return {
         "ratio": point.ratio,
+        "keep": point.keep,
         "flops": _short(point.flops),
         "score": _ends(point.score),
         "retention": _ends(point.retention),

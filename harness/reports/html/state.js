@@ -68,6 +68,7 @@ const has = (number) => number !== null && number !== undefined;
 const percent = (share, digits = 1) => (has(share) ? (100 * share).toFixed(digits) : "–");
 const short = (number) => String(Number(number.toPrecision(3)));
 const removed = (ratio) => `${short(100 * ratio)} %`;
+const amount = (one) => (has(one.keep) ? `${one.keep} tokens kept` : `${removed(one.ratio)} removed`);
 const scaled = (metric, value) => (value <= 1.5 ? percent(value) : value.toFixed(1));
 const bytes = (count) => (!has(count) ? "–" : count >= 1e9 ? `${(count / 1e9).toFixed(2)} GB` : count >= 1e6 ? `${(count / 1e6).toFixed(2)} MB` : `${(count / 1e3).toFixed(0)} kB`);
 const counted = (some, word) => `${some.length} ${word}${some.length === 1 ? "" : "s"}`;
