@@ -27,8 +27,8 @@ class DenoisingReducer(TokenReducer):
     @property
     def even(self) -> bool:
         """Whether every step after the first removes the same share, the run's ratio."""
-        usual, own = DenoisingReducer, type(self)
-        return own.ratios is usual.ratios and own.cached_ratios is usual.cached_ratios
+        names = ("ratios", "cached_ratios")
+        return all(getattr(type(self), name) is getattr(DenoisingReducer, name) for name in names)
 
     def ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
         """Return the share of the visual tokens that is gone after the last site, at each of `steps` steps.

@@ -78,7 +78,7 @@ class Composer:
         try:
             pieces = self.pieces(overrides)
             if pieces is not None:
-                return resolved_pieces(pieces | _budget(pieces))
+                return resolved_pieces(pieces)
         except (HydraException, OmegaConfBaseException, yaml.MarkedYAMLError, UserError):
             # Composing the cell in full raises the error with its reason.
             pass
@@ -101,7 +101,8 @@ class Composer:
                 frame.append(text)
             else:
                 values.append(override)
-        return self._pattern(tuple(frame), choices).pieces(choices, values)
+        pieces = self._pattern(tuple(frame), choices).pieces(choices, values)
+        return None if pieces is None else pieces | _budget(pieces)
 
     def _parse(self, text: str) -> _ParsedOverride:
         if text not in self._parsed:

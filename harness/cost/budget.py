@@ -187,18 +187,18 @@ class Budget:
 
     def _unreachable(self, reducer: TokenReducer, frame: Frame) -> str:
         sites = len(frame.starts)
-        most, least = (
+        upper, lower = (
             frame.equivalent(self.rule, [f * frame.visual for f in reducer.fractions(share, sites)])
             for share in (1.0, _SMALLEST_SHARE)
         )
         if self.count is None:
             # Rounded inwards, so that every ratio of the printed range works.
-            low = max(0, math.ceil((1 - most / frame.visual) * 1e4) / 1e4)
-            high = math.floor((1 - least / frame.visual) * 1e4) / 1e4
+            low = max(0, math.ceil((1 - upper / frame.visual) * 1e4) / 1e4)
+            high = math.floor((1 - lower / frame.visual) * 1e4) / 1e4
             request, valid = f"ratio={self.ratio}", f"{low:g} <= ratio < {high:g}"
         else:
             request = f"keep={self.count}"
-            valid = f"{math.floor(least) + 1} <= keep <= {math.floor(most + _TIE)}"
+            valid = f"{math.floor(lower) + 1} <= keep <= {math.floor(upper + _TIE)}"
         return (
             f"{request} cannot be met under budget={self.rule}: "
             f"{type(reducer).__name__} acting before layer {', '.join(map(str, dict.fromkeys(frame.starts)))} "
