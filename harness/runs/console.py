@@ -145,7 +145,7 @@ def _sheet(row: Mapping[str, Any]) -> Table:
     if clipped:
         table.add_row(
             "clipped",
-            f"{clipped} samples have fewer than {row['keep']} visual tokens, and keep all",
+            f"{clipped} of the samples have fewer than {row['keep']} visual tokens, and keep all",
         )
     table.add_row(
         "visual tokens",
