@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
@@ -90,9 +91,24 @@ def test_tables_have_a_column_of_numbers(root: Path) -> None:
     assert kept.isna()[0.5]
 
 
+def test_a_number_has_one_column_in_latex_and_in_the_file(root: Path, tmp_path: Path) -> None:
+    add_run(root, "clever", 0.5, 0.85)
+    table = results.compare(root).to_latex()
+    assert table is not None
+    assert r"Visual tokens kept & 50\,\% & 192 tokens & 64 tokens \\" in table
+    average = table.partition("average of 2 benchmarks")[2]
+    assert r"clever & -- & \textbf{80.0} (88.9) & \textbf{60.0} (66.7) \\" in average
+    write_curves(root, tmp_path / "curves", ["boxes", "words"])
+    kept = pd.read_csv(tmp_path / "curves.csv").keep
+    assert sorted(kept.dropna().unique()) == [64, 192]
+
+
 def test_the_report_page_has_the_numbers(root: Path) -> None:
     found = gather([root], "original")
     columns = lines(found.rows)["columns"]
     assert sorted(keep for keep in columns["keep"] if keep) == [64] * 4 + [192] * 4
-    (boxes, _) = panels(found)
+    (boxes, _), means = panels(found)
     assert [point["keep"] for point in boxes["curves"][0]["points"]] == [192, 64]
+    assert [(one["curve"], one["keep"]) for one in means] == [
+        *(("clever", 192), ("clever", 64), ("random", 192), ("random", 64))
+    ]

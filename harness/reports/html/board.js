@@ -55,7 +55,7 @@ function drawBoard() {
   panel.dataset.took = (performance.now() - started).toFixed(1);
 }
 
-const EXPORTED = ["model", "benchmark", "metric", "curve", "kind", "rule", "ratio", "seed", "samples", "value", "stderr", "retention", "flops", "ms", "kv", "device"];
+const EXPORTED = ["model", "benchmark", "metric", "curve", "kind", "rule", "ratio", "keep", "seed", "samples", "value", "stderr", "retention", "flops", "ms", "kv", "device"];
 
 function exported(found) {
   const words = (row, column) => { const value = column.show ? column.show(row) : row[column.key]; return (Array.isArray(value) ? value : [value]).map((part) => (part instanceof Element ? ` ${part.textContent}` : String(part))).join("").trim(); };

@@ -1,6 +1,9 @@
 // What the page knows, what is filtered, and small helpers for elements and numbers.
 const data = JSON.parse(document.getElementById("data").textContent);
 
+// What rows and points are compared at: the share removed, or a number of tokens as a negative number.
+const at = (one) => (one.keep ? -one.keep : one.ratio);
+
 const rows = (() => {
   const { texts, columns } = data.rows;
   const count = columns.ratio.length;
@@ -8,6 +11,7 @@ const rows = (() => {
   for (let i = 0; i < count; i++) {
     const row = {};
     for (const key in columns) row[key] = key in texts ? texts[key][columns[key][i]] : columns[key][i];
+    row.at = at(row);
     row.words = `${row.curve} ${row.model} ${row.benchmark} ${row.kind} ${row.metric}`.toLowerCase();
     found[i] = row;
   }
@@ -34,7 +38,7 @@ const matches = (row, without = "") =>
   (!filters.model || row.model === filters.model) &&
   (!filters.benchmark || row.benchmark === filters.benchmark) &&
   (!filters.kind || row.kind === filters.kind) &&
-  (without === "ratio" || !filters.ratio || row.ratio === Number(filters.ratio)) &&
+  (without === "ratio" || !filters.ratio || row.at === Number(filters.ratio)) &&
   filters.text.toLowerCase().split(/\s+/).every((word) => row.words.includes(word));
 
 // Curves of a panel that the filters let through; words are looked for as in rows.
