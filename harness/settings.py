@@ -355,6 +355,8 @@ def unknown_key(key: str, valid: Iterable[str]) -> UserError:
 
 def _hint(key: str, valid: list[str]) -> str:
     near = get_close_matches(key, valid, n=1)
+    if not near and "token" in key:
+        near = [name for name in valid if name == "keep"]
     return f" (did you mean {near[0]}?)" if near else ""
 
 

@@ -24,6 +24,12 @@ class DenoisingReducer(TokenReducer):
     #: Whether it also acts on a cached prompt.
     merges_entries: ClassVar[bool] = False
 
+    @property
+    def even(self) -> bool:
+        """Whether every step after the first removes the same share, the run's ratio."""
+        names = ("ratios", "cached_ratios")
+        return all(getattr(type(self), name) is getattr(DenoisingReducer, name) for name in names)
+
     def ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
         """Return the share of the visual tokens that is gone after the last site, at each of `steps` steps.
 

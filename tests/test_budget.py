@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from espalier.harness.cost.budget import NOMINAL_TEXT, Budget, BudgetError, BudgetMismatch
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.cost.flops import text_flops
-from espalier.harness.cost.schedule import RULES, equivalent_tokens
+from espalier.harness.cost.schedule import RULES, equivalent_tokens, frame_of
 from espalier.harness.errors import UserError
 from espalier.methods.base import Plan, Site, TokenReducer, View
 
@@ -339,3 +340,66 @@ def test_the_group_offers_exactly_the_rules() -> None:
     group = Path(__file__).parents[1] / "conf" / "budget"
     rules = {path.stem: yaml.safe_load(path.read_text())["rule"] for path in group.glob("*.yaml")}
     assert rules == {rule: rule for rule in RULES}
+
+
+# ------------------------------------------------------------------ a count of tokens
+
+
+@THOROUGH
+@given(n=st.integers(0, 3000), count=st.integers(1, 3500), text=st.integers(0, 300))
+def test_a_count_keeps_that_many_or_all(n: int, count: int, text: int) -> None:
+    budget = Budget.of_count("kept", count, FACTS)
+    for method in (PREFIX, At(layers(7)), Pyramid(layers(4, 8, 16)), Floored(layers(1, 2))):
+        kept = budget.keep(method, FACTS, n, text)
+        assert kept[-1] == min(count, n)
+        assert sorted(kept, reverse=True) == list(kept)
+    assert budget.draft_keep(n) == min(count, n)
+    assert budget.clips(n) == (0 < n < count)
+
+
+@THOROUGH
+@given(n=st.integers(1, 3000), count=st.integers(1, 3500), rule=st.sampled_from(RULES))
+def test_a_count_is_what_its_rule_counts(n: int, count: int, rule: str) -> None:
+    budget = Budget.of_count(rule, count, FACTS)
+    for method in (PREFIX, At(layers(2)), Pyramid(layers(4, 8, 16))):
+        try:
+            kept = budget.keep(method, FACTS, n, 30)
+        except BudgetError as error:
+            low, high = map(int, re.findall(r"reaches (\d+) <= keep <= (\d+) ", str(error))[0])
+            assert not low <= count <= high
+            assert budget.rule != "kept"
+            continue
+        reached = equivalent_tokens(method, FACTS, n, 30, kept)
+        assert abs(getattr(reached, rule) - min(count, n)) <= 1 + 1e-9
+        entering = frame_of(method, FACTS, n, 30).entering(kept)
+        assert budget.verify(method, FACTS, Count("a", n, 30, kept, entering)) == reached
+
+
+def test_a_count_of_a_share_is_the_run_of_its_ratio() -> None:
+    for places in ((), layers(0), layers(3), layers(4, 8)):
+        for rule in RULES:
+            by_count = Budget.of_count(rule, 192, FACTS).keep(At(places), FACTS, 576, 40)
+            assert by_count == Budget(rule, 1 - 192 / 576).keep(At(places), FACTS, 576, 40)
+
+
+def test_the_nominal_ratio_of_a_count_is_that_of_a_usual_picture() -> None:
+    budgets = [Budget.of_count("kept", count, FACTS) for count in (64, 576, 100_000)]
+    assert [budget.ratio for budget in budgets] == [1 - 64 / 576, 0, 0]
+    assert [budget.amount for budget in budgets] == ["64 tokens", "576 tokens", "100000 tokens"]
+    # Larger pictures are pruned all the same.
+    assert budgets[1].keep(PREFIX, FACTS, 2880, 40) == (576,)
+    assert budgets[1].acts
+
+
+@pytest.mark.parametrize("count", [0, -3, 6.5, "64", True, math.nan])
+def test_what_is_no_count_is_refused(count: object) -> None:
+    with pytest.raises(BudgetError, match=r"^keep=.* valid: 1 and more$"):
+        Budget("kept", 0.5, count)  # type: ignore[arg-type]
+
+
+def test_a_sample_with_another_count_is_a_mismatch() -> None:
+    budget = Budget.of_count("kept", 64, FACTS)
+    with pytest.raises(
+        BudgetMismatch, match=r"budget kept, 64 tokens: kept \(63,\), requested \(64,\)"
+    ):
+        budget.verify(PREFIX, FACTS, Count("a", 576, 40, (63,), (63,) * 32))

@@ -51,7 +51,9 @@ class Applied:
     def __repr__(self) -> str:
         """Return method, model and budget."""
         spec = self._checked.spec
-        return f"<{self._checked.method!r} on {spec.model.name}, {spec.budget.rule} ratio {spec.budget.ratio:g}>"
+        budget = spec.budget
+        amount = f"ratio {budget.amount}" if budget.count is None else budget.amount
+        return f"<{self._checked.method!r} on {spec.model.name}, {budget.rule} {amount}>"
 
     def __enter__(self) -> Applied:
         """Install the method on the model.

@@ -12,17 +12,14 @@ from typing import Any
 from espalier.harness.api.applied import Applied, user_errors
 from espalier.harness.api.loaded_models import Model, named_spec
 from espalier.harness.api.open_method import require_amount, settle
-from espalier.harness.config.build_spec import build_draft, variant_of
+from espalier.harness.config.build_spec import build_draft, read_budget, variant_of
 from espalier.harness.config.compose import compose_section
-from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.method_stack import stacked
 from espalier.harness.paths import ROOT
 from espalier.harness.settings import (
     CacheRatio,
-    DraftRatio,
     Natural,
-    Ratio,
     Text,
     choice,
     read_value,
@@ -58,6 +55,7 @@ def apply(
     method: str | Method,
     ratio: float | None = None,
     *,
+    keep: int | str | None = None,
     variant: str | None = None,
     budget: str = "kept",
     draft: str | PathLike[str] | Model | None = None,
@@ -79,9 +77,10 @@ def apply(
         method: name of a file in conf/method without `.yaml` (variants included), or an instance of your own
             `TokenReducer`, `Decoder` (methods/base.py) or `CacheCompressor` (methods/compressor.py), registered or not.
         variant: which reading of the file: `official`, the released code, or `paper`; None: the file's default.
-        ratio: share of visual tokens removed, 0 <= ratio < 1; for a speculative decoder, removed from its draft. Needed
-            for every method that removes tokens.
-        budget: rule that counts the ratio: `kept`, `average` or `flops` (docs/rows.md).
+        ratio: share of visual tokens removed, 0 <= ratio < 1; for a speculative decoder, removed from its draft. Every
+            method that removes tokens needs it, or `keep`.
+        keep: instead of `ratio`, the visual tokens that stay of each question's media, or their share, `"10%"`.
+        budget: rule that counts them: `kept`, `average` or `flops` (docs/rows.md).
         draft: draft model of a speculative decoder: name of a file in conf/model, folder of a checkpoint, or a loaded
             model; None: the first draft that the model's file names.
         seed: seed of random methods and of sampling.
@@ -114,8 +113,12 @@ def apply(
                 method_spec,
                 compressor=CompressorSpec(evictor_spec.name, evictor_spec.params, cache_share),
             )
+        if ratio is not None and keep is not None:
+            raise UserError(
+                f"ratio={ratio!r} and keep={keep!r} both set the budget; valid: one of them"
+            )
+        removed = RATIO if ratio is None else ratio
         draft_model, draft_spec = _resolve_draft(model, built_method, method_spec.name, draft)
-        share = DraftRatio if built_method.drafts else Ratio
         read_value("transport", transport, Text | None)
         engine = EngineSpec(
             batch_size="auto",
@@ -131,7 +134,7 @@ def apply(
             model=model.spec,
             method=replace(method_spec, draft=draft_spec),
             benchmark=NO_BENCHMARK,
-            budget=Budget(budget, read_value("ratio", RATIO if ratio is None else ratio, share)),
+            budget=read_budget(budget, removed, keep, built_method.drafts, model.spec.facts),
             engine=engine,
             seed=read_value("seed", seed, Natural),
             force=False,
@@ -142,7 +145,7 @@ def apply(
             draft_model.spec if draft_model is not None and draft_model.borrowed else None
         )
         checked = settle(spec, built_method, model.borrowed, borrowed_draft)
-        require_amount(checked.spec, ratio)
+        require_amount(checked.spec, ratio, keep)
         return Applied(checked, model, draft_model)
 
 

@@ -210,7 +210,12 @@ def _fit(request: CalibrationRequest, adapter: Adapter, images: Iterator[Image])
                 )
         return traces[alpha]
 
-    ratio = request.spec.budget.ratio
+    budget = request.spec.budget
+    if budget.count is not None:
+        raise UserError(
+            f"keep={budget.count}: the bisection saves a share of FLOPs; valid: ratio=<share saved>"
+        )
+    ratio = budget.ratio
     smallest, last = smallest_reaching(ratio, traces_at, adapter.facts.text)
     return [
         str(path),

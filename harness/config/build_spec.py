@@ -10,9 +10,11 @@ from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.compose import compose_section
 from espalier.harness.config.group_lists import merged
+from espalier.harness.config.kept_tokens import is_count, ratio_of
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.config.prompt_section import check_texts, with_question
 from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.schedule import RULES
 from espalier.harness.errors import UserError, tell_once
 from espalier.harness.settings import (
@@ -114,6 +116,7 @@ class _Settings(RunOptions):
     """All keys of a cell that concern its run; what is `Any` here is checked together with other settings."""
 
     ratio: Any
+    keep: Any
     limit: Count | None
     model: Mapping[str, Any]
     benchmark: Mapping[str, Any]
@@ -155,13 +158,13 @@ def build_spec(
     model = with_longest(reserve_draft_card(model, method_spec.draft), benchmark)
     if method_spec.draft is not None:
         method_spec = replace(method_spec, draft=with_longest(method_spec.draft, benchmark))
-    share = DraftRatio if _decodes(method_spec.name, method) else Ratio
+    drafts, rule = _decodes(method_spec.name, method), settings.budget.rule
     return RunSpec(
         **{option.name: getattr(settings, option.name) for option in fields(RunOptions)},
         model=model,
         method=method_spec,
         benchmark=with_question(_one_batch(benchmark, settings.engine.batch_size), model.prompt),
-        budget=Budget(settings.budget.rule, read_value("ratio", settings.ratio, share)),
+        budget=read_budget(rule, settings.ratio, settings.keep, drafts, model.facts),
         engine=settings.engine,
         log=settings.log.name,
         log_options=settings.log.options,
@@ -170,6 +173,31 @@ def build_spec(
         judge=settings.judge,
         lease=settings.lease,
     )
+
+
+def read_budget(rule: str, ratio: Any, keep: Any, drafts: bool, facts: ModelFacts) -> Budget:
+    """Return a budget.
+
+    Args:
+        rule: by which it counts.
+        ratio: the share that is removed; unused with `keep`.
+        keep: tokens that stay, or their share; None: the ratio applies.
+        drafts: whether the ratio is the draft's, which can do without every token.
+        facts: of the model.
+
+    Raises:
+        UserError: one of the values is out of range.
+    """
+    if keep is None:
+        return Budget(rule, read_value("ratio", ratio, DraftRatio if drafts else Ratio))
+    share = ratio_of(keep)
+    if share is not None:
+        return Budget(rule, share)
+    if not is_count(keep):
+        raise UserError(
+            f"keep={keep!r} must be a number of visual tokens, 1 and more, or a share above 0% up to 100%, such as 10%"
+        )
+    return Budget.of_count(rule, keep, facts)
 
 
 def _one_batch(benchmark: BenchmarkSpec, batch_size: int | Auto) -> BenchmarkSpec:

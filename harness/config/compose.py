@@ -32,12 +32,14 @@ from espalier.harness.config.hydra_internals import (
     global_loader,
     loader_of,
 )
+from espalier.harness.config.kept_tokens import KEEP, RATIO, REPLACES, settled, spelled
 from espalier.harness.config.lmms_task_files import not_yaml
 from espalier.harness.config.overrides import (
     HYDRAS,
     check_choice,
     check_hydras,
     check_once,
+    check_one_budget,
     check_values,
     expand,
     in_full,
@@ -94,6 +96,7 @@ def read_command(
     looks = options.help or options.cfg or options.info
     with _hydra() as loader:
         parsed = parse(overrides, loader)
+        check_one_budget(parsed)
         if typed:
             check_once(parsed)
             tell_former_names(parsed)
@@ -105,12 +108,21 @@ def read_command(
         sweeps = [override for override in parsed if override.is_sweep_override()]
         single = [str(override.input_line) for override in parsed if override not in sweeps]
         base = _compose(single, loader)
+        typed_keys = {override.get_key_element().lstrip("+~") for override in parsed}
+        if RATIO in typed_keys and base.keep is not None:
+            # A preset's count would replace the ratio.
+            overrides.append(f"{KEEP}=null")
+            base = _compose([*single, overrides[-1]], loader)
         if looks:
             _check_look(options, sweeps, base)
             return None
         if options.multirun or base.hydra.mode == RunMode.MULTIRUN:
             params = base.hydra.sweeper.params or {}
-            preset = [f"{key}={value}" for key, value in params.items()]
+            preset = [
+                f"{key}={value}"
+                for key, value in params.items()
+                if REPLACES.get(key) not in typed_keys
+            ]
             grids = grids_of(base, parsed)
             swept = [[*preset, *overrides]] if grids is None else grids
             parts = [parse(models_first(line), loader) for line in swept]
@@ -199,7 +211,8 @@ def without_cells(argv: Sequence[str]) -> list[str]:
 
 def _in_choices(overrides: Sequence[str]) -> list[str]:
     """Return typed overrides as Hydra's grammar and groups have them."""
-    return [in_full(quoted(text)) for text in checkpoint_names.with_checkpoints(overrides)]
+    spelled_out = [part for text in overrides for part in spelled(text)]
+    return [in_full(quoted(text)) for text in checkpoint_names.with_checkpoints(spelled_out)]
 
 
 def _check_flags(options: argparse.Namespace) -> None:
@@ -320,4 +333,13 @@ def _job(cfg: DictConfig) -> DictConfig:
     OmegaConf.set_struct(job, False)
     for key in OF_THE_SWEEP:
         del job[key]
+    if job[KEEP] is not None:
+        job.update(settled(job[KEEP], cell=_pairs(job)))
     return job
+
+
+def _pairs(config: DictConfig) -> dict[str, Any]:
+    """Return a config as plain data, with references unresolved."""
+    plain = OmegaConf.to_container(config)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}

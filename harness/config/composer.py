@@ -31,6 +31,7 @@ from espalier.harness.config.hydra_internals import (
     merge_files,
     repository_of,
 )
+from espalier.harness.config.kept_tokens import KEEP, settled
 from espalier.harness.errors import UserError
 
 #: Keys of a composed config that describe the sweep and not a cell.
@@ -100,7 +101,8 @@ class Composer:
                 frame.append(text)
             else:
                 values.append(override)
-        return self._pattern(tuple(frame), choices).pieces(choices, values)
+        pieces = self._pattern(tuple(frame), choices).pieces(choices, values)
+        return None if pieces is None else pieces | _budget(pieces)
 
     def _parse(self, text: str) -> _ParsedOverride:
         if text not in self._parsed:
@@ -208,6 +210,15 @@ class _CellPattern:
         if loaded is None or file.config_path.startswith("hydra/"):
             return False
         return any("${" in repr(default) for default in loaded.defaults_list or [])
+
+
+def _budget(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
+    """Return the ratio and the number of tokens of a cell as one of them replaces the other."""
+    keep = pieces[KEEP].written if KEEP in pieces else None
+    if keep is None:
+        return {}
+    values = settled(keep, {key: piece.written for key, piece in pieces.items()})
+    return {key: Piece(value) for key, value in values.items()}
 
 
 def _files_outside(files: Iterable[ResultDefault], key: str) -> list[ResultDefault]:

@@ -1,9 +1,9 @@
 """A sweep of several grids, listed by a preset under `grids` where one product would have unwanted cells.
 
 Each grid is a table of overrides, `ratio: 0.5,0.9`; grids run one after the other, each as a product. On the command
-line `method=a,b` selects the grids' cells with these values, as do `ratio` and `benchmark`; values that no grid has,
-and any other key, replace those of every grid. With a model of conf/stand_ins.yaml, benchmarks
-are replaced by their stand-ins, keys of published models are dropped, and grids that become equal run once.
+line `method=a,b` selects the grids' cells with these values, as do `ratio`, `keep` and `benchmark`; values that no grid
+has, and any other key, replace those of every grid. With a model of conf/stand_ins.yaml, benchmarks are replaced by
+their stand-ins, keys of published models are dropped, and grids that become equal run once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from espalier.harness.config.kept_tokens import REPLACES
 from espalier.harness.config.stand_ins import stand_ins
 from espalier.harness.errors import UserError
 from espalier.harness.settings import table
@@ -21,7 +22,7 @@ from espalier.harness.settings import table
 KEY = "grids"
 
 #: Keys by which the command line selects cells.
-PICKED = ("method", "ratio", "benchmark")
+PICKED = ("method", *REPLACES, "benchmark")
 
 Grid = dict[str, Any]
 
@@ -61,8 +62,9 @@ def grids_of(config: DictConfig, overrides: Sequence[Override]) -> list[list[str
             grids = [grid for grid in selected if grid[key]]
             picked_keys.add(key)
     replaced = by_key.keys() - picked_keys
+    replaced |= {REPLACES[key] for key in replaced & REPLACES.keys()}
     replacements = [
-        str(override.input_line) for name, override in by_key.items() if name in replaced
+        str(override.input_line) for name, override in by_key.items() if name not in picked_keys
     ]
     lines = dict.fromkeys(
         tuple(_line(part, replaced)) for grid in grids for part in _by_method(grid)

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from espalier.harness.config import name_source, resolvers, task_source
 from espalier.harness.config.hydra_internals import Loader, split_sweep
+from espalier.harness.config.kept_tokens import KEEP, RATIO
 from espalier.harness.config.method_names import former_name
 from espalier.harness.errors import UserError, tell_once, unknown_name
 from espalier.harness.paths import ROOT
@@ -134,6 +135,18 @@ def check_once(overrides: Sequence[Override]) -> None:
                 f"{key} is given twice, {by_key[key].input_line} and {override.input_line}; valid: once"
             )
         by_key[key] = override
+
+
+def check_one_budget(overrides: Sequence[Override]) -> None:
+    """Raise if a ratio and a number of tokens are set together: one of the two would be ignored without a word."""
+    set_overrides = {
+        override.get_key_element().lstrip("+~"): override
+        for override in overrides
+        if override.is_sweep_override() or override.value() is not None
+    }
+    if {KEEP, RATIO} <= set_overrides.keys():
+        lines = (set_overrides[key].input_line for key in (RATIO, KEEP))
+        raise UserError(f"{' and '.join(map(str, lines))} both set the budget; valid: one of them")
 
 
 def check_choice(override: Override, loader: Loader) -> None:

@@ -1,10 +1,10 @@
-"""Conversion of a ratio to integer token counts: the only place where a budget is rounded.
+"""Conversion of a ratio or a count to integer token counts: the only place where a budget is rounded.
 
 Every rule (harness/cost/schedule.py) reduces a schedule, the tokens kept after each site, to one number, its
-*equivalent tokens*, and requires it to be (1 - ratio) N. A method with several sites gives a one-parameter family of
-schedules (`TokenReducer.fractions`). The parameter is solved by bisection, every count is rounded half up, and the last
-site absorbs the rounding error (earlier sites only when it is at its bounds), so that the integers miss the rule by
-less than one token.
+*equivalent tokens*, and requires it to be (1 - ratio) N, or min(count, N) where a budget counts tokens. A method with
+several sites gives a one-parameter family of schedules (`TokenReducer.fractions`). The parameter is solved by
+bisection, every count is rounded half up, and the last site absorbs the rounding error (earlier sites only when it is
+at its bounds), so that the integers miss the rule by less than one token.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from espalier.harness.cost.schedule import (
     frame_of,
 )
 from espalier.harness.errors import Refused, brief, unknown_name
+from espalier.harness.store.amount_text import amount_text
 from espalier.methods.base import PlanError, TokenReducer
 from espalier.methods.blame import Blame
 
@@ -64,18 +65,21 @@ class Counts(Protocol):
 
 @dataclass(frozen=True)
 class Budget:
-    """Rule and ratio of removed visual tokens.
+    """Rule, and ratio of removed visual tokens or count of those that stay.
 
     Attributes:
         rule: one of RULES.
-        ratio: share REMOVED, 0 <= ratio < 1; 1 only if nothing drops tokens and a draft sees none.
+        ratio: share REMOVED, 0 <= ratio < 1; 1 only if nothing drops tokens and a draft sees none. With a count, the
+            share that it removes of a picture of nominal size.
+        count: equivalent tokens of every sample, all of a sample that has fewer; None: the ratio applies.
 
     Raises:
-        BudgetError: unknown rule, or a ratio that is not a number in [0, 1].
+        BudgetError: unknown rule, a ratio that is not a number in [0, 1], or a count that is no integer above 0.
     """
 
     rule: str
     ratio: float
+    count: int | None = None
 
     def __post_init__(self) -> None:
         """Reject values that no method can reach."""
@@ -85,15 +89,41 @@ class Budget:
             raise BudgetError(f"ratio={self.ratio!r} is not a number; valid: 0 <= ratio < 1")
         if not 0 <= self.ratio <= 1:  # also False for NaN
             raise _out_of_range(self.ratio)
+        if self.count is not None and (type(self.count) is not int or self.count < 1):
+            raise BudgetError(f"keep={self.count!r} is no count of tokens; valid: 1 and more")
         object.__setattr__(self, "ratio", float(self.ratio))
+
+    @classmethod
+    def of_count(cls, rule: str, count: int, facts: ModelFacts) -> Budget:
+        """Return the budget of `count` tokens a sample on a model."""
+        nominal = max(facts.visual_tokens, 1)
+        return cls(rule, 1 - min(count, nominal) / nominal, count)
+
+    @property
+    def amount(self) -> str:
+        """What stays or goes, for a reader: `0.9`, or `64 tokens`."""
+        return amount_text(self.ratio, self.count)
+
+    @property
+    def acts(self) -> bool:
+        """Whether it may remove tokens of some sample."""
+        return self.ratio > 0 or self.count is not None
+
+    def target(self, n_visual: int) -> float:
+        """Return the equivalent tokens that a sample of `n_visual` tokens keeps."""
+        return (1 - self.ratio) * n_visual if self.count is None else min(self.count, n_visual)
+
+    def clips(self, n_visual: int) -> bool:
+        """Return whether a sample has visual tokens, but fewer than the count."""
+        return self.count is not None and 0 < n_visual < self.count
 
     def keep(
         self, reducer: TokenReducer, facts: ModelFacts, n_visual: int, n_text: int
     ) -> tuple[int, ...]:
         """Return the tokens kept after each site: non-increasing, between 1 and `n_visual`.
 
-        Ratio 0 keeps everything under every rule; a method without sites gets an empty schedule,
-        a sample without visual tokens zeros.
+        Ratio 0, and a count of at least `n_visual`, keep everything under every rule; a method without sites gets an
+        empty schedule, a sample without visual tokens zeros.
 
         Raises:
             BudgetError: no schedule of this method meets the rule.
@@ -103,21 +133,21 @@ class Budget:
         frame = frame_of(reducer, facts, n_visual, n_text)
         if self.ratio == 1 and frame.starts:
             raise _out_of_range(self.ratio)
-        if self.ratio == 0 or n_visual == 0 or not frame.starts:
+        if not frame.starts or not self.acts or self.target(n_visual) == n_visual:
             return (n_visual,) * len(frame.starts)
-        schedule = _schedule(self.rule, self.ratio, frame, reducer.fractions)
+        schedule = _schedule(self.rule, self.target(n_visual), frame, reducer.fractions)
         if schedule is None:
             raise BudgetError(self._unreachable(reducer, frame))
         return schedule
 
     def draft_keep(self, n_visual: int) -> int:
-        """Return how many of `n_visual` tokens a draft sees: the share (1 - ratio), rounded half up.
+        """Return how many of `n_visual` tokens a draft sees: the count, or the share (1 - ratio), rounded half up.
 
         At least one if ratio < 1 and there are any; ratio 1 leaves none.
         """
         if self.ratio == 1 or n_visual == 0:
             return 0
-        return max(1, _half_up((1 - self.ratio) * n_visual))
+        return max(1, _half_up(self.target(n_visual)))
 
     def check(self, reducer: TokenReducer, facts: ModelFacts) -> None:
         """Raise BudgetError when the method cannot reach the ratio on a sample of nominal size.
@@ -136,7 +166,8 @@ class Budget:
                 the counts differ from the requested ones or miss the rule by more than rounding.
         """
         frame = frame_of(reducer, facts, record.visual, record.text)
-        where = f"sample {record.sample}: budget {self.rule}, ratio {self.ratio}"
+        amount = f"ratio {self.ratio}" if self.count is None else self.amount
+        where = f"sample {record.sample}: budget {self.rule}, {amount}"
         if len(record.kept) != len(frame.starts):
             raise BudgetMismatch(
                 f"{where}: {len(record.kept)} counts for {len(frame.starts)} sites"
@@ -153,7 +184,7 @@ class Budget:
         requested = self.keep(reducer, facts, record.visual, record.text)
         if tuple(record.kept) != requested:
             raise BudgetMismatch(f"{where}: kept {record.kept}, requested {requested}")
-        got, requested_tokens = getattr(result, self.rule), (1 - self.ratio) * record.visual
+        got, requested_tokens = getattr(result, self.rule), self.target(record.visual)
         if abs(got - requested_tokens) > 1 + _TIE:
             raise BudgetMismatch(
                 f"{where}: {got:.3f} equivalent tokens, asked for {requested_tokens:.3f}"
@@ -162,17 +193,22 @@ class Budget:
 
     def _unreachable(self, reducer: TokenReducer, frame: Frame) -> str:
         sites = len(frame.starts)
-        ends = (reducer.fractions(share, sites) for share in (1.0, _SMALLEST_SHARE))
-        low, high = (
-            1 - frame.equivalent(self.rule, [f * frame.visual for f in end]) / frame.visual
-            for end in ends
+        upper, lower = (
+            frame.equivalent(self.rule, [f * frame.visual for f in reducer.fractions(share, sites)])
+            for share in (1.0, _SMALLEST_SHARE)
         )
-        # Rounded inwards, so that every ratio of the printed range works.
-        low, high = max(0, math.ceil(low * 1e4) / 1e4), math.floor(high * 1e4) / 1e4
+        if self.count is None:
+            # Rounded inwards, so that every ratio of the printed range works.
+            low = max(0, math.ceil((1 - upper / frame.visual) * 1e4) / 1e4)
+            high = math.floor((1 - lower / frame.visual) * 1e4) / 1e4
+            request, valid = f"ratio={self.ratio}", f"{low:g} <= ratio < {high:g}"
+        else:
+            request = f"keep={self.count}"
+            valid = f"{math.floor(lower) + 1} <= keep <= {math.floor(upper + _TIE)}"
         return (
-            f"ratio={self.ratio} cannot be met under budget={self.rule}: "
+            f"{request} cannot be met under budget={self.rule}: "
             f"{type(reducer).__name__} acting before layer {', '.join(map(str, dict.fromkeys(frame.starts)))} "
-            f"of {frame.depth} reaches {low:g} <= ratio < {high:g} "
+            f"of {frame.depth} reaches {valid} "
             f"({frame.visual} visual and {frame.text} text tokens)"
         )
 
@@ -201,10 +237,10 @@ def _out_of_range(ratio: float) -> BudgetError:
 # hashable itself.
 @lru_cache(maxsize=8192)
 def _schedule(
-    rule: str, ratio: float, frame: Frame, fractions: _Fractions
+    rule: str, target: float, frame: Frame, fractions: _Fractions
 ) -> tuple[int, ...] | None:
     """Return the integer schedule, or None when no share in (0, 1] meets the rule."""
-    n_sites, target = len(frame.starts), (1 - ratio) * frame.visual
+    n_sites = len(frame.starts)
 
     def real(share: float) -> list[float]:
         return [f * frame.visual for f in fractions(share, n_sites)]

@@ -27,18 +27,30 @@ TIE = 1e-9
 
 @dataclass(frozen=True)
 class CacheBudget:
-    """Implements CacheEvictor: a compressor and the share of the cache to evict.
+    """Implements CacheEvictor: a compressor, and the share of the cache to evict or the entries to keep.
 
     Attributes:
         compressor: scores entries and splits the budget over layers.
         ratio: share of the candidates to evict, on average over layers; 0 leaves the cache unchanged.
+        count: candidates to keep, on average over layers, or all if there are fewer; None: the ratio applies.
     """
 
     compressor: CacheCompressor
     ratio: float
+    count: int | None = None
+
+    @property
+    def acts(self) -> bool:
+        """Whether it may evict entries of some sample."""
+        return self.ratio > 0 or self.count is not None
 
     def total(self, candidates: Sequence[int]) -> int:
-        """Return the entries kept over all layers: the share (1 - ratio), rounded half up, at least one per layer."""
+        """Return the entries kept over all layers: the count in each layer, or the share (1 - ratio), rounded half up.
+
+        At least one per layer.
+        """
+        if self.count is not None:
+            return sum(min(self.count, entries) for entries in candidates)
         rounded = math.floor((1 - self.ratio) * sum(candidates) + 0.5 + TIE)
         return max(rounded, len(candidates))
 

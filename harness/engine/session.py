@@ -71,7 +71,7 @@ class Session:
             `method` does what the method's released code does.
         prior: calibrated prior, for methods that need one.
         timed: whether phases are timed (the device is synchronised at both ends of each).
-        evicting: cache eviction after each prefill; None or a ratio of 0 evicts nothing.
+        evicting: cache eviction after each prefill; None, or one that does not act, evicts nothing.
         decode: `loop` generates by the engine's own loop, `generate` by the library's, which always runs beam search.
         separators: `keep` leaves newline and separator tokens of images, `candidates` makes them visual tokens.
 
@@ -102,7 +102,7 @@ class Session:
             raise MethodError(
                 f"{type(method).__name__} is not a token reducer; sessions run token reducers only"
             )
-        if evicting is not None and evicting.ratio > 0 and backend == "emulate":
+        if evicting is not None and evicting.acts and backend == "emulate":
             raise UserError(
                 "engine.backend='emulate' only hides tokens, but evicted cache entries are removed; valid: drop"
             )
@@ -123,7 +123,7 @@ class Session:
             prior=prior,
             timed=timed,
             active=self._active,
-            evicting=evicting if evicting is not None and evicting.ratio > 0 else None,
+            evicting=evicting if evicting is not None and evicting.acts else None,
         )
         self._open = False
 

@@ -42,8 +42,8 @@ class CacheEvictor(Protocol):
     """Cache eviction of a session, after each prefill."""
 
     @property
-    def ratio(self) -> float:
-        """Share of the candidates to evict; 0 leaves the cache unchanged."""
+    def acts(self) -> bool:
+        """Whether it may evict entries; if not, the cache stays unchanged."""
 
     def begin(self, prefill: Any, depth: int) -> PassEviction:
         """Return the eviction of one pass: a `Prefill` of a decoder of `depth` layers."""

@@ -13,6 +13,7 @@ import pandas as pd
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import finished_samples, read_scorings
+from espalier.harness.specs.comparable import amount
 from espalier.harness.stats import Interval, by_unit, mean_interval
 from espalier.harness.store import RunDir
 from espalier.harness.store.answer_changes import BROKE, MENDED, SAME, Comparison, compare
@@ -128,7 +129,7 @@ class EvaluatedRun:
         row, metric = self.row, self.metrics[self.headline]
         tokens, share = row["tokens"], row["flops"]["share_of_full"]
         label = row["extra"].get("label")
-        name = " ".join(filter(None, (row["method"], label, f"{row['ratio']:g}")))
+        name = " ".join(filter(None, (row["method"], label, amount(row))))
         return [
             f"{name} on {row['benchmark']} ({row['model']}): {self.headline} {_with_interval(metric)}",
             f"{row['n_samples']} samples",

@@ -54,6 +54,11 @@ class Compressor:
                 f"engine.backend={spec.engine.backend!r}: method={spec.method.name!r} evicts cache entries for real; "
                 "valid: drop"
             )
+        if spec.budget.count is not None and method.scope != "visual":
+            raise Refused(
+                f"keep={spec.budget.count} counts visual entries, and method={spec.method.name!r} evicts text as well; "
+                "valid: ratio=<share of all entries>, method.params.scope=visual"
+            )
         if method.repeats_heads:
             check_repeating(spec)
         return spec
@@ -75,11 +80,10 @@ class Compressor:
     ) -> Iterator[OpenMethod]:
         """Open a session that evicts and one that does not."""
         # transformers takes seconds to import, and checks and readers of rows do not need it.
-        from espalier.harness.engine.eviction import CacheBudget
         from espalier.harness.engine.session import Session
 
         del prior
-        evicting = CacheBudget(method, spec.budget.ratio)
+        evicting = _evicting(spec, method)
         engine = spec.engine
         run = partial(Session, adapter, NoReduction(), WHOLE, seed=spec.seed, decode=engine.decode)
         with run(evicting=evicting, separators=engine.separators) as session, run() as plain:
@@ -95,7 +99,7 @@ class Compressor:
 
     def why_no_paired_timing(self, spec: AnswerRequest, method: CacheCompressor) -> str | None:
         """Return a reason where nothing is evicted."""
-        if spec.budget.ratio == 0 or not method.sites(spec.model.facts.text.layers):
+        if not spec.budget.acts or not method.sites(spec.model.facts.text.layers):
             return f"method={spec.method.name} evicts nothing"
         return None
 
@@ -103,10 +107,7 @@ class Compressor:
         self, spec: AnswerRequest, method: CacheCompressor, records: Sequence[SampleRecord]
     ) -> Account:
         """Count whole prompts and the entries that stay in each cache, verified against the budget."""
-        # As in `open`.
-        from espalier.harness.engine.eviction import CacheBudget
-
-        evicting = CacheBudget(method, spec.budget.ratio)
+        evicting = _evicting(spec, method)
         for record in records:
             check_held(evicting, record)
         account = account_of(_without_reduction(spec), NoReduction(), records)
@@ -139,7 +140,7 @@ def check_held(evicting: CacheBudget, record: SampleRecord) -> None:
     entries = record.entering if record.held is None else record.held
     entered = sum(record.entering)
     if evicting.compressor.scope == "visual":
-        acts = evicting.ratio > 0 and record.held is not None and entered > 0
+        acts = evicting.acts and record.held is not None and entered > 0
         requested = evicting.total(record.entering) if acts else entered
         slack = evicting.compressor.slack(len(record.entering)) if acts else 0
         right = requested <= sum(entries) <= requested + slack
@@ -149,8 +150,10 @@ def check_held(evicting: CacheBudget, record: SampleRecord) -> None:
             for count, entered_count in zip(entries, record.entering, strict=True)
         )
     if not right or record.kv_entries != sum(entries):
+        kept = evicting.count
+        amount = f"ratio {evicting.ratio}" if kept is None else f"{kept} entries a layer"
         raise BudgetMismatch(
-            f"sample {record.sample}: ratio {evicting.ratio}: the cache holds {record.kv_entries} visual entries "
+            f"sample {record.sample}: {amount}: the cache holds {record.kv_entries} visual entries "
             f"({', '.join(map(str, entries))} by layer), {entered} entered its layers"
         )
 
@@ -175,13 +178,26 @@ def cache_blocks(evicting: CacheBudget, records: Sequence[SampleRecord]) -> dict
     )
     every = sum(entered) + special
     block = {
-        "ratio": evicting.ratio,
+        "ratio": evicting.ratio if evicting.count is None else _requested_ratio(evicting, records),
         "entered": entered,
         "entries": entries,
         "share": sum(entries) / sum(entered) if sum(entered) else 1.0,
         "positions_share": (sum(entries) + special_left) / every if every else 1.0,
     }
     return {"cache": block, "discriminates": first_token(records) < 1}
+
+
+def _requested_ratio(evicting: CacheBudget, records: Sequence[SampleRecord]) -> float:
+    """Return the share of these samples' visual entries that a count of entries evicts."""
+    entered = sum(sum(record.entering) for record in records)
+    return 1 - sum(evicting.total(record.entering) for record in records) / max(entered, 1)
+
+
+def _evicting(spec: AnswerRequest, method: CacheCompressor) -> CacheBudget:
+    # As in `open`.
+    from espalier.harness.engine.eviction import CacheBudget
+
+    return CacheBudget(method, spec.budget.ratio, spec.budget.count)
 
 
 def _without_reduction(spec: Any) -> Any:

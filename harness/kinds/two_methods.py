@@ -103,9 +103,10 @@ class Composition:
 
 
 def _of_compressor(spec: Settled) -> Settled:
-    """Return the spec under the name of the compressor, for its error lines."""
-    named = spec.method.compressor
-    return spec if named is None else replace(spec, method=MethodSpec(named.name))
+    """Return the spec under the name of the compressor, for its error lines; a count of tokens is the reducer's."""
+    named, budget = spec.method.compressor, replace(spec.budget, count=None)
+    method = spec.method if named is None else MethodSpec(named.name)
+    return replace(spec, method=method, budget=budget)
 
 
 def _evicting(spec: AnswerRequest, method: Composed) -> CacheBudget:

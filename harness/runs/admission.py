@@ -55,9 +55,13 @@ class Job:
     label: str
 
     def outline(self) -> dict[str, Any]:
-        """Return the part of the row that is known before the run: cell, requested samples, settings and label."""
+        """Return the part of the row that is known before the run: cell, requested samples, settings and label.
+
+        If `keep` is set, the ratio is that of a picture of nominal size.
+        """
         return {
             **self.parts["cell"],
+            "ratio": self.spec.budget.ratio,
             "n_samples": self.spec.benchmark.limit,
             "settings": self.parts["settings"],
             "extra": {"label": self.label},

@@ -16,7 +16,7 @@ from espalier.harness.reports.curves.terminal_columns import (
     side_by_side,
     stacked_tables,
 )
-from espalier.harness.specs.comparable import brief, differences
+from espalier.harness.specs.comparable import amount, brief, differences
 from espalier.harness.specs.comparable import name as curve_name
 from espalier.harness.specs.run_spec import METERS
 from espalier.harness.store.unparsed_mark import FOOTNOTE, is_marked, mark
@@ -88,7 +88,7 @@ def _names(
     group: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]
 ) -> list[TerminalColumn]:
     methods = tuple(" ".join([_method(row), *_distinguishing_settings(row, rows)]) for row in group)
-    ratios = tuple(f"{row['ratio']:g}" for row in group)
+    ratios = tuple(map(amount, group))
     return [TerminalColumn("method", methods, "left"), TerminalColumn("ratio", ratios)]
 
 
@@ -128,7 +128,8 @@ def _unique(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def _sheet(row: Mapping[str, Any]) -> Table:
     tokens, flops, memory, extra = row["tokens"], row["flops"], row["memory"], row["extra"]
     vision, select, prefill, decode = _times(row)
-    title = f"{row['model']}, {_method(row)}, ratio {row['ratio']:g} ({row['budget_rule']})"
+    removed = f"ratio {amount(row)}" if row.get("keep") is None else amount(row)
+    title = f"{row['model']}, {_method(row)}, {removed} ({row['budget_rule']})"
     table = Table(
         title=f"{title}, {row['benchmark']}",
         title_justify="left",
@@ -140,6 +141,12 @@ def _sheet(row: Mapping[str, Any]) -> Table:
         marked = is_marked(row) and name == row["extra"].get("headline")
         table.add_row("metric", _metric(name, values) + mark(marked))
     table.add_row("samples", f"{row['n_samples']} ({row['status']}, key {row['run_key']})")
+    clipped = extra.get("clipped")
+    if clipped:
+        table.add_row(
+            "clipped",
+            f"{clipped} of the samples have fewer than {row['keep']} visual tokens, and keep all",
+        )
     table.add_row(
         "visual tokens",
         f"{tokens['visual']:.4g}, asked to keep {tokens['requested_keep']:.4g}, kept {tokens['kept_final']:.4g}, "

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from espalier.harness.config.kept_tokens import KEEP, RATIO
 from espalier.harness.runs.status.rerun_commands import products
 
 #: Baselines of methods that remove tokens.
@@ -126,7 +127,8 @@ def _description(name: str) -> str:
 
 def _with(argv: Sequence[str], **changes: str) -> str:
     """Return the command line with keys set to other values, as a sweep if a value is a list."""
-    kept = [text for text in argv if text.partition("=")[0] not in changes]
+    replaced = {*changes, *(KEEP for key in changes if key == RATIO)}
+    kept = [text for text in argv if text.partition("=")[0] not in replaced]
     values = [f"{key}={value}" for key, value in changes.items()]
     is_sweep = any("," in text for text in values) and not set(MULTIRUN) & set(argv)
     return command([*(["-m"] if is_sweep else []), *kept, *values])

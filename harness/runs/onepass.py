@@ -139,7 +139,7 @@ def _tell(
     reasons: dict[str, list[str]] = {}
     for cell in separate:
         reasons.setdefault(reasons_by_key[cell.key] or "", []).append(
-            f"{cell.spec.method.title} {cell.spec.budget.ratio:g}"
+            f"{cell.spec.method.title} {cell.spec.budget.amount}"
         )
     separate_text = "".join(
         f"; by itself: {', '.join(cells)} ({why})" for why, cells in reasons.items()

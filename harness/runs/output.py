@@ -48,7 +48,7 @@ def reasons(left_out: Sequence[tuple[RunSpec, str]]) -> dict[str, list[str]]:
     cells: dict[str, list[str]] = {}
     for spec, reason in left_out:
         name = f"{spec.method.title} {label_of(spec)}".strip()
-        cell = f"{name} {spec.budget.ratio:g} {spec.benchmark.name}"
+        cell = f"{name} {spec.budget.amount} {spec.benchmark.name}"
         cells.setdefault(reason, []).append(cell)
     return cells
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from espalier.harness.runs.forecast import Forecast, clock
 from espalier.harness.runs.notebook_area import REFRESHES, NotebookArea, notebook_area
 from espalier.harness.runs.sweep_board import Board, headline
-from espalier.harness.specs.comparable import name
+from espalier.harness.specs.comparable import amount, name
 from espalier.harness.store.unparsed_mark import MEANS, is_marked
 
 
@@ -156,7 +156,7 @@ def tell_finished(
     count = f"{sweep.cell:>{len(str(sweep.cells))}}/{sweep.cells}"
     parts = (
         f"{count}  {row['status']:<7} {clock(seconds):>7}",
-        f"{name(row)} {row['ratio']:g} {row['benchmark']}",
+        f"{name(row)} {amount(row)} {row['benchmark']}",
         score(row),
         f"n={row['n_samples']}",
     )

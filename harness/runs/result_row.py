@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any
 
+from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.facts import OF_CLASS_TOKEN, SUBSTITUTES
 from espalier.harness.cost.peak_memory import Peak
 from espalier.harness.evaluation.cost_summary import answered_together
@@ -40,6 +41,7 @@ def build_row(
         "status": status,
         "run_key": job.key,
         **job.parts["cell"],
+        **({} if spec.budget.count is None else {"ratio": _ratio(spec.budget, records)}),
         "n_samples": evaluation.n_samples,
         "metrics": {name: _reported(spec, values) for name, values in evaluation.metrics.items()},
         "tokens": dict(account.tokens),
@@ -54,6 +56,7 @@ def build_row(
             "headline": spec.benchmark.headline,
             "higher_is_better": spec.benchmark.higher_is_better,
             **account.extra,
+            **_clipped(spec.budget, records),
             "substitutes": _substitutes(job),
             "time_iqr": _spreads(records),
             **({"costs": evaluation.costs} if evaluation.costs else {}),
@@ -78,6 +81,20 @@ def build_row(
             "environment": dict(environment),
         },
     }
+
+
+def _ratio(budget: Budget, records: Sequence[SampleRecord]) -> float:
+    """Return the share of all samples' visual tokens that a count removes."""
+    visual = sum(record.visual for record in records)
+    kept = sum(budget.target(record.visual) for record in records)
+    return 1 - kept / visual if visual else 0.0
+
+
+def _clipped(budget: Budget, records: Sequence[SampleRecord]) -> dict[str, int]:
+    """Return the number of samples that have fewer visual tokens than the count; nothing without a count."""
+    if budget.count is None:
+        return {}
+    return {"clipped": sum(budget.clips(record.visual) for record in records)}
 
 
 def _one_pass(together: int) -> dict[str, Any]:

@@ -40,12 +40,18 @@ class Contents:
 
 def cell_of(spec: RunSpec) -> dict[str, Any]:
     """Return the cell that a run fills; these are keys of the row itself."""
+    budget = spec.budget
     return {
         "model": spec.model.name,
         "method": spec.method.title,
         "variant": spec.method.variant,
         "benchmark": spec.benchmark.name,
-        "ratio": spec.budget.ratio,
+        # The share that a count removes is known after the run.
+        **(
+            {"ratio": budget.ratio}
+            if budget.count is None
+            else {"ratio": None, "keep": budget.count}
+        ),
         "budget_rule": spec.budget.rule,
         "seed": spec.seed,
     }

@@ -188,8 +188,8 @@ class Runner:
 
 def place_of(job: Job) -> BoardCell:
     """Return the position of a run on the board of its sweep."""
-    method = f"{job.spec.method.title} {job.label}".strip()
-    return BoardCell(job.spec.benchmark.name, method, job.spec.budget.ratio)
+    method, budget = f"{job.spec.method.title} {job.label}".strip(), job.spec.budget
+    return BoardCell(job.spec.benchmark.name, method, budget.ratio, budget.count)
 
 
 def _pending(jobs: Sequence[Job]) -> dict[str, tuple[str, str]]:

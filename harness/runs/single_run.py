@@ -166,7 +166,7 @@ class CellRunner:
         spec, ranks = job.spec, self.ranks
         status = ranks.first(lambda: self._begin(job, directory))
         journal = journal_of(job, directory).of_rank(ranks.rank)
-        title = f"{spec.method.title} {spec.budget.ratio:g} {spec.benchmark.name}"
+        title = f"{spec.method.title} {spec.budget.amount} {spec.benchmark.name}"
         with (
             threads(spec.engine.threads),
             contextlib.redirect_stdout(sys.stderr),

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from espalier.harness.errors import plain
 from espalier.harness.runs.forecast import Forecast, clock
+from espalier.harness.store.amount_text import amount_text
 from espalier.harness.store.unparsed_mark import FOOTNOTE, MARK, is_marked, mark
 
 T = TypeVar("T")
@@ -24,11 +25,22 @@ WAITS, RUNS, FAILED = "·", "…", "failed"
 
 
 class BoardCell(NamedTuple):
-    """Position of a cell on the board."""
+    """Position of a cell on the board; `keep` is a number of tokens that was set instead of the ratio."""
 
     benchmark: str
     method: str
     ratio: float
+    keep: int | None = None
+
+    @property
+    def amount(self) -> tuple[float, int]:
+        """What is removed, in the order of columns."""
+        return self.ratio, self.keep or 0
+
+    @property
+    def column(self) -> str:
+        """What is removed, as the title of a column."""
+        return amount_text(self.ratio, self.keep)
 
 
 @dataclass
@@ -122,15 +134,17 @@ class Board:
         cells = [cell for cell in self.scores if cell.benchmark == now.benchmark]
         methods = _around(list(dict.fromkeys(cell.method for cell in cells)), now.method, SCORES)
         longest = min(max(map(len, [now.benchmark, *methods])), width // 2)
-        column_count = max((width - longest) // WIDTH, 1)
-        ratios = _around(sorted({cell.ratio for cell in cells}), now.ratio, column_count)
+        titles = {cell.amount: cell.column for cell in sorted(cells, key=lambda cell: cell.amount)}
+        wide = max(WIDTH, *(len(title) + 1 for title in titles.values()))
+        column_count = max((width - longest) // wide, 1)
+        amounts = _around(list(titles), now.amount, column_count)
         grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         grid.add_column(now.benchmark, no_wrap=True, overflow="ellipsis", max_width=longest)
-        for ratio in ratios:
-            grid.add_column(f"{ratio:g}", justify="right", min_width=WIDTH - 1, no_wrap=True)
+        for amount in amounts:
+            grid.add_column(titles[amount], justify="right", min_width=WIDTH - 1, no_wrap=True)
+        scores = {(cell.method, cell.amount): self.scores[cell] for cell in cells}
         for method in methods:
-            places = (BoardCell(now.benchmark, method, ratio) for ratio in ratios)
-            grid.add_row(method, *(self.scores.get(place, "") for place in places))
+            grid.add_row(method, *(scores.get((method, amount), "") for amount in amounts))
         return grid
 
 
@@ -142,7 +156,7 @@ def headline(row: Mapping[str, Any]) -> str:
 
 def cell_text(place: BoardCell) -> str:
     """Return a cell as text."""
-    return f"{place.method} {place.ratio:g} {place.benchmark}"
+    return f"{place.method} {place.column} {place.benchmark}"
 
 
 def _around(values: Sequence[T], now: T, count: int) -> Sequence[T]:

@@ -24,6 +24,7 @@ from urllib.request import urlopen
 from espalier.harness.errors import UserError, plain, tell_once, unknown_name
 from espalier.harness.runs.wandb_marks import MirrorMark
 from espalier.harness.settings import Names, Text, choice, read_value
+from espalier.harness.specs.comparable import amount
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.specs.secrets import masked, scrub, wandb_keys
 from espalier.harness.store import RunDir
@@ -106,7 +107,7 @@ def mirrored(
     """
     config = {**parts["cell"], "label": label, **parts}
     cell = parts["cell"]
-    name = f"{cell['model']} {cell['method']} {cell['ratio']:g} {cell['benchmark']}"
+    name = f"{cell['model']} {cell['method']} {amount(cell)} {cell['benchmark']}"
     mirror = Mirror(directory, config, name, spec, group)
     try:
         yield mirror

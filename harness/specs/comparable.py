@@ -15,17 +15,19 @@ from typing import Any
 
 from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import METERS, EngineSpec
+from espalier.harness.store.amount_text import amount_text
 
 Row = Mapping[str, Any]
 
-#: Keys of a row that name its cell; `extra.label` does so too: hyper-parameters off their default.
+#: Keys of a row that name its cell; `keep` does so too where it was set, and `extra.label`: hyper-parameters off their
+#: default.
 CELL = (
     *("model", "benchmark", "method", "variant"),
     *("ratio", "budget_rule", "seed", "n_samples"),
 )
 
-#: Along a curve ratios vary, and seeds are averaged.
-ALONG = ("ratio", "seed")
+#: Along a curve ratios and counts of tokens vary, and seeds are averaged.
+ALONG = ("ratio", "keep", "seed")
 
 #: Settings that change what a run costs or what it looks at, and no answer.
 COSTS = frozenset(
@@ -46,6 +48,7 @@ def identity(row: Row, without: Collection[str] = ()) -> tuple[Hashable, ...]:
     """Return what names the cell that a row fills."""
     return (
         *(row[key] for key in CELL if key not in without),
+        None if "keep" in without else row.get("keep"),
         row["extra"].get("label") or "",
     )
 
@@ -96,6 +99,11 @@ def sweep_names(rows: Sequence[Row]) -> list[str]:
         ]
         names.append(" ".join(filter(None, (method, *defaults, label, policy(row)))))
     return names
+
+
+def amount(row: Row) -> str:
+    """Return what a row removes, as text: the ratio, or the count of tokens that was set instead."""
+    return amount_text(row["ratio"], row.get("keep"))
 
 
 def differences(rows: Sequence[Row]) -> dict[str, list[str]]:
@@ -152,7 +160,7 @@ def _check(rows: Sequence[Row], counts: Callable[[str], bool]) -> None:
 
 
 def _line(row: Row, second: Row, differing: Mapping[str, Sequence[str]]) -> str:
-    curves = dict.fromkeys(f"{name(each)} at {each['ratio']:g}" for each in (row, second))
+    curves = dict.fromkeys(f"{name(each)} at {amount(each)}" for each in (row, second))
     settings_text = [
         f"{key} ({', '.join(map(brief, values))})"
         for key, values in list(differing.items())[:NAMED]

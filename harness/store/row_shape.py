@@ -32,7 +32,7 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
 #: Types of optional entries; `variant` may be null.
 OPTIONAL: Mapping[str, type] = {
     **dict.fromkeys(("variant", "budget_rule", "status"), str),
-    **{"settings": dict, "seed": int},
+    **{"settings": dict, "seed": int, "keep": int},
 }
 #: Types of optional entries of `extra` that overviews read.
 OPTIONAL_EXTRA: Mapping[str, type] = {

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from espalier.harness.errors import unknown_name
+from espalier.harness.store.amount_text import amount_text
 from espalier.harness.store.store_index import DONE, FAILED, STATES, RunEntry
 
 HEADING = ("run", "status", "model", "method", "ratio", "benchmark", "n", "score", "age", "note")
@@ -59,7 +60,8 @@ def table_cells(entry: RunEntry) -> tuple[str, ...]:
     method = f"{summary['method']} {summary['label']}".strip()
     score = "" if summary["value"] is None else f"{summary['metric']} {summary['value']:.3f}"
     spread = "" if summary["stderr"] is None else f" ± {summary['stderr']:.3f}"
-    names = (summary["model"], method, f"{summary['ratio']:g}", summary["benchmark"])
+    amount = amount_text(summary["ratio"], summary["keep"])
+    names = (summary["model"], method, amount, summary["benchmark"])
     return (
         entry.key,
         DONE,

@@ -20,7 +20,7 @@ STATES = (DONE, DAMAGED, RUNNING, FAILED, UNFINISHED)
 
 #: Blocks of a row that a summary is made from.
 BLOCKS = (
-    *("model", "method", "benchmark", "ratio", "n_samples", "metrics", "extra.headline"),
+    *("model", "method", "benchmark", "ratio", "keep", "n_samples", "metrics", "extra.headline"),
     *("extra.label", "extra.samples_per_second", "extra.environment", "extra.unparsed"),
 )
 
@@ -101,6 +101,7 @@ def _summary(row: Row) -> dict[str, Any]:
     commit = (extra.get("environment") or {}).get("commit")
     return {
         **{key: row[key] for key in ("model", "method", "benchmark", "ratio", "n_samples")},
+        "keep": row.get("keep"),
         "label": extra.get("label") or "",
         "metric": name,
         "value": score.get("value"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.store import RunDir, Store, Unreadable
+from espalier.harness.store.amount_text import amount_text
 from espalier.harness.store.answer_digest import Key
 
 #: Maximum number of runs in an error line.
@@ -60,7 +61,8 @@ class AnsweredRun:
     def name(self) -> str:
         """Name of the run in tables."""
         label = self.row["extra"].get("label")
-        return " ".join(filter(None, (self.row["method"], label, f"{self.row['ratio']:g}")))
+        amount = amount_text(self.row["ratio"], self.row.get("keep"))
+        return " ".join(filter(None, (self.row["method"], label, amount)))
 
     @property
     def full_marks(self) -> float:

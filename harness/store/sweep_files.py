@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.errors import UserError, foreign, tell_once
+from espalier.harness.store.amount_text import amount_text
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.untrusted_json import read_json
 
@@ -30,7 +31,7 @@ class SweepCell:
 
     Attributes:
         key: its run key.
-        model: name of its model; likewise `method`, `benchmark` and `ratio`.
+        model: name of its model; likewise `method`, `benchmark`, `ratio` and `keep`.
         label: hyper-parameters that differ from their default.
         samples: number of samples; None: all.
         line: overrides that select this cell alone.
@@ -44,6 +45,7 @@ class SweepCell:
     label: str
     samples: int | None
     line: tuple[str, ...]
+    keep: int | None = None
 
     @classmethod
     def of(cls, key: str, outline: Mapping[str, Any], line: Sequence[str]) -> SweepCell:
@@ -51,15 +53,19 @@ class SweepCell:
         names = {name: outline[name] for name in ("model", "method", "benchmark", "ratio")}
         label = outline["extra"]["label"] or ""
         return cls(
-            key, **names, label=label, samples=outline["n_samples"], line=tuple(map(str, line))
+            key,
+            **names,
+            label=label,
+            samples=outline["n_samples"],
+            line=tuple(map(str, line)),
+            keep=outline.get("keep"),
         )
 
     @property
     def title(self) -> str:
         """Name of the cell in status lines."""
-        return " ".join(
-            filter(None, (self.model, self.method, self.label, f"{self.ratio:g}", self.benchmark))
-        )
+        amount = amount_text(self.ratio, self.keep)
+        return " ".join(filter(None, (self.model, self.method, self.label, amount, self.benchmark)))
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,14 @@ def _cell(record: Mapping[str, Any]) -> SweepCell:
     names = {name: _text(record[name]) for name in ("key", "model", "method", "benchmark", "label")}
     samples = None if record["samples"] is None else int(record["samples"])
     line = tuple(map(_text, record["line"]))
-    return SweepCell(**names, ratio=float(record["ratio"]), samples=samples, line=line)
+    keep = record.get("keep")
+    return SweepCell(
+        **names,
+        ratio=float(record["ratio"]),
+        samples=samples,
+        line=line,
+        keep=None if keep is None else int(keep),
+    )
 
 
 def _text(value: Any) -> str:

@@ -84,9 +84,9 @@ class Watched:
     passes: list[Noted] = field(default_factory=list)
 
     @property
-    def ratio(self) -> float:
-        """The budget's ratio."""
-        return self.budget.ratio
+    def acts(self) -> bool:
+        """Whether the budget evicts anything."""
+        return self.budget.acts
 
     def begin(self, prefill: Any, depth: int) -> WatchedEviction:
         """Begin a pass."""

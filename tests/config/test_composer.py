@@ -44,6 +44,7 @@ VALUES = (
     *("ratio=0.5", "limit=3", "limit=${seed}", "+spare=1", "+spare=${ratio}", "~seed", "++seed=4"),
     *("method.params.K=3", "method.params.K=${seed}", "+method.params.K=3", "~method.params"),
     *("method.params={K:1}", "benchmark.name='latency_${benchmark.prompt_tokens}'", "rato=1"),
+    *("keep=64", "keep=10%", "keep=null", "keep=nosuch"),
     *("benchmark=null", "model.device=cpu", "model.video={rate:3}", "engine.paired=0", "seed.x=1"),
     *("+benchmark.generation.top_k=3", "~benchmark.generation", "model.prompts.x=1", "~method"),
     *("compressor.ratio=0.25", "compressor.params.window=4", "store=${model.name}", "judge=null"),

@@ -23,6 +23,7 @@ OTHERS = NAMES[3:]
 
 #: What a refusal says that a method can reach.
 RANGE = re.compile(r"reaches (\S+) <= ratio < (\S+) ")
+COUNTS = re.compile(r"reaches (\d+) <= keep <= (\d+) ")
 
 Chats = Sequence[list[dict]]
 
@@ -86,6 +87,23 @@ def check_budget(
         if budget.rule == "average":
             assert abs(sum(record.entering) / len(record.entering) - asked) <= 1 + 1e-9
     return budget.ratio
+
+
+def check_count(
+    adapter: Adapter, method: TokenReducer, chats: Chats, count: int, **changes: Any
+) -> None:
+    """Every sample keeps the count after the last site, or all of its tokens; one out of reach is refused."""
+    try:
+        done = kept_by(adapter, method, chats, 0.0, count=count, **changes)
+    except BudgetError as error:
+        ((low, high),) = COUNTS.findall(str(error))
+        assert not int(low) <= count <= int(high)
+        return
+    for record in done.records:
+        assert record.kept == record.requested
+        assert record.kept[-1] == record.entering[-1] == min(count, record.visual)
+        assert record.origin is not None
+        assert len(record.origin) == min(count, record.visual)
 
 
 def reached_by(error: BudgetError) -> tuple[float, float]:

@@ -26,11 +26,12 @@ def kept_by(
     ratio: float,
     samples: Sequence[str] | None = None,
     rule: str = "kept",
+    count: int | None = None,
     **changes: Any,
 ) -> GeneratedBatch:
     """Generate with a method; `records[row].origin` are the tokens alive in the end."""
     inputs = adapter.encode(list(chats))
-    with Session(adapter, method, Budget(rule, ratio), **changes) as session:
+    with Session(adapter, method, Budget(rule, ratio, count), **changes) as session:
         return session.generate(
             inputs,
             samples,

@@ -10,21 +10,22 @@ import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from espalier.harness.cost.budget import RULES, Budget
+from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.methods.base import TokenReducer
 from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.methods.cases import BLOCKS, CASES, DEPTH, build, case_id, signals_of
-from tests.methods.engine import check_budget, check_cell
+from tests.methods.engine import check_budget, check_cell, check_count
 from tests.methods.runs import kept_by
 from tests.tiny import load_tiny, save_tiny
 
@@ -62,10 +63,8 @@ def adapter_of(name: str) -> Adapter:
 
 
 @cache
-def plain_logits(name: str) -> Tensor:
-    logits = kept_by(adapter_of(name), NoReduction(), FAMILIES[name].chats, 0.0).logits
-    assert logits is not None
-    return logits
+def plain_run(name: str) -> GeneratedBatch:
+    return kept_by(adapter_of(name), NoReduction(), FAMILIES[name].chats, 0.0)
 
 
 def refusal(adapter: Adapter, method: TokenReducer) -> str | None:
@@ -99,6 +98,10 @@ def test_a_method_on_a_family(case: tuple[str, dict[str, Any]], name: str, row: 
         with pytest.raises(UserError, match=re.escape(line)):
             kept_by(adapter, method, chats, 0.5)
         return
-    check_cell(adapter, method, chats, plain_logits(name), (row,), **changes)
+    plain = plain_run(name)
+    assert plain.logits is not None
+    check_cell(adapter, method, chats, plain.logits, (row,), **changes)
     for rule in RULES:
         check_budget(adapter, method, chats, Budget(rule, 0.6), **changes)
+    totals = [record.visual for record in plain.records]
+    check_count(adapter, method, chats, Random(case_id(case)).randint(1, max(totals)), **changes)

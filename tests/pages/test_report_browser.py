@@ -16,6 +16,7 @@ import pytest
 from espalier.harness.reports.curves.plot_style import looks
 from espalier.harness.reports.html.page_assembly import LIMIT, assemble
 from tests.pages.test_report import content, root
+from tests.report.test_curves import add_run
 
 __all__ = ["root"]
 
@@ -308,3 +309,20 @@ def test_ten_thousand_rows_answer_at_once(browser: Any, root: Path, tmp_path: Pa
     assert min(took) < 200
     click(browser, "#tab-curves")
     assert 0 < browser.execute_script("return document.querySelectorAll('g.curve').length") <= 48
+
+
+def test_numbers_of_tokens_are_filtered_and_ranked_together(
+    browser: Any, tmp_path: Path, root: Path
+) -> None:
+    for benchmark, ratio in (("boxes", 8 / 9), ("words", 0.95)):
+        add_run(root, "none", 0.0, 0.9, layer=None, benchmark=benchmark)
+        for method, mean in (("random", 0.4), ("clever", 0.6)):
+            add_run(root, method, ratio, mean, benchmark=benchmark, keep=64)
+    opened(browser, assemble(content(root)), tmp_path / "page.html", "#/leaders")
+    chosen(browser, "f-ratio", "-64")
+    assert browser.find_element("id", "at").text.startswith("64 visual tokens kept")
+    lines = browser.find_elements("css selector", "#leaders tbody tr:not(.full)")
+    assert [line.text.split()[0] for line in lines] == ["clever", "random"]
+    # The average is that of both benchmarks, although 64 tokens are another share of each.
+    assert "66.7" in lines[0].text
+    assert browser.get_log("browser") == []

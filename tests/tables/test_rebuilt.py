@@ -335,3 +335,12 @@ def test_bad_input_is_one_line(
     line = capsys.readouterr().err
     assert told in line
     assert line.count("\n") == 1
+
+
+def test_a_number_of_tokens_fills_the_cell_of_the_ratio_that_it_is(tmp_path: Path) -> None:
+    commit(tmp_path, "full_rec", 0.804)
+    commit(tmp_path, "seventy_two", 0.602, method="fastv", ratio=1 - 72 / 144, keep=72)
+    commit(tmp_path, "seventy", 0.5, method="fastv", ratio=1 - 70 / 144, keep=70)
+    table, _ = rebuilt(tmp_path / "papers", tmp_path)
+    rows = {one.cell.key: one.row for one in table.filled if one.row is not None}
+    assert [row.key for row in rows.values()] == ["full_rec", "seventy_two"]

@@ -25,15 +25,18 @@ def step_budgets(
     A method that acts on every prefill uses the run's budget in each step. A method of denoising steps has its own
     shares, with the rule applied to their mean over the steps after the first: `kept` counts tokens after its site,
     `average` those entering a layer, mean over the layers. A method with several sites defines its own meaning of a
-    ratio (`ratios`). `cached` states that the prompt is run once and cached.
+    ratio (`ratios`). A count of tokens stays at each step after the first, if these steps remove equal shares. `cached`
+    states that the prompt is run once and cached.
 
     Raises:
-        BudgetError: the rule cannot be applied step by step, or the ratio cannot be reached.
+        BudgetError: the rule or a count cannot be applied step by step, or the ratio cannot be reached.
         MethodError: the method has no such ratio.
     """
     sites = method.all_sites(facts.tower.layers, facts.text.layers)
     if not sites or _checked_ratios(method, "ratios", 0.0, steps) is None:
         return (budget,) * steps
+    if budget.count is not None:
+        return (Budget("kept", 0), *(_even_budget(method, budget),) * (steps - 1))
     base = base_ratio(method, budget, facts)
     call = "cached_ratios" if cached and as_denoiser(method) is not None else "ratios"
     ratios = _checked_ratios(method, call, base, steps)
@@ -64,6 +67,22 @@ def _are_shares(ratios: object, steps: int) -> bool:
         and len(ratios) == steps
         and all(isinstance(ratio, float | int) and 0 <= ratio <= 1 + _ROUNDING for ratio in ratios)
     )
+
+
+def _even_budget(method: TokenReducer, budget: Budget) -> Budget:
+    """Return a budget that counts tokens, for each step after the first."""
+    denoiser, request = as_denoiser(method), f"keep={budget.count}"
+    if denoiser is None or not denoiser.even:
+        raise BudgetError(
+            f"{request} cannot be followed by {type(method).__name__}, whose steps or stages keep different shares; "
+            "valid: ratio=<share removed>"
+        )
+    if budget.rule != "kept":
+        raise BudgetError(
+            f"{request} with budget={budget.rule!r}: {type(method).__name__} keeps a count of tokens after its site; "
+            "valid: kept"
+        )
+    return budget
 
 
 def base_ratio(method: TokenReducer, budget: Budget, facts: ModelFacts) -> float:

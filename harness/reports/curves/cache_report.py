@@ -31,7 +31,7 @@ from espalier.harness.reports.curves.plot_style import STYLE
 from espalier.harness.reports.curves.random_baselines import BaselineGroup, title_of
 from espalier.harness.reports.curves.stored_rows import WHERE
 from espalier.harness.specs.commands import command
-from espalier.harness.specs.comparable import name
+from espalier.harness.specs.comparable import amount, name
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
 from espalier.harness.store.unparsed_mark import FOOTNOTE, is_marked
 
@@ -220,7 +220,7 @@ def _line(cell: CacheResult, cells: Sequence[CacheResult]) -> tuple[str, ...]:
     evicts_only = cell.evicted > 0 and not row["extra"]["sites"]
     return (
         name(row).replace(f" cache_ratio={cell.evicted:g}", ""),
-        "-" if evicts_only else f"{row['ratio']:g}",
+        "-" if evicts_only else amount(row),
         f"{cell.evicted:g}",
         cell.percent,
         _percent(tokens["kept_final"] / tokens["visual"]),

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, NullLocator
 
 from espalier.harness.reports.curves.curve_points import Curve, CurvePanel
 from espalier.harness.reports.curves.metric_names import readable
@@ -53,7 +53,10 @@ def draw(panels: Sequence[CurvePanel], of: str = "visual tokens") -> Figure:
     for index, axes in enumerate(grid.flat):
         if index < len(panels):
             _draw_panel(axes, panels[index], looks_by_name, LINE / tall)
-            axes.set_xlabel(f"{of} removed (%), log scale of what is left", fontsize=8)
+            label = "removed (%), log scale of what is left"
+            if _counts(panels[index]):
+                label = "kept, log scale"
+            axes.set_xlabel(f"{of} {label}", fontsize=8)
         else:
             axes.set_axis_off()
     _legend(figure, grid.flat[len(panels)] if spare else None, panels, looks_by_name, columns)
@@ -93,6 +96,12 @@ def _removed(ratio: float) -> float:
     return 1 / (1 - ratio)
 
 
+def _counts(panel: CurvePanel) -> list[int]:
+    """Return the tokens that stay at each ratio of a panel; empty where a ratio was set."""
+    counts = [panel.keep(ratio) for ratio in panel.ratios]
+    return [] if None in counts else [count for count in counts if count is not None]
+
+
 def _draw_panel(axes: Axes, panel: CurvePanel, looks_by_name: Looks, gap: float) -> None:
     # A panel with only the unpruned model has no ratios.
     places = [_removed(ratio) for ratio in panel.ratios] or [_removed(0)]
@@ -107,7 +116,12 @@ def _draw_panel(axes: Axes, panel: CurvePanel, looks_by_name: Looks, gap: float)
         _draw_full(axes, panel)
     axes.xaxis.set_major_locator(FixedLocator(places))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * (1 - 1 / x):.4g}"))
+    counts = _counts(panel)
+    axes.xaxis.set_major_formatter(
+        FixedFormatter([str(count) for count in counts])
+        if counts
+        else FuncFormatter(lambda x, _: f"{100 * (1 - 1 / x):.4g}")
+    )
     axes.set_ylabel("score (%)")
     axes.set_title(panel.benchmark, loc="left", fontsize=10.5, fontweight="bold", pad=19)
     note = f"{readable(panel.metric)}, {panel.n_samples} samples"

@@ -30,6 +30,7 @@ from espalier.harness.stats import (
     paired_pvalue,
 )
 from espalier.harness.stats import retention_interval as retained
+from espalier.harness.store.amount_text import amount_text
 from espalier.harness.store.unparsed_mark import FOOTNOTE, mark
 
 #: The method without reduction, the random baseline, and all controls (methods that no paper proposes).
@@ -55,6 +56,7 @@ class CurvePoint:
         loss_pvalue: of the paired test against the unpruned model, Holm-corrected over the panel.
         flops: share of the unreduced prefill's FLOPs; at equal token counts, methods at later layers cost more.
         unread: whether too many answers of one of its runs could not be read.
+        keep: tokens that stay of each sample, where the runs set that and not the ratio.
     """
 
     ratio: float
@@ -67,11 +69,17 @@ class CurvePoint:
     loss_pvalue: float | None = None
     scores: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     unread: bool = False
+    keep: int | None = None
 
     @property
     def mark(self) -> str:
         """The footnote mark after its numbers, or empty."""
         return mark(self.unread)
+
+    @property
+    def amount(self) -> float | str:
+        """What points of several benchmarks have in common: the ratio, or `64 tokens`, which are other shares there."""
+        return self.ratio if self.keep is None else amount_text(self.ratio, self.keep)
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,22 @@ class CurvePanel:
     def ratios(self) -> tuple[float, ...]:
         """All ratios that some curve has, increasing."""
         return tuple(sorted({point.ratio for curve in self.curves for point in curve.points}))
+
+    def keep(self, ratio: float) -> int | None:
+        """Return the tokens that stay at a ratio, if all points there set them and not the ratio."""
+        points = (point for curve in self.curves for point in curve.points)
+        keeps = {point.keep for point in points if point.ratio == ratio}
+        return keeps.pop() if len(keeps) == 1 else None
+
+    def heading(self, ratio: float) -> str:
+        """Return the heading of the points at a ratio: the share kept, `10 %`, or `64 tokens (11.11 %)`."""
+        keep = self.keep(ratio)
+        return share(ratio) if keep is None else f"{amount_text(ratio, keep)} ({share(ratio)})"
+
+
+def share(ratio: float) -> str:
+    """Return the share that stays at a ratio, in percent."""
+    return f"{100 * (1 - ratio):.4g} %"
 
 
 def read_panels(
@@ -223,6 +247,9 @@ def panel_of(
         if run.method in FLOORS
     }
     unread = {(run.name, run.ratio) for run in runs if run.unread}
+    keeps: dict[tuple[str, float], set[int | None]] = {}
+    for run in runs:
+        keeps.setdefault((run.name, run.ratio), set()).add(run.keep)
     costs = {
         name: {ratio: _cost(runs, name, ratio) for ratio in ratios}
         for name, ratios in groups.items()
@@ -235,6 +262,7 @@ def panel_of(
             _floor(first_runs[name], floors, nearest),
             full,
             unread,
+            keeps,
         )
         for name in sorted(groups, key=lambda name: (first_runs[name].method in CONTROLS, name))
     ]
@@ -301,6 +329,7 @@ def _curve(
     floor: str | None,
     full: NDArray[np.float64] | None,
     unread: Collection[tuple[str, float]],
+    keeps: Mapping[tuple[str, float], Collection[int | None]],
 ) -> Curve:
     points = []
     for ratio, scores in groups[run.name].items():
@@ -322,10 +351,16 @@ def _curve(
                 else paired_pvalue(scores, unpruned),
                 scores=scores,
                 unread=(run.name, ratio) in unread,
+                keep=_only(keeps[run.name, ratio]),
             )
         )
     floor = None if floor == run.name else floor
     return Curve(run.name, run.method in CONTROLS, floor, tuple(points), run.layer)
+
+
+def _only(keeps: Collection[int | None]) -> int | None:
+    """Return the one count of tokens of a point's runs; None if they differ or set the ratio."""
+    return next(iter(keeps)) if len(keeps) == 1 else None
 
 
 def _corrected(curves: Sequence[Curve]) -> tuple[Curve, ...]:

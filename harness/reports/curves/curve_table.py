@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from espalier.harness.reports.curves.curve_points import Curve, CurvePanel, CurvePoint
+from espalier.harness.reports.curves.curve_points import Curve, CurvePanel, CurvePoint, share
 from espalier.harness.stats import Interval, average_retention
 
 #: Corrected p-values below this are marked; one table in twenty has a mark by chance.
@@ -21,22 +21,24 @@ def over_all(panels: Sequence[CurvePanel]) -> list[str]:
     retentions = averages(panels)
     if len(panels) < 2 or not retentions:
         return []
-    ratios = sorted({ratio for _, ratio in retentions})
+    ratios = {point.amount: point.ratio for curve in panels[0].curves for point in curve.points}
+    amounts = sorted({amount for _, amount in retentions}, key=lambda amount: ratios[amount])
+    headings = (share(amount) if isinstance(amount, float) else amount for amount in amounts)
     lines = [
         f"### Mean retention over {len(panels)} benchmarks\n",
         "In percent of the unpruned score, each benchmark weighed alike, its samples resampled within it.\n",
-        f"| method | {' | '.join(f'{100 * (1 - ratio):.4g} %' for ratio in ratios)} |",
-        "| --- |" + " ---: |" * len(ratios),
+        f"| method | {' | '.join(headings)} |",
+        "| --- |" + " ---: |" * len(amounts),
     ]
     marks = {
-        (curve.name, point.ratio): point.mark
+        (curve.name, point.amount): point.mark
         for panel in panels
         for curve in panel.curves
         for point in curve.points
         if point.unread
     }
     for name in dict.fromkeys(name for name, _ in retentions):
-        keys = [(name, ratio) for ratio in ratios]
+        keys = [(name, amount) for amount in amounts]
         cells = " | ".join(_interval(retentions.get(key)) + marks.get(key, "") for key in keys)
         lines.append(f"| {name} | {cells} |")
     return ["\n".join(lines) + "\n"]
@@ -84,7 +86,7 @@ def _table(
     only: Callable[[Curve], bool] = lambda curve: True,
 ) -> str:
     ratios = panel.ratios
-    titles = [f"{100 * (1 - ratio):.4g} %" for ratio in ratios] + ["FLOPs"] * full
+    titles = [*map(panel.heading, ratios), *["FLOPs"] * full]
     lines = [f"| method | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(titles)]
     if full and panel.full is not None:
         cells = [_interval(panel.full) + panel.full_mark, *[""] * (len(ratios) - 1), "100 %"]
@@ -113,14 +115,14 @@ def _gain_cell(point: CurvePoint) -> str:
     return f"{point.gain.points}, {pvalue_text}{mark(point.corrected_pvalue)}{point.mark}"
 
 
-def averages(panels: Sequence[CurvePanel]) -> dict[tuple[str, float], Interval]:
-    """Return the mean retention of each (curve, ratio) that all panels have with an unpruned score above zero.
+def averages(panels: Sequence[CurvePanel]) -> dict[tuple[str, float | str], Interval]:
+    """Return the mean retention of each (curve, amount) that all panels have with an unpruned score above zero.
 
     All benchmarks have the same weight; samples are resampled within each benchmark.
     """
     scores_by_panel = [
         {
-            (curve.name, point.ratio): (point.scores, panel.unpruned)
+            (curve.name, point.amount): (point.scores, panel.unpruned)
             for curve in panel.curves
             for point in curve.points
             if point.retention is not None

@@ -32,7 +32,7 @@ from espalier.harness.reports.curves.plot_style import STYLE
 from espalier.harness.reports.curves.speculative_table import figures, headings
 from espalier.harness.reports.curves.stored_rows import WHERE, read_results
 from espalier.harness.specs.commands import command
-from espalier.harness.specs.comparable import passed_over
+from espalier.harness.specs.comparable import amount, passed_over
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
 
 #: The sweep that produces the results of a part.
@@ -153,7 +153,7 @@ def _table(cells: Sequence[DecoderResult]) -> str:
         "| --- |" + " ---: |" * (len(headings()) + 1),
     ]
     for cell in cells:
-        lines.append(f"| {cell.name} | {cell.ratio:g} | {' | '.join(figures(cell.row))} |")
+        lines.append(f"| {cell.name} | {amount(cell.row)} | {' | '.join(figures(cell.row))} |")
     return "\n".join(lines) + "\n"
 
 
@@ -172,7 +172,7 @@ def _accepted(cells: Sequence[DecoderResult]) -> str:
         depth = "its own" if cell.params["L"] is None else cell.params["L"]
         mean = "-" if run is None else f"{run:.2f}"
         lines.append(
-            f"| {cell.params['guidance']} | {depth} | {cell.ratio:g} | {accepted} | {mean} |"
+            f"| {cell.params['guidance']} | {depth} | {amount(cell.row)} | {accepted} | {mean} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -44,7 +44,9 @@ def draw_dots(
     columns = figure.subplots(1, len(panel.ratios), sharex=True, sharey=True, squeeze=False)[0]
     for axes, ratio in zip(columns, panel.ratios, strict=True):
         _draw_ratio(axes, panel, groups, ratio, names)
-        axes.set_title(f"{100 * ratio:.4g} % of the tokens removed", fontsize=9.5)
+        removed = f"{100 * ratio:.4g} % of the tokens removed"
+        title = removed if panel.keep(ratio) is None else panel.heading(ratio)
+        axes.set_title(title, fontsize=9.5)
     first = columns[0]
     first.set_ylim(len(rows) - 0.4, -0.6)
     first.set_yticks(range(len(rows)), [name for name, _ in rows])

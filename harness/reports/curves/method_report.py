@@ -21,6 +21,7 @@ from espalier.harness.reports.curves.curve_points import (
     CurvePanel,
     CurvePoint,
     read_panels,
+    share,
 )
 from espalier.harness.reports.curves.curve_table import mark, note_paragraphs
 from espalier.harness.reports.curves.dot_plot import draw_dots
@@ -61,11 +62,11 @@ several layers drops step by step.
 
 @dataclass(frozen=True)
 class Gap:
-    """A cell without a result: config name of the method, benchmark, ratio, and the reason in one line."""
+    """A cell without a result: config name of the method, benchmark, what is kept, and the reason in one line."""
 
     name: str
     benchmark: str
-    ratio: float
+    kept: str
     reason: str
 
 
@@ -171,7 +172,7 @@ def page(panel: CurvePanel, model: str, names: Mapping[str, str], gaps: Sequence
 
 def overview(panels: Sequence[CurvePanel], model: str, names: Mapping[str, str]) -> str:
     """Return one table over all benchmarks: for each ratio, whether a method is above or below random dropping."""
-    shares = ", ".join(_share(ratio) for ratio in panels[0].ratios)
+    shares = ", ".join(map(panels[0].heading, panels[0].ratios))
     lines = [
         "# Every method against random tokens\n",
         f"`{model}`, `python run.py +experiment=sweep`. In each cell from left to right {shares} of the visual",
@@ -196,7 +197,7 @@ def overview(panels: Sequence[CurvePanel], model: str, names: Mapping[str, str])
 def gains(panel: CurvePanel, group: BaselineGroup, names: Mapping[str, str]) -> str:
     """Return a table of scores by ratio with gains over random dropping; random dropping is the first line."""
     lines = [
-        "| method | " + " | ".join(_share(ratio) for ratio in panel.ratios) + " |",
+        "| method | " + " | ".join(map(panel.heading, panel.ratios)) + " |",
         "| --- |" + " ---: |" * len(panel.ratios),
     ]
     for curve in (group.floor, *group.curves):
@@ -218,7 +219,7 @@ def _cell(point: CurvePoint | None) -> str:
 
 def _left_out(gaps: Sequence[Gap]) -> str:
     lines = ["| method | kept | reason |", "| --- | ---: | --- |"]
-    lines += [f"| {gap.name} | {_share(gap.ratio)} | {gap.reason} |" for gap in gaps]
+    lines += [f"| {gap.name} | {gap.kept} | {gap.reason} |" for gap in gaps]
     return "\n".join(lines) + "\n"
 
 
@@ -244,7 +245,8 @@ def _gap(spec: RunSpec, reason: str) -> Gap:
     method = spec.method
     names = config_names({method.name}, spec.budget)
     name = f"{method.title} {label_of(spec)}".strip()
-    return Gap(names.get(name, name), spec.benchmark.name, spec.budget.ratio, reason)
+    kept = share(spec.budget.ratio) if spec.budget.count is None else spec.budget.amount
+    return Gap(names.get(name, name), spec.benchmark.name, kept, reason)
 
 
 def _curve_name(method: str, variant: str, params: Mapping[str, Any], budget: Budget) -> str:
@@ -262,7 +264,3 @@ def _curves_over(floor: Curve, panel: CurvePanel) -> Iterator[Curve]:
 def _rank(curve: Curve, ratio: float) -> tuple[float, str]:
     point = at(curve, ratio)
     return (1.0 if point is None else -point.score.value, curve.name)
-
-
-def _share(ratio: float) -> str:
-    return f"{100 * (1 - ratio):.4g} %"

@@ -29,6 +29,7 @@ POINTS: Mapping[str, tuple[str, str]] = {
     "control": (FLAG, "whether no paper proposes it"),
     "floor": (TEXT, "the random dropping that it is compared with"),
     "ratio": (NUMBER, "share of visual tokens removed, 0 to 1"),
+    "keep": (NUMBER, "visual tokens that stay of each sample, where that was set"),
     "flops_share": (NUMBER, "share of the unreduced prefill's FLOPs, 0 to 1"),
     **{
         f"{quantity}{end}": (NUMBER, meaning + suffix)
@@ -129,7 +130,7 @@ def _panel_lines(panel: CurvePanel) -> Iterator[dict[str, Any]]:
 
 def _point(point: CurvePoint) -> dict[str, Any]:
     return {
-        **{"ratio": point.ratio, "flops_share": point.flops},
+        **{"ratio": point.ratio, "keep": point.keep, "flops_share": point.flops},
         **_ends("score", point.score),
         **_ends("retention", point.retention),
         **_ends("gain", point.gain),
@@ -149,10 +150,18 @@ def _ends(name: str, interval: Interval | None) -> dict[str, float]:
 
 
 def _latex(points: pd.DataFrame, intervals: bool, counts: bool, caption: str, label: str) -> str:
+    # A number of tokens is another share on each benchmark, and has one column.
+    points = points.assign(
+        ratio=points.groupby("keep").ratio.transform("mean").fillna(points.ratio)
+    )
     pruned = points[points.curve != UNPRUNED]
-    ratios = sorted(pruned.ratio.unique())
+    keeps = dict(zip(pruned.ratio, pruned.keep, strict=True))
+    ratios = sorted(keeps)
     width = len(ratios) + 1
-    heads = [rf"{100 * (1 - ratio):.4g}\,\%" for ratio in ratios]
+    heads = [
+        rf"{100 * (1 - ratio):.4g}\,\%" if pd.isna(keeps[ratio]) else f"{keeps[ratio]:g} tokens"
+        for ratio in ratios
+    ]
     out = [r"% needs \usepackage{booktabs}", r"\begin{table}", r"\centering"]
     out += [rf"\caption{{{escape_latex(caption)}}}"] * bool(caption)
     out += [rf"\label{{{label}}}"] * bool(label)

@@ -12,6 +12,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib import rc_context
@@ -29,6 +30,7 @@ from espalier.harness.stats import Interval
 
 NUMBER = r"([+-]?\d+\.\d)"
 ENDS = re.compile(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]")
+KEPT = re.compile(r"(?:(?P<keep>\d+) tokens? \()?(?P<share>[\d.e+-]+) %\)?")
 SCORE = re.compile(rf"{NUMBER}(?=,)")
 CURVES = re.compile(r"^### (\S+): (\S+), (\d+) samples$", re.M)
 SWEEP = re.compile(
@@ -61,12 +63,12 @@ def _panels(text: str) -> Iterator[CurvePanel]:
     ends = [match.start() for match in starts[1:]] + [len(text)]
     for start, end in zip(starts, ends, strict=False):
         benchmark, metric, samples = start.groups()
-        ratios, rows = _table(text[start.end() : end])
+        places, rows = _table(text[start.end() : end])
         curves, full = [], None
         for name, cells in rows:
             points = [
-                CurvePoint(ratio, _interval(cell))
-                for ratio, cell in zip(ratios, cells, strict=False)
+                CurvePoint(ratio, _interval(cell), keep=keep)
+                for (ratio, keep), cell in zip(places, cells, strict=False)
                 if ENDS.search(cell)
             ]
             if name == FULL:
@@ -83,12 +85,15 @@ def _sweep(text: str) -> tuple[CurvePanel, list[BaselineGroup]]:
     benchmark, metric, samples, full = head.groups()
     groups = []
     for index, part in enumerate(re.split(r"^## (?:Before|Between).*$", text, flags=re.M)[1:]):
-        ratios, rows = _table(part)
+        places, rows = _table(part)
         curves = []
         for number, (name, cells) in enumerate(rows):
             points = [
-                _gained(ratio, cell) if number else CurvePoint(ratio, _interval(cell))
-                for ratio, cell in zip(ratios, cells, strict=True)
+                replace(
+                    _gained(ratio, cell) if number else CurvePoint(ratio, _interval(cell)),
+                    keep=keep,
+                )
+                for (ratio, keep), cell in zip(places, cells, strict=True)
                 if cell != "-"
             ]
             floor = rows[0][0] if number else None
@@ -101,8 +106,8 @@ def _sweep(text: str) -> tuple[CurvePanel, list[BaselineGroup]]:
     return panel, groups
 
 
-def _table(text: str) -> tuple[list[float], list[tuple[str, list[str]]]]:
-    """Return ratios and rows of the first table of a text, without the columns that are not shares."""
+def _table(text: str) -> tuple[list[tuple[float, int | None]], list[tuple[str, list[str]]]]:
+    """Return ratios with counts of tokens, and rows, of a text's first table, without columns that are no shares."""
     lines = re.search(r"(?:^\|.*\n?)+", text, re.M)
     if lines is None:
         raise UserError("a page has a heading without a table; valid: a whole page")
@@ -110,12 +115,12 @@ def _table(text: str) -> tuple[list[float], list[tuple[str, list[str]]]]:
         [cell.strip() for cell in line.strip().strip("|").split("|")]
         for line in lines[0].splitlines()
     ]
-    ratios = [
-        round(1 - float(heading[:-2]) / 100, 6)
-        for heading in cells_by_line[0]
-        if heading.endswith(" %")
+    headings = [match for match in map(KEPT.fullmatch, cells_by_line[0]) if match]
+    places = [
+        (round(1 - float(match["share"]) / 100, 6), int(match["keep"]) if match["keep"] else None)
+        for match in headings
     ]
-    return ratios, [(name, cells[: len(ratios)]) for name, *cells in cells_by_line[2:]]
+    return places, [(name, cells[: len(places)]) for name, *cells in cells_by_line[2:]]
 
 
 def _interval(cell: str) -> Interval:

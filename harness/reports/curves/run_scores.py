@@ -30,6 +30,7 @@ class RunScores:
         discriminates: for runs that evict cache entries, whether any answer is longer than one token.
         single_token: whether every answer is one token.
         unread: whether too many answers could not be read.
+        keep: tokens that stay of each sample, where that was set; the ratio is then what it removes of these samples.
     """
 
     name: str
@@ -45,6 +46,7 @@ class RunScores:
     discriminates: bool | None = None
     single_token: bool = False
     unread: bool = False
+    keep: int | None = None
 
 
 def read_run_scores(result: StoredResult) -> RunScores:
@@ -86,6 +88,7 @@ def read_run_scores(result: StoredResult) -> RunScores:
         discriminates=extra.get("discriminates"),
         single_token=extra.get("first_token") == 1,
         unread=is_marked(row),
+        keep=row.get("keep"),
     )
 
 

@@ -14,6 +14,7 @@ from espalier.harness.reports.curves.terminal_columns import (
     side_by_side,
     stacked_tables,
 )
+from espalier.harness.specs.comparable import amount
 
 #: Column headings, with their keys in a row's `extra.speculative` and their formats.
 COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -91,7 +92,7 @@ def tables_of(rows: Sequence[Mapping[str, Any]], name: Any, width: int) -> list[
 def _names(rows: Sequence[Mapping[str, Any]], name: Any) -> list[TerminalColumn]:
     return [
         TerminalColumn("method", tuple(name(row) for row in rows), "left"),
-        TerminalColumn("ratio", tuple(f"{row['ratio']:g}" for row in rows), "left"),
+        TerminalColumn("ratio", tuple(map(amount, rows)), "left"),
     ]
 
 

@@ -8,7 +8,7 @@ const COLUMNS = [
   { key: "kind", head: "Kind", text: true },
   { key: "model", head: "Model", text: true },
   { key: "benchmark", head: "Benchmark", text: true, show: (row) => [row.benchmark, element("div", { class: "range" }, row.metric)] },
-  { key: "ratio", head: "Tokens removed", show: (row) => (row.ratio ? removed(row.ratio) : "none") },
+  { key: "ratio", head: "Tokens removed", show: (row) => (has(row.keep) ? amount(row) : row.ratio ? removed(row.ratio) : "none") },
   { key: "value", head: "Score [95 %]", show: shownScore },
   { key: "retention", head: "Score kept (%)", show: (row) => ranged(row.kept) },
   { key: "flops", head: "Prefill FLOPs", show: (row) => (has(row.flops) ? `${percent(row.flops)} %` : "–") },
@@ -55,7 +55,7 @@ function drawBoard() {
   panel.dataset.took = (performance.now() - started).toFixed(1);
 }
 
-const EXPORTED = ["model", "benchmark", "metric", "curve", "kind", "rule", "ratio", "seed", "samples", "value", "stderr", "retention", "flops", "ms", "kv", "device"];
+const EXPORTED = ["model", "benchmark", "metric", "curve", "kind", "rule", "ratio", "keep", "seed", "samples", "value", "stderr", "retention", "flops", "ms", "kv", "device"];
 
 function exported(found) {
   const words = (row, column) => { const value = column.show ? column.show(row) : row[column.key]; return (Array.isArray(value) ? value : [value]).map((part) => (part instanceof Element ? ` ${part.textContent}` : String(part))).join("").trim(); };

@@ -55,7 +55,7 @@ function curvePlot(panel, curves, width = wide()) {
     points: curve.points.filter((point) => (kept ? point.retention : point.score)).map((point) => {
       const [value, low, high] = (kept ? point.retention : point.score).map((end) => (has(end) ? 100 * end : null));
       return { x: byFlops ? 100 * point.flops : 1 / (1 - point.ratio), y: value, low, high,
-        unread: point.unread, title: `${curve.name}: ${value.toFixed(1)} %${point.unread ? UNREAD : ""}${has(low) ? ` [${low.toFixed(1)}, ${high.toFixed(1)}]` : ""} with ${removed(point.ratio)} removed, ${percent(point.flops)} % of FLOPs` };
+        unread: point.unread, title: `${curve.name}: ${value.toFixed(1)} %${point.unread ? UNREAD : ""}${has(low) ? ` [${low.toFixed(1)}, ${high.toFixed(1)}]` : ""} with ${amount(point)}, ${percent(point.flops)} % of FLOPs` };
     }).sort((a, b) => a.x - b.x),
   })).filter((line) => line.points.length);
   if (!lines.length) return element("p", { class: "none" }, "No unpruned row to compare with.");
@@ -105,7 +105,7 @@ function costPlot(panel, curves) {
   const lines = unique(same.map((row) => row.curve)).map((name) => ({
     name,
     points: same.filter((row) => row.curve === name).map((row) => ({ x: how.of(row), y: 100 * row.value,
-      unread: row.unread, title: `${curveName(name)}: ${percent(row.value)} %${row.unread ? UNREAD : ""} at ${how.show(how.of(row))}${row.ratio ? `, ${removed(row.ratio)} removed` : ""}` })).sort((a, b) => a.x - b.x),
+      unread: row.unread, title: `${curveName(name)}: ${percent(row.value)} %${row.unread ? UNREAD : ""} at ${how.show(how.of(row))}${row.ratio ? `, ${amount(row)}` : ""}` })).sort((a, b) => a.x - b.x),
   }));
   const all = lines.flatMap((line) => line.points);
   if (!all.length) return element("p", { class: "none" }, "No row tells this cost.");
@@ -126,7 +126,7 @@ function atMost(found) {
   }));
   const mean = (one) => one.best.reduce((sum, point) => sum + (point ? point.score[0] : 0), 0);
   const ordered = [...methods.values()].sort((a, b) => mean(b) - mean(a)).slice(0, 40);
-  const cell = (point) => (point ? [...ranged(point.score), ...(point.unread ? [UNREAD] : []), element("div", { class: "range" }, `${removed(point.ratio)} removed, ${percent(point.flops, 0)} % FLOPs`)] : ["–"]);
+  const cell = (point) => (point ? [...ranged(point.score), ...(point.unread ? [UNREAD] : []), element("div", { class: "range" }, `${amount(point)}, ${percent(point.flops, 0)} % FLOPs`)] : ["–"]);
   return element("div", { class: "scroll" }, element("table", { id: "atmost" },
     element("thead", {}, element("tr", {}, ...["Method", "Acts", ...shown.map(({ panel }) => panel.benchmark)].map((head, i) => element("th", { class: i < 2 ? "text" : null }, head)))),
     element("tbody", {}, ...ordered.map((one) => element("tr", {}, element("td", { class: "text" }, one.name), element("td", { class: "text" }, one.kind), ...one.best.map((point) => element("td", {}, ...cell(point))))))));

@@ -4,18 +4,18 @@ const leaders = { sort: "average", down: true };
 // The share that most points have, the largest of these.
 function usualRatio(panels) {
   const counts = new Map();
-  for (const { curves } of panels) for (const curve of curves) for (const point of curve.points) if (point.ratio) counts.set(point.ratio, (counts.get(point.ratio) || 0) + 1);
+  for (const { curves } of panels) for (const curve of curves) for (const point of curve.points) if (point.ratio) counts.set(at(point), (counts.get(at(point)) || 0) + 1);
   return [...counts].sort((a, b) => b[1] - a[1] || b[0] - a[0]).map(([ratio]) => ratio)[0] ?? null;
 }
 
 const mean = (numbers) => (numbers.length ? numbers.reduce((sum, value) => sum + value, 0) / numbers.length : null);
-const averageOf = new Map(data.averages.map((one) => [`${one.model}|${one.rule}|${one.curve}|${one.ratio}`, one]));
+const averageOf = new Map(data.averages.map((one) => [`${one.model}|${one.rule}|${one.curve}|${at(one)}`, one]));
 
 // A line has a point for each panel, and what is averaged over them.
 function leaderLines(panels, ratio) {
   const lines = new Map();
   panels.forEach(({ panel, curves }, place) => curves.forEach((curve) => {
-    const point = curve.points.find((one) => one.ratio === ratio);
+    const point = curve.points.find((one) => at(one) === ratio);
     if (!point) return;
     if (!lines.has(curve.name)) lines.set(curve.name, { name: curve.name, kind: curve.kind, points: new Array(panels.length).fill(null) });
     lines.get(curve.name).points[place] = point;
@@ -27,7 +27,7 @@ function leaderLines(panels, ratio) {
     const complete = kept.every(has);
     line.ends = !complete ? null : stored && stored.benchmarks === panels.length ? stored.retention : [mean(kept), null, null];
     line.average = line.ends && line.ends[0];
-    const own = rows.filter((row) => row.curve === line.name && row.ratio === ratio && row.model === model && row.rule === rule && panels.some(({ panel }) => panel.benchmark === row.benchmark));
+    const own = rows.filter((row) => row.curve === line.name && row.at === ratio && row.model === model && row.rule === rule && panels.some(({ panel }) => panel.benchmark === row.benchmark));
     for (const key of ["flops", "ms", "kv"]) line[key] = mean(own.map((row) => row[key]).filter(has));
   }
   return [...lines.values()];
@@ -78,7 +78,7 @@ function drawLeaders() {
     element("td", {}, has(line.flops) ? `${percent(line.flops)} %` : "–"), element("td", {}, has(line.ms) ? `${short(line.ms)} ms` : "–"), element("td", {}, bytes(line.kv))));
   const shown = () => ({
     lines: [["method", "acts", "removed", "average_kept", "average_low", "average_high", ...scores.flatMap(({ head }) => ["", "_low", "_high", "_gain", "_p"].map((end) => head + end)), "flops_share", "first_token_ms", "kv_bytes"],
-      ...lines.map((line) => [line.name, line.kind, ratio, ...(line.ends || [null, null, null]),
+      ...lines.map((line) => [line.name, line.kind, ratio < 0 ? `all but ${-ratio} tokens` : ratio, ...(line.ends || [null, null, null]),
         ...line.points.flatMap((point) => (point ? [...point.score, point.gain && point.gain[0], point.chance] : [null, null, null, null, null])), line.flops, line.ms, line.kv])],
     tex: latex(["Method", ...scores.map(({ head }) => head), "Average kept (%)"],
       [["unpruned", ...panels.map(({ panel }) => percent(panel.full && panel.full[0])), "100.0"], ...lines.map((line) => [line.name, ...line.points.map((point) => (point ? percent(point.score[0]) + (point.unread ? UNREAD : "") : "–")), percent(line.average)])],
@@ -86,7 +86,7 @@ function drawLeaders() {
   });
   const others = unique(every.map(({ panel }) => `${panel.model}, ${panel.rule}`)).length - 1;
   section.replaceChildren(
-    element("div", { class: "bar" }, element("b", { id: "at" }, `${removed(ratio)} of the visual tokens removed, ${first.model}`), downloads("leaderboard", shown)),
+    element("div", { class: "bar" }, element("b", { id: "at" }, `${ratio < 0 ? `${-ratio} visual tokens kept` : `${removed(ratio)} of the visual tokens removed`}, ${first.model}`), downloads("leaderboard", shown)),
     element("p", { class: "note" }, "Scores in percent; below them the points above random tokens at the same place with their corrected p-value, blue where a method is better than random and orange where it is worse (p < 0.05). Average kept: mean over benchmarks of the score in percent of the unpruned one, with its 95 % interval."
       + (others ? ` ${counted(new Array(others).fill(0), "other model or budget rule").replace("rules", "rules")} in the filter above.` : "") + UNREAD_MEANS),
     element("div", { class: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, full, ...body))));

@@ -57,7 +57,7 @@ function offer(key, every, values, words = String) {
 offer("model", "all models", sorted(rows.map((row) => row.model)));
 offer("benchmark", "all benchmarks", sorted(rows.map((row) => row.benchmark)));
 offer("kind", "all kinds", data.kinds.filter((kind) => rows.some((row) => row.kind === kind)));
-offer("ratio", "any share", sorted(rows.map((row) => row.ratio)), (ratio) => (Number(ratio) ? removed(ratio) : "none"));
+offer("ratio", "any share", sorted(rows.map((row) => row.at)), (share) => (share < 0 ? `all but ${-share}` : share ? removed(share) : "none"));
 document.getElementById("f-text").addEventListener("input", (event) => filter("text", event.target.value.trim()));
 document.getElementById("f-reset").addEventListener("click", () => {
   document.getElementById("filters").reset();

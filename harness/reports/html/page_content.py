@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 from typing import Any
 
@@ -26,7 +26,10 @@ from espalier.harness.store.unparsed_mark import is_marked
 
 #: Columns of a line, in this order; those of `TEXTS` are indices of a list of texts.
 TEXTS = ("model", "benchmark", "method", "curve", "kind", "metric", "rule", "device")
-NUMBERS = ("ratio", "seed", "samples", "value", "stderr", "flops", "ms", "kv", "higher", "unread")
+NUMBERS = (
+    *("ratio", "keep", "seed", "samples", "value", "stderr"),
+    *("flops", "ms", "kv", "higher", "unread"),
+)
 
 #: Kinds of methods by site, in the order of the filter.
 KINDS = (
@@ -82,6 +85,7 @@ def _line(row: Row) -> dict[str, Any]:
     times = [time.get("vision_ms"), time.get("prefill_ms")]
     return {
         **{key: row[key] for key in ("model", "benchmark", "method", "ratio")},
+        "keep": row.get("keep"),
         "curve": name(row),
         "kind": kind_of(row),
         "metric": readable(str(headline)),
@@ -124,14 +128,21 @@ def panels(results: PageResults) -> tuple[list[dict[str, Any]], list[dict[str, A
         page_panels.append(_panel(panel, model, rule, kinds))
         measured.setdefault((model, rule), []).append(panel)
     means = [
-        {
-            **{"model": model, "rule": rule, "curve": curve, "ratio": ratio},
-            **{"benchmarks": len(group), "retention": _ends(interval)},
-        }
+        {**{"model": model, "rule": rule}, **mean}
         for (model, rule), group in measured.items()
-        for (curve, ratio), interval in averages(group).items()
+        for mean in _means(group)
     ]
     return page_panels, means
+
+
+def _means(group: Sequence[CurvePanel]) -> Iterator[dict[str, Any]]:
+    """Yield the mean retention of each curve over benchmarks, at each ratio or number of tokens."""
+    points = {point.amount: point for curve in group[0].curves for point in curve.points}
+    for (curve, amount), interval in averages(group).items():
+        yield {
+            **{"curve": curve, "ratio": points[amount].ratio, "keep": points[amount].keep},
+            **{"benchmarks": len(group), "retention": _ends(interval)},
+        }
 
 
 def _panel(panel: CurvePanel, model: str, rule: str, kinds: dict[str, str]) -> dict[str, Any]:
@@ -158,6 +169,7 @@ def _curve(curve: Curve, kind: str) -> dict[str, Any]:
 def _point(point: CurvePoint) -> dict[str, Any]:
     return {
         "ratio": point.ratio,
+        "keep": point.keep,
         "flops": _short(point.flops),
         "score": _ends(point.score),
         "retention": _ends(point.retention),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from espalier.harness.errors import UserError
 from espalier.harness.reports.curves.stored_rows import StoredResult
-from espalier.harness.specs.comparable import CELL, Row, identity, name
+from espalier.harness.specs.comparable import CELL, Row, amount, identity, name
 from espalier.harness.store import RunDir, Unreadable
 from espalier.harness.store.files.digests import digest
 from espalier.harness.store.parquet_tables import is_table, read_tables
@@ -65,9 +65,7 @@ def gather(stores: Sequence[Path], positions: str) -> PageResults:
 
 def case_of(row: Row) -> str:
     """Return a short description of a row."""
-    return (
-        f"{row['run_key']}: {name(row)} at {row['ratio']:g}, {row['model']} on {row['benchmark']}"
-    )
+    return f"{row['run_key']}: {name(row)} at {amount(row)}, {row['model']} on {row['benchmark']}"
 
 
 def _read(store: Path, results: PageResults) -> Iterable[tuple[float, StoredResult]]:

@@ -1,6 +1,9 @@
 // What the page knows, what is filtered, and small helpers for elements and numbers.
 const data = JSON.parse(document.getElementById("data").textContent);
 
+// What rows and points are compared at: the share removed, or a number of tokens as a negative number.
+const at = (one) => (one.keep ? -one.keep : one.ratio);
+
 const rows = (() => {
   const { texts, columns } = data.rows;
   const count = columns.ratio.length;
@@ -8,6 +11,7 @@ const rows = (() => {
   for (let i = 0; i < count; i++) {
     const row = {};
     for (const key in columns) row[key] = key in texts ? texts[key][columns[key][i]] : columns[key][i];
+    row.at = at(row);
     row.words = `${row.curve} ${row.model} ${row.benchmark} ${row.kind} ${row.metric}`.toLowerCase();
     found[i] = row;
   }
@@ -34,7 +38,7 @@ const matches = (row, without = "") =>
   (!filters.model || row.model === filters.model) &&
   (!filters.benchmark || row.benchmark === filters.benchmark) &&
   (!filters.kind || row.kind === filters.kind) &&
-  (without === "ratio" || !filters.ratio || row.ratio === Number(filters.ratio)) &&
+  (without === "ratio" || !filters.ratio || row.at === Number(filters.ratio)) &&
   filters.text.toLowerCase().split(/\s+/).every((word) => row.words.includes(word));
 
 // Curves of a panel that the filters let through; words are looked for as in rows.
@@ -68,6 +72,7 @@ const has = (number) => number !== null && number !== undefined;
 const percent = (share, digits = 1) => (has(share) ? (100 * share).toFixed(digits) : "–");
 const short = (number) => String(Number(number.toPrecision(3)));
 const removed = (ratio) => `${short(100 * ratio)} %`;
+const amount = (one) => (has(one.keep) ? `${one.keep} tokens kept` : `${removed(one.ratio)} removed`);
 const scaled = (metric, value) => (value <= 1.5 ? percent(value) : value.toFixed(1));
 const bytes = (count) => (!has(count) ? "–" : count >= 1e9 ? `${(count / 1e9).toFixed(2)} GB` : count >= 1e6 ? `${(count / 1e6).toFixed(2)} MB` : `${(count / 1e3).toFixed(0)} kB`);
 const counted = (some, word) => `${some.length} ${word}${some.length === 1 ? "" : "s"}`;

@@ -33,8 +33,8 @@ def _at(*keys: str) -> Callable[[Row], Any]:
 
 #: Blocks of a row (harness/store/row_blocks.py) that the columns of `ROWS` need.
 BLOCKS = (
-    *("run_key", "model", "benchmark", "method", "variant", "ratio", "budget_rule", "seed"),
-    *("n_samples", "metrics", "tokens", "flops", "time", "memory", "settings"),
+    *("run_key", "model", "benchmark", "method", "variant", "ratio", "keep", "budget_rule"),
+    *("seed", "n_samples", "metrics", "tokens", "flops", "time", "memory", "settings"),
     *(f"extra.{name}" for name in ("label", "headline", "higher_is_better", "aggregation")),
     *("extra.speculative", "extra.environment", "extra.unparsed", "extra.costs"),
 )
@@ -51,6 +51,9 @@ ROWS: Mapping[str, ResultColumn] = {
     "label": ResultColumn(TEXT, "hyper-parameters off their default", _at("extra", "label")),
     "policy": ResultColumn(TEXT, "settings of the engine off their default", policy),
     "ratio": ResultColumn(NUMBER, "share of visual tokens removed, 0 to 1", _at("ratio")),
+    "keep": ResultColumn(
+        NUMBER, "visual tokens that stay of each sample, where that was set", _at("keep")
+    ),
     "budget_rule": ResultColumn(
         TEXT, "how the ratio is counted: kept, average, flops", _at("budget_rule")
     ),

@@ -189,7 +189,7 @@ def grid_lines(specs: Sequence[RunSpec]) -> Iterator[str]:
         yield f"model {model}: {_count(len(model_specs), 'cell')}"
         axes = {
             "methods": (_method(spec) for spec in model_specs),
-            "ratios": (f"{spec.budget.ratio:g}" for spec in model_specs),
+            "ratios": (spec.budget.amount for spec in model_specs),
             "budgets": (spec.budget.rule for spec in model_specs),
             "benchmarks": (_benchmark(spec) for spec in model_specs),
         }
@@ -230,7 +230,7 @@ def cell_lines(specs: Iterable[RunSpec]) -> Iterator[str]:
     """Yield cells, a line for each method and ratio with its benchmarks."""
     by_method: dict[str, list[str]] = {}
     for spec in specs:
-        by_method.setdefault(f"{_method(spec)} {spec.budget.ratio:g}", []).append(_benchmark(spec))
+        by_method.setdefault(f"{_method(spec)} {spec.budget.amount}", []).append(_benchmark(spec))
     for name, benchmarks in by_method.items():
         yield from _wrapped(f"    {name}: ", ", ".join(dict.fromkeys(benchmarks)))
 

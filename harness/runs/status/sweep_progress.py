@@ -109,7 +109,12 @@ def _cell(entry: RunEntry) -> SweepCell:
         name: str(summary.get(name, "?")) for name in ("model", "method", "benchmark", "label")
     }
     return SweepCell(
-        entry.key, ratio=summary.get("ratio", float("nan")), samples=None, line=(), **names
+        entry.key,
+        ratio=summary.get("ratio", float("nan")),
+        samples=None,
+        line=(),
+        keep=summary.get("keep"),
+        **names,
     )
 
 

@@ -1,0 +1,65 @@
+"""`keep`: a budget as the visual tokens that stay, `keep=64`, or as a share of them, `keep=10%`, in place of `ratio`.
+
+A share is the run of its ratio: `keep=10%` is `ratio=0.9`, with the same key and row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from espalier.harness.errors import UserError
+
+KEEP, RATIO = "keep", "ratio"
+
+#: Of the two keys each replaces the other one.
+REPLACES = {KEEP: RATIO, RATIO: KEEP}
+
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
+_REFERENCE = re.compile(r"\$\{\s*ratio\s*\}")
+
+
+def ratio_of(keep: Any) -> float | None:
+    """Return the ratio that a share such as `10%` stands for, exactly; None for anything else."""
+    match = _SHARE.fullmatch(keep) if isinstance(keep, str) else None
+    share = Decimal(match[1]) if match else Decimal(0)
+    return float(1 - share / 100) if 0 < share <= 100 else None
+
+
+def settled(keep: Any, cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a cell has under `ratio` and `keep` after one of them has replaced the other.
+
+    Args:
+        keep: the value of `keep`.
+        cell: the config, with references unresolved.
+
+    Raises:
+        UserError: another setting refers to the ratio, and a count of tokens leaves it open.
+    """
+    ratio = ratio_of(keep)
+    if ratio is not None:
+        return {RATIO: ratio, KEEP: None}
+    if keep is None or not is_count(keep):
+        return {}
+    if _REFERENCE.search(repr(cell)):
+        raise UserError(
+            f"keep={keep}: another setting is ${{ratio}}, and a number of tokens is another ratio for each picture; "
+            "valid: ratio=<share removed>, keep=<share>%"
+        )
+    return {RATIO: None}
+
+
+def spelled(override: str) -> list[str]:
+    """Return an override for a program that prints the config: of `keep` with what it makes of the ratio."""
+    key, _, value = override.partition("=")
+    ratio = ratio_of(value) if key == KEEP else None
+    if ratio is not None:
+        return [f"{RATIO}={ratio}"]
+    return [override, f"{RATIO}=null"] if key == KEEP and value != "null" else [override]
+
+
+def is_count(keep: Any) -> bool:
+    """Return whether a value is a number of tokens, 1 and more."""
+    return isinstance(keep, int) and not isinstance(keep, bool) and keep > 0

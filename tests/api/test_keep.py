@@ -1,0 +1,156 @@
+"""`keep` from Python: every kind of method on the embedded models keeps the number that was set, or says why not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import espalier
+from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
+from espalier.harness.specs.catalogue import names_of
+from espalier.methods.base import TokenReducer
+from espalier.methods.compressor import CacheCompressor
+
+COUNT, ALL = 20, 144
+
+#: What a refusal says that a method can reach.
+REACHED = re.compile(r"reaches (\d+) <= keep <= (\d+) ")
+
+#: Without the one that compares the frames of a video, which tests/methods/test_matrix.py has.
+REDUCERS = [name for name in names_of(TokenReducer) if name not in ("none", "dycoke")]
+
+
+@pytest.fixture(scope="module")
+def model() -> espalier.Model:
+    return espalier.load("seedling", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def scene() -> tuple[Image.Image, str]:
+    (sample,) = samples("seedling_vqa", "test", 0, 0, 1)
+    return sample_scene(sample).to_pil(), sample["question"]
+
+
+def ask(model: espalier.Model, method: str, scene: tuple[Any, str], **how: Any) -> espalier.Answer:
+    with espalier.apply(model, method, **how) as applied:
+        answer: espalier.Answer = applied.ask(*scene, max_new_tokens=2)
+    return answer
+
+
+def check_reducer(model: espalier.Model, name: str, scene: tuple[Any, str]) -> None:
+    """A count stays, or the line names those that can; more than there are keeps all."""
+    try:
+        assert ask(model, name, scene, keep=COUNT).kept == COUNT
+    except espalier.UserError as error:
+        line = str(error)
+        assert "\n" not in line
+        if REACHED.search(line):
+            ((low, high),) = REACHED.findall(line)
+            assert not int(low) <= COUNT <= int(high)
+            assert ask(model, name, scene, keep=int(low)).kept == int(low)
+        else:  # not on this model, whatever the budget
+            with pytest.raises(espalier.UserError, match=re.escape(line)):
+                ask(model, name, scene, ratio=0.5)
+            return
+    assert ask(model, name, scene, keep=100_000).kept == ALL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REDUCERS)
+def test_a_reducer_keeps_the_count(
+    model: espalier.Model, scene: tuple[Image.Image, str], name: str
+) -> None:
+    check_reducer(model, name, scene)
+
+
+def test_a_reducer_keeps_the_count_of_each_sample(
+    model: espalier.Model, scene: tuple[Image.Image, str]
+) -> None:
+    for name in ("fastv", "tome"):
+        check_reducer(model, name, scene)
+    image, question = scene
+    with espalier.apply(model, "divprune", keep=200) as applied:
+        answers = applied.ask_many([(image, question), ([image, image], question), (None, "w")])
+    assert [(answer.visual, answer.kept) for answer in answers] == [(144, 144), (288, 200), (0, 0)]
+    assert [answer.ratio for answer in answers] == [0, 1 - 200 / 288, 0]
+    assert "kept 200 tokens" in repr(applied)
+
+
+def test_a_count_is_what_the_rule_counts(
+    model: espalier.Model, scene: tuple[Image.Image, str]
+) -> None:
+    answer = ask(model, "fastv", scene, keep=100, budget="average")
+    # The first two of six layers see every token.
+    assert sum(answer.record.entering) / 6 == pytest.approx(100, abs=1)
+    assert answer.kept == 78
+
+
+def test_a_share_is_the_ratio(model: espalier.Model, scene: tuple[Image.Image, str]) -> None:
+    by_share, by_ratio = (ask(model, "fastv", scene, **how) for how in ({"keep": "25%"}, {}))
+    assert by_share.kept_indices == by_ratio.kept_indices
+    assert len(by_share.kept_indices) == 36
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["snapkv", *(pytest.param(n, marks=pytest.mark.slow) for n in names_of(CacheCompressor))],
+)
+def test_a_compressor_keeps_the_entries_of_each_layer(
+    model: espalier.Model, scene: tuple[Image.Image, str], name: str
+) -> None:
+    record = ask(model, name, scene, keep=COUNT, variant="paper").record
+    assert record.kv_entries == COUNT * 6
+    assert ask(model, name, scene, keep=100_000, variant="paper").record.kv_entries == ALL * 6
+
+
+def test_a_stack_counts_tokens_of_the_reducer(
+    model: espalier.Model, scene: tuple[Image.Image, str]
+) -> None:
+    answer = ask(model, "divprune", scene, keep=50, compressor="aircache", cache_ratio=0.5)
+    assert (answer.kept, answer.cache) == (50, 0.5)
+
+
+def test_a_draft_sees_the_count(model: espalier.Model, scene: tuple[Image.Image, str]) -> None:
+    answer = ask(model, "specvlm_sd", scene, keep=COUNT)
+    assert answer.decoding is not None
+    assert answer.decoding.draft_visual == COUNT
+
+
+def test_a_denoiser_keeps_the_count_after_the_first_step(scene: tuple[Image.Image, str]) -> None:
+    model = espalier.load("seedling_diffusion", device="cpu")
+    for name, expected in (("d3tom", [ALL, COUNT, COUNT]), ("fastv", [COUNT] * 3)):
+        with espalier.apply(model, name, keep=COUNT) as applied:
+            answer = applied.ask(*scene, max_new_tokens=6, steps=3)
+        assert [len(step) for step in answer.kept_by_step] == expected
+    for name in ("d3tom_t", "pyramiddrop_denoising"):
+        with pytest.raises(
+            espalier.UserError, match=r"^keep=20 cannot be followed .* valid: ratio="
+        ):
+            espalier.apply(model, name, keep=COUNT)
+    with pytest.raises(espalier.UserError, match=r"^keep=20 with budget='average'.* valid: kept"):
+        espalier.apply(model, "d3tom", keep=COUNT, budget="average")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"keep": 0}, "keep=0 must be a number of visual tokens"),
+        ({"keep": "110%"}, "keep='110%' must be"),
+        (
+            {"keep": 64, "ratio": 0.9},
+            "ratio=0.9 and keep=64 both set the budget; valid: one of them",
+        ),
+        ({"keep": 3, "budget": "average"}, "reaches 49 <= keep <= 144"),
+    ],
+)
+def test_a_mistake_is_one_line(model: espalier.Model, how: dict[str, Any], words: str) -> None:
+    with pytest.raises(espalier.UserError, match=re.escape(words)):
+        espalier.apply(model, "fastv", **how)
+
+
+def test_entries_of_text_are_not_counted(model: espalier.Model) -> None:
+    with pytest.raises(espalier.UserError, match=r"^keep=20 counts visual entries.*scope=visual"):
+        espalier.apply(model, "snapkv", keep=COUNT, scope="prompt")
