@@ -1,9 +1,9 @@
-"""Top-p: each sample keeps the fewest visual tokens that hold a share p of the attention, up to the budget.
+"""Top-p: a count for each sample, by the mass of attention, as in ZipVL (He et al., 2024, arXiv 2410.08584).
 
-The count comes from the distribution of attention, sample by sample, as ZipVL (He et al., arXiv 2410.08584) chooses the
-important tokens of a layer and Twilight (Lin et al., arXiv 2502.02770) the keys of a head. Those choose anew in every
-layer; here tokens leave for good before decoder layer K, ranked as in FastV by the attention a_j that the last prompt
-token pays to them in layer K-1, mean over heads:
+Each sample keeps the fewest visual tokens that hold a share p of the attention, up to the budget. ZipVL chooses the
+important tokens of a layer by such a share, and Twilight (Lin et al., arXiv 2502.02770) the keys of a head; both choose
+anew in every layer. Here tokens leave for good before decoder layer K, ranked as in FastV by the attention a_j that the
+last prompt token pays to them in layer K-1, mean over heads:
 
     k = min {k : a_(1) + ... + a_(k) >= p (a_1 + ... + a_N)},   at most the budget's count.
 
