@@ -39,9 +39,10 @@ words: $(STAMP)  ## names that say nothing: counts may only fall (lab/house/ceil
 
 check: lint types layers words test  ## what CI runs, less the tests marked slow and the recipes
 
-docs: $(STAMP)  ## the pages that are written from the code
+docs: $(STAMP)  ## the pages and the config file that are written from the code
 	$(PY) -m lab.pages.methods_page --write docs/methods.md
 	$(PY) -m lab.pages.benchmarks_page --write docs/benchmarks.md
+	$(PY) -m lab.pages.engine_conf --write conf/engine/default.yaml
 
 recipes: $(STAMP)  ## CONTRIBUTING.md and docs/recipes, followed to the letter in a clone of the last commit, then `make check` there
 	$(PY) -m tests.pages.recipes $(ARGS)

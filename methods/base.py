@@ -7,6 +7,7 @@ restores everything afterwards. All kinds of method use the same terms:
 | kind                       | base            | where                          | returns               |
 | -------------------------- | --------------- | ------------------------------ | --------------------- |
 | prune, merge (image, video)| TokenReducer    | `vision`, `prefix`, `layer`    | `Plan`                |
+| a count for each sample    | CappedReducer   | as TokenReducer                | `Plan`, at most `keep`|
 | inside the vision tower    | TokenReducer    | `tower`, picture by picture    | `Plan`                |
 | part of the cache, by step | TokenReducer    | `decode`, from one layer on    | `Attended`            |
 | diffusion-step reduction   | DenoisingReducer| `block`, `layer`, in each step | `Plan` (`view.step`)  |
@@ -15,7 +16,8 @@ restores everything afterwards. All kinds of method use the same terms:
 
 They are defined in methods/views.py and methods/plans.py, the bases in methods/reducers.py and
 methods/decoders.py; decoders by the kind of their window are in methods/windows.py, cache compressors in
-methods/compressor.py, denoising reducers in methods/denoiser.py, two methods on one prompt in methods/composed.py.
+methods/compressor.py, denoising reducers in methods/denoiser.py, two methods on one prompt in methods/composed.py,
+reducers with counts below the budget in methods/capped.py.
 methods/signals.py lists what a method may read. A method's file imports from this module.
 """
 

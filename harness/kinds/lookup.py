@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from espalier.harness.errors import UserError
+from espalier.harness.kinds.capped import CAPPED
 from espalier.harness.kinds.checks.pair_check import not_for_denoising
 from espalier.harness.kinds.compressor import COMPRESSOR
 from espalier.harness.kinds.decoder import DECODER
@@ -15,6 +16,7 @@ from espalier.harness.kinds.reducer import REDUCER
 from espalier.harness.kinds.two_methods import COMPOSITION
 from espalier.harness.specs.run_spec import AnswerRequest
 from espalier.methods.base import Decoder, Method, TokenReducer
+from espalier.methods.capped import CappedReducer
 from espalier.methods.composed import Composed
 from espalier.methods.compressor import CacheCompressor
 from espalier.methods.denoiser import DenoisingReducer
@@ -24,6 +26,7 @@ M = TypeVar("M", bound=Method)
 #: By the base class of the method, and by whether the model denoises its answers.
 KINDS: Mapping[tuple[type[Any], bool], Kind[Any]] = {
     (TokenReducer, False): REDUCER,
+    (CappedReducer, False): CAPPED,
     (TokenReducer, True): DENOISER,
     (DenoisingReducer, False): DENOISING_ONLY,
     (DenoisingReducer, True): DENOISER,

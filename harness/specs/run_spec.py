@@ -237,28 +237,37 @@ class MethodSpec:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """How a run is computed.
+    """How a run is computed: `make docs` writes conf/engine/default.yaml from these lines and defaults.
 
     Attributes:
-        backend: `drop` removes tokens, `emulate` is the slow reference that masks them.
-        batch_size: samples per batch; `auto`: the largest that fits.
-        positions: position policy of kept tokens; `method`: that of the method's released code.
-        separators: whether newline and separator tokens of images are candidates, too.
-        decode: the loop that generates answers; beams always take the library's `generate`.
-        threads: of torch; None: torch's default. Thousands of threads crash the process.
-        max_errors: failed samples that are left out and counted; one more fails the run.
-        warmup: untimed batches before the first.
-        prefetch: batches that are read while the model answers the previous one; `auto`: where cores are free.
-        transport: of speculative decoding, how draft and target run at once.
-        patience: of speculative decoding, seconds to wait for the draft.
-        compare: of speculative decoding, whether every answer is also decoded without a draft.
-        graphs: of speculative decoding, whether steps of one token are recorded as CUDA graphs; `auto`: where possible.
-        rescore: whether the unreduced model scores the answers of a method that drops tokens.
-        paired: samples that the unreduced model and the method answer in turns after the run, for the row's speed-up;
-            0: none; `auto`: as many as a tenth of the run pays for.
-        share: `prefix` computes the common part of cells that differ only in method and ratio once; their rows have no
-            times.
-        energy: whether the energy of every answer is measured, by the counters of NVIDIA GPUs (Volta or later).
+        backend: drop, or emulate: the slow reference, which masks tokens
+        batch_size: samples in a batch; auto: the largest of 1, 2, 4, ... 64 that fits, found by trial
+        positions: position ids of kept tokens; renumbered: gaps are closed after every site; method: as in the
+            released code
+        separators: candidates: newline and separator tokens of pictures may be dropped too, as in papers that count
+            all positions
+        decode: loop that generates answers: loop (the engine's) or generate (the library's, always used for beam
+            search)
+        threads: null: torch's default; at most the machine's cores, since thousands crash the process
+        max_errors: failed samples that are skipped and counted; one more fails the run, and its answers are kept
+        warmup: untimed batches before the first
+        prefetch: batches prepared while the model generates; 0: sequential; auto: 2 for a model on an accelerator,
+            else 0
+        transport: of speculative decoding: sequential: draft, then verify; processes, threads: in parallel; auto: the
+            best available
+        patience: of speculative decoding: seconds to wait for a draft (20 times that for its prefill); then the target
+            continues alone
+        compare: of speculative decoding: also decode every answer without a draft, for the speed-up and the first
+            different token
+        graphs: of speculative decoding: true: single-token steps run as CUDA graphs; auto: where possible. Not
+            measured on a GPU yet
+        rescore: of methods that drop tokens: true: the unreduced model reports which tokens of an answer it would have
+            accepted
+        paired: samples repeated after the run with and without reduction, alternating on equal batches, for the row's
+            speed-up; 0: none; auto: at most 32, as many as take less than a tenth of the run, or none
+        share: prefix: cells of a sweep that differ only in method and ratio share reading, tower and first layers;
+            such rows have the same answers and counts, but no times (docs/scale.md)
+        energy: true: joules of every answer, by the counters of NVIDIA GPUs (Volta or later)
     """
 
     backend: Annotated[Backend, OneOf(BACKENDS)] = "drop"
@@ -269,13 +278,13 @@ class EngineSpec:
     threads: Annotated[int, at_least(1), at_most(os.cpu_count() or 1)] | None = None
     max_errors: Natural = 0
     warmup: Natural = 1
-    prefetch: Natural | Auto = 0
+    prefetch: Natural | Auto = "auto"
     transport: Annotated[str, OneOf(TRANSPORTS)] = "auto"
-    patience: Positive = 30.0
+    patience: Positive = 30
     compare: bool = True
     graphs: FlagOrAuto = False
     rescore: bool = False
-    paired: Natural | Auto = 0
+    paired: Natural | Auto = "auto"
     share: Annotated[str, OneOf(SHARES)] = "none"
     energy: Annotated[bool, Metered("J", "energy of the GPUs")] = False
 

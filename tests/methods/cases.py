@@ -33,6 +33,7 @@ SETTINGS: tuple[tuple[Any, ...], ...] = (
     ("pooled", {}, ORDER),
     ("fastv", {}),
     ("fastv", {"queries": "mean"}),
+    ("top_p", {"p": 1.0}),
     ("fitprune", {"scheme": ((0.7, 0.5, 0.4, 0.4, 0.2),)}),
     ("dart", {}),
     ("dart", {"pivot_image_token": 2, "pivot_text_token": 0}),

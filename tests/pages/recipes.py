@@ -137,11 +137,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         const=f"make docs lint types layers && make test ARGS='{' '.join(CONCERNED)}'",
         help="at the end only the tests that see what was added",
     )
+    parser.add_argument("--only", default="", help="comma-separated names of pages, such as kind")
     options = parser.parse_args(argv)
     with TemporaryDirectory() as folder:
         root = Path(folder) / "espalier"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(root)], check=True)
-        for page in pages(root):
+        chosen = options.only.split(",") if options.only else [page.stem for page in pages(root)]
+        for page in (page for page in pages(root) if page.stem in chosen):
             print(f"== {page.relative_to(root)}", flush=True)
             print(follow(steps_of(page), root)[-2000:], flush=True)
         print(f"== {options.check}", flush=True)
