@@ -7,7 +7,7 @@ python run.py KEY=VALUE ...    runs a model, a method and a ratio on a benchmark
 
   python run.py method=fastv ratio=0.9 limit=20              # one run, on the embedded model
   python run.py -m method=none,random,fastv ratio=0.5,0.9    # a sweep: all combinations, one table
-  python run.py model=llava15_7b benchmark=pope method=visionzip ratio=0.9
+  python run.py model=llava15_7b benchmark=pope method=visionzip keep=64
   python run.py -m +experiment=quickstart curves=out/quick   # a preset of conf/experiment; curves
 
 What runs

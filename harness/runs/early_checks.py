@@ -103,8 +103,8 @@ def _check_data(cell: Cell) -> None:
         return
     raise UserError(
         f"benchmark={benchmark['name']!r}: its data set {name!r} is not in the local Hugging Face cache; valid: "
-        f"python -m espalier benchmarks prefetch {benchmark['name']} (where there is a network), "
-        "benchmark.path=<a folder with a copy>, or offline=false"
+        "benchmark.path=<a folder with a copy>, or offline=false to download it, or first, where there is a network: "
+        f"python -m espalier benchmarks prefetch {benchmark['name']}"
     )
 
 

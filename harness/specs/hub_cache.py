@@ -45,8 +45,9 @@ def require_cached(model: str, hub: str, revision: str | None, offline: bool) ->
     if config is not None or not offline:
         return None if config is None else config.parent
     raise UserError(
-        f"model.hub={hub!r} is not in the local Hugging Face cache; valid: python -m espalier benchmarks prefetch "
-        f"<benchmark> model={model} (where there is a network), model.path=<directory>, or offline=false to download it"
+        f"model.hub={hub!r} is not in the local Hugging Face cache; valid: model.path=<directory>, or offline=false "
+        f"to download it, or first, where there is a network: python -m espalier benchmarks prefetch <benchmark> "
+        f"model={model}"
     )
 
 

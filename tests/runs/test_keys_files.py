@@ -259,4 +259,7 @@ def test_the_content_of_a_folder_of_data_counts_and_its_place_does_not(tmp_path:
 def test_a_folder_without_the_data_set_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "somebody" / "answers").mkdir(parents=True)
     with pytest.raises(UserError, match="no data set 'a/b'; there is: somebody/answers"):
-        job_of(tmp_path / "store", f"benchmark.path={tmp_path}", "benchmark.dataset.path=a/b")
+        job_of(
+            *(tmp_path / "store", f"benchmark.path={tmp_path}", "benchmark.dataset.path=a/b"),
+            "model.closed_vocabulary=false",
+        )
