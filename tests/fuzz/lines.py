@@ -37,7 +37,8 @@ FLAGS = (
 )
 
 KEYS = (
-    *("ratio", "seed", "limit", "force", "offline", "store", "curves", "report", "refused", "json"),
+    *("ratio", "keep", "seed", "limit", "force", "offline", "store", "curves", "report", "refused"),
+    "json",
     *(
         "compressor.ratio",
         "compressor.variant",
