@@ -22,7 +22,7 @@ from espalier.harness.engine.session import Session
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.evaluation.evaluate import Evaluation
 from espalier.harness.evaluation.samples import Sample
-from espalier.harness.kinds.lookup import KINDS, kind_of
+from espalier.harness.kinds.lookup import BASES, KINDS, kind_of
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.runs.result_row import build_row
@@ -46,6 +46,7 @@ from tests.kinds.idle import (
     KeepDenoising,
     Kindless,
 )
+from tests.methods.cases import CASES, build
 
 GREEDY = {"do_sample": False, "max_new_tokens": 24}
 SCENES = (0, 1, 2)
@@ -137,6 +138,16 @@ EVERY_KIND = {
     "denoiser": (KeepDenoising(), 1.0, WITHOUT_GAPS),
     "composition": (Composed(FASTV, KeepCache()), 0.125, OF_REDUCERS),
 }
+#: Kinds derived from reducers: the first of their methods in the contract tests.
+EVERY_KIND |= {
+    base.__name__: (
+        next(method for method in map(build, CASES) if isinstance(method, base)),
+        0.125,
+        OF_REDUCERS,
+    )
+    for base in BASES
+    if issubclass(base, TokenReducer) and base.in_one_prefill and base is not TokenReducer
+}
 
 
 def test_every_kind_of_the_lookup_is_walked() -> None:
@@ -150,7 +161,8 @@ def test_every_kind_of_the_lookup_is_walked() -> None:
 def test_each_kind_goes_the_same_way(name: str, store: Path) -> None:
     method, share, concerning = EVERY_KIND[name]
     done = walked(method, store)
-    expected = in_a_session(FASTV, 0.875) if share < 1 else whole()
+    reducer = method if isinstance(method, TokenReducer) else FASTV
+    expected = in_a_session(reducer, 0.875) if share < 1 else whole()
     assert done.ids == expected
     row = done.row
     assert row["ratio"] == 1 - share
