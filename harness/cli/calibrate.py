@@ -38,6 +38,7 @@ from espalier.harness.engine.artifacts.calibration_files import is_shipped
 from espalier.harness.engine.artifacts.fitprune_schemes import save_scheme
 from espalier.harness.engine.artifacts.priors import prior_layers, save_prior
 from espalier.harness.errors import StoreLost, UserError
+from espalier.harness.paths import located
 from espalier.harness.runs.network import go_offline
 from espalier.harness.settings import Text, at_least, read_value
 from espalier.harness.specs.catalogue import build_method
@@ -118,7 +119,7 @@ def read_request(argv: Sequence[str]) -> CalibrationRequest:
         raise UserError(
             f"images_dir is missing: model={spec.model.name!r} needs a folder of images"
         )
-    folder = Path(options["images_dir"]).expanduser() if "images_dir" in options else None
+    folder = located(options["images_dir"]) if "images_dir" in options else None
     layers = _layers(options.get("layer"), spec)
     if not layers and "batch_size" in options:
         raise UserError("batch_size: a scheme is fitted image by image; valid: without batch_size")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from espalier.harness.cost.schedule import RULES
 from espalier.harness.errors import UserError
+from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.reports.curves.curve_files import SUFFIXES, write_panels
 from espalier.harness.reports.curves.curve_points import read_panels
 from espalier.harness.reports.curves.stored_rows import WHERE
@@ -21,7 +22,7 @@ from espalier.harness.store.files.folder_checks import check_files, existing_sto
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw curves from a store; exit code 2 and one line if that fails."""
     parser = argparse.ArgumentParser(prog="python -m espalier curves", description=__doc__)
-    parser.add_argument("--store", type=Path, default=Path("results"), help="the run store")
+    parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     parser.add_argument("--benchmarks", help="names, separated by commas (default: all)")
     parser.add_argument("--out", type=Path, required=True, help="path without suffix")
     parser.add_argument("--model", help="required if the store has several models")

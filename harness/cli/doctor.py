@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.specs.commands import command
 from espalier.harness.tools.doctor.findings import Check, Finding, NotHere, examine
 
@@ -76,7 +76,7 @@ def without_gpu() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Examine this machine; return 1 if a check failed."""
     parser = argparse.ArgumentParser(prog="python -m espalier doctor")
-    parser.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
+    parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     options = parser.parse_args(argv)
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1")
     findings = []

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from espalier.harness.errors import UserError
-from espalier.harness.paths import ROOT, rooted
+from espalier.harness.paths import DEFAULT_STORE, DEMO, located
 from espalier.harness.reports.html.page_assembly import LIMIT, assemble, collect
 from espalier.harness.reports.tables.table_rows import usual_positions
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.run_spec import POSITIONS
 from espalier.harness.store.files.folder_checks import check_file, existing_store
 
-#: Default stores: the user's own, or if it has no rows yet, the demo of the repository.
-STORES = (ROOT / "results", ROOT / "results" / "demo")
+#: Default stores: the user's own, or if it has no rows yet, the demo of the package.
+STORES = (DEFAULT_STORE, DEMO)
 
 
 @command
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m espalier report", description=__doc__)
     parser.add_argument(
         "--store",
-        type=rooted,
+        type=located,
         action="append",
         help="a run store or a folder of tables; repeatable (default: results if it has runs, else results/demo)",
     )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from espalier.harness.errors import UserError, plain
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.specs.commands import command
 from espalier.harness.store.answer_changes import BROKE, SAME, compare
 from espalier.harness.store.answer_digest import Key
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     gc.add_argument("--purge", action="store_true", help="delete the contents of the trash")
     for subparser in (show, export, ls, verify, rm, gc):
-        subparser.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
+        subparser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     options = parser.parse_args(argv)
     return COMMANDS[options.command](options)
 

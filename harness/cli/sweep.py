@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from espalier.harness.errors import UserError
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.runs.status.status_board import head, lines, table
 from espalier.harness.runs.status.sweep_progress import LEFT, Progress, progress_of
 from espalier.harness.specs.commands import command
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "status", help="show finished, running, failed and remaining cells"
     )
     status.add_argument("sweep", nargs="?", help="id or its beginning, or a preset's name")
-    status.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
+    status.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     status.add_argument("--watch", action="store_true", help="update until no cell runs or remains")
     status.add_argument(
         "--every", type=float, default=EVERY, help=f"seconds between updates (default: {EVERY:g})"

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.errors import UserError, plain
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.runs.wandb_log import SWEEP, logs, mode
 from espalier.harness.runs.wandb_marks import MirrorMark
 from espalier.harness.specs.commands import command
@@ -241,7 +241,7 @@ def _bytes(folder: Path) -> int:
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m espalier wandb")
-    parser.add_argument("--store", type=Path, default=ROOT / "results", help="the store of runs")
+    parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the store of runs")
     parser.add_argument("--dry", action="store_true", help="list what would be uploaded")
     parser.add_argument(
         "--rebuild", type=Path, help="a wandb folder with rows to commit to the store"

@@ -15,6 +15,7 @@ from matplotlib import rc_context
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError, plain_page
+from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.reports.curves.cache_rows import (
     COMPARED,
     CacheResult,
@@ -242,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m espalier.harness.reports.curves.cache_report", description=__doc__
     )
-    parser.add_argument("--store", type=Path, default=Path("results"), help="the run store")
+    parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     parser.add_argument("--write", type=Path, required=True, help="folder of tables and picture")
     parser.add_argument("--model", help="which model, if the store has several")
     parser.add_argument("--where", action="append", default=[], help=WHERE)

@@ -15,6 +15,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from espalier.harness.errors import UserError, plain_page
+from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.reports.curves.curve_files import RESOLUTION
 from espalier.harness.reports.curves.decoder_bars import draw_decoders
 from espalier.harness.reports.curves.decoder_drafts import draw_guidance, draw_ratio
@@ -183,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m espalier.harness.reports.curves.decoder_report", description=__doc__
     )
-    parser.add_argument("--store", type=Path, default=Path("results"), help="the run store")
+    parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     parser.add_argument("--write", type=Path, required=True, help="folder of tables and pictures")
     parser.add_argument("--model", help="which model, if the store has several")
     parser.add_argument("--where", action="append", default=[], help=WHERE)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.paths import ROOT
 from espalier.harness.reports.html.overlays import overlays
 from espalier.harness.reports.html.page_content import KINDS, lines, panels, styles, unscored
 from espalier.harness.reports.html.page_pictures import pictures
@@ -89,4 +88,5 @@ def _tables(results: PageResults, stores: Sequence[Path]) -> list[dict[str, str]
 
 
 def _display_path(store: Path) -> str:
-    return str(store.relative_to(ROOT)) if store.is_relative_to(ROOT) else store.name
+    place, here = store.absolute(), Path.cwd()
+    return str(place.relative_to(here)) if place.is_relative_to(here) else place.name

@@ -21,7 +21,7 @@ from typing import Any
 import pandas as pd
 
 from espalier.harness.errors import UserError, tell_once
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import DEFAULT_STORE, located
 from espalier.harness.reports.curves.point_frame import PointFrame, frame_of
 from espalier.harness.reports.results.result_columns import BLOCKS, ROWS, SAMPLES
 from espalier.harness.specs.comparable import identity, passed_over
@@ -32,13 +32,10 @@ from espalier.harness.store.parquet_tables import is_table, read_rows, read_samp
 from espalier.harness.store.row_blocks import memoized
 from espalier.harness.store.row_reader import walk
 
-#: The default store, as for run.py.
-DEFAULT = "results"
-
 Row = Mapping[str, Any]
 
 
-def load(path: str | Path = DEFAULT) -> pd.DataFrame:
+def load(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
     """Return a line for each cell and metric; columns and types as in `ROWS` of result_columns.py.
 
     Rows without settings (of older versions) are skipped; if several rows of a cell differ only in code version, the
@@ -82,7 +79,7 @@ def load(path: str | Path = DEFAULT) -> pd.DataFrame:
     )
 
 
-def samples(path: str | Path = DEFAULT) -> pd.DataFrame:
+def samples(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
     """Return a line for each run, sample and metric; columns and types as in `SAMPLES` of result_columns.py.
 
     Raises:
@@ -106,7 +103,7 @@ def samples(path: str | Path = DEFAULT) -> pd.DataFrame:
 
 
 def compare(
-    path: str | Path = DEFAULT,
+    path: str | Path = DEFAULT_STORE,
     benchmarks: Sequence[str] = (),
     model: str | None = None,
     rule: str = "kept",
@@ -136,8 +133,7 @@ def compare(
 
 
 def _folder(path: str | Path) -> Path:
-    folder = Path(path).expanduser()
-    return existing_store(folder if folder.is_absolute() else ROOT / folder, "path")
+    return existing_store(located(path), "path")
 
 
 def _rows(folder: Path) -> Iterator[tuple[float, Row]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from espalier.harness.config.group_lists import choices
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.paths import rooted
+from espalier.harness.paths import DEFAULT_STORE, located
 from espalier.harness.reports.tables.analytic import formulas as analytic
 from espalier.harness.reports.tables.cell_verdicts import ResultIndex
 from espalier.harness.reports.tables.published_tables import papers, read_paper
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("paper", help=f"{', '.join(papers())}, all, or analytic")
     parser.add_argument("numbers", nargs="*", metavar="N", help="its tables (default: all)")
     parser.add_argument(
-        "--store", type=rooted, action="append", help="a run store (default: results)"
+        "--store", type=located, action="append", help="a run store (default: results)"
     )
     parser.add_argument("--model", help="an embedded model instead of the printed models")
     parser.add_argument(
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         read_value("--limit", options.limit, Count | None)
         tables, notes = rebuild(
             requested_tables(options.paper, options.numbers),
-            [existing_store(store) for store in options.store or [rooted("results")]],
+            [existing_store(store) for store in options.store or [DEFAULT_STORE]],
             options.model,
             options.positions,
             options.limit,
