@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from os import PathLike, fspath
 from pathlib import Path
@@ -51,6 +52,23 @@ def _inside_package(value: str) -> Path:
         raise UserError(f"{value!r}: no package {name!r} is installed; valid: pkg://espalier/...")
     # In the repository the folders of the package are links.
     return (Path(spec.submodule_search_locations[0]) / place).resolve()
+
+
+def short_path(path: Path) -> str:
+    """Return a path as a user would type it: relative if it is inside the working directory, else in full."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def child_path() -> dict[str, str]:
+    """Return the variable by which a new process imports this package from any folder; none where Python finds it."""
+    # Most commands start no process.
+    import sysconfig
+
+    folder = str(located("pkg://espalier").parent)
+    if folder == sysconfig.get_path("purelib"):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))}
 
 
 #: Tables that papers print, as data.

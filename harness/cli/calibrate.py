@@ -1,4 +1,7 @@
-"""Calibrate a method for a model: `python -m espalier calibrate method=d2pruner model=seedling`; likewise fitprune.
+"""Calibrate a method for a model.
+
+    espalier calibrate method=d2pruner model=seedling
+    espalier calibrate method=fitprune model=llava15_7b ratio=0.6 images_dir=/data/images
 
 Two methods need numbers that depend on the model. The model processes many images with one generic prompt, and the
 result is written to `<store>/calibration` with its key, never over a file of this repository; runs with the same store
@@ -17,7 +20,7 @@ Models with weights in this repository are calibrated on their own training scen
     layer=<l> or layer=1,4    layers of the priors; without it, those that `method` needs
     batch_size=8              images in one pass; a scheme is fitted image by image
 
-Everything else is a config override as for run.py.
+Everything else is a config override as for `espalier run`.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from espalier.harness.reports.curves.method_report import config_names, gains
 from espalier.harness.reports.curves.plot_style import STYLE
 from espalier.harness.reports.curves.random_baselines import BaselineGroup, title_of
 from espalier.harness.reports.curves.stored_rows import WHERE
-from espalier.harness.specs.commands import command
+from espalier.harness.specs.commands import RUN, command
 from espalier.harness.specs.comparable import name
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
 from espalier.harness.store.unparsed_mark import FOOTNOTE, is_marked
@@ -114,7 +114,7 @@ def write_cache(
         parts += ["## Two methods on one prompt\n", STACKED, *stacking(pairs)]
     for (subject, preset), results in zip(PRESETS.items(), (files, settings, pairs), strict=True):
         if not results:
-            missing.append(f"no rows for {subject}; run: python run.py {preset}")
+            missing.append(f"no rows for {subject}; run: {RUN} {preset}")
     if missing:
         parts.append("## Left out\n\n" + "\n".join(f"- {line}" for line in missing) + "\n")
     if any(is_marked(cell.row) for cell in cells):

@@ -32,7 +32,7 @@ from espalier.harness.reports.curves.decoder_rows import (
 from espalier.harness.reports.curves.plot_style import STYLE
 from espalier.harness.reports.curves.speculative_table import figures, headings
 from espalier.harness.reports.curves.stored_rows import WHERE, read_results
-from espalier.harness.specs.commands import command
+from espalier.harness.specs.commands import RUN, command
 from espalier.harness.specs.comparable import passed_over
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
 
@@ -87,7 +87,7 @@ def write_decoders(
             ("guidance", draw_guidance(by_guidance) if by_guidance else None),
         ):
             if figure is None:
-                missing.append(f"no rows for {name}; run: python run.py {PRESETS[name]}")
+                missing.append(f"no rows for {name}; run: {RUN} {PRESETS[name]}")
             else:
                 written += _save(figure, folder / name)
     missing += _omitted(store, cells, [*chain(*by_benchmark.values()), *by_ratio, *by_guidance])

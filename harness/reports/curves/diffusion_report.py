@@ -34,7 +34,7 @@ from espalier.harness.reports.curves.metric_names import readable
 from espalier.harness.reports.curves.plot_style import COLOURS, GREYS, MARKERS, STYLE
 from espalier.harness.reports.curves.random_baselines import BaselineGroup, title
 from espalier.harness.reports.curves.stored_rows import WHERE
-from espalier.harness.specs.commands import command
+from espalier.harness.specs.commands import RUN, command
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
 from espalier.harness.store.unparsed_mark import FOOTNOTE
 
@@ -125,7 +125,7 @@ def _table(step_panel: StepPanel, names: dict[str, str]) -> str:
     if floor is None:
         raise UserError(
             f"no rows of method={FLOOR} on {panel.benchmark} in {step_panel.steps} steps to compare; valid: a store "
-            "of `python run.py +experiment=diffusion`"
+            f"of `{RUN} +experiment=diffusion`"
         )
     curves = sorted(
         (curve for curve in panel.curves if curve is not floor),

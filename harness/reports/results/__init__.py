@@ -21,7 +21,7 @@ from typing import Any
 import pandas as pd
 
 from espalier.harness.errors import UserError, tell_once
-from espalier.harness.paths import DEFAULT_STORE, located
+from espalier.harness.paths import DEFAULT_STORE, DEMO, located, short_path
 from espalier.harness.reports.curves.point_frame import PointFrame, frame_of
 from espalier.harness.reports.results.result_columns import BLOCKS, ROWS, SAMPLES
 from espalier.harness.specs.comparable import identity, passed_over
@@ -60,7 +60,7 @@ def load(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
             lines[cell] = (committed, list(_lines(row)))
     if not lines:
         raise UserError(
-            f"results.load: {str(folder)!r} holds no rows; valid: a run store, results/demo"
+            f"results.load: {str(folder)!r} holds no rows; valid: a run store, {short_path(DEMO)}"
         )
     all_lines = [line for _, cell_lines in lines.values() for line in cell_lines]
     commit_index = list(ROWS).index("commit")
@@ -98,7 +98,9 @@ def samples(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
         for metric, score in scoring.scores.items()
     ]
     if not lines:
-        raise UserError(f"results.samples: {str(folder)!r} holds no scores; valid: results/demo")
+        raise UserError(
+            f"results.samples: {str(folder)!r} holds no scores; valid: {short_path(DEMO)}"
+        )
     return pd.DataFrame(lines, columns=list(types)).astype(types)
 
 
