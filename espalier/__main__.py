@@ -26,12 +26,30 @@ COMMANDS = {
     "doctor": ("espalier.harness.cli.doctor", "check this machine and what it computes"),
 }
 
+#: What bash evaluates to complete commands, and overrides of runs: Hydra answers for a line without the word `run`.
+COMPLETION = """\
+_espalier() {
+    local word=${COMP_WORDS[COMP_CWORD]} line="espalier ${COMP_LINE#*run }" words="COMMANDS"
+    if [ "$COMP_CWORD" -gt 1 ]; then
+        [ "${COMP_WORDS[1]}" = run ] || return
+        compopt -o nospace 2> /dev/null
+        words=$(COMP_LINE=$line COMP_POINT=${#line} espalier run -sc query=bash 2> /dev/null)
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+}
+COMP_WORDBREAKS=${COMP_WORDBREAKS//=}
+complete -o default -F _espalier espalier
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; exit code 2 and one line if there is none of that name."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments == ["--version"]:
         print(f"espalier {__version__}")
+        return 0
+    if arguments == ["--completion"]:
+        print(COMPLETION.replace("COMMANDS", " ".join(COMMANDS)), end="")
         return 0
     modules = {name: module for name, (module, _) in COMMANDS.items()}
     return dispatch("command", modules, usage(), arguments)
@@ -42,7 +60,7 @@ def usage() -> str:
     listed = "\n".join(f"  {name:<11} {what}" for name, (_, what) in COMMANDS.items())
     return f"""\
 usage: espalier <command> ...
-       espalier --version
+       espalier --version | --completion
 
 commands:
 {listed}

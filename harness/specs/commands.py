@@ -70,7 +70,10 @@ def dispatch(kind: str, modules: Mapping[str, str], usage: str, argv: Sequence[s
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage)
+        try:
+            print(usage, flush=True)
+        except BrokenPipeError:
+            discard(sys.stdout)
         return 0
     name, *remaining = arguments
     if name not in modules:

@@ -227,7 +227,7 @@ def test_commands_run_outside_the_repository(installed: Installed) -> None:
     out = installed.run("espalier", "run", *RUN)
     row = json.loads(out.splitlines()[-1])
     assert (row["method"], row["n_samples"]) == ("fastv", 20)
-    assert row["environment"]["commit"] == f"espalier-{espalier.__version__}"
+    assert row["extra"]["environment"]["commit"] == f"espalier-{espalier.__version__}"
     assert (installed.folder / "results/runs" / row["run_key"] / "row.json").is_file()
 
     # The same files are the same run.
@@ -248,9 +248,7 @@ def test_commands_run_outside_the_repository(installed: Installed) -> None:
 
 @pytest.mark.slow
 def test_a_wheel_finds_nothing_wrong_with_the_machine(installed: Installed) -> None:
-    out = installed.run("espalier", "doctor")
-    assert "0 failed" in out
-    assert "espalier" in {path.name for path in installed.site.iterdir()}
+    assert "0 failed" in installed.run("espalier", "doctor")
 
 
 @pytest.mark.slow
@@ -266,12 +264,16 @@ def test_python_works_from_a_wheel(installed: Installed) -> None:
 import json
 import espalier
 from PIL import Image
+from transformers import AutoProcessor, LlavaForConditionalGeneration
+from espalier.harness.seedling.seedling_model import weights_dir
 
 picture = Image.new("RGB", (96, 96))
 model = espalier.load("seedling", device="cpu")
 with espalier.apply(model, "divprune", ratio=0.75) as pruned:
     answer = pruned.ask(picture, "is there a star ?", max_new_tokens=2)
-with espalier.apply(espalier.wrap(model.adapter.model, model.adapter.processor), "fastv", ratio=0.75) as pruned:
+hf_model = LlavaForConditionalGeneration.from_pretrained(weights_dir("seedling"))
+hf_processor = AutoProcessor.from_pretrained(weights_dir("seedling"))
+with espalier.apply(espalier.wrap(hf_model, hf_processor), "fastv", ratio=0.75) as pruned:
     wrapped = pruned.ask(picture, "is there a star ?", max_new_tokens=2)
 rows = espalier.results.load(espalier.harness.paths.DEMO)
 print(json.dumps([answer.kept, wrapped.kept, len(rows), espalier.__file__]))
