@@ -65,12 +65,14 @@ def child_path() -> dict[str, str]:
     # Most commands start no process.
     import sysconfig
 
-    folder = str(located("pkg://espalier").parent)
-    if folder == sysconfig.get_path("purelib"):
+    if str(IMPORTED_FROM) == sysconfig.get_path("purelib"):
         return {}
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))}
+    places = filter(None, [str(IMPORTED_FROM), os.environ.get("PYTHONPATH")])
+    return {"PYTHONPATH": os.pathsep.join(places)}
 
 
+#: The folder that Python imports this package from.
+IMPORTED_FROM = located("pkg://espalier").parent
 #: Tables that papers print, as data.
 PAPERS = located("pkg://espalier/papers")
 #: Results of the embedded model that come with the package.
