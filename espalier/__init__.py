@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from espalier import methods
+from espalier.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from espalier.harness.api.answer import Answer
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from espalier.harness.interface.evaluate import EvaluatedRun, evaluate
     from espalier.harness.reports import results
 
-__version__ = "0.2.0"
 
 __all__ = [
     "Answer",

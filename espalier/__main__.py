@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from espalier import __version__
 from espalier.harness.specs.commands import dispatch
+from espalier.version import __version__
 
 #: Module of each command, and what it does.
 COMMANDS = {

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from espalier import __version__
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.version import __version__
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
