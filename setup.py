@@ -1,24 +1,34 @@
-"""What `pip install -e .` needs beside pyproject.toml: requirements.txt, cut where its development part begins."""
+"""Requirements of the package and of its extras, read from requirements.txt, the one list of them."""
 
+from __future__ import annotations
+
+import re
 from pathlib import Path
 
 from setuptools import setup
 
-
-def listed(part: str) -> list[str]:
-    """Return the requirements among the lines of a part."""
-    lines = (line.partition("#")[0].strip() for line in part.splitlines())
-    return [line for line in lines if line]
+#: `# [run] what for`: the lines after it are the requirements of the extra `run`.
+PART = re.compile(r"# \[(\w+)\]")
 
 
-run, _, develop = (
-    Path(__file__)
-    .with_name("requirements.txt")
-    .read_text(encoding="utf-8")
-    .partition("# Development")
-)
-# The first line of what follows is the rest of that heading.
-setup(
-    install_requires=listed(run),
-    extras_require={"dev": listed(develop.partition("\n")[2])},
-)
+def parts(text: str) -> dict[str, list[str]]:
+    """Return the requirements of each part."""
+    listed: dict[str, list[str]] = {}
+    part: list[str] = []
+    for line in text.splitlines():
+        if heading := PART.match(line):
+            part = listed[heading[1]] = []
+        elif line and not line.startswith("#"):
+            part.append(line)
+    return listed
+
+
+extras = parts(Path(__file__).with_name("requirements.txt").read_text(encoding="utf-8"))
+base = extras.pop("base")
+for name in ("slurm", "wandb"):
+    extras[name] = ["espalier[run]", *extras[name]]
+extras["dev"] = ["espalier[slurm,wandb]", *extras["dev"]]
+# Developers need no Jupyter: `make notebooks` runs the cells without it.
+extras["notebooks"] = ["espalier[run]", "jupyterlab>=4.2"]
+
+setup(install_requires=base, extras_require=extras)

@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from espalier import methods
+from espalier.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from espalier.harness.api.answer import Answer
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from espalier.harness.interface.choice_frames import benchmarks, models
     from espalier.harness.interface.evaluate import EvaluatedRun, evaluate
     from espalier.harness.reports import results
+
 
 __all__ = [
     "Answer",
@@ -63,6 +65,7 @@ _HOMES = {
     "evaluate": "espalier.harness.interface.evaluate",
     "load": "espalier.harness.api.loaded_models",
     "models": "espalier.harness.interface.choice_frames",
+    "results": "espalier.harness.reports.results",
     "video": "espalier.harness.api.questions",
     "wrap": "espalier.harness.api.loaded_models",
 }
@@ -72,19 +75,31 @@ class _MethodPackage(ModuleType):
     """The package of methods, which lists them when it is called: `espalier.methods()`."""
 
     def __call__(self) -> Any:
-        return import_module("espalier.harness.interface.choice_frames").methods()
+        return _module("espalier.harness.interface.choice_frames").methods()
 
 
 methods.__class__ = _MethodPackage
 
 
+def _module(name: str) -> ModuleType:
+    """Import a module; what only an extra installs is one line."""
+    # Imported here: this file itself imports nothing of the harness.
+    from espalier.harness.errors import missing_extra
+
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        absent = missing_extra(error)
+        if absent is None:
+            raise
+        raise absent from error
+
+
 def __getattr__(name: str) -> Any:
-    if name == "results":
-        value: Any = import_module("espalier.harness.reports.results")
-    elif name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
-    else:
+    if name not in _HOMES:
         raise AttributeError(f"module 'espalier' has no attribute {name!r}")
+    module = _module(_HOMES[name])
+    value = module if name == "results" else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -54,6 +54,23 @@ class JudgeLost(_OneLineError, RuntimeError):
     """The judge does not answer, or refuses every question; answers are kept, and run.py continues."""
 
 
+def missing_extra(error: BaseException) -> UserError | None:
+    """Return the error if a module of this package imports one that only an extra of it installs, else None."""
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    if not isinstance(error, ModuleNotFoundError) or innermost is None:
+        return None
+    importer = str(innermost.tb_frame.f_globals.get("__name__"))
+    package = str(error.name).partition(".")[0]
+    if package == "espalier" or not importer.startswith("espalier."):
+        return None  # of a user's module, or of a library
+    extra = {"wandb": "wandb", "submitit": "slurm"}.get(package, "run")
+    return UserError(
+        f"the package {package} is not installed; valid: pip install 'espalier[{extra}]'"
+    )
+
+
 def brief(text: str) -> str:
     """Return a text cut to the length of a line."""
     return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."

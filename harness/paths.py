@@ -1,23 +1,79 @@
-"""The root of the repository, and paths of the config."""
+"""Files of the package, wherever it is installed, and paths that a user types, which start where the user stands."""
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
+from os import PathLike, fspath
 from pathlib import Path
 
 from espalier.harness.errors import UserError
 
+#: The folder of harness, methods, tasks and conf: the repository, or the installed package.
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
 
+#: The store where none is given: `results` in the working directory. In conf/config.yaml it is `store`.
+DEFAULT_STORE = Path("results")
 
-def rooted(value: str) -> Path:
-    """Return a path of the config; relative ones start at the repository, not at the working directory.
+#: Beginning of a path inside an installed package: `pkg://espalier/tasks`.
+IN_PACKAGE = "pkg://"
+
+
+def located(value: str | PathLike[str]) -> Path:
+    """Return a path of the config or the command line as an absolute one; relative ones start at the working directory.
+
+    `pkg://<package>/...` is inside an installed package, as in Hydra's search path.
 
     Raises:
-        UserError: it begins with `~` and a name that no user has.
+        UserError: it begins with `~` and a name that no user has, or with a package that is not installed, or the
+            working directory is gone.
     """
+    text = fspath(value)
+    if text.startswith(IN_PACKAGE):
+        return _inside_package(text)
     try:
-        path = Path(value).expanduser()
+        return Path(text).expanduser().absolute()
     except RuntimeError as error:  # `~name`, and no user of that name
-        raise UserError(f"{value!r} begins at no user's home; valid: a path, or ~/...") from error
-    return path if path.is_absolute() else ROOT / path
+        raise UserError(f"{text!r} begins at no user's home; valid: a path, or ~/...") from error
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{text!r} starts at the working directory, which is gone; valid: an absolute path"
+        ) from error
+
+
+def _inside_package(value: str) -> Path:
+    name, _, place = value.removeprefix(IN_PACKAGE).partition("/")
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):  # `..` and the like are no names of packages
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"{value!r}: no package {name!r} is installed; valid: pkg://espalier/...")
+    # In the repository the folders of the package are links.
+    return (Path(spec.submodule_search_locations[0]) / place).resolve()
+
+
+def short_path(path: Path) -> str:
+    """Return a path as a user would type it: relative if it is inside the working directory, else in full."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def child_path() -> dict[str, str]:
+    """Return the variable by which a new process imports this package from any folder; none where Python finds it."""
+    # Most commands start no process.
+    import sysconfig
+
+    if str(IMPORTED_FROM) == sysconfig.get_path("purelib"):
+        return {}
+    places = filter(None, [str(IMPORTED_FROM), os.environ.get("PYTHONPATH")])
+    return {"PYTHONPATH": os.pathsep.join(places)}
+
+
+#: The folder that Python imports this package from.
+IMPORTED_FROM = located("pkg://espalier").parent
+#: Tables that papers print, as data.
+PAPERS = located("pkg://espalier/papers")
+#: Results of the embedded model that come with the package.
+DEMO = located("pkg://espalier/demo")

@@ -28,7 +28,7 @@ from typing import (
 )
 
 from espalier.harness.errors import UserError, UserErrors, steers, unknown_name
-from espalier.harness.paths import rooted
+from espalier.harness.paths import located
 
 Name = TypeVar("Name", bound=str)
 Section = TypeVar("Section")
@@ -177,7 +177,7 @@ def _reader(hint: Any) -> Reader:
     if hint is Any:
         return lambda key, value: value
     if hint is Path:
-        return lambda key, value: rooted(_reader(Text)(key, value))
+        return lambda key, value: located(_reader(Text)(key, value))
     if is_dataclass(hint):
         return lambda key, value: read_section(hint, key, value)  # type: ignore[arg-type]
     if hint is float:

@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from espalier.__main__ import COMMANDS
+from espalier.__main__ import main as espalier
 from espalier.harness.errors import FOREIGN, StoreLost, UserError, first_words, foreign
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.commands import command
@@ -148,3 +151,41 @@ def test_a_file_may_be_made_or_replaced(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "loop", Path("/dev/null"), tmp_path / ("x" * 300) / "y"):
         with pytest.raises(UserError, match=r"^--out"):
             check_file("--out", path)
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert espalier(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {name} " in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "store",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)  # they import torch
+            for name in sorted(COMMANDS.keys() - {"run", "store"})
+        ),
+    ],
+)
+def test_each_command_shows_what_to_type(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    # argparse ends the process, other commands return.
+    with suppress(SystemExit):
+        espalier([name, "--help"])
+    assert f"  espalier {name}" in capsys.readouterr().out
+
+
+def test_bash_completes_commands_and_overrides_of_runs() -> None:
+    script = r"""
+eval "$($PY -m espalier --completion)"
+espalier() { $PY -m espalier "$@"; }
+COMP_LINE="espalier st"; COMP_WORDS=(espalier st); COMP_CWORD=1; _espalier
+echo "${COMPREPLY[@]}"
+COMP_LINE="espalier run ratio=0.9 method=fa"; COMP_WORDS=($COMP_LINE); COMP_CWORD=3; _espalier
+echo "${COMPREPLY[@]}"
+"""
+    assert shell(script).stdout.splitlines() == [
+        "store",
+        "method=fastervlm method=fastv method=fastv_denoising",
+    ]

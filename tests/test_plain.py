@@ -104,7 +104,7 @@ def test_the_repository_s_path_is_no_code_in_a_batch_script(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / name
-    monkeypatch.setattr(slurm, "ROOT", root)
+    monkeypatch.setattr(slurm, "IMPORTED_FROM", root)
 
     class Pack:
         model = "seedling"

@@ -16,7 +16,7 @@ from espalier.harness.config.build_spec import build_draft, read_budget, variant
 from espalier.harness.config.compose import compose_section
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.method_stack import stacked
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import DEFAULT_STORE, located
 from espalier.harness.settings import (
     CacheRatio,
     Natural,
@@ -91,7 +91,7 @@ def apply(
         compressor: evicts cache entries of the tokens that the method keeps: name of a file in conf/method, or an
             instance of a `CacheCompressor` (methods/compressor.py) with its hyper-parameters; None: no eviction.
         cache_ratio: share of these entries that is evicted, 0 <= cache_ratio < 1.
-        store: run store searched first for calibrations; None: `results` of the checkout.
+        store: run store searched first for calibrations; None: `results` in the working directory.
         **params: hyper-parameters of the method; they override those of its file.
 
     Raises:
@@ -139,7 +139,7 @@ def apply(
             seed=read_value("seed", seed, Natural),
             force=False,
             log="none",
-            store=ROOT / "results" if store is None else Path(store).expanduser().absolute(),
+            store=located(DEFAULT_STORE if store is None else store),
         )
         borrowed_draft = (
             draft_model.spec if draft_model is not None and draft_model.borrowed else None

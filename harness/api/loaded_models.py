@@ -26,7 +26,7 @@ from espalier.harness.models.chat_templates import template_of_processor
 from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.models.measured_facts import read_facts
 from espalier.harness.models.unlisted_checkpoint import UNREAD, read_checkpoint
-from espalier.harness.paths import CONF
+from espalier.harness.paths import CONF, located
 from espalier.harness.settings import check_keys, choice, read_value
 from espalier.harness.specs.run_spec import CHECKPOINT, DTYPES, ModelSpec
 from espalier.harness.store.files.digests import Digests
@@ -118,11 +118,10 @@ def named_spec(
     Raises:
         UserError: as in `load`.
     """
-    # Relative to the caller's working directory, while paths in config files are relative to the repository.
     if path is not None:
-        settings = {**settings, "path": str(Path(path).expanduser().absolute())}
+        settings = {**settings, "path": str(located(path))}
     if _is_checkpoint(name):
-        folder = Path(name).expanduser().absolute()
+        folder = located(name)
         return _unlisted_spec({"name": folder.name, "path": str(folder)}, settings)
     if not isinstance(name, str):
         raise UserError(

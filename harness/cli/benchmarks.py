@@ -1,8 +1,9 @@
 """List benchmarks, check whether they can run here, and prefetch what they need from the network.
 
-`python -m espalier benchmarks list`; `check <name>` reads its data (from the hub's cache, or --path), gives two samples
+`check <name>` reads its data (from the hub's cache, or --path), gives two samples
 to a small model and scores the answers; `check all` does that for each; `prefetch <name>` downloads what a machine
-without network will need, and checks it. Overrides as for run.py follow the name; `model=<name>` adds a checkpoint.
+without network will need, and checks it. Overrides as for `espalier run` follow the name; `model=<name>` adds a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from espalier.harness.config.group_lists import choices, read_choice
 from espalier.harness.config.group_table import listing
 from espalier.harness.config.own_data_section import is_own_data
 from espalier.harness.errors import UserError
+from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.hub_cache import OFFLINE
 
@@ -24,10 +26,12 @@ from espalier.harness.specs.hub_cache import OFFLINE
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; return 1 if a check failed and 2 if the line is wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m espalier benchmarks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "benchmarks",
+        __doc__,
+        "list",
+        "check pope --path /data/POPE",
+        "prefetch pope model=llava15_7b",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="print a table of conf/benchmark")

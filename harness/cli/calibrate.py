@@ -1,4 +1,7 @@
-"""Calibrate a method for a model: `python -m espalier calibrate method=d2pruner model=seedling`; likewise fitprune.
+"""Calibrate a method for a model.
+
+    espalier calibrate method=d2pruner model=seedling
+    espalier calibrate method=fitprune model=llava15_7b ratio=0.6 images_dir=/data/images
 
 Two methods need numbers that depend on the model. The model processes many images with one generic prompt, and the
 result is written to `<store>/calibration` with its key, never over a file of this repository; runs with the same store
@@ -17,7 +20,7 @@ Models with weights in this repository are calibrated on their own training scen
     layer=<l> or layer=1,4    layers of the priors; without it, those that `method` needs
     batch_size=8              images in one pass; a scheme is fitted image by image
 
-Everything else is a config override as for run.py.
+Everything else is a config override as for `espalier run`.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from espalier.harness.engine.artifacts.calibration_files import is_shipped
 from espalier.harness.engine.artifacts.fitprune_schemes import save_scheme
 from espalier.harness.engine.artifacts.priors import prior_layers, save_prior
 from espalier.harness.errors import StoreLost, UserError
+from espalier.harness.paths import located
 from espalier.harness.runs.network import go_offline
 from espalier.harness.settings import Text, at_least, read_value
 from espalier.harness.specs.catalogue import build_method
@@ -118,7 +122,7 @@ def read_request(argv: Sequence[str]) -> CalibrationRequest:
         raise UserError(
             f"images_dir is missing: model={spec.model.name!r} needs a folder of images"
         )
-    folder = Path(options["images_dir"]).expanduser() if "images_dir" in options else None
+    folder = located(options["images_dir"]) if "images_dir" in options else None
     layers = _layers(options.get("layer"), spec)
     if not layers and "batch_size" in options:
         raise UserError("batch_size: a scheme is fitted image by image; valid: without batch_size")

@@ -15,5 +15,8 @@ FORMATS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Convert a release; exit code 2 and one line if its format is unknown."""
-    usage = f"usage: espalier convert {' | '.join(FORMATS)} <release> <output>"
+    usage = (
+        f"usage: espalier convert {' | '.join(FORMATS)} <release> <output>\n\n"
+        "example:\n  espalier convert internvl /models/InternVL2-8B /models/internvl2_8b"
+    )
     return dispatch("format", FORMATS, usage, argv)

@@ -1,18 +1,19 @@
-"""`python -m espalier curves --store results --benchmarks a,b --out docs/figures/name`."""
+"""Draw accuracy against tokens kept, of the rows of a store: <out>.png, .svg and .md with a panel a benchmark."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from espalier.harness.cost.schedule import RULES
 from espalier.harness.errors import UserError
+from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.reports.curves.curve_files import SUFFIXES, write_panels
 from espalier.harness.reports.curves.curve_points import read_panels
 from espalier.harness.reports.curves.stored_rows import WHERE
 from espalier.harness.settings import choice
+from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
 from espalier.harness.store.files.folder_checks import check_files, existing_store
 
@@ -20,8 +21,13 @@ from espalier.harness.store.files.folder_checks import check_files, existing_sto
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw curves from a store; exit code 2 and one line if that fails."""
-    parser = argparse.ArgumentParser(prog="python -m espalier curves", description=__doc__)
-    parser.add_argument("--store", type=Path, default=Path("results"), help="the run store")
+    parser = command_parser(
+        "curves",
+        __doc__,
+        "--benchmarks seedling_rec --out curves/mine",
+        "--store other --benchmarks gqa,pope --model llava15_7b --out curves/llava",
+    )
+    parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     parser.add_argument("--benchmarks", help="names, separated by commas (default: all)")
     parser.add_argument("--out", type=Path, required=True, help="path without suffix")
     parser.add_argument("--model", help="required if the store has several models")

@@ -1,4 +1,4 @@
-"""Check this machine and its results: `python -m espalier doctor` (`make doctor`).
+"""Check this machine and what it computes (`make doctor`).
 
 Versions, devices, memory, store and checkpoints are examined; then the embedded model answers on the processor and on
 each GPU: ratio 0 bit by bit, dropped against emulated tokens, a draft in a process and in a thread (a CUDA stream
@@ -8,7 +8,6 @@ check failed. Takes about a minute without a GPU.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import DEFAULT_STORE
+from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
 from espalier.harness.tools.doctor.findings import Check, Finding, NotHere, examine
 
@@ -75,8 +75,8 @@ def without_gpu() -> str:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Examine this machine; return 1 if a check failed."""
-    parser = argparse.ArgumentParser(prog="python -m espalier doctor")
-    parser.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
+    parser = command_parser("doctor", __doc__, "", "--store /scratch/results")
+    parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     options = parser.parse_args(argv)
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1")
     findings = []

@@ -1,8 +1,10 @@
-"""What `python run.py --help` prints: what to type, in two screens of 100 columns."""
+"""What `espalier run --help` prints: what to type, in two screens of 100 columns."""
 
 from __future__ import annotations
 
-HELP = """\
+from espalier.harness.specs.commands import RUN
+
+_IN_REPOSITORY = """\
 python run.py KEY=VALUE ...    runs a model, a method and a ratio on a benchmark; stores the result
 
   python run.py method=fastv ratio=0.9 limit=20              # one run, on the embedded model
@@ -41,3 +43,12 @@ Options
 
 A mistake is one line with the key, the value and what is valid. Other commands: python -m espalier
 """
+
+#: Where the package is installed, its console script stands for run.py.
+HELP = (
+    _IN_REPOSITORY
+    if RUN == "python run.py"
+    else _IN_REPOSITORY.replace("python run.py -sc install=bash", "espalier --completion")
+    .replace("python run.py", RUN)
+    .replace("python -m espalier", "espalier --help")
+)

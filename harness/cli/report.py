@@ -1,31 +1,37 @@
-"""`python -m espalier report --store results/demo --out report/index.html`: write a page that opens from a file."""
+"""Write a page of a store's rows that opens from a file: curves, costs, kept tokens and published tables."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from espalier.harness.errors import UserError
-from espalier.harness.paths import ROOT, rooted
+from espalier.harness.paths import DEFAULT_STORE, DEMO, located
 from espalier.harness.reports.html.page_assembly import LIMIT, assemble, collect
 from espalier.harness.reports.tables.table_rows import usual_positions
+from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.run_spec import POSITIONS
 from espalier.harness.store.files.folder_checks import check_file, existing_store
 
-#: Default stores: the user's own, or if it has no rows yet, the demo of the repository.
-STORES = (ROOT / "results", ROOT / "results" / "demo")
+#: Default stores: the user's own, or if it has no rows yet, the demo of the package.
+STORES = (DEFAULT_STORE, DEMO)
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page; exit code 2 and one line if that fails."""
-    parser = argparse.ArgumentParser(prog="python -m espalier report", description=__doc__)
+    parser = command_parser(
+        "report",
+        __doc__,
+        "",
+        "--store results --out report/index.html",
+        "--store mine --store theirs --no-overlays",
+    )
     parser.add_argument(
         "--store",
-        type=rooted,
+        type=located,
         action="append",
         help="a run store or a folder of tables; repeatable (default: results if it has runs, else results/demo)",
     )

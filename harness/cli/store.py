@@ -1,4 +1,4 @@
-"""Inspect and maintain a store: `python -m espalier store ls | show <key> | verify | rm <key> | gc | export <folder>`.
+"""Inspect and maintain a store of results.
 
 `ls`: all runs. `show`: the answers of a run, its wrong ones, and changes against another run; `--pictures` draws their
 kept tokens into a folder, for which it loads the model and answers these samples once more. `rm`: runs by key; with
@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from espalier.harness.errors import UserError, plain
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import DEFAULT_STORE
+from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
 from espalier.harness.store.answer_changes import BROKE, SAME, compare
 from espalier.harness.store.answer_digest import Key
@@ -47,7 +48,13 @@ DAYS = 30.0
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a store command; exit code 2 and one line if that fails."""
-    parser = argparse.ArgumentParser(prog="python -m espalier store", description=__doc__)
+    parser = command_parser(
+        "store",
+        __doc__,
+        "ls --method fastv",
+        "show 1f3a --wrong --against 9c02",
+        "gc --store other --yes",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     export = commands.add_parser("export", help="rows and scores as tables")
     export.add_argument("folder", type=Path, help="output folder, such as results/demo")
@@ -102,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     gc.add_argument("--purge", action="store_true", help="delete the contents of the trash")
     for subparser in (show, export, ls, verify, rm, gc):
-        subparser.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
+        subparser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     options = parser.parse_args(argv)
     return COMMANDS[options.command](options)
 

@@ -1,4 +1,4 @@
-"""Status of a sweep on any machine: `python -m espalier sweep status [sweep] [--store DIR] [--watch]`.
+"""Show the status of a sweep on any machine that sees its store.
 
 Read from the store alone: rows, leases of running cells, recorded failures, and journals. The sweep is the newest of
 the store, or one named by the beginning of its id (a file of `<store>/sweeps`) or by its preset. For a running cell,
@@ -7,7 +7,6 @@ the store, or one named by the beginning of its id (a file of `<store>/sweeps`) 
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,9 +16,10 @@ from rich.console import Console
 from rich.live import Live
 
 from espalier.harness.errors import UserError
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.runs.status.status_board import head, lines, table
 from espalier.harness.runs.status.sweep_progress import LEFT, Progress, progress_of
+from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
 from espalier.harness.store.store_index import RUNNING
 from espalier.harness.store.sweep_files import find
@@ -31,13 +31,15 @@ EVERY = 2.0
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Show a status; exit code 0, or 2 and one line if that fails."""
-    parser = argparse.ArgumentParser(prog="python -m espalier sweep", description=__doc__)
+    parser = command_parser(
+        "sweep", __doc__, "status", "status quickstart --watch", "status --store /shared/results"
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     status = commands.add_parser(
         "status", help="show finished, running, failed and remaining cells"
     )
     status.add_argument("sweep", nargs="?", help="id or its beginning, or a preset's name")
-    status.add_argument("--store", type=Path, default=ROOT / "results", help="the run store")
+    status.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     status.add_argument("--watch", action="store_true", help="update until no cell runs or remains")
     status.add_argument(
         "--every", type=float, default=EVERY, help=f"seconds between updates (default: {EVERY:g})"

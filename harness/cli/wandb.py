@@ -1,4 +1,4 @@
-"""Upload runs logged offline: `python -m espalier wandb [--dry] [--store DIR]`, or `--rebuild FOLDER --store DIR`.
+"""Upload runs logged offline to Weights & Biases, or rebuild a store from a wandb folder.
 
 Without `--dry` each run is uploaded by wandb's own `sync` and then read back from the server, because neither its
 output nor its exit code nor its marks prove the upload. `--rebuild` commits the rows of a wandb folder to a store that
@@ -21,9 +21,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.errors import UserError, plain
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.runs.wandb_log import SWEEP, logs, mode
 from espalier.harness.runs.wandb_marks import MirrorMark
+from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.secrets import masked, scrub, wandb_keys
 from espalier.harness.store import Store
@@ -240,8 +241,10 @@ def _bytes(folder: Path) -> int:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m espalier wandb")
-    parser.add_argument("--store", type=Path, default=ROOT / "results", help="the store of runs")
+    parser = command_parser(
+        "wandb", __doc__, "--dry", "--store results", "--rebuild old/wandb --store results"
+    )
+    parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the store of runs")
     parser.add_argument("--dry", action="store_true", help="list what would be uploaded")
     parser.add_argument(
         "--rebuild", type=Path, help="a wandb folder with rows to commit to the store"

@@ -10,7 +10,7 @@ import pandas as pd
 
 from espalier.harness.config.group_lists import choices, comment, read_choice
 from espalier.harness.config.method_kinds import method_kind
-from espalier.harness.paths import rooted
+from espalier.harness.paths import located
 
 
 def methods() -> pd.DataFrame:
@@ -78,7 +78,7 @@ def _frame(lines: list[dict[str, Any]], first: str) -> pd.DataFrame:
 
 def _has_model(section: Mapping[str, Any]) -> bool:
     if section["path"] is not None:
-        return (rooted(section["path"]) / "config.json").is_file()
+        return (located(section["path"]) / "config.json").is_file()
     return _is_cached("models", section["hub"])
 
 

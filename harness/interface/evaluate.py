@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from espalier.harness.api.applied import user_errors
@@ -13,6 +12,7 @@ from espalier.harness.api.loaded_models import Model
 from espalier.harness.api.open_method import require_amount
 from espalier.harness.interface.evaluated_run import EvaluatedRun
 from espalier.harness.interface.run_request import read_request
+from espalier.harness.paths import located
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs.admission import admit_here
 from espalier.harness.runs.model_pool import LentPool, Pool
@@ -65,7 +65,7 @@ def evaluate(
     if limit is not None and limit != "all":
         values["limit"] = limit
     if store is not None:
-        values["store"] = str(Path(store).expanduser().absolute())
+        values["store"] = str(located(store))
     with ExitStack() as stack, user_errors():
         stack.enter_context(restored_network())
         request = read_request(model, method, benchmark, values, limit == "all")

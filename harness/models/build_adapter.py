@@ -25,7 +25,7 @@ from espalier.harness.models.loader import (
 from espalier.harness.models.measured_facts import check_facts
 from espalier.harness.models.memory_check import check_memory, free_bytes
 from espalier.harness.models.random_weights import build_random, byte_tokenizer
-from espalier.harness.paths import rooted
+from espalier.harness.paths import located
 from espalier.harness.specs.hub_cache import cached_file
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def random_processor(family: type[Adapter], spec: ModelSpec) -> Any:
     folder = spec.architecture.get("processor")
     if folder is None:
         return family.new_processor(spec, byte_tokenizer(family.special))
-    return family.load_processor(replace(spec, path=rooted(folder)))
+    return family.load_processor(replace(spec, path=located(folder)))
 
 
 def build_skeleton(model_class: Any, config: Any, spec: ModelSpec) -> Any:

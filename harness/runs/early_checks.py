@@ -18,7 +18,7 @@ from espalier.harness.kinds.checks.pair_check import (
     check_vocabulary,
     not_for_denoising,
 )
-from espalier.harness.paths import rooted
+from espalier.harness.paths import located
 from espalier.harness.settings import table
 from espalier.harness.specs.hub_cache import OFFLINE, data_set_cached, require_cached
 
@@ -85,7 +85,7 @@ def _check_checkpoint(model: Mapping[str, Any], offline: bool) -> None:
     if model.get("weights") != "trained":
         return
     if isinstance(path, str):
-        folder = rooted(path)
+        folder = located(path)
         if not (folder / "config.json").exists():
             raise UserError(
                 f"model.path={str(folder)!r} holds no model; valid: a directory with config.json and *.safetensors"
@@ -111,7 +111,7 @@ def _check_data(cell: Cell) -> None:
 def _stored(cell: Cell) -> bool:
     """Return whether the store may have rows of a cell's model and benchmark, which need no data."""
     marks = [f'"{key}": "{cell[key]["name"]}"'.encode() for key in ("model", "benchmark")]
-    for path in Path(rooted(str(cell["store"])), "runs").glob("*/row.json"):
+    for path in Path(located(str(cell["store"])), "runs").glob("*/row.json"):
         with path.open("rb") as file:
             start = file.read(CELL_BYTES)
         if all(mark in start for mark in marks):

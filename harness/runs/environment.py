@@ -14,6 +14,7 @@ from torch import nn
 
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.version import __version__
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
@@ -72,7 +73,13 @@ def _version(package: str) -> str:
 # A process keeps the code that it has loaded, whatever is checked out meanwhile.
 @cache
 def commit() -> str | None:
-    """Return the abbreviated commit, with `-dirty` for local changes; None outside a repository."""
+    """Return the abbreviated commit, with `-dirty` for local changes; of an installed package its version.
+
+    None: git does not answer.
+    """
+    # An installed package may lie inside a repository of the user's.
+    if not (ROOT / ".git").exists():
+        return f"espalier-{__version__}"
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(

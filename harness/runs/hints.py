@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.config.kept_tokens import KEEP, RATIO
+from espalier.harness.paths import short_path
 from espalier.harness.runs.status.rerun_commands import products
+from espalier.harness.specs.commands import RUN
 
 #: Baselines of methods that remove tokens.
 CONTROLS = ("none", "random")
@@ -79,8 +81,9 @@ def rerun(argv: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def command(argv: Sequence[str]) -> str:
-    """Return a run.py command line that can be typed in this shell."""
-    return shlex.join([interpreter(), "run.py", *argv])
+    """Return the command line of a run that can be typed in this shell."""
+    installed = Path(sys.argv[0]).name == "espalier" or RUN.startswith("espalier")
+    return shlex.join([*(["espalier", "run"] if installed else [interpreter(), "run.py"]), *argv])
 
 
 def interpreter() -> str:
@@ -88,12 +91,7 @@ def interpreter() -> str:
     executable = Path(sys.executable)
     if shutil.which("python") == str(executable):
         return "python"
-    return shorter(executable)
-
-
-def shorter(path: Path) -> str:
-    """Return a path relative to the working directory if it is inside, else in full."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    return short_path(executable)
 
 
 def _decoders(argv: Sequence[str], options: Mapping[str, str]) -> tuple[str, str] | None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from espalier.harness.errors import plain
 from espalier.harness.kinds.method_stack import label_of
-from espalier.harness.runs import hints, streams
+from espalier.harness.paths import short_path
+from espalier.harness.runs import streams
 from espalier.harness.runs.status_line import StatusLine
 from espalier.harness.specs.run_spec import RunSpec
 
@@ -75,7 +76,7 @@ def print_advice(spec: RunSpec, rows: Rows, advice: tuple[str, str] | None, out:
     keys = {row["run_key"] for row in rows}
     place = spec.store / "runs" / (keys.pop() if len(keys) == 1 else "*") / "row.json"
     with streams.output():
-        print(f"\nrow: {plain(hints.shorter(place))}", file=out)
+        print(f"\nrow: {plain(short_path(place))}", file=out)
         if advice is not None:
             line, purpose = advice
             print(f"next: {line}\n      {purpose}", file=out)

@@ -66,7 +66,9 @@ ANSWER, OPEN = 5.0, 20.0
 def check(options: Mapping[str, Any]) -> None:
     """Raise UserError if the wandb package is missing or `wandb.init` lacks an option. Cost: its import."""
     if find_spec("wandb") is None:
-        raise UserError("log='wandb' needs the package wandb, which is not installed; valid: none")
+        raise UserError(
+            "log='wandb' needs the package wandb, which is not installed; valid: none, or pip install 'espalier[wandb]'"
+        )
     # wandb takes a second to import and need not be installed.
     import wandb
 

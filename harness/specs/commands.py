@@ -11,10 +11,21 @@ from contextlib import suppress
 from functools import wraps
 from importlib import import_module
 
-from espalier.harness.errors import StoreLost, UserError, first_words, plain, unknown_name
+from espalier.harness.errors import (
+    StoreLost,
+    UserError,
+    first_words,
+    missing_extra,
+    plain,
+    unknown_name,
+)
+from espalier.harness.paths import ROOT
 
 #: Variables that OpenMP and numexpr read; numexpr takes nothing but one number.
 THREADS = ("OMP_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMEXPR_MAX_THREADS")
+
+#: How reports write the command of a run: in the repository, and where the package is installed.
+RUN = "python run.py" if (ROOT / "run.py").is_file() else "espalier run"
 
 Main = Callable[[Sequence[str] | None], int]
 
@@ -59,12 +70,21 @@ def dispatch(kind: str, modules: Mapping[str, str], usage: str, argv: Sequence[s
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage)
+        try:
+            print(usage, flush=True)
+        except BrokenPipeError:
+            discard(sys.stdout)
         return 0
     name, *remaining = arguments
     if name not in modules:
         return print_error(unknown_name(kind, name, modules), 2)
-    code: int = import_module(modules[name]).main(remaining)
+    try:
+        code: int = import_module(modules[name]).main(remaining)
+    except ModuleNotFoundError as error:
+        absent = missing_extra(error)
+        if absent is None:
+            raise
+        return print_error(absent, 2)
     return code
 
 

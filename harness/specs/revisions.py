@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from espalier.harness.paths import rooted
+from espalier.harness.paths import located
 from espalier.harness.specs.hub_cache import cached_commit
 from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec
 from espalier.harness.store.files.digests import Digests, digest
@@ -40,6 +40,6 @@ def _borrowed(model: ModelSpec, digests: Digests) -> list[str]:
     if model.conversation == CHECKPOINT and model.path is not None:
         taken += model.path.glob("chat_template.jinja")
     if "processor" in model.architecture:
-        folder = rooted(model.architecture["processor"])
+        folder = located(model.architecture["processor"])
         taken += sorted([*folder.glob("*.json"), *folder.glob("*.jinja")])
     return [digests.file(file) for file in taken]

@@ -77,7 +77,7 @@ def measure(arguments: Sequence[str] = ARGUMENTS) -> dict[str, object]:
     Raises:
         RuntimeError: the run fails.
     """
-    import run
+    from espalier.harness.cli import run
 
     trace = Trace()
     with tempfile.TemporaryDirectory() as store:

@@ -1,7 +1,7 @@
 """Run notebooks from top to bottom without Jupyter: `python -m lab.pages.run_notebooks notebooks/*.ipynb`.
 
-Cells are plain Python. Each notebook runs with a fresh `__main__`, the repository as its working directory
-and discarded figures, or with `--figures <folder>` PNG files.
+Cells are plain Python. Each notebook runs with a fresh `__main__`, its own folder as the working
+directory and discarded figures, or with `--figures <folder>` PNG files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pathlib import Path
 import matplotlib
 
 from espalier.harness.errors import UserError
-from espalier.harness.paths import ROOT
 from espalier.harness.specs.commands import command
 
 
@@ -49,7 +48,7 @@ def execute(path: Path, figures: Path | None = None) -> dict[str, object]:
 
     before = Path.cwd()
     names: dict[str, object] = {"__name__": "__main__"}
-    os.chdir(ROOT)
+    os.chdir(path.parent)
     try:
         for place, source in enumerate(cells(path)):
             exec(compile(source, f"{path.name}, code cell {place + 1}", "exec"), names)

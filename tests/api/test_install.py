@@ -1,97 +1,307 @@
-"""`pip install -e .`: requires requirements.txt without its development part, and works from another folder."""
+"""The package as it is installed: its requirements, a wheel outside the repository, and `pip install -e .`."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
-from email import message_from_string
+from distutils.core import run_setup
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("espalier", "harness", "methods", "tasks", "conf")
+import espalier
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.paths import ROOT
+from espalier.harness.runs.run_key import key_parts, run_key
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.store.files.digests import Digests
+
+#: What the package is made from, and a run that needs neither network nor GPU.
+FOLDERS = ("espalier", "harness", "methods", "tasks", "conf", "results/papers", "results/demo")
 FILES = ("pyproject.toml", "setup.py", "requirements.txt", "README.md", "LICENSE")
+RUN = ("method=fastv", "ratio=0.9", "limit=20")
+
+#: A Python that has torch and numpy, and no package of an extra.
+BASE_ALONE = """
+import sys
+from importlib.metadata import packages_distributions
+from packaging.utils import canonicalize_name
+
+extras = {canonicalize_name(name) for name in EXTRAS}
+hidden = {
+    module
+    for module, packages in packages_distributions().items()
+    if extras & {canonicalize_name(name) for name in packages}
+}
+assert {"transformers", "hydra", "omegaconf", "wandb", "submitit"} <= hidden
+
+# An import of one of these fails as if it were not there.
+sys.modules.update(dict.fromkeys(hidden))
+"""
+
+
+def requirements() -> dict[str, list[str]]:
+    """Return the names of the requirements of the package (``) and of its extras."""
+    former = Path.cwd()
+    os.chdir(ROOT)
+    try:
+        package = run_setup("setup.py", stop_after="init")
+        package.parse_config_files()
+    finally:
+        os.chdir(former)
+    lists = {"": package.install_requires, **package.extras_require}
+    return {extra: [Requirement(line).name for line in lines] for extra, lines in lists.items()}
+
+
+def python(code: str, cwd: Path, **variables: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        env={**os.environ, **variables},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_requirements_are_those_of_requirements_txt_by_extra() -> None:
+    lists = requirements()
+    assert lists[""] == ["torch", "numpy"]
+    assert {"transformers", "hydra-core", "lmms-eval"} <= {*lists["run"]}
+    assert lists["slurm"] == ["espalier", "submitit"]
+    assert lists["wandb"] == ["espalier", "wandb"]
+    assert {"pytest", "ruff", "mypy"} <= {*lists["dev"]}
+    listed = (ROOT / "requirements.txt").read_text().splitlines()
+    installed = [Requirement(line).name for line in listed if line and not line.startswith("#")]
+    by_extra = [name for extra, names in lists.items() if extra != "notebooks" for name in names]
+    assert sorted(installed) == sorted(name for name in by_extra if name != "espalier")
+
+
+def test_the_base_alone_imports_all_methods_and_names_the_extra_of_what_is_absent(
+    tmp_path: Path,
+) -> None:
+    lists = requirements()
+    extras = [name for extra in ("run", "slurm", "wandb") for name in lists[extra]]
+    script = BASE_ALONE.replace("EXTRAS", repr([name for name in extras if name != "espalier"]))
+    script += """
+from importlib import import_module
+from pathlib import Path
+import espalier
+import espalier.methods
+names = [path.stem for path in Path(espalier.methods.__file__).parent.glob("*.py")]
+methods = [import_module(f"espalier.methods.{name}") for name in names]
+from espalier.harness.specs.catalogue import METHODS, build_method
+built = [build_method(name, {}) for name in METHODS.names()]
+print(len(methods), len(built))
+try:
+    espalier.load
+except espalier.UserError as error:
+    print(error)
+from espalier.__main__ import main
+for line in (["run", "method=fastv"], ["store", "ls"], ["tables", "d2pruner"], ["doctor"]):
+    assert main(line) == 2, line
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    counts, line = done.stdout.splitlines()
+    assert all(int(count) > 20 for count in counts.split())
+    lines = [line, *(line.removeprefix("error: ") for line in done.stderr.splitlines())]
+    assert len(lines) == 5
+    for line in lines:
+        expected = r"the package \w+ is not installed; valid: pip install 'espalier\[run\]'"
+        assert re.fullmatch(expected, line), line
+
+
+def test_an_import_that_fails_in_a_users_module_is_not_a_missing_extra(tmp_path: Path) -> None:
+    from espalier.harness.errors import missing_extra
+
+    (tmp_path / "mine.py").write_text("import nothing_of_that_name\n")
+    code = compile((tmp_path / "mine.py").read_text(), "mine.py", "exec")
+    with pytest.raises(ModuleNotFoundError) as caught:
+        exec(code, {"__name__": "mine"})
+    assert missing_extra(caught.value) is None
+    with pytest.raises(ModuleNotFoundError) as caught:
+        exec(code, {"__name__": "espalier.harness.mine"})
+    assert "pip install 'espalier[run]'" in str(missing_extra(caught.value))
+
+
+def copied(place: Path) -> Path:
+    """Return a copy of what the package is made from."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, place / name, symlinks=True, ignore=ignored)
+    for name in FILES:
+        shutil.copy(ROOT / name, place / name)
+    return place
+
+
+def pip(*arguments: str | Path) -> None:
+    line = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(line, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> tuple[Path, Path]:
-    """A copy of the checkout, and the folder that it is installed into."""
-    place = tmp_path_factory.mktemp("install")
-    checkout, target = place / "checkout", place / "site"
-    for name in PARTS:
-        shutil.copytree(
-            ROOT / name,
-            checkout / name,
-            symlinks=True,
-            ignore=shutil.ignore_patterns("__pycache__"),
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the installed wheel."""
+    place = tmp_path_factory.mktemp("wheel")
+    offline = ("--no-deps", "--no-index")
+    source = copied(place / "source")
+    pip("wheel", source, *offline, "--no-build-isolation", "--wheel-dir", place)
+    (wheel,) = place.glob("*.whl")
+    pip("install", wheel, *offline, "--target", place / "site")
+    shutil.rmtree(source)
+    return place / "site"
+
+
+class Installed:
+    """The commands of an installed wheel, in a folder outside the repository."""
+
+    def __init__(self, site: Path, folder: Path) -> None:
+        self.site, self.folder = site, folder
+
+    def run(self, *words: str, code: int = 0) -> str:
+        """Return the standard output of a command line; the console script is found as in a shell."""
+        done = subprocess.run(
+            [sys.executable, self.site / "bin" / words[0], *words[1:]],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
         )
-    for name in FILES:
-        shutil.copy(ROOT / name, checkout / name)
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-    ]
-    done = subprocess.run(
-        [*install, "--disable-pip-version-check", "--target", target, "--editable", checkout],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return checkout, target
+        assert done.returncode == code, done.stderr
+        return done.stdout
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that make Python find the wheel."""
+        kept = {
+            name: os.environ[name]
+            for name in ("PATH", "HOME", "OMP_NUM_THREADS")
+            if name in os.environ
+        }
+        return {**kept, "PYTHONPATH": str(self.site)}
+
+
+@pytest.fixture
+def installed(site: Path, tmp_path: Path) -> Installed:
+    return Installed(site, tmp_path)
 
 
 @pytest.mark.slow
-def test_it_works_from_another_folder_in_a_fresh_process(installed, tmp_path):
-    checkout, target = installed
-    code = (
-        f"import json, site; site.addsitedir({str(target)!r})\n"
-        "import espalier, espalier.harness.paths\n"
-        "model = espalier.load('seedling', device='cpu')\n"
-        "from PIL import Image\n"
-        "with espalier.apply(model, 'divprune', ratio=0.75) as pruned:\n"
-        "    answer = pruned.ask(Image.new('RGB', (96, 96)), 'is there a star ?', max_new_tokens=2)\n"
-        "print(json.dumps([answer.kept, espalier.__file__, str(espalier.harness.paths.ROOT)]))"
+def test_a_wheel_holds_one_name_and_every_file_of_the_package(site: Path) -> None:
+    assert {path.name for path in site.iterdir()} == {
+        "bin",
+        "espalier",
+        f"espalier-{espalier.__version__}.dist-info",
+    }
+    for folder in FOLDERS:
+        place = site / "espalier" / ("" if folder == "espalier" else Path(folder).name)
+        names = {
+            path.relative_to(ROOT / folder)
+            for path in (ROOT / folder).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+        assert all((place / name).is_file() for name in names), folder
+    assert not any(path.is_symlink() for path in site.rglob("*"))
+
+
+@pytest.mark.slow
+def test_commands_run_outside_the_repository(installed: Installed) -> None:
+    out = installed.run("espalier", "run", *RUN)
+    row = json.loads(out.splitlines()[-1])
+    assert (row["method"], row["n_samples"]) == ("fastv", 20)
+    assert row["extra"]["environment"]["commit"] == f"espalier-{espalier.__version__}"
+    assert (installed.folder / "results/runs" / row["run_key"] / "row.json").is_file()
+
+    # The same files are the same run.
+    command = read_command(RUN)
+    assert command is not None
+    spec = build_spec(command.cells[0])
+    method = build_method(spec.method.name, spec.method.params)
+    assert run_key(key_parts(spec, method, Digests())) == row["run_key"]
+
+    assert row["run_key"][:8] in installed.run("espalier", "store", "ls")
+    table = installed.run("espalier", "tables", "d2pruner", "3", "--model", "seedling")
+    assert "espalier run" in table
+    assert "run.py" not in table
+    assert "run  " in installed.run("espalier", "--help")
+    installed.run("espalier", "report", "--no-overlays", "--store", "results", "--out", "page.html")
+    assert (installed.folder / "page.html").is_file()
+
+
+@pytest.mark.slow
+def test_a_wheel_finds_nothing_wrong_with_the_machine(installed: Installed) -> None:
+    assert "0 failed" in installed.run("espalier", "doctor")
+
+
+@pytest.mark.slow
+def test_cells_run_as_jobs_from_a_wheel(installed: Installed) -> None:
+    line = ("-m", "method=none,fastv", "limit=2", "cluster=joblib", "engine.paired=0")
+    out = installed.run("espalier", "run", *line)
+    assert [json.loads(text)["n_samples"] for text in out.splitlines() if text[:1] == "{"] == [2, 2]
+
+
+@pytest.mark.slow
+def test_python_works_from_a_wheel(installed: Installed) -> None:
+    code = """
+import json
+import espalier
+from PIL import Image
+from transformers import AutoProcessor, LlavaForConditionalGeneration
+from espalier.harness.seedling.seedling_model import weights_dir
+
+picture = Image.new("RGB", (96, 96))
+model = espalier.load("seedling", device="cpu")
+with espalier.apply(model, "divprune", ratio=0.75) as pruned:
+    answer = pruned.ask(picture, "is there a star ?", max_new_tokens=2)
+hf_model = LlavaForConditionalGeneration.from_pretrained(weights_dir("seedling"))
+hf_processor = AutoProcessor.from_pretrained(weights_dir("seedling"))
+with espalier.apply(espalier.wrap(hf_model, hf_processor), "fastv", ratio=0.75) as pruned:
+    wrapped = pruned.ask(picture, "is there a star ?", max_new_tokens=2)
+rows = espalier.results.load(espalier.harness.paths.DEMO)
+print(json.dumps([answer.kept, wrapped.kept, len(rows), espalier.__file__]))
+"""
+    done = python(code, installed.folder, **installed.environment)
+    kept, wrapped, n_rows, file = json.loads(done.splitlines()[-1])
+    assert (kept, wrapped) == (36, 36)
+    assert n_rows > 100
+    assert file == str(installed.site / "espalier" / "__init__.py")
+
+
+@pytest.mark.slow
+def test_an_editable_install_works_from_another_folder(tmp_path: Path) -> None:
+    checkout, target = copied(tmp_path / "checkout"), tmp_path / "site"
+    pip(
+        *("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", target),
+        *("--editable", checkout),
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [
-        36,
+    code = f"""
+import json, site
+site.addsitedir({str(target)!r})
+import espalier, espalier.harness.paths
+model = espalier.load('seedling', device='cpu')
+print(json.dumps([espalier.__file__, str(espalier.harness.paths.ROOT)]))
+"""
+    (tmp_path / "elsewhere").mkdir()
+    out = python(code, tmp_path / "elsewhere")
+    assert json.loads(out.splitlines()[-1]) == [
         str(checkout / "espalier" / "__init__.py"),
         str(checkout),
     ]
-
-
-def test_development_is_an_extra(installed):
-    _, target = installed
-    (metadata,) = target.glob("espalier-*.dist-info/METADATA")
-    needs = message_from_string(metadata.read_text()).get_all("Requires-Dist")
-    run = {one.partition(";")[0].strip() for one in needs if "extra" not in one}
-    develop = {one.partition(";")[0].strip() for one in needs if "dev" in one.partition(";")[2]}
-
-    def names(needs: set[str]) -> set[str]:
-        return {need.replace("=", "<").replace(">", "<").partition("<")[0] for need in needs}
-
-    listed = (ROOT / "requirements.txt").read_text().splitlines()
-    assert len(run) + len(develop) == sum(
-        bool(line) and not line.startswith("#") for line in listed
-    )
-    assert {"torch", "transformers", "hydra-core", "lmms-eval"} <= names(run)
-    assert {"pytest", "ruff", "mypy", "pre-commit"} <= names(develop)
-    assert not names(run) & names(develop)

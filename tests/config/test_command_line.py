@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import run
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
-from espalier.harness.paths import ROOT, rooted
+from espalier.harness.paths import ROOT, located
 from espalier.harness.specs.secrets import masked, typed
 
 #: Command lines that look, or sweep, with a mistake in them; words that the line holds.
@@ -98,15 +99,32 @@ def test_a_path_holds_any_sign(folder: str) -> None:
     command = read_command(["limit=1", *(f"{key}={folder}" for key in keys)])
     assert command is not None
     spec = build_spec(command.cells[0])
-    expected = rooted(folder)
+    expected = located(folder)
     assert (spec.store, spec.model.path, spec.curves) == (expected, expected, expected)
     assert (spec.benchmark.path, spec.judge.prompt) == (expected, expected)
 
 
 def test_a_home_is_somebodys() -> None:
-    assert rooted("~/d") == Path.home() / "d"
+    assert located("~/d") == Path.home() / "d"
     with pytest.raises(UserError, match="begins at no user's home"):
-        rooted("~nobody_of_that_name/d")
+        located("~nobody_of_that_name/d")
+
+
+@pytest.mark.parametrize("package", ["nothing_of_that_name", "", "..", "json.tool"])
+def test_a_path_of_a_package_that_is_not_installed_is_refused(package: str) -> None:
+    with pytest.raises(UserError, match=f"no package {re.escape(repr(package))} is installed"):
+        located(f"pkg://{package}/conf")
+
+
+def test_a_working_directory_that_is_gone_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(UserError, match="working directory, which is gone"):
+        located("results")
 
 
 def test_secrets_stay_out_of_lines() -> None:

@@ -139,12 +139,16 @@ def test_limit_is_the_benchmarks_unless_given() -> None:
     assert spec_of("limit=null").benchmark.limit is None
 
 
-def test_relative_paths_start_at_the_repository(
+def test_relative_paths_start_where_the_user_stands_and_those_of_the_package_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    spec = spec_of()
-    assert spec.store == ROOT / "results"
+    spec = spec_of("curves=a/b", "benchmark.path=data", "judge.prompt=../prompt.txt")
+    assert (spec.store, spec.curves) == (tmp_path / "results", tmp_path / "a/b")
+    assert spec.benchmark.path == tmp_path / "data"
+    assert spec.judge.prompt == tmp_path / "../prompt.txt"
+    assert spec_of("model.path=weights").model.path == tmp_path / "weights"
+    assert spec_of("model.path=pkg://espalier/tasks").model.path == ROOT / "tasks"
     assert spec.model.path is not None
     assert spec.model.path.is_relative_to(ROOT)
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from espalier.harness.errors import UserError
-from espalier.harness.paths import ROOT, rooted
+from espalier.harness.paths import ROOT, located
 from tests.fuzz.case import CELLS
 from tests.fuzz.judges import ANSWERS
 
@@ -23,7 +23,7 @@ def path(key: str, value: str) -> None:
     section: object = build_spec(command.cells[0])
     for part in key.split("."):
         section = getattr(section, part)
-    assert section == rooted(value.strip()), f"{section} is not {value}"
+    assert section == located(value.strip()), f"{section} is not {value}"
 
 
 def template(text: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import nn
 
+import espalier
 from espalier.harness.runs import environment
 
 
@@ -24,6 +26,18 @@ def test_a_process_asks_git_once(monkeypatch: pytest.MonkeyPatch) -> None:
     environment.commit.cache_clear()
     assert environment.commit() == environment.commit()
     assert len(asked) == 1
+
+
+def test_an_installed_package_names_its_version_even_inside_somebodys_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    package = tmp_path / "lib" / "espalier"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(environment, "ROOT", package)
+    environment.commit.cache_clear()
+    assert environment.commit() == f"espalier-{espalier.__version__}"
+    environment.commit.cache_clear()
 
 
 def test_weights_outside_a_device_are_named() -> None:

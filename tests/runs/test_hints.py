@@ -87,6 +87,12 @@ def test_python_is_named_as_this_shell_finds_it(
     assert hints.interpreter() == "python"
 
 
+def test_the_console_script_suggests_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hints.command(["limit=2"]).endswith(" run.py limit=2")
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/espalier", "run"])
+    assert hints.command(["limit=2"]) == "espalier run limit=2"
+
+
 def test_what_failed_is_run_again_and_nothing_else() -> None:
     command = read_command(["-m", "method=none,fastv,dart", "ratio=0.5,0.9", "limit=2"])
     assert command is not None

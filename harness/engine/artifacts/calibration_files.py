@@ -19,6 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from espalier.harness.errors import FOREIGN, UserError, first_words
+from espalier.harness.paths import DEFAULT_STORE, located
 from espalier.harness.specs.revisions import model_revision
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.digests import Digests
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 HARNESS = Path(__file__).resolve().parents[2]
 SHIPPED = HARNESS / "seedling" / "calibration"
-DEFAULT_STORE = HARNESS.parent / "results"
 #: Errors that a damaged file of tensors raises.
 BROKEN: tuple[type[Exception], ...] = (*FOREIGN, SafetensorError)
 
@@ -170,7 +170,7 @@ class Artifact:
         parts += [] if method is None else [f"method={method}"]
         parts += [f"model={model.name}", *self.options]
         parts += [] if model.weights == "trained" else [f"model.weights={model.weights}"]
-        if self.store not in (None, DEFAULT_STORE):
+        if self.store not in (None, located(DEFAULT_STORE)):
             parts += [f"store={self.store}"]
         if not is_shipped(model):
             parts += [] if model.path is None else [f"model.path={model.path}"]

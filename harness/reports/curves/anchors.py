@@ -18,7 +18,7 @@ from pathlib import Path
 from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.compose import compose_section
 from espalier.harness.errors import UserError, plain_page
-from espalier.harness.paths import CONF
+from espalier.harness.paths import CONF, DEFAULT_STORE
 from espalier.harness.reports.curves.stored_rows import read_results
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.comparable import Row
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m espalier.harness.reports.curves.anchors", description=__doc__
     )
-    parser.add_argument("--store", type=Path, default=Path("results"), help="the run store")
+    parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     options = parser.parse_args(argv)
     try:
         rows = [result.row for result in read_results(existing_store(options.store))]

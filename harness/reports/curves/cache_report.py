@@ -15,6 +15,7 @@ from matplotlib import rc_context
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError, plain_page
+from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.reports.curves.cache_rows import (
     COMPARED,
     CacheResult,
@@ -30,7 +31,7 @@ from espalier.harness.reports.curves.method_report import config_names, gains
 from espalier.harness.reports.curves.plot_style import STYLE
 from espalier.harness.reports.curves.random_baselines import BaselineGroup, title_of
 from espalier.harness.reports.curves.stored_rows import WHERE
-from espalier.harness.specs.commands import command
+from espalier.harness.specs.commands import RUN, command
 from espalier.harness.specs.comparable import amount, name
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
 from espalier.harness.store.unparsed_mark import FOOTNOTE, is_marked
@@ -113,7 +114,7 @@ def write_cache(
         parts += ["## Two methods on one prompt\n", STACKED, *stacking(pairs)]
     for (subject, preset), results in zip(PRESETS.items(), (files, settings, pairs), strict=True):
         if not results:
-            missing.append(f"no rows for {subject}; run: python run.py {preset}")
+            missing.append(f"no rows for {subject}; run: {RUN} {preset}")
     if missing:
         parts.append("## Left out\n\n" + "\n".join(f"- {line}" for line in missing) + "\n")
     if any(is_marked(cell.row) for cell in cells):
@@ -242,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m espalier.harness.reports.curves.cache_report", description=__doc__
     )
-    parser.add_argument("--store", type=Path, default=Path("results"), help="the run store")
+    parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     parser.add_argument("--write", type=Path, required=True, help="folder of tables and picture")
     parser.add_argument("--model", help="which model, if the store has several")
     parser.add_argument("--where", action="append", default=[], help=WHERE)

@@ -15,6 +15,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from espalier.harness.errors import UserError, plain_page
+from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.reports.curves.curve_files import RESOLUTION
 from espalier.harness.reports.curves.decoder_bars import draw_decoders
 from espalier.harness.reports.curves.decoder_drafts import draw_guidance, draw_ratio
@@ -31,7 +32,7 @@ from espalier.harness.reports.curves.decoder_rows import (
 from espalier.harness.reports.curves.plot_style import STYLE
 from espalier.harness.reports.curves.speculative_table import figures, headings
 from espalier.harness.reports.curves.stored_rows import WHERE, read_results
-from espalier.harness.specs.commands import command
+from espalier.harness.specs.commands import RUN, command
 from espalier.harness.specs.comparable import amount, passed_over
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
 
@@ -86,7 +87,7 @@ def write_decoders(
             ("guidance", draw_guidance(by_guidance) if by_guidance else None),
         ):
             if figure is None:
-                missing.append(f"no rows for {name}; run: python run.py {PRESETS[name]}")
+                missing.append(f"no rows for {name}; run: {RUN} {PRESETS[name]}")
             else:
                 written += _save(figure, folder / name)
     missing += _omitted(store, cells, [*chain(*by_benchmark.values()), *by_ratio, *by_guidance])
@@ -183,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m espalier.harness.reports.curves.decoder_report", description=__doc__
     )
-    parser.add_argument("--store", type=Path, default=Path("results"), help="the run store")
+    parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     parser.add_argument("--write", type=Path, required=True, help="folder of tables and pictures")
     parser.add_argument("--model", help="which model, if the store has several")
     parser.add_argument("--where", action="append", default=[], help=WHERE)

@@ -19,6 +19,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError, plain_page
+from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.reports.curves.curve_files import RESOLUTION
 from espalier.harness.reports.curves.curve_points import CONTROLS, FLOOR
 from espalier.harness.reports.curves.diffusion_rows import (
@@ -33,7 +34,7 @@ from espalier.harness.reports.curves.metric_names import readable
 from espalier.harness.reports.curves.plot_style import COLOURS, GREYS, MARKERS, STYLE
 from espalier.harness.reports.curves.random_baselines import BaselineGroup, title
 from espalier.harness.reports.curves.stored_rows import WHERE
-from espalier.harness.specs.commands import command
+from espalier.harness.specs.commands import RUN, command
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
 from espalier.harness.store.unparsed_mark import FOOTNOTE
 
@@ -124,7 +125,7 @@ def _table(step_panel: StepPanel, names: dict[str, str]) -> str:
     if floor is None:
         raise UserError(
             f"no rows of method={FLOOR} on {panel.benchmark} in {step_panel.steps} steps to compare; valid: a store "
-            "of `python run.py +experiment=diffusion`"
+            f"of `{RUN} +experiment=diffusion`"
         )
     curves = sorted(
         (curve for curve in panel.curves if curve is not floor),
@@ -346,7 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m espalier.harness.reports.curves.diffusion_report", description=__doc__
     )
-    parser.add_argument("--store", type=Path, default=Path("results"), help="the run store")
+    parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     parser.add_argument("--write", type=Path, required=True, help="folder of tables and picture")
     parser.add_argument("--model", help="which model, if the store has several")
     parser.add_argument("--where", action="append", default=[], help=WHERE)

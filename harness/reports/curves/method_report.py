@@ -34,6 +34,7 @@ from espalier.harness.reports.curves.random_baselines import (
     verdict,
 )
 from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.commands import RUN
 from espalier.harness.specs.labels import label
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.unparsed_mark import FOOTNOTE
@@ -175,7 +176,7 @@ def overview(panels: Sequence[CurvePanel], model: str, names: Mapping[str, str])
     shares = ", ".join(map(panels[0].heading, panels[0].ratios))
     lines = [
         "# Every method against random tokens\n",
-        f"`{model}`, `python run.py +experiment=sweep`. In each cell from left to right {shares} of the visual",
+        f"`{model}`, `{RUN} +experiment=sweep`. In each cell from left to right {shares} of the visual",
         "tokens kept: `+` the paired 95 % interval of the difference to random dropping lies above 0, `-` below 0,",
         "`.` around it, a gap where the cell could not run. Scores, and what such marks do not tell, are on each",
         "benchmark's page.\n",

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.evaluation.samples import Key, SampleScores, read_scorings
+from espalier.harness.specs.commands import RUN
 from espalier.harness.specs.comparable import (
     Row,
     brief,
@@ -63,7 +64,7 @@ def read_results(store: Path) -> list[StoredResult]:
 def no_runs_error(store: Path, subject: str, preset: str) -> UserError:
     """Return the error for a store without finished runs of `subject`, naming the preset that produces them."""
     return UserError(
-        f"store={str(store)!r} holds no finished runs of {subject}; valid: a store of `python run.py "
+        f"store={str(store)!r} holds no finished runs of {subject}; valid: a store of `{RUN} "
         f"+experiment={preset}`"
     )
 

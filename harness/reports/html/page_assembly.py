@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import short_path
 from espalier.harness.reports.html.overlays import overlays
 from espalier.harness.reports.html.page_content import KINDS, lines, panels, styles, unscored
 from espalier.harness.reports.html.page_pictures import pictures
@@ -48,7 +48,7 @@ def collect(stores: Sequence[Path], positions: str, drawn: bool = True) -> dict[
     unscored(results)
     page_panels, means = panels(results)
     content: dict[str, Any] = {
-        "stores": [_display_path(store) for store in stores],
+        "stores": [short_path(store.absolute()) for store in stores],
         "positions": positions,
         "kinds": KINDS,
         "rows": lines(results.rows),
@@ -86,7 +86,3 @@ def _tables(results: PageResults, stores: Sequence[Path]) -> list[dict[str, str]
     if notes:
         results.notes["published tables"] = notes
     return [{"title": title(table), "html": fragment(table)} for table in tables]
-
-
-def _display_path(store: Path) -> str:
-    return str(store.relative_to(ROOT)) if store.is_relative_to(ROOT) else store.name

@@ -1,4 +1,4 @@
-"""Figures of decoders, caches and denoised answers: from the given results, or else those of docs/."""
+"""Figures of decoders, caches and denoised answers: from the given results, or else those of the repository."""
 
 from __future__ import annotations
 
@@ -58,12 +58,15 @@ PICTURES = (
 
 
 def pictures(results: PageResults, stores: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return titles, captions and figures; a figure that the results cannot provide is taken from docs/."""
+    """Return titles, captions and figures; one that the results cannot provide is the repository's, if this is it."""
     entries = []
     for kind in PICTURES:
         drawn = _draw(kind, results, stores)
         for stem, caption in kind.captions.items():
-            picture = drawn.get(stem) or (ROOT / kind.folder / f"{stem}.svg").read_bytes()
+            measured = ROOT / kind.folder / f"{stem}.svg"
+            if stem not in drawn and not measured.is_file():
+                continue
+            picture = drawn.get(stem) or measured.read_bytes()
             origin = "from the rows of this report" if stem in drawn else f"from {kind.folder}"
             entries.append(
                 {

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from espalier.harness.errors import UserError
+from espalier.harness.paths import DEMO, short_path
 from espalier.harness.reports.curves.stored_rows import StoredResult
 from espalier.harness.specs.comparable import CELL, Row, amount, identity, name
 from espalier.harness.store import RunDir, Unreadable
@@ -58,7 +59,7 @@ def gather(stores: Sequence[Path], positions: str) -> PageResults:
     )
     if not results.rows:
         names = ", ".join(map(str, stores))
-        raise UserError(f"--store {names} holds no rows for a report; valid: results/demo")
+        raise UserError(f"--store {names} holds no rows for a report; valid: {short_path(DEMO)}")
     _commits(results)
     return results
 

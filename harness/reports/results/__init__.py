@@ -21,7 +21,7 @@ from typing import Any
 import pandas as pd
 
 from espalier.harness.errors import UserError, tell_once
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import DEFAULT_STORE, DEMO, located, short_path
 from espalier.harness.reports.curves.point_frame import PointFrame, frame_of
 from espalier.harness.reports.results.result_columns import BLOCKS, ROWS, SAMPLES
 from espalier.harness.specs.comparable import identity, passed_over
@@ -32,13 +32,10 @@ from espalier.harness.store.parquet_tables import is_table, read_rows, read_samp
 from espalier.harness.store.row_blocks import memoized
 from espalier.harness.store.row_reader import walk
 
-#: The default store, as for run.py.
-DEFAULT = "results"
-
 Row = Mapping[str, Any]
 
 
-def load(path: str | Path = DEFAULT) -> pd.DataFrame:
+def load(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
     """Return a line for each cell and metric; columns and types as in `ROWS` of result_columns.py.
 
     Rows without settings (of older versions) are skipped; if several rows of a cell differ only in code version, the
@@ -63,7 +60,7 @@ def load(path: str | Path = DEFAULT) -> pd.DataFrame:
             lines[cell] = (committed, list(_lines(row)))
     if not lines:
         raise UserError(
-            f"results.load: {str(folder)!r} holds no rows; valid: a run store, results/demo"
+            f"results.load: {str(folder)!r} holds no rows; valid: a run store, {short_path(DEMO)}"
         )
     all_lines = [line for _, cell_lines in lines.values() for line in cell_lines]
     commit_index = list(ROWS).index("commit")
@@ -82,7 +79,7 @@ def load(path: str | Path = DEFAULT) -> pd.DataFrame:
     )
 
 
-def samples(path: str | Path = DEFAULT) -> pd.DataFrame:
+def samples(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
     """Return a line for each run, sample and metric; columns and types as in `SAMPLES` of result_columns.py.
 
     Raises:
@@ -101,12 +98,14 @@ def samples(path: str | Path = DEFAULT) -> pd.DataFrame:
         for metric, score in scoring.scores.items()
     ]
     if not lines:
-        raise UserError(f"results.samples: {str(folder)!r} holds no scores; valid: results/demo")
+        raise UserError(
+            f"results.samples: {str(folder)!r} holds no scores; valid: {short_path(DEMO)}"
+        )
     return pd.DataFrame(lines, columns=list(types)).astype(types)
 
 
 def compare(
-    path: str | Path = DEFAULT,
+    path: str | Path = DEFAULT_STORE,
     benchmarks: Sequence[str] = (),
     model: str | None = None,
     rule: str = "kept",
@@ -136,8 +135,7 @@ def compare(
 
 
 def _folder(path: str | Path) -> Path:
-    folder = Path(path).expanduser()
-    return existing_store(folder if folder.is_absolute() else ROOT / folder, "path")
+    return existing_store(located(path), "path")
 
 
 def _rows(folder: Path) -> Iterator[tuple[float, Row]]:

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import PAPERS
 from espalier.harness.reports.tables.panels import FigurePanel, name_of, points
 from espalier.harness.reports.tables.printed_cell import COLUMNS, UNITS, PrintedCell, place
 
-FOLDER = ROOT / "results" / "papers"
+FOLDER = PAPERS
 
 #: The key of an entry with additions for some cells, by column and by name in that column.
 AT = "at"

@@ -1,13 +1,11 @@
-"""`python -m espalier tables d2pruner 1`: rebuild a published table from the store; `all` for all tables.
+"""Rebuild published tables from the store; `all` for all tables of all papers.
 
-`fig4` instead of a number is a figure; `--out` draws it.
-
-`python -m espalier tables analytic` compares formulas alone with the printed numbers.
+`fig4` instead of a number is a figure; `--out` draws it. `analytic` instead of a paper compares formulas alone with the
+printed numbers.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +13,7 @@ from pathlib import Path
 
 from espalier.harness.config.group_lists import choices
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.paths import rooted
+from espalier.harness.paths import DEFAULT_STORE, located
 from espalier.harness.reports.tables.analytic import formulas as analytic
 from espalier.harness.reports.tables.cell_verdicts import ResultIndex
 from espalier.harness.reports.tables.published_tables import papers, read_paper
@@ -23,6 +21,7 @@ from espalier.harness.reports.tables.rebuilt_table import RebuiltTable, build, r
 from espalier.harness.reports.tables.table_formats import FORMATS
 from espalier.harness.reports.tables.table_rows import Notes, choose, read_rows, usual_positions
 from espalier.harness.settings import Count, choice, read_value
+from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.run_spec import POSITIONS
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
@@ -64,11 +63,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == ["analytic"]:
         return analytic.main(arguments[1:])
-    parser = argparse.ArgumentParser(prog="python -m espalier tables", description=__doc__)
+    parser = command_parser(
+        "tables",
+        __doc__,
+        "d2pruner 1",
+        "d2pruner 3 --model seedling",
+        "all --out tables",
+        "analytic --cells",
+    )
     parser.add_argument("paper", help=f"{', '.join(papers())}, all, or analytic")
     parser.add_argument("numbers", nargs="*", metavar="N", help="its tables (default: all)")
     parser.add_argument(
-        "--store", type=rooted, action="append", help="a run store (default: results)"
+        "--store", type=located, action="append", help="a run store (default: results)"
     )
     parser.add_argument("--model", help="an embedded model instead of the printed models")
     parser.add_argument(
@@ -97,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         read_value("--limit", options.limit, Count | None)
         tables, notes = rebuild(
             requested_tables(options.paper, options.numbers),
-            [existing_store(store) for store in options.store or [rooted("results")]],
+            [existing_store(store) for store in options.store or [DEFAULT_STORE]],
             options.model,
             options.positions,
             options.limit,

@@ -25,6 +25,7 @@ from espalier.harness.reports.tables.published_tables import (
 )
 from espalier.harness.reports.tables.table_averages import LineAverage, averages, with_averages
 from espalier.harness.reports.tables.table_rows import Notes, RequestedNumbers
+from espalier.harness.specs.commands import RUN
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class RebuiltTable:
 def command(overrides: Sequence[str], benchmarks: Sequence[str]) -> str:
     """Return the command line that runs a method on benchmarks."""
     sweep = "-m " if len(benchmarks) > 1 else ""
-    return f"python run.py {sweep}{' '.join(overrides)} benchmark={','.join(benchmarks)}"
+    return f"{RUN} {sweep}{' '.join(overrides)} benchmark={','.join(benchmarks)}"
 
 
 def requested_numbers(slugs: Sequence[tuple[str, str]], model: str | None) -> RequestedNumbers:

@@ -10,6 +10,7 @@ from espalier.harness.reports.tables.cell_runs import CellRun
 from espalier.harness.reports.tables.cell_verdicts import FilledCell
 from espalier.harness.reports.tables.panels import display_name
 from espalier.harness.reports.tables.rebuilt_table import RebuiltTable, TableLine
+from espalier.harness.specs.commands import RUN
 from espalier.harness.store.unparsed_mark import MARK, MEANS, mark
 
 LEGEND = (
@@ -77,11 +78,7 @@ def missing(filled: FilledCell) -> str:
     """Return the command that fills a cell without a number, or why there is none; empty if it has a number."""
     if filled.value is not None:
         return ""
-    return (
-        f"python run.py {' '.join(filled.run.line)}"
-        if isinstance(filled.run, CellRun)
-        else filled.run
-    )
+    return f"{RUN} {' '.join(filled.run.line)}" if isinstance(filled.run, CellRun) else filled.run
 
 
 def blocks(table: RebuiltTable) -> Iterator[tuple[tuple[str, ...], list[TableLine]]]:

@@ -18,7 +18,8 @@ from espalier.harness.config import cell_config as composed
 from espalier.harness.config.build_spec import NOT_OF_A_RUN, build_spec
 from espalier.harness.config.compose import Command
 from espalier.harness.errors import StoreLost
-from espalier.harness.runs import hints, streams
+from espalier.harness.paths import short_path
+from espalier.harness.runs import streams
 from espalier.harness.runs.admission import Job
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
 from espalier.harness.runs.cluster.job_file import JobCell, JobFile, LeftOut, row_time
@@ -142,7 +143,7 @@ def _start(
         jobs = Jobs(dict(zip(launcher.names, files, strict=False)))
         _note(command, folder, jobs)
     cells = sum(len(group.cells) for group in packs)
-    streams.tell(f"{cells} cells in {jobs}; their output: {hints.shorter(folder)}/job-*.log")
+    streams.tell(f"{cells} cells in {jobs}; their output: {short_path(folder)}/job-*.log")
     return jobs
 
 

@@ -1,8 +1,8 @@
 """A job on disk: its cells, and next to them their results.
 
-`job-003.json` holds the composed cells; `run.py --cells job-003.json` runs them. `job-003.left_out.json` lists cells
-without a row, each with the reason, `job-003.end.json` the exit code of the process, `job-003.log` its output. Only the
-row in the store shows that a cell is finished.
+`job-003.json` holds the composed cells; `espalier run --cells job-003.json` runs them. `job-003.left_out.json` lists
+cells without a row, each with the reason, `job-003.end.json` the exit code of the process, `job-003.log` its output.
+Only the row in the store shows that a cell is finished.
 """
 
 from __future__ import annotations

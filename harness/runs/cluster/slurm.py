@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import IMPORTED_FROM, child_path
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
 from espalier.harness.runs.cluster.job_file import JobFile
 from espalier.harness.runs.cluster.job_groups import JobGroup
@@ -189,7 +189,9 @@ class Slurm:
             # SLURM signals up to a minute early; a short job is signalled after half of its time at the earliest.
             "signal_delay_s": min(self.cluster.grace, 30 * resources.minutes),
             "array_parallelism": self.cluster.array_parallelism,
-            "setup": [f'export PYTHONPATH={shlex.quote(str(ROOT))}:"$PYTHONPATH"'],
+            "setup": [f'export PYTHONPATH={shlex.quote(str(IMPORTED_FROM))}:"$PYTHONPATH"']
+            if child_path()
+            else None,
             "additional_parameters": {"requeue": True, **self.cluster.options},
         }
         return {name: value for name, value in settings.items() if value is not None}

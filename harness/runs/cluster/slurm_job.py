@@ -1,4 +1,4 @@
-"""The work of a job: run `run.py --cells <file>` until its cells are done or it is asked to stop.
+"""The work of a job: run `espalier run --cells <file>` until its cells are done or it is asked to stop.
 
 The cells run in a separate process, so that a job is the same code as a local sweep, and a killed process is noticed.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import child_path
 from espalier.harness.runs.cluster.job_file import JobFile
 
 #: Seconds that a job has to end after SIGTERM: enough to finish a batch and its journal.
@@ -58,7 +58,7 @@ def run_job(
 
 
 def start(job: JobFile, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start run.py on the cells of a job; its output is appended to the job's log."""
+    """Start `espalier run` on the cells of a job; its output is appended to the job's log."""
     with job.log.open("ab") as log:
         return subprocess.Popen(
             # The shell's `trap` outlives `exec`: SLURM signals every process of a step, but we stop this one ourselves.
@@ -66,12 +66,12 @@ def start(job: JobFile, environment: Mapping[str, str]) -> subprocess.Popen[byte
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**os.environ, **environment},
+            env={**os.environ, **child_path(), **environment},
         )
 
 
 def _command(path: Path) -> list[str]:
-    return [sys.executable, str(ROOT / "run.py"), "--cells", str(path)]
+    return [sys.executable, "-P", "-m", "espalier", "run", "--cells", str(path)]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

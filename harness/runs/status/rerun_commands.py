@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from espalier.harness.specs.commands import RUN
 from espalier.harness.store.sweep_files import SweepCell
 
 Line = tuple[str, ...]
@@ -13,7 +14,7 @@ Line = tuple[str, ...]
 def commands(cells: Sequence[SweepCell]) -> list[str]:
     """Return command lines that together have exactly these cells."""
     lines = products([cell.line for cell in cells if cell.line])
-    return [shlex.join(["python", "run.py", *line]) for line in lines]
+    return [shlex.join([*RUN.split(), *line]) for line in lines]
 
 
 def products(lines: Sequence[Sequence[str]]) -> list[Line]:

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from espalier.harness.errors import UserError
+from espalier.harness.paths import DEMO, short_path
 
 
 def check_folder(key: str, folder: Path) -> None:
@@ -47,7 +48,7 @@ def existing_store(folder: Path, key: str = "--store") -> Path:
     """
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
-        raise UserError(f"{key}={str(folder)!r} {problem}; valid: a run store, results/demo")
+        raise UserError(f"{key}={str(folder)!r} {problem}; valid: a run store, {short_path(DEMO)}")
     return folder
 
 

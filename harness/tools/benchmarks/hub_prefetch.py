@@ -26,7 +26,7 @@ from huggingface_hub.errors import (
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
-from espalier.harness.paths import ROOT
+from espalier.harness.paths import child_path
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.tools.benchmarks.hub_repositories import (
     Wanted,
@@ -130,9 +130,9 @@ def _prepare(spec: RunSpec) -> None:
 
 
 def _verify(name: str, overrides: Sequence[str]) -> int:
-    line = [sys.executable, "-m", "espalier", "benchmarks", "check", name, *overrides]
+    line = [sys.executable, "-P", "-m", "espalier", "benchmarks", "check", name, *overrides]
     offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
-    return subprocess.run(line, cwd=ROOT, env=os.environ | offline, check=False).returncode
+    return subprocess.run(line, env=os.environ | child_path() | offline, check=False).returncode
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -21,6 +20,7 @@ from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT
 
 from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.internvl_processor import frames_like
+from espalier.harness.specs.command_help import command_parser
 from espalier.harness.tools.convert.internvl_config import configuration
 from espalier.harness.tools.convert.internvl_prompt import read_prompt
 from espalier.harness.tools.convert.internvl_tokens import build_tokenizer, read_tokens
@@ -185,9 +185,7 @@ def convert(source: Path, target: Path, say: Callable[[str], None]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m espalier convert internvl", description=__doc__
-    )
+    parser = command_parser("convert internvl", __doc__, "/models/InternVL2-8B /models/internvl")
     parser.add_argument("source", type=Path, metavar="release")
     parser.add_argument("target", type=Path, metavar="output")
     options = parser.parse_args(arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from espalier.harness.models.llava_video_model import (
     LlavaVideoConfig,
     LlavaVideoForConditionalGeneration,
 )
+from espalier.harness.specs.command_help import command_parser
 from espalier.harness.tools.convert.shards import Shape, check_names, rewrite, shapes_of, shards_of
 
 _TOWER = "model.vision_tower.vision_tower.vision_model."
@@ -178,8 +178,8 @@ def convert(source: Path, target: Path, say: Callable[[str], None]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m espalier convert llava_video", description=__doc__
+    parser = command_parser(
+        "convert llava_video", __doc__, "/models/LLaVA-Video-7B-Qwen2 /models/llava_video"
     )
     parser.add_argument("source", type=Path, metavar="release")
     parser.add_argument("target", type=Path, metavar="output")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import torch
@@ -25,13 +25,20 @@ SEEDLING = ROOT / "harness" / "seedling" / "weights"
 
 
 def packages() -> str:
-    """Hold the installed versions against requirements.txt.
+    """Hold the installed versions against requirements.txt, or those that the installed package needs for a run.
 
     Raises:
         AssertionError: one is missing or outside its range.
     """
-    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    file = ROOT / "requirements.txt"
+    if file.is_file():
+        lines = file.read_text(encoding="utf-8").splitlines()
+        wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    else:
+        needs = [Requirement(line) for line in requires("espalier") or ()]
+        wanted = [
+            need for need in needs if not need.marker or need.marker.evaluate({"extra": "run"})
+        ]
     wrong = [
         f"{requirement.name}{requirement.specifier} ({_installed(requirement.name) or 'missing'})"
         for requirement in wanted

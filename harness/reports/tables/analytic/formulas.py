@@ -7,7 +7,6 @@ does not; standard error names it. 2: a table is missing or damaged, or no formu
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import sys
@@ -33,6 +32,7 @@ from espalier.harness.reports.tables.analytic.analytic_verdicts import (
 from espalier.harness.reports.tables.cell_verdicts import FormulaValue
 from espalier.harness.reports.tables.printed_cell import KEYS
 from espalier.harness.reports.tables.published_tables import FOLDER
+from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
 
 #: Functions that yield each paper's claims, given the folder of the papers' files.
@@ -226,7 +226,7 @@ def _markdown(heading: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the verdicts; return the exit status."""
     about = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m espalier tables analytic", description=about)
+    parser = command_parser("tables analytic", about, "", "--cells", "--write tables")
     parser.add_argument("--cells", action="store_true", help="print a line for each cell")
     parser.add_argument(
         "--write", type=Path, metavar="FOLDER", help="write analytic.md and analytic.csv"

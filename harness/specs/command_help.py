@@ -1,0 +1,33 @@
+"""The help of a command: what it does, what to type, and its options."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import textwrap
+
+#: Widest line of a help text.
+WIDTH = 100
+
+
+def command_parser(name: str, about: str | None, *examples: str) -> argparse.ArgumentParser:
+    """Return the parser of `espalier <name>`.
+
+    Args:
+        name: the command.
+        about: what it does; paragraphs are wrapped to the terminal.
+        examples: what one types after the name.
+    """
+    typed = "\n".join(f"  espalier {name} {example}".rstrip() for example in examples)
+    return argparse.ArgumentParser(
+        prog=f"espalier {name}",
+        description=wrapped(about or ""),
+        epilog=f"examples:\n{typed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def wrapped(text: str) -> str:
+    """Return a text with its paragraphs wrapped to the terminal."""
+    width = min(WIDTH, shutil.get_terminal_size().columns - 2)
+    return "\n\n".join(textwrap.fill(paragraph, width) for paragraph in text.split("\n\n"))
