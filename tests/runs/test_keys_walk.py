@@ -131,6 +131,7 @@ VALUES: dict[str, Any] = {
     "method.compressor.ratio": 0.75,
     "budget.rule": "flops",
     "budget.ratio": 0.25,
+    "budget.count": 64,
     "benchmark.derived": {"total": Derived("sum", ("accuracy", "unparsed"))},
     "benchmark.answers": Answers("letters", ("options",)),
     "benchmark.cluster": Cluster("scene"),
