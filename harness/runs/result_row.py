@@ -100,11 +100,13 @@ def _clipped(budget: Budget, records: Sequence[SampleRecord]) -> dict[str, int]:
 
 
 def _plugins(job: Job) -> dict[str, Any]:
-    """Return the block about the code of users; nothing if there is none."""
+    """Return the blocks about the code of users, and the places of their methods; nothing if there is none."""
     digests = job.parts.get("plugins", ())
     named = zip(plugins_of(job.spec), digests, strict=True) if digests else ()
     plugins = [{"name": plugin.title, "digest": digest} for plugin, digest in named]
-    return {"plugins": plugins} if plugins else {}
+    parts = (job.spec.method, job.spec.method.compressor)
+    code = {part.name: part.code for part in parts if part is not None and part.code is not None}
+    return {**({"plugins": plugins} if plugins else {}), **({"code": code} if code else {})}
 
 
 def _one_pass(together: int) -> dict[str, Any]:

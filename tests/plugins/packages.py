@@ -62,6 +62,7 @@ def imported_from(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """Let this process find what is installed in a folder; forget its modules at the end."""
     with monkeypatch.context() as context:
         context.syspath_prepend(str(site))
+        context.setenv("COLUMNS", "1000")
         installed.cache_clear()
         yield
     installed.cache_clear()

@@ -116,7 +116,7 @@ def bench(
 def spec_of(*line: str) -> RunSpec:
     command = read_command(["limit=1", *line])
     assert command is not None
-    return build_spec(command.cells[0], command.folders)
+    return build_spec(command.cells[0], folders=command.folders)
 
 
 @pytest.mark.parametrize(("place", "words"), MISTAKES)

@@ -64,6 +64,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     write(tmp_path, files)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "1000")
     return tmp_path / "own"
 
 
@@ -78,7 +79,7 @@ def bench(own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 def test_its_paths_start_at_the_folder(own: Path, flags: tuple[str, ...]) -> None:
     command = read_command([*flags, "-m", "+experiment=sums_first", "limit=1"])
     assert command is not None
-    specs = [build_spec(cell, command.folders) for cell in command.cells]
+    specs = [build_spec(cell, folders=command.folders) for cell in command.cells]
     assert [spec.budget.ratio for spec in specs] == [0.5, 0.9]
     assert specs[0].method.code == f"{own}/mine.py:First"
     assert specs[0].benchmark.include_path == own / "tasks"
@@ -177,7 +178,7 @@ def test_a_job_finds_a_draft_of_the_folder(
         def start(self, packs: Sequence[JobGroup[Any]], files: Sequence[JobFile]) -> None:
             self.names.append("job-0")
             monkeypatch.chdir("/")
-            specs.extend(build_spec(one.config, one.folders) for one in files[0].entries())
+            specs.extend(build_spec(one.config, folders=one.folders) for one in files[0].entries())
             files[0].end(0)
 
     monkeypatch.setattr(cluster_sweep, "LocalWorkers", Elsewhere)

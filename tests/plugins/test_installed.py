@@ -12,7 +12,7 @@ import pytest
 import espalier
 from espalier.harness.config.compose import compose_section
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import ADAPTERS, family_of
+from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.paths import ROOT
 from tests.plugins.packages import config, imported_from, install, method
 from tests.runs.helpers import Bench, make_bench
