@@ -74,8 +74,9 @@ def apply(
 
     Args:
         model: result of `load` or `wrap`.
-        method: name of a file in conf/method without `.yaml` (variants included), or an instance of your own
-            `TokenReducer`, `Decoder` (methods/base.py) or `CacheCompressor` (methods/compressor.py), registered or not.
+        method: name of a file in conf/method without `.yaml` (variants included), the place of your own class
+            (`mine.py:MyMethod`, `package.module:MyMethod`), or an instance of your own `TokenReducer`, `Decoder`
+            (methods/base.py) or `CacheCompressor` (methods/compressor.py).
         variant: which reading of the file: `official`, the released code, or `paper`; None: the file's default.
         ratio: share of visual tokens removed, 0 <= ratio < 1; for a speculative decoder, removed from its draft. Every
             method that removes tokens needs it, or `keep`.
@@ -111,7 +112,9 @@ def apply(
             )
             method_spec = replace(
                 method_spec,
-                compressor=CompressorSpec(evictor_spec.name, evictor_spec.params, cache_share),
+                compressor=CompressorSpec(
+                    evictor_spec.name, evictor_spec.params, cache_share, evictor_spec.code
+                ),
             )
         if ratio is not None and keep is not None:
             raise UserError(
@@ -158,15 +161,16 @@ def _build(
         values = [f"method.variant={one}" for one in chosen]
         section = compose_section("method", method, values=values)
         merged = {**(section["params"] or {}), **params}
-        method_spec = MethodSpec(section["name"], variant_of("method", section), merged)
-        return build_method(method_spec.name, merged), method_spec
+        code = section.get("code")
+        method_spec = MethodSpec(section["name"], variant_of("method", section), merged, code=code)
+        return build_method(method_spec.name, merged, code), method_spec
     if inspect.isclass(method) and issubclass(method, Method):
         raise UserError(
             f"method={method.__name__} is a class; valid: an instance, {method.__name__}(...)"
         )
     if not isinstance(method, Method):
         raise UserError(
-            f"method={method!r}; valid: a name of conf/method, or an instance of a "
+            f"method={method!r}; valid: a name of conf/method, <file>.py:<class>, or an instance of a "
             "TokenReducer or Decoder of espalier.methods.base"
         )
     if variant is not None:

@@ -150,7 +150,7 @@ def _layers(layer_text: str | None, spec: RunSpec) -> tuple[int, ...]:
         layers = tuple(sorted({_integer("layer", text, 0) for text in layer_text.split(",")}))
         Recorder(layers, lambda *_: None).sites(depth)  # raises for a layer outside the model
         return layers
-    method = build_method(spec.method.name, spec.method.params)
+    method = build_method(spec.method.name, spec.method.params, spec.method.code)
     layers = prior_layers(method, depth)
     if not layers and not isinstance(method, FitPrune):
         raise UserError(

@@ -14,7 +14,8 @@ python run.py KEY=VALUE ...    runs a model, a method and a ratio on a benchmark
 
 What runs
   method=NAME        what drops or merges visual tokens. method=? lists the methods by kind;
-                     model=NAME method=? marks those that run on this model
+                     model=NAME method=? marks those that run on this model; mine.py:MyMethod is
+                     a class of your own (docs/plugins.md, also for --config-dir DIR)
   model=NAME         model=? lists the models; or a hub id (Qwen/Qwen2.5-VL-7B-Instruct), or the
                      folder of a checkpoint (./ckpt)
   benchmark=NAME     benchmark=? lists the benchmarks, first those without a download; task:NAME is

@@ -114,20 +114,26 @@ def print_listings(groups: Sequence[str], arguments: Sequence[str], waiting: Sta
         UserError: there is no such model.
     """
     # Only this way of running needs it: help and mistakes are printed without it.
-    from espalier.harness.config.group_lists import asked_model
+    from espalier.harness.config.group_lists import asked_model, names_folders
     from espalier.harness.config.group_table import listing
 
+    folders: Sequence[Path] = ()
+    if names_folders(arguments):
+        # Imports the parser of command lines.
+        from espalier.harness.config.compose import folders_of
+
+        folders = folders_of(arguments)
     model, refused = asked_model(arguments), None
     if model is not None and "method" in groups:
         waiting.say("loading torch", clock=True)
         # Imports all methods.
         from espalier.harness.runs.runnable_methods import refused_methods
 
-        refused = refused_methods(model)
+        refused = refused_methods(model, folders)
     waiting.clear()
     if is_main_process():
         with streams.output():
-            print(*(listing(group, refused) for group in groups), sep="\n", end="")
+            print(*(listing(group, refused, folders) for group in groups), sep="\n", end="")
 
 
 def run_on_cluster(command: Command, ranks: Ranks, waiting: StatusLine, dry: bool) -> int | None:
@@ -170,7 +176,7 @@ def run_job_file(arguments: Sequence[str], waiting: StatusLine) -> int:
     with foreign(
         f"{CELLS} {file.path} is no file of a job", "<store>/cluster/<sweep>/job-<n>.json"
     ):
-        specs = [build_spec(entry.config) for entry in entries]
+        specs = [build_spec(entry.config, folders=entry.folders) for entry in entries]
     if not specs:
         return 0
     keys = {id(spec): entry.key for entry, spec in zip(entries, specs, strict=True)}
@@ -193,7 +199,7 @@ def admit(command: Command, ranks: Ranks, waiting: StatusLine) -> tuple[Sequence
     from espalier.harness.config.build_spec import build_spec
 
     def admit_all() -> tuple[Runner, list[RunSpec]]:
-        specs = [build_spec(cell) for cell in command.cells]
+        specs = [build_spec(cell, folders=command.folders) for cell in command.cells]
         # Only this way of running needs it: help and mistakes are printed without it.
         from espalier.harness.runs.runner import Runner
 

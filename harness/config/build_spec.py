@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from espalier.harness.config.benchmark_section import benchmark_spec
@@ -35,7 +36,7 @@ from espalier.harness.settings import (
     unknown_key,
 )
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
-from espalier.harness.specs.catalogue import METHODS, build_method
+from espalier.harness.specs.catalogue import METHODS, build_method, method_class
 from espalier.harness.specs.draft_errors import in_words_of_the_draft
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.run_spec import (
@@ -63,11 +64,12 @@ NOT_OF_A_RUN = ("cluster",)
 
 @dataclass(frozen=True, kw_only=True)
 class _MethodSection:
-    """The section `method`; only files of methods with a draft model or with variants have the keys with a default."""
+    """The section `method`; keys with a default are those that few files have."""
 
     name: Text
     variant: Any
     params: Mapping[str, Any]
+    code: Text | None = None
     draft: Text | None = None
     draft_options: Mapping[str, Any] = field(default_factory=dict)
     variants: Mapping[str, Any] = field(default_factory=dict)
@@ -134,7 +136,10 @@ RUN_KEYS = tuple(setting_hints(_Settings))
 
 
 def build_spec(
-    config: Cell, model: ModelSpec | None = None, method: Method | None = None
+    config: Cell,
+    model: ModelSpec | None = None,
+    method: Method | None = None,
+    folders: Sequence[Path] = (),
 ) -> RunSpec:
     """Return the run of a cell; check every value that can be checked without a model or a file.
 
@@ -142,6 +147,7 @@ def build_spec(
         config: the cell.
         model: in place of the cell's section.
         method: a built method, by which it is decided whether a draft is needed; None: by the name in the cell.
+        folders: further folders of configs, in which a draft's name may lie.
 
     Raises:
         UserError: one line with the config keys, the values and what is valid.
@@ -152,13 +158,16 @@ def build_spec(
     tasks = (benchmark.kind, benchmark.name)
     model = model_spec(settings.model, tasks) if model is None else model
     check_texts(benchmark.texts, settings.model["prompts"])
+    if method is None:
+        _check_code(settings.method)
     method_spec = replace(
-        _method(settings.method, model, tasks, method), compressor=_compressor(settings.compressor)
+        _method(settings.method, model, tasks, method, folders),
+        compressor=_compressor(settings.compressor),
     )
     model = with_longest(reserve_draft_card(model, method_spec.draft), benchmark)
     if method_spec.draft is not None:
         method_spec = replace(method_spec, draft=with_longest(method_spec.draft, benchmark))
-    drafts, rule = _decodes(method_spec.name, method), settings.budget.rule
+    drafts, rule = _decodes(method_spec, method), settings.budget.rule
     return RunSpec(
         **{option.name: getattr(settings, option.name) for option in fields(RunOptions)},
         model=model,
@@ -239,19 +248,29 @@ def reserve_draft_card(target: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
     return replace(target, spared_card=int(draft.device.partition(":")[2] or 0))
 
 
+def _check_code(part: _MethodSection) -> None:
+    """Raise UserError for a file of a method that names no class."""
+    if part.code is None and part.name not in METHODS:
+        raise UserError(
+            f"method.name={part.name!r} has no file in methods/; valid: code: <package>.<module>:<class> in its config"
+        )
+
+
 def _method(
-    part: _MethodSection, model: ModelSpec, tasks: tuple[str, ...], method: Method | None
+    part: _MethodSection,
+    model: ModelSpec,
+    tasks: tuple[str, ...],
+    method: Method | None,
+    folders: Sequence[Path],
 ) -> MethodSpec:
     name, params, draft = part.name, part.params, part.draft
-    variant = variant_of("method", vars(part))
-    if _decodes(name, method) and (method or build_method(name, params)).takes_draft:
-        return MethodSpec(
-            name, variant, params, build_draft(draft, part.draft_options, model, tasks)
-        )
+    spec = MethodSpec(name, variant_of("method", vars(part)), params, code=part.code)
+    if _decodes(spec, method) and (method or build_method(name, params, part.code)).takes_draft:
+        return replace(spec, draft=build_draft(draft, part.draft_options, model, tasks, folders))
     if draft is not None or part.draft_options:
         key = "method.draft_options" if draft is None else "method.draft"
         raise UserError(f"{key}: method={name!r} takes no draft model; valid: without {key}")
-    return MethodSpec(name, variant, params)
+    return spec
 
 
 def variant_of(key: str, part: Mapping[str, Any]) -> str:
@@ -276,20 +295,24 @@ def _compressor(part: _CompressorSection) -> CompressorSpec | None:
     variant_of("compressor", vars(part))
     if part.name == NO_COMPRESSOR:
         return None
-    return CompressorSpec(part.name, part.params, part.ratio)
+    return CompressorSpec(part.name, part.params, part.ratio, part.code)
 
 
-def _decodes(name: str, method: Method | None) -> bool:
-    """Return whether a method decodes speculatively; an unknown name, which is refused later, does not."""
-    if method is not None:
-        return method.drafts
-    return name in METHODS and METHODS.load(name).drafts
+def _decodes(spec: MethodSpec, method: Method | None) -> bool:
+    """Return whether a method decodes speculatively; `method` is built, None: by the spec."""
+    return (method or method_class(spec.name, spec.code)).drafts
 
 
 def build_draft(
-    asked: str | None, options: Mapping[str, Any], target: ModelSpec, tasks: tuple[str, ...] = ()
+    asked: str | None,
+    options: Mapping[str, Any],
+    target: ModelSpec,
+    tasks: tuple[str, ...] = (),
+    folders: Sequence[Path] = (),
 ) -> ModelSpec:
     """Return the draft model: the named one, else the first of the target's `drafts`, with the user's options.
+
+    It is looked for in conf/model, in installed plug-ins and in `folders`.
 
     It gets the target's video frames, its image processor settings if both are of one family (the target's choice holds
     for both models), its prompt set if the draft has it, and its dtype, which the machine supports.
@@ -303,7 +326,7 @@ def build_draft(
         raise UserError(
             f"method.draft: model={target.name} names no draft (model.drafts); valid: a name of conf/model"
         )
-    part = compose_section("model", asked or target.drafts[0], "method.draft")
+    part = compose_section("model", asked or target.drafts[0], "method.draft", folders=folders)
     part["video"], part["dtype"] = asdict(target.video), target.dtype
     if part["adapter"] == target.adapter:
         part["processor"] = dict(target.processor)

@@ -11,6 +11,7 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -31,6 +32,7 @@ from espalier.harness.config.hydra_internals import (
     argument_parser,
     global_loader,
     loader_of,
+    search_also,
 )
 from espalier.harness.config.kept_tokens import KEEP, RATIO, REPLACES, settled, spelled
 from espalier.harness.config.lmms_task_files import not_yaml
@@ -38,21 +40,33 @@ from espalier.harness.config.overrides import (
     HYDRAS,
     check_choice,
     check_hydras,
+    check_name,
     check_once,
     check_one_budget,
     check_values,
     expand,
     in_full,
     in_quotes,
-    is_served,
     models_first,
     parse,
     quoted,
     tell_former_names,
 )
-from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.config.plugin_source import SCHEME, place_of
+from espalier.harness.config.search_folders import (
+    check_owner,
+    check_owners,
+    override_of,
+    split_folders,
+)
+from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF
 from espalier.harness.settings import unknown_key
+
+CONFIG_DIR = "--config-dir"
+
+#: What Hydra calls the origin of further folders.
+COMMAND_LINE = "command line"
 
 
 @dataclass(frozen=True)
@@ -64,12 +78,14 @@ class Command:
         cells: one composed config for each run.
         sweep: whether it is a sweep, by -m or by a preset.
         lines: the overrides that give each cell on a line of its own; none where a preset lists grids.
+        folders: further folders of configs.
     """
 
     argv: tuple[str, ...]
     cells: tuple[Cell, ...]
     sweep: bool
     lines: tuple[tuple[str, ...], ...]
+    folders: tuple[Path, ...] = ()
 
 
 def read_command(
@@ -91,10 +107,11 @@ def read_command(
     _check_flags(options)
     if options.hydra_help or options.shell_completion:
         return None
-    overrides = models_first(_in_choices(options.overrides))
-    flags = [text for text in argv if text.startswith("-")]
+    typed_overrides, folders = split_folders(options.overrides, options.config_dir)
+    overrides, search = models_first(_in_choices(typed_overrides)), override_of(folders)
+    flags = [text for text in argv if text.startswith("-") and not text.startswith(CONFIG_DIR)]
     looks = options.help or options.cfg or options.info
-    with _hydra() as loader:
+    with _hydra(folders) as loader:
         parsed = parse(overrides, loader)
         check_one_budget(parsed)
         if typed:
@@ -103,6 +120,7 @@ def read_command(
         for override in parsed:
             check_values(override)
             check_choice(override, loader)
+            check_owners(override, loader, folders)
             if not looks:
                 check_hydras(override)
         sweeps = [override for override in parsed if override.is_sweep_override()]
@@ -139,15 +157,17 @@ def read_command(
             )
         else:
             cell = _checked([resolved(_job(base))])
-            return Command((*flags, *overrides), cell, sweep=False, lines=(tuple(overrides),))
+            line = (*overrides, *search)
+            return Command((*flags, *line), cell, sweep=False, lines=(line,), folders=folders)
         composer = Composer(loader, lambda batch: _job(_compose(batch, loader)))
         cells = []
         for number, batch in enumerate(batches, 1):
             progress(number, len(batches))
             cells.append(composer.cell(batch))
     # Picked out of grids, a key on the command line means something else.
-    cell_lines = tuple(map(tuple, batches)) if grids is None else ()
-    return Command((*flags, *overrides), _checked(cells), sweep=True, lines=cell_lines)
+    cell_lines = tuple((*batch, *search) for batch in batches) if grids is None else ()
+    argv = (*flags, *overrides, *search)
+    return Command(argv, _checked(cells), sweep=True, lines=cell_lines, folders=folders)
 
 
 def _checked(cells: Sequence[Cell]) -> tuple[Cell, ...]:
@@ -157,7 +177,11 @@ def _checked(cells: Sequence[Cell]) -> tuple[Cell, ...]:
 
 
 def compose_section(
-    group: str, name: str, key: str | None = None, values: Sequence[str] = ()
+    group: str,
+    name: str,
+    key: str | None = None,
+    values: Sequence[str] = (),
+    folders: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Return the section that `<group>=<name>` composes, as plain data; hydra.main's own state stays as it is.
 
@@ -166,9 +190,10 @@ def compose_section(
         name: a file in it.
         key: what an error line calls the name; None: the group.
         values: further overrides.
+        folders: further folders of configs.
 
     Raises:
-        UserError: the folder has no such file.
+        UserError: no folder has such a file, or two have it.
 
     Cost: 0.1 s.
     """
@@ -177,15 +202,27 @@ def compose_section(
         name = checkpoint_names.model_choice(name, key or group)
     # `compose` needs Hydra's global state, which belongs to the run that asks.
     loader = loader_of(CONF)
+    search_also(loader, COMMAND_LINE, map(place_of, folders))
     options = loader.get_group_options(group)
-    if name not in options and not is_served(group, name):
-        raise unknown_name(key or group, name, options)
+    check_name(key or group, group, name, options)
+    if name in options:
+        check_owner(key or group, group, name, folders)
     composed = loader.load_configuration(
         "config", [f"{group}={name}", *values], run_mode=RunMode.RUN
     )
     section = OmegaConf.to_container(composed[group], resolve=True)
     assert isinstance(section, dict)
     return {str(key): value for key, value in section.items()}
+
+
+def folders_of(argv: Sequence[str]) -> tuple[Path, ...]:
+    """Return the further folders of configs of a command line.
+
+    Raises:
+        UserError: a place holds no configs.
+    """
+    options = _options(argv)
+    return split_folders(options.overrides, options.config_dir)[1]
 
 
 def _register() -> None:
@@ -200,13 +237,15 @@ def without_cells(argv: Sequence[str]) -> list[str]:
     options = _options(argv)
     if options.shell_completion:
         return list(argv)
+    typed_overrides, folders = split_folders(options.overrides, options.config_dir)
     words = ["--hydra-help"] if options.hydra_help else []
     for name in ("cfg", "package", "info"):
         if getattr(options, name) is not None:
             words += [f"--{name}", getattr(options, name)]
     if options.resolve:
         words.append("--resolve")
-    return [*words, *_in_choices(options.overrides)]
+    # Here Hydra alone reads the line.
+    return [*words, *_in_choices(typed_overrides), *override_of(folders, SCHEME)]
 
 
 def _in_choices(overrides: Sequence[str]) -> list[str]:
@@ -217,7 +256,7 @@ def _in_choices(overrides: Sequence[str]) -> list[str]:
 
 def _check_flags(options: argparse.Namespace) -> None:
     """Raise if a flag is not supported, or two flags exclude each other."""
-    for name in ("config_path", "config_name", "config_dir", "experimental_rerun"):
+    for name in ("config_path", "config_name", "experimental_rerun"):
         if getattr(options, name) is not None:
             flag = "--" + name.replace("_", "-")
             raise UserError(
@@ -274,9 +313,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def _hydra() -> Iterator[Loader]:
+def _hydra(folders: Sequence[Path] = ()) -> Iterator[Loader]:
     with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-        yield global_loader()
+        loader = global_loader()
+        search_also(loader, COMMAND_LINE, map(place_of, folders))
+        yield loader
 
 
 def _compose(overrides: Sequence[str], loader: Loader) -> DictConfig:

@@ -6,10 +6,11 @@ import shutil
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 
-from espalier.harness.config.group_lists import choices, comment, read_choice
 from espalier.harness.config.method_kinds import method_kind
 from espalier.harness.config.name_source import descriptions
+from espalier.harness.config.own_choices import OwnChoices, own_choices
 
 #: The parts of `method=?`, by kind; the last one lists CONTROLS.
 KINDS = {
@@ -38,45 +39,51 @@ CONTROLS = frozenset(
 WIDTH, NARROWEST = 80, 24
 
 
-def listing(group: str, refused: Collection[str] | None = None) -> str:
+def listing(
+    group: str, refused: Collection[str] | None = None, folders: Sequence[Path] = ()
+) -> str:
     """Return a table of a group's choices, and a hint at further ones. Cost: one read of each file.
 
     Args:
         group: a folder of conf, or `anchor`.
         refused: of `method`, the choices that do not run on the model of the command; None: no model is given.
+        folders: further folders of configs; those of installed plug-ins are listed as well.
     """
+    own = own_choices(group, folders)
     if group == "method":
-        return _methods(refused)
+        return _methods(refused, own)
     if group == "benchmark":
-        return _benchmarks()
-    rows = [(name, comment(group, name)) for name in choices(group)]
+        return _benchmarks(own)
+    every = own.folders
+    rows = [(name, every.comment(group, name)) for name in own.all_names]
     if group in ("experiment", "anchor"):
         # Those that are made from results/papers and conf/anchors.csv.
         rows += descriptions(group).items()
-    return _page((group, ""), {"": rows})
+    return _page((group, ""), {"": rows}, own.notes)
 
 
-def _methods(refused: Collection[str] | None) -> str:
+def _methods(refused: Collection[str] | None, own: OwnChoices) -> str:
     parts: dict[str, list[tuple[str, ...]]] = {title: [] for title in KINDS.values()}
-    for name in choices("method"):
-        kind = "control" if name in CONTROLS else method_kind(name) or "reducer"
-        variants = read_choice("method", name).get("variants", ())
-        text = comment("method", name) + (f" [{', '.join(variants)}]" if variants else "")
+    for name in own.all_names:
+        kind = "control" if name in CONTROLS else own.kinds.get(name) or method_kind(name)
+        variants = own.folders.read_choice("method", name).get("variants", ())
+        text = own.folders.comment("method", name)
+        text += f" [{', '.join(variants)}]" if variants else ""
         mark = () if refused is None else ("no" if name in refused else "yes",)
-        parts[KINDS[kind]].append((name, *mark, text))
+        parts[KINDS[kind or "reducer"]].append((name, *mark, text))
     head = ("method",) if refused is None else ("method", "runs")
     hints = ["method.variant=NAME: official is the released code, paper the paper's text"]
     if refused:
         hints.append("no: the same command with this method says why")
-    return _page((*head, "[variants, the default first]"), parts, hints)
+    return _page((*head, "[variants, the default first]"), parts, [*hints, *own.notes])
 
 
-def _benchmarks() -> str:
+def _benchmarks(own: OwnChoices) -> str:
     local = "Without a download"
     published = "Published: first python -m espalier benchmarks prefetch NAME, with a network"
     parts: dict[str, list[tuple[str, ...]]] = {local: [], published: []}
-    for name in choices("benchmark"):
-        section = read_choice("benchmark", name)
+    for name in own.all_names:
+        section = own.folders.read_choice("benchmark", name)
         samples = section["dataset"]["samples"] or section["limit"]
         needs = "".join(f"; needs {need}" for need in section["needs"])
         composed = "a batch" if section["prompt_tokens"] else "yours"
@@ -84,11 +91,11 @@ def _benchmarks() -> str:
             name,
             f"{samples:,}" if samples else composed,
             section["kind"],
-            (section["title"] or comment("benchmark", name)) + needs,
+            (section["title"] or own.folders.comment("benchmark", name)) + needs,
         )
         parts[local if section["dataset"]["path"] is None else published].append(row)
     hint = "benchmark=task:NAME: any task of lmms-eval with written answers, by its own metrics"
-    return _page(("benchmark", "samples", "kind", "title"), parts, [hint])
+    return _page(("benchmark", "samples", "kind", "title"), parts, [hint, *own.notes])
 
 
 def _page(

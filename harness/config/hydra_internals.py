@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.defaults_list import create_defaults_list
 from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_search_path import SearchPathElement
 from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
@@ -26,6 +28,9 @@ from omegaconf import DictConfig
 
 #: Reads the files of a search path and merges them.
 Loader: TypeAlias = ConfigLoaderImpl
+
+#: Reads the files of one folder.
+FolderSource: TypeAlias = FileConfigSource
 
 #: The files of a search path, each read once.
 Repository: TypeAlias = CachingConfigRepository
@@ -36,6 +41,16 @@ def loader_of(folder: Path) -> Loader:
     return ConfigLoaderImpl(config_search_path=create_config_search_path(str(folder)))
 
 
+def search_also(loader: Loader, provider: str, places: Iterable[str]) -> None:
+    """Add places to the end of a loader's search path."""
+    path = loader.config_search_path
+    elements = [SearchPathElement(provider, place) for place in places]
+    if elements:
+        # Hydra's schemas have to be last.
+        path.get_path()[-1:-1] = elements
+        loader.repository = ConfigRepository(path)
+
+
 def global_loader() -> Loader:
     """Return the loader of the Hydra that is initialized now."""
     loader = GlobalHydra.instance().config_loader()
@@ -44,7 +59,7 @@ def global_loader() -> Loader:
 
 
 def repository_of(loader: Loader) -> Repository:
-    """Return the loader's files, with the sources that `hydra.searchpath` of conf/config.yaml adds."""
+    """Return the loader's files."""
     repository = loader._parse_overrides_and_create_caching_repo("config", [])[1]
     assert isinstance(repository, CachingConfigRepository)
     return repository

@@ -1,4 +1,4 @@
-"""Configs without a file: former names of methods, presets of published tables, and anchors.
+"""Configs without a file: former names of methods, users' classes, presets of published tables, and anchors.
 
 `method=fastv_paper`, `+experiment=d2pruner_table1`, `+anchor=llava15_7b_pope`. Hydra finds them after the files of
 conf/. A preset of a published table is made when it is chosen: nothing of it is imported or read for other commands.
@@ -10,6 +10,7 @@ import csv
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -19,19 +20,17 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from espalier.harness.config import checkpoint_names
+from espalier.harness.config import checkpoint_names, task_source
 from espalier.harness.config.checkpoint_names import checkpoint_section
 from espalier.harness.config.method_names import former_name, method_section
+from espalier.harness.config.plugin_source import PluginSource, place_of
 from espalier.harness.paths import CONF
-from espalier.harness.specs.run_spec import ORIGINAL
+from espalier.harness.plugins.code_reference import CodeReference
+from espalier.harness.plugins.installed import conf_folders
+from espalier.harness.specs.run_spec import ORIGINAL, VARIANTS
 
 SCHEME = "espalier"
 ANCHOR = "anchor"
-#: How a section is read, of groups that a section is chosen from.
-SECTIONS: Mapping[str, Callable[[str], dict[str, Any]]] = {
-    "method": method_section,
-    checkpoint_names.GROUP: checkpoint_section,
-}
 #: The presets of published tables, by name: reports is a package above this one.
 TABLES = "espalier.harness.reports.tables.table_presets"
 
@@ -40,13 +39,14 @@ def register() -> None:
     """Make the source known to Hydra; again does no harm."""
     plugins = Plugins.instance()
     plugins.register(NameSource)
+    plugins.register(PluginSource)
     plugins.register(NamePath)
 
 
 def serves(group: str, name: str) -> bool:
     """Return whether a name of a group has a config here; a table that is unknown is refused when it is loaded."""
     if group == "method":
-        return former_name(name) is not None
+        return former_name(name) is not None or CodeReference.parse(name) is not None
     if group == checkpoint_names.GROUP:
         return name.startswith(checkpoint_names.PREFIX)
     if group == ANCHOR:
@@ -69,11 +69,13 @@ def table_titles() -> dict[str, str]:
 
 
 class NamePath(SearchPathPlugin):
-    """Appends the source to every search path, those of `hydra.searchpath=` on a command line included."""
+    """Appends what lies outside of conf/ to every search path."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the source."""
-        search_path.append(provider=SCHEME, path=f"{SCHEME}://names")
+        """Append the tasks of lmms-eval, the folders of installed plug-ins, and this source."""
+        places = [task_source.PLACE, *map(place_of, conf_folders()), f"{SCHEME}://names"]
+        for place in places:
+            search_path.append(provider=SCHEME, path=place)
 
 
 class NameSource(ConfigSource):
@@ -120,8 +122,29 @@ class NameSource(ConfigSource):
 
 
 def _parts(config_path: str) -> tuple[str, str]:
-    group, _, name = config_path.rpartition("/")
+    group, _, name = config_path.partition("/")
     return group, name.removesuffix(".yaml")
+
+
+def _method(name: str) -> dict[str, Any]:
+    """Return the section of a former name, or of a user's class."""
+    reference = CodeReference.parse(name)
+    if reference is None:
+        return method_section(name)
+    # Imports the user's file, and torch with it.
+    from espalier.harness.specs.catalogue import method_class
+    from espalier.harness.specs.own_methods import defaults_of
+
+    code = str(reference.anchored(Path.cwd()))
+    params = defaults_of(method_class(reference.name, code))
+    return {"name": reference.name, "variant": VARIANTS[0], "code": code, "params": params}
+
+
+#: How a section is read, of groups that a section is chosen from.
+SECTIONS: Mapping[str, Callable[[str], dict[str, Any]]] = {
+    "method": _method,
+    checkpoint_names.GROUP: checkpoint_section,
+}
 
 
 def _anchor(name: str) -> dict[str, Any]:

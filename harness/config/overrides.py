@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -20,7 +19,8 @@ from espalier.harness.config.hydra_internals import Loader, split_sweep
 from espalier.harness.config.kept_tokens import KEEP, RATIO
 from espalier.harness.config.method_names import former_name
 from espalier.harness.errors import UserError, tell_once, unknown_name
-from espalier.harness.paths import ROOT
+from espalier.harness.plugins.code_reference import CodeReference
+from espalier.harness.plugins.installed import problems
 
 #: Errors that Hydra raises for a command line that it cannot use, also those of its parts.
 HYDRAS = (
@@ -68,9 +68,9 @@ def parse(overrides: Sequence[str], loader: Loader) -> list[Override]:
         try:
             (override,) = parser.parse_overrides([text])
         except HYDRAS as error:
-            raise _no_override(text, parser) from error
+            raise no_override(text, parser) from error
         if not override.key_or_group:
-            raise _no_override(text, parser)
+            raise no_override(text, parser)
         parsed.append(override)
     return parsed
 
@@ -79,7 +79,8 @@ def quoted(text: str) -> str:
     """Return an override with its path in quotes if Hydra's grammar would refuse it: `store=/d/a=b`."""
     key, equals, value = text.partition("=")
     plain = key.lstrip("+")
-    holds_path = plain in PATHS or plain.rpartition(".")[2] in PATHS or value.startswith(PLACES)
+    names_path = plain in PATHS or plain.rpartition(".")[2] in PATHS
+    holds_path = names_path or value.startswith(PLACES) or CodeReference.parse(value) is not None
     # A comma stands between the values of a sweep; what begins with a quote is quoted already.
     if not equals or not holds_path or "," in value or value[:1] in ("'", '"'):
         return text
@@ -116,7 +117,8 @@ def _reads(text: str, parser: OverridesParser) -> bool:
     return True
 
 
-def _no_override(text: str, parser: OverridesParser) -> UserError:
+def no_override(text: str, parser: OverridesParser) -> UserError:
+    """Return the error for a text that is no override."""
     key, equals, value = text.partition("=")
     line = f"{text!r} is not an override; valid: key=value, for example ratio=0.9"
     # A value that is quoted already has another mistake.
@@ -155,18 +157,49 @@ def check_choice(override: Override, loader: Loader) -> None:
     options = loader.get_group_options(group)
     if not options:
         return
-    for name in _choices(override):
+    for name in choices_of(override):
         if group == "method" and isinstance(name, list):
             raise UserError(
                 f"{override.input_line}: a list is no method; valid: method=<drops tokens> compressor=<evicts cache "
                 "entries>, each with its own ratio and compressor.ratio"
             )
-        if not isinstance(name, str) or (name not in options and not is_served(group, name)):
-            if override.package == "compressor":
-                options = ["none", *resolvers.methods("compressor").split(",")]
-            if group == "experiment":
-                options = [*options, *name_source.table_titles()]
-            raise unknown_name(override.package or group, str(name), options)
+        check_name(override.package or group, group, name, options)
+    if group == "method":
+        _check_classes(override)
+
+
+def _check_classes(override: Override) -> None:
+    """Raise if two classes of a sweep would have one name in results."""
+    references = [CodeReference.parse(name) for name in choices_of(override)]
+    by_name: dict[str, CodeReference] = {}
+    for reference in filter(None, references):
+        first = by_name.setdefault(reference.name, reference)
+        if first != reference:
+            raise UserError(
+                f"{override.input_line}: {first} and {reference} have one name in results; valid: another class name"
+            )
+
+
+def check_name(key: str, group: str, name: Any, options: Sequence[str]) -> None:
+    """Raise unless a name is one of a group's files, has a config without a file, or is the place of a user's class."""
+    if not isinstance(name, str) or (name not in options and not is_served(group, name)):
+        if key == "compressor":
+            options = ["none", *resolvers.methods("compressor").split(",")]
+        if group == "experiment":
+            options = [*options, *name_source.table_titles()]
+        raise _unknown_choice(key, str(name), options)
+    reference = CodeReference.parse(name) if group == "method" else None
+    if reference is not None:
+        reference.check(key)
+
+
+def _unknown_choice(key: str, name: str, options: Sequence[str]) -> UserError:
+    """Return the error for a name that no folder of configs has; it names the plug-ins that are passed over."""
+    error = unknown_name(key, name, options)
+    is_file = name.endswith(".py") and os.path.isfile(os.path.expanduser(name))
+    if key in ("method", "compressor") and is_file:
+        error = UserError(f"{key}={name!r} names no class of the file; valid: {name}:<class>")
+    return UserError("; ".join([str(error), *problems()])) if problems() else error
 
 
 def tell_former_names(overrides: Sequence[Override]) -> None:
@@ -175,13 +208,13 @@ def tell_former_names(overrides: Sequence[Override]) -> None:
         if override.key_or_group != "method" or override.is_delete():
             continue
         key = override.package or "method"
-        for name in _choices(override):
+        for name in choices_of(override):
             former = former_name(name) if isinstance(name, str) else None
             if former is not None:
                 tell_once(f"{key}={name} is a former name of {former.overrides(key)}")
 
 
-def _choices(override: Override) -> list[Any]:
+def choices_of(override: Override) -> list[Any]:
     """Return what an override of a config group picks, each value of a sweep."""
     sweeps = override.is_sweep_override()
     values = override.sweep_iterator() if sweeps else [override.value()]
@@ -189,7 +222,7 @@ def _choices(override: Override) -> list[Any]:
 
 
 def check_values(override: Override) -> None:
-    """Raise if a range is endless, or Hydra would look for configs where there are none."""
+    """Raise if a range is endless."""
     value = override.value()
     if isinstance(value, RangeSweep):
         step, span = float(value.step), float(value.stop or 0) - float(value.start or 0)
@@ -199,29 +232,6 @@ def check_values(override: Override) -> None:
                 f"{override.input_line} has more values than a sweep may have cells; valid: at most {MOST_CELLS}, by a "
                 "step other than 0"
             )
-    if override.key_or_group == SEARCH:
-        for place in value if isinstance(value, list) else [value]:
-            _check_place(override, place.text if isinstance(place, QuotedString) else place)
-
-
-def _check_place(override: Override, place: Any) -> None:
-    """Raise unless a place of `hydra.searchpath` holds configs: a folder with one of the groups of conf/ in it."""
-    scheme, mark, folder = str(place).rpartition("://")
-    groups = [path.name for path in (ROOT / "conf").iterdir() if path.is_dir()]
-    if mark and scheme == "pkg":
-        try:
-            holds_configs = find_spec(folder.replace("/", ".")) is not None
-        except (ImportError, ValueError):
-            holds_configs = False
-    elif scheme in ("", "file"):
-        holds_configs = any(Path(folder, group).is_dir() for group in groups)
-    else:
-        holds_configs = str(place) == task_source.PLACE
-    if not holds_configs:
-        raise UserError(
-            f"{override.input_line}: {place} holds no configs; valid: a list of file://<folder with model/, ...>, "
-            f"pkg://<package>, {task_source.PLACE}"
-        )
 
 
 def check_hydras(override: Override) -> None:

@@ -13,13 +13,13 @@ from espalier.harness.config.lmms_task_files import Leaf, leaves
 
 #: Prefix of such a benchmark's name.
 PREFIX = "task:"
-#: Where Hydra looks for it (hydra.searchpath in conf/config.yaml).
+#: Where Hydra looks for it.
 PLACE = "lmms-eval://tasks"
 _FOLDER = f"benchmark/{PREFIX}"
 
 
 def register() -> None:
-    """Register the source, which `hydra.searchpath` in conf/config.yaml names; a second call changes nothing."""
+    """Register the source; a second call changes nothing."""
     Plugins.instance().register(TaskSource)
 
 

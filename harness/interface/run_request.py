@@ -45,9 +45,7 @@ PLACES = {
 
 #: What each place takes, in error lines.
 MODELS = "a name of conf/model, or the result of espalier.load or espalier.wrap"
-METHODS_TAKEN = (
-    "a name of conf/method, or an instance of a TokenReducer, Decoder or CacheCompressor"
-)
+METHODS_TAKEN = "a name of conf/method, <file>.py:<class>, or an instance of a TokenReducer, Decoder or CacheCompressor"
 BENCHMARKS = "a name of conf/benchmark, a pandas frame, or a list of dictionaries"
 
 
@@ -194,7 +192,8 @@ def _with_compressor(cell: dict[str, Any], built: Method | None, compressor: Any
     cell["compressor"] = {**section, "name": name, "params": params}
     method_name = cell["method"]["name"]
     if built is None:
-        built = build_method(method_name, cell["method"]["params"])
+        composed = cell["method"]
+        built = build_method(method_name, composed["params"], composed.get("code"))
     return stacked(built, compressor, section["ratio"], (method_name, name))
 
 

@@ -19,13 +19,16 @@ def method_of(spec: MethodSpec) -> Method:
         UserError: an unknown name or hyper-parameter, or a value that is out of range.
         Refused: the two cannot be stacked.
     """
-    method, compressor_spec = build_method(spec.name, spec.params), spec.compressor
+    method, compressor_spec = build_method(spec.name, spec.params, spec.code), spec.compressor
     if compressor_spec is None:
         return method
     try:
-        compressor = build_method(compressor_spec.name, compressor_spec.params)
+        compressor = build_method(
+            compressor_spec.name, compressor_spec.params, compressor_spec.code
+        )
     except UserError as error:
-        raise UserError(str(error).replace("method.params", "compressor.params")) from error
+        line = str(error).replace("method.params", "compressor.params")
+        raise UserError(line.replace("method='", "compressor='")) from error
     return stacked(method, compressor, compressor_spec.ratio, (spec.name, compressor_spec.name))
 
 

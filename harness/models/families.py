@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.plugins.installed import adapters
 from espalier.harness.specs.registry import Registry
 
 ADAPTERS = Registry("model.adapter")
@@ -81,7 +82,9 @@ def check_format(
 
 
 def family_of(model_type: str | None, key: str = "model_type") -> str:
-    """Return the family of a configuration's `model_type`; `key` is the start of the error line.
+    """Return the family of a configuration's `model_type`, of the repository or of an installed plug-in.
+
+    `key` is the start of the error line.
 
     Raises:
         UserError: an unknown type; the line lists the known ones.
@@ -90,6 +93,30 @@ def family_of(model_type: str | None, key: str = "model_type") -> str:
     if model_type not in families:
         for family in set(ADAPTERS.names()) - {*families.values(), "lavida"}:
             families |= dict.fromkeys(ADAPTERS.load(family).types(), family)
+    passed_over = []
+    for family in adapters() if model_type not in families else ():
+        try:
+            families = dict.fromkeys(own_family(family).types(), family) | families
+        except UserError as error:  # another plug-in may have the type
+            passed_over.append(str(error))
     if model_type is None or model_type not in families:
-        raise unknown_name(key, str(model_type), families)
+        unknown = unknown_name(key, str(model_type), families)
+        raise UserError("; ".join([str(unknown), *passed_over]))
     return families[model_type]
+
+
+def own_family(name: str) -> Any:
+    """Return the class of a user's family.
+
+    Raises:
+        UserError: it cannot be imported, or is no family.
+    """
+    # Imports torch, which a family of the user imports as well.
+    from espalier.harness.engine.model_parts import ModelParts
+
+    family = ADAPTERS.load(name)
+    if not issubclass(family, ModelParts):
+        raise UserError(
+            f"model.adapter={name!r} is no model family; valid: a subclass of espalier.harness.models.adapter.Adapter"
+        )
+    return family

@@ -13,6 +13,7 @@ from espalier.harness.cost.peak_memory import Peak
 from espalier.harness.evaluation.cost_summary import answered_together
 from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.runs.plugin_code import plugins_of
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import SCHEMA
 from espalier.harness.store.unparsed_mark import too_many
@@ -71,6 +72,7 @@ def build_row(
             "aggregation": {name: dict(values) for name, values in evaluation.aggregation.items()},
             **({} if evaluation.judge is None else {"judge": dict(evaluation.judge)}),
             **({} if evaluation.latency is None else {"latency": dict(evaluation.latency)}),
+            **_plugins(job),
             "speedup": evaluation.speedup,
             "speedup_note": evaluation.speedup_note,
             "peak_note": peak.note
@@ -95,6 +97,16 @@ def _clipped(budget: Budget, records: Sequence[SampleRecord]) -> dict[str, int]:
     if budget.count is None:
         return {}
     return {"clipped": sum(budget.clips(record.visual) for record in records)}
+
+
+def _plugins(job: Job) -> dict[str, Any]:
+    """Return the blocks about the code of users, and the places of their methods; nothing if there is none."""
+    digests = job.parts.get("plugins", ())
+    named = zip(plugins_of(job.spec), digests, strict=True) if digests else ()
+    plugins = [{"name": plugin.title, "digest": digest} for plugin, digest in named]
+    parts = (job.spec.method, job.spec.method.compressor)
+    code = {part.name: part.code for part in parts if part is not None and part.code is not None}
+    return {**({"plugins": plugins} if plugins else {}), **({"code": code} if code else {})}
 
 
 def _one_pass(together: int) -> dict[str, Any]:

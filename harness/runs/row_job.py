@@ -9,8 +9,11 @@ from typing import Any
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
+from espalier.harness.config.group_lists import ConfFolders
 from espalier.harness.config.overrides import spelled
 from espalier.harness.errors import UserError
+from espalier.harness.paths import CONF
+from espalier.harness.plugins.installed import conf_folders
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.store.files.digests import Digests
 
@@ -67,14 +70,21 @@ def _cell_overrides(row: Mapping[str, Any]) -> list[str]:
     return [
         f"model={row['model']}",
         f"benchmark={row['benchmark']}",
-        f"method={method}",
+        f"method={_place(row, method)}",
         f"method.variant={row['variant']}",
-        *([f"compressor={compressor}"] if compressor else []),
+        *([f"compressor={_place(row, compressor)}"] if compressor else []),
         f"ratio={row['ratio']}",
         f"budget.rule={row['budget_rule']}",
         f"seed={row['seed']}",
         f"limit={spelled(limit)}",
     ]
+
+
+def _place(row: Mapping[str, Any], name: str) -> str:
+    """Return what chooses a method: its name, or the place of a user's class that no folder of configs names."""
+    known = ConfFolders((CONF, *conf_folders())).owners("method", name)
+    places: Mapping[str, str] = row["extra"].get("code", {})
+    return name if known or name not in places else spelled(places[name])
 
 
 def _differences(

@@ -24,6 +24,7 @@ from espalier.harness.models.families import ADAPTERS
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.code_files import CodeFiles, code_files, stamp_of
 from espalier.harness.runs.own_code import is_importable, own_code, source_file
+from espalier.harness.runs.plugin_code import plugins_of
 from espalier.harness.runs.run_settings import Contents, cell_of, settings_of
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.revisions import model_revision
@@ -52,6 +53,7 @@ EXCLUDED = {
     "espalier.harness.evaluation.judging.verdicts": "stores verdicts",
     "espalier.harness.kinds.checks": "refuses runs",
     "espalier.harness.kinds.lookup": "finds kinds; the chosen one is an entry",
+    "espalier.harness.plugins": "finds classes of users; the chosen ones are entries",
     "espalier.harness.records": "reads own data, which are hashed; a source of benchmark=data",
     "espalier.harness.ranks": "distributes samples; the row is that of one process",
     "espalier.harness.specs.draft_errors": "error lines",
@@ -139,6 +141,9 @@ def key_parts(
     ]
     entries = entry_files(spec, method, code)
     entries += [path for files in sources.values() for path in files if path.suffix == ".py"]
+    plugins = {plugin.root: _plugin_files(plugin.root) for plugin in plugins_of(spec)}
+    entries += [path for files in plugins.values() for path in files if path.suffix == ".py"]
+    plugin_digests = [_digest(root, files, digests, code) for root, files in plugins.items()]
     return {
         "key_version": KEY_VERSION,
         "cell": cell_of(spec),
@@ -147,6 +152,7 @@ def key_parts(
         "code": code.digest(entries, EXCLUDED),
         "packages": {"python": platform.python_version(), **_versions(PACKAGES)},
         **({"own_code": digests_of_code} if digests_of_code else {}),
+        **({"plugins": plugin_digests} if plugin_digests else {}),
     }
 
 
@@ -169,13 +175,17 @@ def entry_files(spec: RunSpec, method: Method, code: CodeFiles) -> list[Path]:
         files.append(path)
     # Families of the repository are found by name: importing them takes seconds.
     places = [
-        code.path(ADAPTERS.module(name)) or Path(getfile(ADAPTERS.load(name)))
+        (code.path(ADAPTERS.module(name)) if name in ADAPTERS.names() else None)
+        or Path(getfile(ADAPTERS.load(name)))
         for name in sorted(families)
     ]
     methods = {type(part) for part in (method, *identity.methods)}
     for part in methods:
         if is_importable(part):
-            places.append(code.path(part.__module__) or Path(getfile(part)))
+            # A user's package may be called methods, too.
+            is_own = part.__module__.startswith("espalier.")
+            path = code.path(part.__module__) if is_own else None
+            places.append(path or Path(getfile(part)))
         else:
             names = own_code(part).modules
             places += filter(None, (code.path(name) or source_file(name) for name in names))
@@ -218,6 +228,11 @@ def _inside(source: Path) -> list[Path]:
     if source.is_file():
         return [source]
     return [path for pattern in TASK_FILES for path in source.rglob(pattern)]
+
+
+def _plugin_files(root: Path) -> list[Path]:
+    """Return the files of a user's code; what its configs set is in the settings."""
+    return [path for path in _inside(root) if not path.is_relative_to(root / "conf")]
 
 
 def _digest(source: Path, files: Iterable[Path], digests: Digests, code: CodeFiles) -> str:

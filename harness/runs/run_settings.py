@@ -91,7 +91,8 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
 
 def _model(model: ModelSpec, revision: str | None) -> dict[str, Any]:
     return {
-        "adapter": model.adapter,
+        # Of a user's class without its folder.
+        "adapter": model.adapter.rpartition("/")[2],
         "revision": revision,
         "dtype": model.dtype,
         "attention": model.attention,

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.compose import read_command
-from espalier.harness.config.group_lists import choices
+from espalier.harness.config.own_choices import own_choices
+from espalier.harness.config.search_folders import override_of
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import method_of
 from espalier.methods.base import MethodError
 
 
-def refused_methods(model: str) -> dict[str, str]:
-    """Return the methods of conf/method that do not run on a model, each with the reason.
+def refused_methods(model: str, folders: Sequence[Path] = ()) -> dict[str, str]:
+    """Return the methods, those of plug-ins included, that do not run on a model, each with the reason.
 
     Args:
         model: as after `model=`.
+        folders: further folders of configs.
 
     Raises:
         UserError: there is no such model.
 
     Cost: imports torch and all methods, three seconds.
     """
-    names = choices("method")
-    command = read_command(["-m", f"model={model}", f"method={','.join(names)}"])
+    names = own_choices("method", folders).all_names
+    line = ["-m", f"model={model}", f"method={','.join(names)}"]
+    command = read_command([*line, *override_of(folders)])
     assert command is not None  # none of these asks for information
-    reasons = ((cell["method"]["name"], _reason(cell)) for cell in command.cells)
+    reasons = ((name, _reason(cell)) for name, cell in zip(names, command.cells, strict=True))
     return {name: reason for name, reason in reasons if reason is not None}
 
 

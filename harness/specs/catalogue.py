@@ -10,7 +10,9 @@ from typing import Any, TypeGuard
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.paths import ROOT
+from espalier.harness.plugins.code_reference import REMEDY, CodeReference, failure
 from espalier.harness.settings import gather, setting_hints
+from espalier.harness.specs.own_methods import own_method
 from espalier.methods.base import Method, MethodError
 
 #: Names of this length and more are no file names on some file systems.
@@ -99,14 +101,33 @@ def names_of(base: type[object]) -> tuple[str, ...]:
     )
 
 
-def build_method(name: str, params: Mapping[str, Any]) -> Method:
-    """Return the method `name` with these hyper-parameters; those not given keep the paper's defaults.
+def method_class(name: str, code: str | None = None) -> type[Method]:
+    """Return the class of a method: of a file in methods/ by its name, of a user by its place.
+
+    Raises:
+        UserError: there is no such method or class, or it breaks the contract of a method.
+    """
+    if code is None:
+        return METHODS.load(name)
+    reference = CodeReference.parse(code)
+    if reference is None:
+        raise UserError(f"method.code={code!r}; valid: {REMEDY}")
+    return own_method(name, reference, METHODS.names())
+
+
+def build_method(name: str, params: Mapping[str, Any], code: str | None = None) -> Method:
+    """Return a method with these hyper-parameters; those not given keep the defaults of its class.
+
+    Args:
+        name: of the method.
+        params: hyper-parameters.
+        code: place of a user's class; None: a file in methods/.
 
     Raises:
         UserError: unknown method, unknown hyper-parameter, wrong type or out of range; one line with the config key
             `method.params.<key>`, the value and what is valid.
     """
-    method = METHODS.load(name)
+    method = method_class(name, code)
     hints = setting_hints(method)
     unknown = [key for key in params if key not in hints]
     if unknown:
@@ -118,6 +139,12 @@ def build_method(name: str, params: Mapping[str, Any]) -> Method:
         built: Method = method(**values)
     except MethodError as error:
         raise UserError(str(error)) from error
+    except Exception as error:  # a user's class may raise anything
+        if code is None:
+            raise
+        raise UserError(
+            f"method={name!r} cannot be built: {failure(error)}; valid: hyper-parameters that its class takes"
+        ) from error
     return built
 
 

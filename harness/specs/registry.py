@@ -6,10 +6,13 @@ from importlib import import_module
 from typing import Any
 
 from espalier.harness.errors import unknown_name
+from espalier.harness.plugins.code_reference import CodeReference
 
 
 class Registry:
     """Maps a name to `module:object` without importing the module until it is asked for.
+
+    The place of a user's class, `package.module:Class` or `file.py:Class`, is a name of that class.
 
     Args:
         kind: the config key that takes the names as values, for example `model.adapter`.
@@ -39,8 +42,11 @@ class Registry:
         """Import and return the object of `name`.
 
         Raises:
-            UserError: the name is not in the table; the line lists the valid names.
+            UserError: the name is not in the table; the line lists the valid names. Or a user's class cannot be
+                imported.
         """
+        if name not in self._targets and (reference := CodeReference.parse(name)):
+            return reference.load(self.kind)
         module, _, attribute = self._target(name).partition(":")
         return getattr(import_module(module), attribute)
 
@@ -58,5 +64,5 @@ class Registry:
         return self._targets[name]
 
     def __contains__(self, name: object) -> bool:
-        """Say whether the name is in the table."""
-        return name in self._targets
+        """Return whether the name is in the table, or is the place of a user's class."""
+        return name in self._targets or CodeReference.parse(name) is not None

@@ -208,11 +208,15 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class CompressorSpec:
-    """Which cache compressor stands behind a method that drops tokens, and the share of entries that it evicts."""
+    """Which cache compressor stands behind a method that drops tokens, and the share of entries that it evicts.
+
+    `code` is the place of a user's class, None for a file in methods/.
+    """
 
     name: str
     params: Mapping[str, Any] = field(default_factory=dict)
     ratio: float = 0.5
+    code: str | None = None
 
 
 @dataclass(frozen=True)
@@ -220,7 +224,7 @@ class MethodSpec:
     """Which method, which reading of its paper, and the hyper-parameters that differ from its defaults.
 
     `draft` is the model that drafts, None where the method needs none; `compressor` evicts cache entries of what the
-    method has left, None where nothing does.
+    method has left, None where nothing does. `code` is the place of a user's class, None for a file in methods/.
     """
 
     name: str
@@ -228,6 +232,7 @@ class MethodSpec:
     params: Mapping[str, Any] = field(default_factory=dict)
     draft: ModelSpec | None = None
     compressor: CompressorSpec | None = None
+    code: str | None = None
 
     @property
     def title(self) -> str:

@@ -126,6 +126,8 @@ BASES = {
 VALUES: dict[str, Any] = {
     "method.name": "divprune",
     "method.params": {"K": 3},
+    "method.code": "json:JSONDecoder",
+    "method.compressor.code": "json:JSONDecoder",
     "method.compressor.name": "h2o",
     "method.compressor.params": {"alpha": 0.5},
     "method.compressor.ratio": 0.75,

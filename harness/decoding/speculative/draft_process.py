@@ -31,6 +31,7 @@ from espalier.harness.decoding.speculative.state_machine import (
 )
 from espalier.harness.decoding.speculative.transports import verify_only
 from espalier.harness.errors import UserError
+from espalier.harness.plugins.code_reference import ImportedFiles
 from espalier.methods.base import MethodError
 
 #: A verb, the number of its answer (0: no answer is expected), and the arguments.
@@ -100,13 +101,21 @@ class Mailbox:
         self._drafter.guide(Guidance(torch.from_numpy(arguments[0]), arguments[1]))
 
 
-def serve(pipe: Connection, factory: Callable[[], Drafter], cores: Collection[int] | None) -> None:
+def serve(
+    pipe: Connection,
+    files: ImportedFiles,
+    factory: Callable[[], Drafter],
+    cores: Collection[int] | None,
+) -> None:
     """Answer requests until the other end closes the pipe.
+
+    Reading `files` imports the users' files in which classes of the factory may lie.
 
     The first message lists the devices on which the drafter works, empty if unknown. An answer is (number, result or
     UserError, its `Lap`). Any other error ends the process, which the other end notices. Ctrl-C, which reaches both
     ends, is handled by the other one.
     """
+    del files
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if cores is not None:
         os.sched_setaffinity(0, cores)
@@ -219,7 +228,9 @@ class ProcessTransport:
         self._pipe, child_end = context.Pipe()
         child_cores = None if self._cores is None else self._cores[1]
         self._process = context.Process(
-            target=serve, args=(child_end, self._factory, child_cores), daemon=True
+            target=serve,
+            args=(child_end, ImportedFiles.of_process(), self._factory, child_cores),
+            daemon=True,
         )
         self._process.start()
         child_end.close()  # else the pipe would stay open after the process ended

@@ -9,7 +9,7 @@ import torch
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
 from espalier.harness.kinds.checks.finite_weights import check_finite
-from espalier.harness.models.families import ADAPTERS
+from espalier.harness.models.families import ADAPTERS, own_family
 from espalier.harness.specs.hub_cache import require_cached
 from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec
 from espalier.harness.store.files.digests import Digests
@@ -25,6 +25,8 @@ def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
         return  # checked when it was wrapped
     if model.adapter not in ADAPTERS:
         raise unknown_name("model.adapter", model.adapter, ADAPTERS.names())
+    if model.adapter not in ADAPTERS.names():
+        own_family(model.adapter)
     _check_precision(model)
     if model.processor:
         # Imports the family's code, which takes seconds; most models state settings, and a run needs it anyway.

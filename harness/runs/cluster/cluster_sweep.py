@@ -58,7 +58,7 @@ def cells_of(command: Command, cluster: ClusterSpec) -> list[ClusterCell]:
     has_gpus = bool(devices()) if cluster.name == "joblib" else True
     cells = []
     for config in command.cells:
-        spec = build_spec(config)
+        spec = build_spec(config, folders=command.folders)
         resources = resources_of(config, spec, cluster)
         gpus = resources.gpus if has_gpus else 0
         cells.append(ClusterCell(config, on_its_machine(config, spec, gpus), resources))
@@ -135,7 +135,7 @@ def _start(
         launcher.folder = folder / "slurm"
     files = [JobFile(folder / f"job-{number:03}.json") for number in range(len(packs))]
     for group, file in zip(packs, files, strict=True):
-        file.write([_entry(cell, job) for cell, job in group.cells])
+        file.write([_entry(cell, job, command) for cell, job in group.cells])
     try:
         launcher.start(packs, files)
     finally:
@@ -157,7 +157,7 @@ def _note(command: Command, folder: Path, jobs: Jobs) -> None:
     durable.replace(folder / "sweep.json", f"{json.dumps(about, indent=1)}\n".encode())
 
 
-def _entry(cell: ClusterCell, job: Job) -> JobCell:
+def _entry(cell: ClusterCell, job: Job, command: Command) -> JobCell:
     config = {key: value for key, value in cell.config.items() if key not in NOT_OF_A_RUN}
     device = cell.spec.model.device
     model = config["model"] | ({"device": device} if config["model"]["device"] == "auto" else {})
@@ -167,6 +167,7 @@ def _entry(cell: ClusterCell, job: Job) -> JobCell:
         row=str(row),
         before=row_time(row),
         config={**config, **OF_A_JOB, "store": str(job.spec.store), "model": model},
+        conf=tuple(map(str, command.folders)),
     )
 
 

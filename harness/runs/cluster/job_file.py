@@ -27,12 +27,19 @@ class JobCell:
         row: path of its row.
         before: when the row that existed at the submission was row_time, in nanoseconds; None: there was none.
         config: the composed config.
+        conf: further folders of configs.
     """
 
     key: str
     row: str
     before: int | None
     config: Mapping[str, Any]
+    conf: Sequence[str] = ()
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Further folders of configs, as paths."""
+        return tuple(map(Path, self.conf))
 
     @property
     def done(self) -> bool:

@@ -101,7 +101,7 @@ def choose(adapter: Adapter, questions: Sequence[Case], ratio: float) -> None:
     """Record what each shown method keeps."""
     for overrides in SHOWN:
         spec = spec_of(f"method={overrides}")
-        method = build_method(spec.method.name, spec.method.params)
+        method = build_method(spec.method.name, spec.method.params, spec.method.code)
         assert isinstance(method, TokenReducer)  # by SHOWN
         prior = prior_for(spec.model, method, spec.store)
         for case in questions:

@@ -1,0 +1,1 @@
+"""Code and configs of users outside of the repository."""

@@ -1,0 +1,203 @@
+"""`--config-dir own` and `hydra.searchpath=[file://own]`: names of such a folder stand wherever those of conf/ do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import compose_section, read_command
+from espalier.harness.errors import UserError
+from espalier.harness.paths import ROOT
+from espalier.harness.runs.cluster import cluster_sweep
+from espalier.harness.runs.cluster.job_file import JobFile
+from espalier.harness.runs.cluster.job_groups import JobGroup
+from espalier.harness.specs.run_spec import RunSpec
+from tests.cluster.test_sweep import Here
+from tests.plugins.packages import config, method, write
+from tests.runs.helpers import Bench, make_bench
+
+DRAFT = f"""# A draft.
+defaults: [seedling, _self_]
+name: baby
+path: {ROOT}/harness/seedling/weights/seedling_draft
+facts:
+  text: {{layers: 2, hidden: 192, intermediate: 384, heads: 6, kv_heads: 6, head_dim: 32}}
+drafts: []
+"""
+
+BENCHMARK = """# Sums.
+defaults: [/base/benchmark@_here_, _self_]
+name: sums
+title: Sums
+task: sums
+include_path: tasks
+sources: [tasks/sums, tasks/sums.json]
+metrics: [accuracy]
+headline: accuracy
+"""
+
+PRESET = """# @package _global_
+# Sums with first tokens.
+defaults:
+  - override /benchmark: sums
+  - override /method: first
+hydra:
+  mode: MULTIRUN
+  sweeper:
+    params: {ratio: "0.5,0.9"}
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    files = {
+        "own/mine.py": method("First"),
+        "own/method/first.yaml": config("first", "mine.py:First"),
+        "own/benchmark/sums.yaml": BENCHMARK,
+        "own/experiment/sums_first.yaml": PRESET,
+        "own/model/baby.yaml": DRAFT,
+    }
+    write(tmp_path, files)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "1000")
+    return tmp_path / "own"
+
+
+@pytest.fixture
+def bench(own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return make_bench(own.parent / "store", capsys, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "flags", [("--config-dir", "own"), ("--config-dir=own",), ("hydra.searchpath=[file://own]",)]
+)
+def test_its_paths_start_at_the_folder(own: Path, flags: tuple[str, ...]) -> None:
+    command = read_command([*flags, "-m", "+experiment=sums_first", "limit=1"])
+    assert command is not None
+    specs = [build_spec(cell, folders=command.folders) for cell in command.cells]
+    assert [spec.budget.ratio for spec in specs] == [0.5, 0.9]
+    assert specs[0].method.code == f"{own}/mine.py:First"
+    assert specs[0].benchmark.include_path == own / "tasks"
+    assert specs[0].benchmark.sources == (own / "tasks/sums", own / "tasks/sums.json")
+    # The line runs from any folder.
+    assert f'hydra.searchpath=["file://{own}"]' in command.argv
+    assert all(f'hydra.searchpath=["file://{own}"]' in line for line in command.lines)
+    typed = read_command([*flags, "benchmark=sums", "benchmark.include_path=/else"])
+    assert typed is not None
+    assert build_spec(typed.cells[0]).benchmark.include_path == Path("/else")
+
+
+def test_a_run_takes_its_names_and_lines_list_them(bench: Bench) -> None:
+    done = bench("--config-dir", "own", "method=first")
+    assert done.code == 0, done.err
+    assert (done.last["method"], done.last["extra"]["label"]) == ("first", "")
+    refused = bench("--config-dir", "own", "method=frist")
+    assert "did you mean first?" in refused.err
+    assert " first," in refused.err
+    assert "method='first' is unknown" in bench("method=first").err
+
+
+def test_listings_have_them(bench: Bench, own: Path) -> None:
+    write(own, {"method/bad.yaml": config("bad", "none.py:A"), "benchmark/odd.yaml": "a: [\n"})
+    write(own, {"method/none.yaml": config("none", "mine.py:First"), "benchmark/empty.yaml": ""})
+    names = bench("method=?", "--config-dir", "own").out
+    assert "\nfirst " in names
+    assert f"\nof {own}: first\n" in names
+    assert f"passed over: {own}/method/bad.yaml: method='{own}/none.py:A'" in names
+    assert (
+        f"passed over: {own}/method/none.yaml: method='none' is a file of conf and {own}" in names
+    )
+    assert "\nnone  " in names
+    benchmarks = bench("benchmark=?", "hydra.searchpath=[file://own]").out
+    assert "\nsums " in benchmarks
+    assert f"passed over: {own}/benchmark/odd.yaml" in benchmarks
+    assert f"passed over: {own}/benchmark/empty.yaml" in benchmarks
+    assert "\nsums_first " in bench("+experiment=?", "--config-dir=own").out
+    assert "\nbaby " in bench("model=?", "--config-dir=own").out
+    assert "sums" not in bench("benchmark=?").out
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (("--config-dir", "nowhere"), "--config-dir: nowhere holds no configs"),
+        (("--config-dir", "own/method"), "holds no configs; valid: a folder with method/"),
+        (("hydra.searchpath=[pkg://no.such]",), "pkg://no.such holds no configs"),
+        (("hydra.searchpath=[",), "is not an override"),
+        (("--config-dir", "own", "method=none"), "method='none' is a file of conf and "),
+        (("--config-dir", "own", "method=nocode"), "method.name='nocode' has no file in methods/"),
+        (("--config-dir", "own", "method=taken"), "fastv is the name of method fastv"),
+    ],
+)
+def test_a_mistake_is_one_line(bench: Bench, own: Path, line: tuple[str, ...], words: str) -> None:
+    write(own, {"method/none.yaml": config("none", "mine.py:First")})
+    write(own, {"method/nocode.yaml": config("nocode", None)})
+    write(own, {"method/taken.yaml": config("fastv", "mine.py:First")})
+    done = bench(*line)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert words in done.err
+
+
+def test_tasks_of_lmms_eval_stay_benchmarks() -> None:
+    command = read_command(["hydra.searchpath=[lmms-eval://tasks]", "benchmark=task:mmstar"])
+    assert command is not None
+    assert command.folders == ()
+    assert compose_section("benchmark", "task:mmstar")["name"] == "task:mmstar"
+
+
+def test_looking_shows_the_same_config(bench: Bench, own: Path) -> None:
+    done = bench("--config-dir", "own", "benchmark=sums", "--cfg", "job", "--package", "benchmark")
+    assert done.code == 0, done.err
+    assert f"include_path: {own}/tasks\n" in done.out
+
+
+def test_a_sweep_composes_sections_once(own: Path) -> None:
+    line = ["-m", "method=none,fastv,first", "ratio=0.1,0.5,0.9", "benchmark=sums"]
+    command = read_command(["--config-dir", "own", *line])
+    assert command is not None
+    alone = [
+        read_command(["--config-dir", "own", f"method={name}", f"ratio={ratio}", line[-1]])
+        for name in ("none", "fastv", "first")
+        for ratio in (0.1, 0.5, 0.9)
+    ]
+    assert list(command.cells) == [one.cells[0] for one in alone if one is not None]
+
+
+def test_a_job_finds_a_draft_of_the_folder(
+    bench: Bench, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft's name is read again in the job, which may start in another folder."""
+    specs: list[RunSpec] = []
+
+    class Elsewhere(Here):
+        def start(self, packs: Sequence[JobGroup[Any]], files: Sequence[JobFile]) -> None:
+            self.names.append("job-0")
+            monkeypatch.chdir("/")
+            specs.extend(build_spec(one.config, folders=one.folders) for one in files[0].entries())
+            files[0].end(0)
+
+    monkeypatch.setattr(cluster_sweep, "LocalWorkers", Elsewhere)
+    line = ("method=pearl", "method.draft=baby", "cluster=joblib", "cluster.poll=0.01")
+    assert bench("--config-dir", "own", *line).code == 1  # no row was made
+    (spec,) = specs
+    assert spec.method.draft is not None
+    assert spec.method.draft.name == "baby"
+    assert "method.draft='baby' is unknown" in bench(*line).err
+
+
+def test_job_files_of_before_are_read(tmp_path: Path) -> None:
+    entry = {"key": "k", "row": "r", "before": None, "config": {}}
+    (tmp_path / "job.json").write_text(json.dumps([entry]))
+    assert JobFile(tmp_path / "job.json").entries()[0].folders == ()
+
+
+def test_a_file_that_two_folders_have_is_of_neither(own: Path) -> None:
+    write(own.parent, {"second/method/first.yaml": config("first", "mine.py:First")})
+    places = "hydra.searchpath=[file://own,file://second]"
+    with pytest.raises(UserError, match=r"method='first' is a file of .*own and .*second"):
+        read_command([places, "method=first"])
