@@ -22,7 +22,7 @@ from espalier.harness.engine.session import Session
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.evaluation.evaluate import Evaluation
 from espalier.harness.evaluation.samples import Sample
-from espalier.harness.kinds.lookup import BASES, KINDS, kind_of
+from espalier.harness.kinds.lookup import KINDS, kind_of
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.runs.result_row import build_row
@@ -145,7 +145,7 @@ EVERY_KIND |= {
         0.125,
         OF_REDUCERS,
     )
-    for base in BASES
+    for base, _ in KINDS
     if issubclass(base, TokenReducer) and base.in_one_prefill and base is not TokenReducer
 }
 

@@ -36,6 +36,7 @@ CONCERNED = (
         "tests/mutants",
         "tests/pages",
         "tests/runs/test_input.py",
+        "tests/runs/test_keys_walk.py",
     ),
     *("tests/tasks", "tests/benchmarks/test_benchmarks_run.py"),
 )
