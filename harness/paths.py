@@ -56,8 +56,8 @@ def _inside_package(value: str) -> Path:
 
 def short_path(path: Path) -> str:
     """Return a path as a user would type it: relative if it is inside the working directory, else in full."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    folder = Path.cwd()
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
 def child_path() -> dict[str, str]:

@@ -58,7 +58,7 @@ class TopP(CappedReducer):
         scores = view.signals["last_attention"].double()
         order = ranking(scores)
         if self.adaptive and keep < scores.shape[1]:
-            held = scores.gather(1, order).cumsum(dim=1)
-            enough = int((held < self.p * held[:, -1:]).sum(dim=1).max()) + 1
+            mass = scores.gather(1, order).cumsum(dim=1)
+            enough = int((mass < self.p * mass[:, -1:]).sum(dim=1).max()) + 1
             keep = min(keep, enough)
         return Plan(order[:, :keep].sort(dim=1).values)

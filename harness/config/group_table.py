@@ -49,25 +49,25 @@ def listing(
         refused: of `method`, the choices that do not run on the model of the command; None: no model is given.
         folders: further folders of configs; those of installed plug-ins are listed as well.
     """
-    own = own_choices(group, folders)
+    listed = own_choices(group, folders)
     if group == "method":
-        return _methods(refused, own)
+        return _methods(refused, listed)
     if group == "benchmark":
-        return _benchmarks(own)
-    every = own.folders
-    rows = [(name, every.comment(group, name)) for name in own.all_names]
+        return _benchmarks(listed)
+    every = listed.folders
+    rows = [(name, every.comment(group, name)) for name in listed.all_names]
     if group in ("experiment", "anchor"):
         # Those that are made from results/papers and conf/anchors.csv.
         rows += descriptions(group).items()
-    return _page((group, ""), {"": rows}, own.notes)
+    return _page((group, ""), {"": rows}, listed.notes)
 
 
-def _methods(refused: Collection[str] | None, own: OwnChoices) -> str:
+def _methods(refused: Collection[str] | None, listed: OwnChoices) -> str:
     parts: dict[str, list[tuple[str, ...]]] = {title: [] for title in KINDS.values()}
-    for name in own.all_names:
-        kind = "control" if name in CONTROLS else own.kinds.get(name) or method_kind(name)
-        variants = own.folders.read_choice("method", name).get("variants", ())
-        text = own.folders.comment("method", name)
+    for name in listed.all_names:
+        kind = "control" if name in CONTROLS else listed.kinds.get(name) or method_kind(name)
+        variants = listed.folders.read_choice("method", name).get("variants", ())
+        text = listed.folders.comment("method", name)
         text += f" [{', '.join(variants)}]" if variants else ""
         mark = () if refused is None else ("no" if name in refused else "yes",)
         parts[KINDS[kind or "reducer"]].append((name, *mark, text))
@@ -75,15 +75,15 @@ def _methods(refused: Collection[str] | None, own: OwnChoices) -> str:
     hints = ["method.variant=NAME: official is the released code, paper the paper's text"]
     if refused:
         hints.append("no: the same command with this method says why")
-    return _page((*head, "[variants, the default first]"), parts, [*hints, *own.notes])
+    return _page((*head, "[variants, the default first]"), parts, [*hints, *listed.notes])
 
 
-def _benchmarks(own: OwnChoices) -> str:
+def _benchmarks(listed: OwnChoices) -> str:
     local = "Without a download"
     published = "Published: first python -m espalier benchmarks prefetch NAME, with a network"
     parts: dict[str, list[tuple[str, ...]]] = {local: [], published: []}
-    for name in own.all_names:
-        section = own.folders.read_choice("benchmark", name)
+    for name in listed.all_names:
+        section = listed.folders.read_choice("benchmark", name)
         samples = section["dataset"]["samples"] or section["limit"]
         needs = "".join(f"; needs {need}" for need in section["needs"])
         composed = "a batch" if section["prompt_tokens"] else "yours"
@@ -91,11 +91,11 @@ def _benchmarks(own: OwnChoices) -> str:
             name,
             f"{samples:,}" if samples else composed,
             section["kind"],
-            (section["title"] or own.folders.comment("benchmark", name)) + needs,
+            (section["title"] or listed.folders.comment("benchmark", name)) + needs,
         )
         parts[local if section["dataset"]["path"] is None else published].append(row)
     hint = "benchmark=task:NAME: any task of lmms-eval with written answers, by its own metrics"
-    return _page(("benchmark", "samples", "kind", "title"), parts, [hint, *own.notes])
+    return _page(("benchmark", "samples", "kind", "title"), parts, [hint, *listed.notes])
 
 
 def _page(

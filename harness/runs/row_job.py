@@ -82,9 +82,9 @@ def _cell_overrides(row: Mapping[str, Any]) -> list[str]:
 
 def _place(row: Mapping[str, Any], name: str) -> str:
     """Return what chooses a method: its name, or the place of a user's class that no folder of configs names."""
-    known = ConfFolders((CONF, *conf_folders())).owners("method", name)
+    owners = ConfFolders((CONF, *conf_folders())).owners("method", name)
     places: Mapping[str, str] = row["extra"].get("code", {})
-    return name if known or name not in places else spelled(places[name])
+    return name if owners or name not in places else spelled(places[name])
 
 
 def _differences(
