@@ -34,7 +34,7 @@ from espalier.harness.config.hydra_internals import (
     loader_of,
     search_also,
 )
-from espalier.harness.config.kept_tokens import KEEP, RATIO, REPLACES, settled, spelled
+from espalier.harness.config.kept_tokens import KEEP, RATIO, REPLACES, printed, settled
 from espalier.harness.config.lmms_task_files import not_yaml
 from espalier.harness.config.overrides import (
     HYDRAS,
@@ -245,13 +245,13 @@ def without_cells(argv: Sequence[str]) -> list[str]:
     if options.resolve:
         words.append("--resolve")
     # Here Hydra alone reads the line.
-    return [*words, *_in_choices(typed_overrides), *override_of(folders, SCHEME)]
+    overrides = _in_choices([part for text in typed_overrides for part in printed(text)])
+    return [*words, *overrides, *override_of(folders, SCHEME)]
 
 
 def _in_choices(overrides: Sequence[str]) -> list[str]:
     """Return typed overrides as Hydra's grammar and groups have them."""
-    spelled_out = [part for text in overrides for part in spelled(text)]
-    return [in_full(quoted(text)) for text in checkpoint_names.with_checkpoints(spelled_out)]
+    return [in_full(quoted(text)) for text in checkpoint_names.with_checkpoints(overrides)]
 
 
 def _check_flags(options: argparse.Namespace) -> None:

@@ -51,7 +51,7 @@ def settled(keep: Any, cell: Mapping[str, Any]) -> dict[str, Any]:
     return {RATIO: None}
 
 
-def spelled(override: str) -> list[str]:
+def printed(override: str) -> list[str]:
     """Return an override for a program that prints the config: of `keep` with what it makes of the ratio."""
     key, _, value = override.partition("=")
     ratio = ratio_of(value) if key == KEEP else None
