@@ -83,7 +83,7 @@ def test_discarded_streams_take_everything() -> None:
 
 
 def test_a_complaint_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    streams.complain(ValueError("several\n  lines"))
+    streams.print_error(ValueError("several\n  lines"))
     assert capsys.readouterr().err == "error: several lines\n"
 
 
@@ -92,7 +92,7 @@ def test_a_complaint_that_cannot_be_made_is_no_error(monkeypatch: pytest.MonkeyP
         raise OSError(28, "full")
 
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=refuse, flush=lambda: None))
-    streams.complain("anything")
+    streams.print_error("anything")
 
 
 def test_what_an_encoding_lacks_is_escaped() -> None:
