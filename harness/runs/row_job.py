@@ -73,7 +73,7 @@ def _cell_overrides(row: Mapping[str, Any]) -> list[str]:
         f"method={_place(row, method)}",
         f"method.variant={row['variant']}",
         *([f"compressor={_place(row, compressor)}"] if compressor else []),
-        f"ratio={row['ratio']}",
+        f"ratio={row['ratio']}" if row.get("keep") is None else f"keep={row['keep']}",
         f"budget.rule={row['budget_rule']}",
         f"seed={row['seed']}",
         f"limit={spelled(limit)}",

@@ -24,7 +24,10 @@ COLUMNS = ("task", "doc_id", "question", "target", "answer")
 
 #: Columns of a comparison before the metrics' own, by the block and the name in a row.
 COMPARED = (
-    *((None, name) for name in ("model", "method", "variant", "benchmark", "ratio", "n_samples")),
+    *(
+        (None, name)
+        for name in ("model", "method", "variant", "benchmark", "ratio", "keep", "n_samples")
+    ),
     *(("tokens", "kept_final"), ("flops", "share_of_full")),
     *(("time", "prefill_ms"), ("time", "decode_ms_per_token"), ("memory", "kv_bytes")),
 )

@@ -154,7 +154,7 @@ class Mirror:
     def progress(self, done: int, total: int, score: float | None) -> None:
         """Log the number of answered samples and the headline metric so far, `STEPS` times at most."""
         step = done * STEPS // max(total, 1)
-        if self._run is None or step == self._steps:
+        if self._run is None or self._error is not None or step == self._steps:
             return
         self._steps = step
         values = {"progress/samples": done, "progress/share": done / max(total, 1)}
@@ -171,9 +171,7 @@ class Mirror:
             if row is not None and self._error is None:
                 with mark.locked():
                     self._log(row)
-        if self._error is not None:
-            key = self.directory.path.name
-            _tell(f"run {key} was not logged", self._error, "; its row is in the store")
+        self._tell("; its row is in the store")
 
     def close(self) -> None:
         """End the run as failed, unless it has ended with its row."""
@@ -181,6 +179,7 @@ class Mirror:
         with self._trouble():
             if run is not None:
                 run.finish(exit_code=1)
+        self._tell()
         scrub(logs(self.spec.store / "wandb", self.directory.path.name), wandb_keys())
 
     def _log(self, row: Mapping[str, Any]) -> None:
@@ -217,7 +216,13 @@ class Mirror:
         try:
             yield
         except Exception as error:  # a third-party service can fail in any way
-            self._error, self._run = self._error or error, None
+            self._error = self._error or error
+
+    def _tell(self, remark: str = "") -> None:
+        """Print the error, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            _tell(f"run {self.directory.path.name} was not logged", error, remark)
 
 
 def compare(rows: Sequence[Mapping[str, Any]], spec: RunSpec, group: str) -> None:

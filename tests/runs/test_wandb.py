@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ import pytest
 
 from espalier.harness.cli import wandb as wandb_sync
 from espalier.harness.cli.wandb import records
+from espalier.harness.errors import UserError
 from espalier.harness.runs import wandb_log
 from espalier.harness.runs.wandb_marks import MirrorMark
 from espalier.harness.store import Store
@@ -63,6 +63,7 @@ def test_wandb_run_is_written_offline_after_the_row(bench: Bench) -> None:
     config = {item.key: json.loads(item.value_json) for item in logged["run"].run.config.update}
     cell = {name: done.last[name] for name in ("model", "method", "benchmark", "ratio", "seed")}
     assert {name: config[name] for name in cell} == cell
+    assert exit_of(file) == 0
     *progress, last = steps_of(file)
     metrics = done.last["metrics"]
     assert {
@@ -73,7 +74,6 @@ def test_wandb_run_is_written_offline_after_the_row(bench: Bench) -> None:
     }.items() <= last.items()
     assert [step["progress/samples"] for step in progress] == [1, 2, 3]
     assert progress[-1]["progress/share"] == 1
-    assert logged["exit"].exit.exit_code == 0
     assert logged["artifact"].artifact.name == f"row-{done.last['run_key']}"
     # Nothing lies outside, so that the folder can be moved.
     assert all(
@@ -83,6 +83,17 @@ def test_wandb_run_is_written_offline_after_the_row(bench: Bench) -> None:
     assert "WANDB_DATA_DIR" not in os.environ
     # Where rows are mirrored does not change them: the same key is found with another log.
     assert bench("method=fastv", "log=none").last["status"] == "cached"
+
+
+def exit_of(file: Path) -> int:
+    """Return the exit code of a run, once wandb's service, a process of its own, has written it."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        for record in records(file):
+            if record.HasField("exit"):
+                return int(record.exit.exit_code)
+        time.sleep(0.1)
+    raise AssertionError(f"{file} has no end")
 
 
 def steps_of(file: Path) -> list[dict[str, Any]]:
@@ -98,15 +109,17 @@ def steps_of(file: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_that_fails_ends_as_failed_and_is_opened_again(bench: Bench) -> None:
-    bench.fake.stop_after = 2
-    with contextlib.suppress(KeyboardInterrupt):
-        bench("method=fastv", "log=wandb")
+    bench.fake.stop_after, bench.fake.error = 2, lambda: UserError("no more of it")
+    done = bench("method=fastv", "log=wandb")
+    assert done.code == 2
+    assert "log=wandb" not in done.err
     (torn,) = bench.store.glob("wandb/offline-run-*/*.wandb")
-    assert [one.exit.exit_code for one in records(torn) if one.HasField("exit")] == [1]
+    assert exit_of(torn) == 1
     assert [step["progress/samples"] for step in steps_of(torn)] == [1, 2]
     assert not MirrorMark.all(bench.store)
     assert bench("method=fastv", "log=wandb").code == 0
     (whole,) = bench.store.glob("wandb/offline-run-*/*.wandb")
+    assert exit_of(whole) == 0
     assert [step.get("progress/samples") for step in steps_of(whole)] == [3, None]
 
 

@@ -15,12 +15,17 @@ import pytest
 import espalier
 import run
 from espalier.harness.cli.store import main
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
 from espalier.harness.evaluation.evaluate import open_benchmark
+from espalier.harness.runs.admission import admit
 from espalier.harness.runs.model_pool import Pool
 from espalier.harness.runs.row_job import job_of_row
 from espalier.harness.runs.sample_pictures import draw_samples
 from espalier.harness.seedling.scene_benchmarks import sample_scene
 from espalier.harness.store import Store
+from espalier.harness.store.files.digests import Digests
+from espalier.methods.fastv import FastV
 
 SETTINGS = (
     *("benchmark=seedling_vqa", "limit=4", "json=false", "engine.batch_size=3"),
@@ -51,24 +56,17 @@ def test_a_job_is_made_again_from_its_row_alone(made: Path) -> None:
         assert job_of_row(row, made).key == row["run_key"]
     row = json.loads(json.dumps(row_of(made, "fastv")))
     row["settings"]["method"]["params"]["K"] = 3
-    assert job_of_row(row, made).method == espalier_fastv(3)
+    assert job_of_row(row, made).method == FastV(K=3)
 
 
-def espalier_fastv(layer: int) -> Any:
-    from espalier.methods.fastv import FastV
-
-    return FastV(K=layer)
-
-
-def test_a_stack_is_made_again_with_both_methods_and_both_ratios(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    argv = ["method=divprune", "compressor=aircache", "compressor.ratio=0.6", "ratio=0.5"]
-    from espalier.harness.config.build_spec import build_spec
-    from espalier.harness.config.compose import read_command
-    from espalier.harness.runs.admission import admit
-    from espalier.harness.store.files.digests import Digests
-
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("method=divprune", "compressor=aircache", "compressor.ratio=0.6", "ratio=0.5"),
+        ("method=fastv", "keep=14", "budget.rule=kept", "method.variant=official"),
+    ],
+)
+def test_stacks_and_counts_are_made_again(tmp_path: Path, argv: tuple[str, ...]) -> None:
     command = read_command([*argv, "benchmark=seedling_vqa", "limit=4", f"store={tmp_path}"])
     assert command is not None
     job = admit(build_spec(command.cells[0]), Digests(), places=False)
