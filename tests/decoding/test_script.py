@@ -76,7 +76,9 @@ def test_a_process_without_a_guard_is_one_line_and_runs_once(tmp_path: Path, tex
         else text,
     )
     assert done.stdout.count("BEGIN") == 1
-    line = next(one for one in (done.stdout + done.stderr).splitlines() if "transport=" in one)
+    line = next(
+        one for one in (done.stdout + done.stderr).splitlines() if "starts a process" in one
+    )
     assert 'if __name__ == "__main__":' in line
     assert "transport=threads" in line
     assert "own.py" in line
