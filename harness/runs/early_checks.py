@@ -58,6 +58,10 @@ def check_cells(cells: Iterable[Cell], dry: bool) -> None:
             _check_data(cell)
 
 
+#: Start of the folders of the package's own tasks.
+SHIPPED = "pkg://espalier/"
+
+
 def _check_pair(cell: Cell) -> None:
     model, benchmark = cell["model"], cell["benchmark"]
     published = benchmark["dataset"].get("path") is not None
@@ -99,6 +103,8 @@ def _check_data(cell: Cell) -> None:
     benchmark, name = cell["benchmark"], cell["benchmark"]["dataset"].get("path")
     if benchmark.get("path") is not None or not isinstance(name, str) or not cell["offline"]:
         return
+    if not str(benchmark.get("include_path") or SHIPPED).startswith(SHIPPED):
+        return  # a task of the user's loads what it names itself
     if data_set_cached(name) or (not cell["force"] and _stored(cell)):
         return
     raise UserError(

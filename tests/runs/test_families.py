@@ -390,7 +390,7 @@ def test_generation_settings_of_the_model_reach_it_and_the_checkpoint_s_do_not(
 def test_what_a_family_does_not_have_is_refused_before_loading(
     command: Command, line: str, words: str
 ) -> None:
-    done = command("model.dtype=float32", "model.device=cpu", *line.split())
+    done = command("model.dtype=float32", "model.device=cpu", "offline=false", *line.split())
     assert (done.code, done.out) == (2, "")
     assert words in done.err
     assert len(done.err.splitlines()) == 1

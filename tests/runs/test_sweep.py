@@ -13,7 +13,6 @@ from espalier.harness.evaluation.evaluate import SampleErrors
 from espalier.harness.evaluation.samples import Failure
 from espalier.harness.runs import admission
 from espalier.harness.specs.run_spec import RunSpec
-from espalier.harness.store.files.digests import Digests
 from tests.runs.helpers import Bench, Fake, make_bench
 
 #: FastV acts before layer 2 of 6, so that its mean over the layers stays above a third.
@@ -152,9 +151,9 @@ def test_each_cell_is_checked_once(bench: Bench, monkeypatch: pytest.MonkeyPatch
     checked: list[tuple[str, float]] = []
     admit = admission.admit
 
-    def counted(spec: RunSpec, digests: Digests, places: bool = True) -> admission.Job:
+    def counted(spec: RunSpec, *arguments: Any) -> admission.Job:
         checked.append((spec.method.name, spec.budget.ratio))
-        return admit(spec, digests, places)
+        return admit(spec, *arguments)
 
     monkeypatch.setattr(admission, "admit", counted)
     done = bench("-m", "method=random,uniform", "ratio=0.5,0.75")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -129,7 +130,7 @@ def test_the_task_writes_files_where_it_is_told(tasks, tmp_path):
 def test_the_key_of_a_run_hashes_all_that_makes_samples():
     """Each file that the tasks import from the package of clips or from seedling is among the sources."""
     text = (CONF / "benchmark" / "seedling_video_caption.yaml").read_text()
-    named = {line.strip(" -") for line in text.splitlines() if line.startswith("  - harness/")}
+    named = set(re.findall(r"^  - pkg://espalier/(harness/\S+)", text, flags=re.MULTILINE))
     package = Path(benchmarks.__file__).parent
     made = {path.name for path in package.glob("*.py")} - {"__init__.py", "clip_sheet.py"}
     assert {f"harness/seedling/video/{name}" for name in made} <= named
