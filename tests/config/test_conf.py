@@ -24,7 +24,12 @@ from espalier.harness.specs.run_spec import POSITIONS, RunSpec
 from espalier.methods.base import Decoder, Method, Positions, TokenReducer
 
 GROUPS = ("model", "method", "benchmark", "budget", "engine", "log", "cluster")
-CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
+CHOICES = [
+    (group, path.stem)
+    for group in GROUPS
+    for path in sorted((CONF / group).glob("*.yaml"))
+    if path.stem != "data"  # has no benchmark without the user's data: tests/runs/test_own_data.py
+]
 
 
 @cache

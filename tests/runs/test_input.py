@@ -102,7 +102,7 @@ BAD: list[tuple[str, tuple[str, ...]]] = [
     ("benchmark.headline=f2 benchmark.kind=quiz", ("headline='f2'", "kind='quiz' is unknown")),
     ("benchmark.headline=f2", ("benchmark.headline='f2'", "acc_at_50")),
     ("benchmark.include_path=no/such", ("benchmark.include_path", "no/such")),
-    ("model=llava15_7b", ("model.dtype='float16' on the CPU", "float32, bfloat16")),
+    ("model=llava15_7b offline=false", ("model.dtype='float16' on the CPU", "float32, bfloat16")),
     ("model.attention=flash_attention_2", ("model.attention='flash_attention_2'", "sdpa")),
     ("model.scale.layers=2", ("model.scale.layers=2", "model.weights=random")),
     ("+model.max_memory.0=1GiB", ("model.max_memory", "model.device_map=auto")),
