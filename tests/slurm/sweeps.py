@@ -129,7 +129,7 @@ def processes(box: Box, file: Path) -> list[int]:
     return [
         pid
         for pid, words in box.processes()
-        if words[-2:-1] == [str(file)] and "run.py" in words[1]
+        if words[-2:-1] == [str(file)] and "--cells" in words
     ]
 
 
