@@ -127,9 +127,7 @@ def said(store: Path) -> str:
 def processes(box: Box, file: Path) -> list[int]:
     """Return the numbers of the processes that run the cells of a job."""
     return [
-        pid
-        for pid, words in box.processes()
-        if words[-2:-1] == [str(file)] and "--cells" in words
+        pid for pid, words in box.processes() if words[-2:-1] == [str(file)] and "--cells" in words
     ]
 
 
