@@ -35,7 +35,7 @@ class RunningScore:
 
     @property
     def value(self) -> float | None:
-        """Mean of the headline metric over the samples so far; None where it is no mean of numbers."""
+        """Mean of the headline metric over the samples so far; None where it is no mean of numbers, or one failed."""
         return sum(self._values.values()) / len(self._values) if self._values else None
 
     def add(self, samples: Iterable[Sample], document: Callable[[Sample], Any]) -> None:
@@ -47,6 +47,8 @@ class RunningScore:
             try:
                 value = score(document(sample), [sample.scored]).get(self._metric)
             except Exception:  # a task's scoring may raise anything; the end of the run reports it
-                continue
+                self._score.clear()  # a mean without this sample would be no mean of the answers
+                self._values.clear()
+                return
             if isinstance(value, Real):
                 self._values[sample.key] = float(value)

@@ -1,0 +1,51 @@
+"""The running score of a run: a mean of the answers so far, or none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from espalier.harness.evaluation import running_score
+from espalier.harness.evaluation.running_score import RunningScore
+
+ANSWERS = ("right", "wrong", "right", "broken", "right")
+
+
+@pytest.fixture
+def score(monkeypatch: pytest.MonkeyPatch) -> RunningScore:
+    class Task:
+        config = SimpleNamespace(task="t")
+
+        def process_results(self, document: str, results: list[str]) -> dict[str, float]:
+            if results == ["broken"]:
+                raise KeyError(document)
+            return {"acc": float(results == ["right"])}
+
+    monkeypatch.setattr(running_score, "strict_scoring", lambda process, answers: process)
+    benchmark: Any = SimpleNamespace(needs=(), headline="acc", answers=None)
+    tasks: Any = [Task()]
+    return RunningScore(tasks, benchmark)
+
+
+def samples(*answers: str) -> list[Any]:
+    return [
+        SimpleNamespace(task="t", key=("t", number), scored=answer)
+        for number, answer in enumerate(answers)
+    ]
+
+
+def test_it_is_the_mean_of_the_answers_so_far(score: RunningScore) -> None:
+    assert score.value is None
+    score.add(samples("right"), str)
+    assert score.value == 1
+    score.add(samples("right", "wrong"), str)
+    assert score.value == 0.5
+
+
+def test_an_answer_that_cannot_be_scored_ends_it(score: RunningScore) -> None:
+    score.add(samples(*ANSWERS), str)
+    assert score.value is None
+    score.add(samples("right"), str)
+    assert score.value is None
