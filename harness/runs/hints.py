@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.config.kept_tokens import KEEP, RATIO
-from espalier.harness.paths import short_path
+from espalier.harness.paths import ROOT, short_path
 from espalier.harness.runs.status.rerun_commands import products
 from espalier.harness.specs.commands import RUN
 
@@ -82,8 +82,14 @@ def rerun(argv: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def command(argv: Sequence[str]) -> str:
     """Return the command line of a run that can be typed in this shell."""
-    installed = Path(sys.argv[0]).name == "espalier" or RUN.startswith("espalier")
-    return shlex.join([*(["espalier", "run"] if installed else [interpreter(), "run.py"]), *argv])
+    script = Path(sys.argv[0])
+    if script.name == "espalier" or RUN.startswith("espalier"):
+        start = ["espalier", "run"]
+    elif script.parts[-2:] == ("espalier", "__main__.py"):
+        start = [interpreter(), "-m", "espalier", "run"]
+    else:
+        start = [interpreter(), short_path(ROOT / "run.py")]
+    return shlex.join([*start, *argv])
 
 
 def interpreter() -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from espalier.harness.config.compose import read_command
+from espalier.harness.paths import ROOT
 from espalier.harness.runs import hints
 
 
@@ -91,6 +92,15 @@ def test_the_console_script_suggests_itself(monkeypatch: pytest.MonkeyPatch) -> 
     assert hints.command(["limit=2"]).endswith(" run.py limit=2")
     monkeypatch.setattr(sys, "argv", ["/usr/bin/espalier", "run"])
     assert hints.command(["limit=2"]) == "espalier run limit=2"
+    monkeypatch.setattr(sys, "argv", ["/checkout/espalier/__main__.py", "run"])
+    assert hints.command(["limit=2"]).endswith(" -m espalier run limit=2")
+
+
+def test_run_py_is_named_from_where_the_user_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert hints.command(["limit=2"]).endswith(f" {ROOT / 'run.py'} limit=2")
 
 
 def test_what_failed_is_run_again_and_nothing_else() -> None:
