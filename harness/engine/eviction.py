@@ -391,14 +391,9 @@ def merge_into(store: Tensor, candidates: Tensor, onto: Tensor, shift: int = 0) 
         positions = torch.arange(len(candidates), device=onto.device)
         before = store[:, (candidates - shift).clamp(min=0)].to(dtype)
         averaged = torch.where((onto == positions).unsqueeze(-1), averaged, before)
-    is_merged = onto >= 0
-    target = onto.clamp(min=0).unsqueeze(-1)
-    total = torch.zeros_like(averaged).scatter_add_(
-        1, target.expand_as(averaged), averaged * is_merged.unsqueeze(-1)
-    )
-    count = torch.zeros_like(averaged[..., :1]).scatter_add_(
-        1, target, is_merged.unsqueeze(-1).to(dtype)
-    )
-    store[:, candidates] = torch.where(count > 0, total / count.clamp(min=1), averaged).to(
-        store.dtype
-    )
+    target, weights = onto.clamp(min=0).unsqueeze(-1), (onto >= 0).unsqueeze(-1).to(dtype)
+    added = target.expand_as(averaged)
+    total = torch.zeros_like(averaged).scatter_add_(1, added, averaged * weights)
+    count = torch.zeros_like(averaged[..., :1]).scatter_add_(1, target, weights)
+    means = torch.where(count > 0, total / count.clamp(min=1), averaged)
+    store[:, candidates] = means.to(store.dtype)
