@@ -173,7 +173,7 @@ class EntryMerger:
         tables = [table[row, start:].to(dtype) for table in self._rotary(keys)]
         entries = Entries(
             keys=unrotate(keys.to(dtype), *tables),
-            values=values.to(dtype, copy=True),  # the cache stays, whatever the method writes
+            values=values.to(dtype, copy=True),  # the method cannot write into the cache
             visual=stage.slots[row, : stage.counts[row]] - start,
             kept=self.kept[row].to(keys.device),
         )

@@ -78,7 +78,7 @@ def read_request(
         method: a name, or an instance.
         benchmark: a name, or records in memory.
         settings: by the names that `evaluate` takes; None leaves a setting to the config.
-        unlimited: whether all samples are answered, whatever the benchmark's own limit.
+        unlimited: whether all samples are answered, beyond the benchmark's own limit.
 
     Raises:
         UserError: one line with the argument, its value and what is valid.

@@ -82,8 +82,8 @@ def _refuse_hooks(model: Any) -> None:
         place = "" if module is None else f"{module.__name__}."
         if not place.startswith(LIBRARIES):
             raise UserError(
-                f"hf_model: {name or 'the model'} has a hook {getattr(hook, '__qualname__', hook)}, whose code the run "
-                "key cannot hold; valid: a model without hooks, handle.remove() removes one"
+                f"hf_model: {name or 'the model'} has a hook {getattr(hook, '__qualname__', hook)}, and the run "
+                "key cannot hold its code; valid: a model without hooks, handle.remove() removes one"
             )
 
 

@@ -20,8 +20,8 @@ def ask(**more):
 GUARD = 'if __name__ == "__main__":\n'
 
 
-def script(folder: Path, text: str, *argv: str) -> subprocess.CompletedProcess[str]:
-    (folder / "own.py").write_text(f'print("BEGIN", flush=True)\n{ASK}{text}', encoding="utf-8")
+def run_own(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Run own.py of a folder, or other arguments of Python, there."""
     return subprocess.run(
         [sys.executable, *(argv or ("own.py",))],
         cwd=folder,
@@ -31,6 +31,11 @@ def script(folder: Path, text: str, *argv: str) -> subprocess.CompletedProcess[s
         timeout=300,
         check=False,
     )
+
+
+def script(folder: Path, text: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    (folder / "own.py").write_text(f'print("BEGIN", flush=True)\n{ASK}{text}', encoding="utf-8")
+    return run_own(folder, *argv)
 
 
 PROCESSES = 'ask(transport="processes")\n'
@@ -54,14 +59,8 @@ def test_two_sides_on_a_cpu_have_processes_only_where_a_guard_stands(tmp_path: P
         'def chosen(): return transport_of("auto", True, [device("cpu")], [device("cpu")])\n'
     )
     (tmp_path / "own.py").write_text(f"{call}print(chosen())\n{GUARD}    print(chosen())\n")
-    done = subprocess.run(
-        [sys.executable, "own.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_own(tmp_path)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["threads", "processes"]
     assert done.stderr.count("own.py again, since line 4 is outside of a guard") == 1
 
@@ -125,14 +124,7 @@ def test_what_counts_as_a_guard(tmp_path: Path, text: str, passes: bool) -> None
         f"from espalier.harness.decoding.speculative.main_guard import check_script\n{text}\n",
         encoding="utf-8",
     )
-    done = subprocess.run(
-        [sys.executable, "own.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_own(tmp_path)
     assert (done.returncode == 0) is passes, done.stderr
     assert passes or "outside of a guard" in done.stderr
 

@@ -125,6 +125,15 @@ def test_objects_have_the_keys_of_their_names(
     assert with_compressor.row["method"] == "fastv+h2o"
 
 
+def test_a_count_of_tokens_is_that_of_the_command_line(store: Path, model: espalier.Model) -> None:
+    argv = [f"benchmark={BENCHMARK}", f"limit={LIMIT}", f"store={store}", "json=false"]
+    assert run.main([*argv, "method=fastv", "keep=64"]) == 0
+    for loaded in ("seedling", model):
+        counted = evaluated(store, "fastv", loaded, None, keep=64)
+        assert (counted.status, counted.row["keep"]) == ("cached", 64)
+    assert set(counted.samples.kept) == {64}
+
+
 def test_a_run_has_metrics_and_samples(fastv: espalier.EvaluatedRun) -> None:
     frame, metric = fastv.samples, fastv.metrics["accuracy"]
     assert list(frame.columns[:8]) == [

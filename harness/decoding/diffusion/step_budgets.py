@@ -74,7 +74,7 @@ def _even_budget(method: TokenReducer, budget: Budget) -> Budget:
     denoiser, request = as_denoiser(method), f"keep={budget.count}"
     if denoiser is None or not denoiser.even:
         raise BudgetError(
-            f"{request} cannot be followed by {type(method).__name__}, whose steps or stages keep different shares; "
+            f"{request} cannot be followed by {type(method).__name__}: its steps or stages keep different shares; "
             "valid: ratio=<share removed>"
         )
     if budget.rule != "kept":

@@ -28,7 +28,7 @@ def equal(answer: str, reference: str) -> bool:
 
 
 def contains(answer: str, reference: str) -> bool:
-    """Return whether a reference stands in an answer as whole words, but for case and blanks."""
+    """Return whether an answer contains a reference as whole words; case and blanks do not count."""
     sought, text = plain_answer(reference), plain_answer(answer)
     if not sought.isascii():
         # Chinese and Japanese words have no blanks between them.

@@ -217,7 +217,7 @@ def panel_of(
     runs = [read_run_scores(result) for result in newest]
     if swept:
         names = sweep_names([result.row for result in newest])
-        # Random dropping goes by one name in every report, whatever layers it is also run at.
+        # Random dropping has one name in every report, also where it runs at several layers.
         runs = [
             run if run.method in FLOORS else replace(run, name=name)
             for run, name in zip(runs, names, strict=True)
