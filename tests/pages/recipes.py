@@ -76,7 +76,13 @@ def environment() -> dict[str, str]:
     """
     inherited = ("MAKE", "MFLAGS", "PYTEST_", "GIT_", "ARGS")
     own = {key: value for key, value in os.environ.items() if not key.startswith(inherited)}
-    return {**own, "VENV": sys.prefix, "TOKENIZERS_PARALLELISM": "false"}
+    cache = str(ROOT / ".mypy_cache")  # most files of the clone were checked here
+    return {
+        **own,
+        "VENV": sys.prefix,
+        "TOKENIZERS_PARALLELISM": "false",
+        "MYPY_CACHE_DIR": cache,
+    }
 
 
 def follow(steps: Sequence[Step], root: Path) -> str:
