@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier.methods.base import MethodError, PlanError, Site, Window
+from espalier.methods.plans import PlanError
+from espalier.methods.views import MethodError, Site
 
 
 def require(holds: bool, key: str, value: Any, valid: str) -> None:
