@@ -17,12 +17,6 @@ def require(holds: bool, key: str, value: Any, valid: str) -> None:
         raise MethodError(f"method.params.{key}={value!r} is out of range; valid: {valid}")
 
 
-def require_window(key: str, window: Window) -> None:
-    """Raise MethodError unless a window is a positive number, `auto` or `best`."""
-    holds = window in ("auto", "best") if isinstance(window, str) else window >= 1
-    require(holds, key, window, "1 or more, auto or best")
-
-
 def layer_site(key: str, layer: int, depth: int) -> Site:
     """Return the site before decoder layer `layer`, for methods that read the layer below it.
 

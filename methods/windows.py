@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from espalier.methods.base import Decoder, Window
-from espalier.methods.checks import require, require_window
+from espalier.methods.checks import require
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,10 @@ class AtOnce(Decoder):
     gamma: Window = "auto"
 
     def __post_init__(self) -> None:
-        """Raise MethodError for a window below 1."""
-        require_window("gamma", self.gamma)
+        """Raise MethodError unless the window is a positive number, `auto` or `best`."""
+        gamma = self.gamma
+        holds = gamma in ("auto", "best") if isinstance(gamma, str) else gamma >= 1
+        require(holds, "gamma", self.gamma, "1 or more, auto or best")
 
     @property
     def window(self) -> Window:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from espalier.methods.base import Assignment
+from espalier.methods.plans import Assignment
 from espalier.methods.select.topk import indices_of, ranking, rows_of
 
 #: Similarities held at a time, in bytes; the full matrix of a long video would take gigabytes.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from espalier.methods.base import MethodError
+from espalier.methods.views import MethodError
 
 
 @dataclass(frozen=True)

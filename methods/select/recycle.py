@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from espalier.methods.base import Assignment, Plan
+from espalier.methods.plans import Assignment, Plan
 from espalier.methods.select.density import density_peaks, nearest_centre, squared_distances
 from espalier.methods.select.merge import slot_sizes
 from espalier.methods.select.similarity import cosine

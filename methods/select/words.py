@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from espalier.methods.base import MethodError
+from espalier.methods.views import MethodError
 
 
 def words_after(text_positions: Tensor, visual_positions: Tensor) -> Tensor:
