@@ -15,17 +15,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeAlias,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from espalier.harness.errors import UserError, UserErrors, steers, unknown_name
 from espalier.harness.paths import located
@@ -34,7 +24,7 @@ Name = TypeVar("Name", bound=str)
 Section = TypeVar("Section")
 
 #: Returns a value in its final type, given the config key and the value as it is in the config.
-Reader: TypeAlias = Callable[[str, Any], Any]
+Reader = Callable[[str, Any], Any]
 
 #: `field(metadata=COMPUTED)`: the program fills in this field of a section, the config does not have it.
 COMPUTED: Mapping[str, Any] = {"computed": True}
@@ -46,12 +36,7 @@ _SIZE = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(UNITS)})")
 
 @dataclass(frozen=True)
 class Must:
-    """A condition on a value of the annotated type.
-
-    Attributes:
-        be: the words that follow `must be` in an error line, also where the value is of another type.
-        holds: the condition.
-    """
+    """A condition; `be` follows `must be` in an error line, also where the value is of another type."""
 
     be: str
     holds: Callable[[Any], bool] = lambda value: True
@@ -244,13 +229,11 @@ def _among(value: Any, values: Iterable[Any]) -> bool:
 
 
 def _list_reader(collection: type, hint: Any) -> Reader:
-    # The error line gives an unknown name, but not its position in the list.
-    is_named = _is_named(hint)
-
     def read(key: str, value: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise _Mismatch(f"a list, each item {_words(hint)}")
-        keys = (key if is_named else f"{key}[{index}]" for index in range(len(value)))
+        # The error line gives an unknown name, but not its position in the list.
+        keys = (key if _is_named(hint) else f"{key}[{index}]" for index in range(len(value)))
         return collection(read_value(*entry, hint) for entry in zip(keys, value, strict=True))
 
     return read
