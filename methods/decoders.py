@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
 from espalier.methods.method import Method
-from espalier.methods.reducers import TokenReducer
-from espalier.methods.views import Site, View
+
+if TYPE_CHECKING:
+    from espalier.methods.reducers import TokenReducer
+    from espalier.methods.views import Site, View
 
 #: Tokens drafted in a round. auto: the ratio of the measured times of one step of target and draft. best: the number
 #: with the highest expected speed by the times and the acceptance of the answers so far.

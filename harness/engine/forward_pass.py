@@ -6,29 +6,31 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.peak_memory import kv_bytes
-from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.decode_steps import DecodeSteps
 from espalier.harness.engine.engine_guards import require_one_beam
 from espalier.harness.engine.finite_logits import FiniteLogits
 from espalier.harness.engine.layer_hooks import LayerHooks
-from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.positions import check_order
 from espalier.harness.engine.prefill import Prefill
-from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord, answer_lengths, rows_ended
-from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.sites.decode import DecodeStepMask
-from espalier.harness.engine.sites.site import Arguments, Sites
 from espalier.harness.engine.sites.site_table import make_sites, reads_features
 from espalier.harness.engine.vision_pass import VisionSide
+
+if TYPE_CHECKING:
+    from espalier.harness.cost.clock import Clock
+    from espalier.harness.cost.row_work import Work
+    from espalier.harness.engine.layout import Layout
+    from espalier.harness.engine.prompt import Prompt
+    from espalier.harness.engine.session_setup import SessionSetup
+    from espalier.harness.engine.sites.site import Arguments, Sites
 
 PHASES = ("vision", "select", "prefill", "decode")
 

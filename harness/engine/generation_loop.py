@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,12 +19,14 @@ from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from espalier.harness.engine.forward_pass import Pass
-from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.text.fixed_steps import TextForward
 from espalier.harness.engine.text.kv_cache import answer_cache
 from espalier.harness.engine.text.step_attention import attention_configs, fold_heads
-from espalier.harness.specs.run_spec import DecodeLoop
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.forward_pass import Pass
+    from espalier.harness.engine.model_parts import ModelParts
+    from espalier.harness.specs.run_spec import DecodeLoop
 
 #: Tokens between two checks on a GPU whether all rows have ended: each check waits for all launched kernels.
 END_CHECK_INTERVAL = 8

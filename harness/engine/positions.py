@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.engine.layout import Layout
 from espalier.harness.errors import UserError
-from espalier.harness.specs.run_spec import PositionPolicy
-from espalier.methods.base import PlanError, Positions, TokenReducer
+from espalier.methods.base import PlanError, Positions
 from espalier.methods.blame import Blame
+
+if TYPE_CHECKING:
+    from espalier.harness.cost.facts import ModelFacts
+    from espalier.harness.engine.layout import Layout
+    from espalier.harness.specs.run_spec import PositionPolicy
+    from espalier.methods.base import TokenReducer
 
 #: Rule for positions on several axes, as stored in a row; `check_order` checks every prompt against it.
 ORDER = "text behind the largest position"

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.free_memory import fits_in_free_memory
-from espalier.harness.engine.deepstack import DeepStack, extract_features
-from espalier.harness.engine.layout import Layout, Stage, groups, take
+from espalier.harness.engine.deepstack import extract_features
+from espalier.harness.engine.layout import Stage, groups, take
 from espalier.harness.engine.reduce import (
-    Decision,
-    LayerHalves,
     MergedTokens,
-    Rows,
-    TokensOf,
     combine,
     hide,
     merged_values,
     row_generators,
     shrink,
 )
-from espalier.harness.engine.session_setup import SessionSetup
-from espalier.methods.base import Plan, View
+from espalier.methods.base import View
 from espalier.methods.select.cosines import judged_by
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.deepstack import DeepStack
+    from espalier.harness.engine.layout import Layout
+    from espalier.harness.engine.reduce import (
+        Decision,
+        LayerHalves,
+        Rows,
+        TokensOf,
+    )
+    from espalier.harness.engine.session_setup import SessionSetup
+    from espalier.methods.base import Plan
 
 
 class Prefill:

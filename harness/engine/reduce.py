@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from espalier.harness.engine.layout import Stage, left_padded, take
-from espalier.methods.base import Assignment, Mixture, Plan
+
+if TYPE_CHECKING:
+    from espalier.methods.base import Assignment, Mixture, Plan
 
 #: Rows of a batch.
 Rows = list[int] | slice

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
-from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.engine.prefill_scores import PrefillScores
-from espalier.harness.engine.signals.dispatch import Signals
-from espalier.methods.base import Site, TokenReducer
+if TYPE_CHECKING:
+    from espalier.harness.cost.budget import Budget
+    from espalier.harness.engine.layout import Stage
+    from espalier.harness.engine.model_parts import ModelParts
+    from espalier.harness.engine.prefill_scores import PrefillScores
+    from espalier.harness.engine.signals.dispatch import Signals
+    from espalier.methods.base import Site, TokenReducer
 
 
 class PassEviction(Protocol):

@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from espalier.harness.cost.budget import Budget
-from espalier.harness.cost.clock import Clock
-from espalier.harness.engine.artifacts.priors import Prior
-from espalier.harness.engine.attention_probe import AttentionTap, Watcher
-from espalier.harness.engine.forward_pass import Pass
-from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.model_parts import ModelParts
+from espalier.harness.engine.attention_probe import AttentionTap
 from espalier.harness.engine.positions import closes_gaps
-from espalier.harness.engine.session_setup import CacheEvictor, SessionSetup
+from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.signals.dispatch import Signals
 from espalier.harness.engine.sites.decode import decode_site
 from espalier.harness.engine.sites.site_table import check_site_kinds, tower_sites
 from espalier.harness.engine.tower.tower_views import watched_blocks
 from espalier.harness.engine.vision_pass import split_idle
-from espalier.harness.specs.run_spec import PositionPolicy
-from espalier.methods.base import Site, TokenReducer
+
+if TYPE_CHECKING:
+    from espalier.harness.cost.budget import Budget
+    from espalier.harness.cost.clock import Clock
+    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.attention_probe import Watcher
+    from espalier.harness.engine.forward_pass import Pass
+    from espalier.harness.engine.layout import Stage
+    from espalier.harness.engine.model_parts import ModelParts
+    from espalier.harness.engine.session_setup import CacheEvictor
+    from espalier.harness.specs.run_spec import PositionPolicy
+    from espalier.methods.base import Site, TokenReducer
 
 
 class ActivePass:

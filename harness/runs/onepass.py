@@ -10,19 +10,24 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from espalier.harness.engine.artifacts.priors import prior_for
 from espalier.harness.errors import tell_once
-from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.kinds.one_pass import frame, why_not_shared
-from espalier.harness.ranks import Ranks
 from espalier.harness.runs import progress_bar as progress
-from espalier.harness.runs.admission import Job
-from espalier.harness.runs.model_pool import Pool, threads
-from espalier.harness.runs.sweep_board import Board
-from espalier.harness.specs.run_spec import RunSpec
-from espalier.harness.store import RunDir, Store
-from espalier.harness.store.files.journal import Journal
+from espalier.harness.runs.model_pool import threads
+from espalier.harness.store import Store
+
+if TYPE_CHECKING:
+    from espalier.harness.evaluation.task_cache import TaskCache
+    from espalier.harness.ranks import Ranks
+    from espalier.harness.runs.admission import Job
+    from espalier.harness.runs.model_pool import Pool
+    from espalier.harness.runs.sweep_board import Board
+    from espalier.harness.specs.run_spec import RunSpec
+    from espalier.harness.store import RunDir
+    from espalier.harness.store.files.journal import Journal
 
 
 @dataclass

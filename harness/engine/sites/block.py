@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.reduce import LayerHalves
 from espalier.harness.engine.sites.layer import shorten_states
-from espalier.harness.engine.sites.site import NumberedSite, Sites
+from espalier.harness.engine.sites.site import Sites
 from espalier.methods.base import MethodError
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.prefill import Prefill
+    from espalier.harness.engine.sites.site import NumberedSite
 
 #: Modules that a layer needs to be run in halves.
 PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")

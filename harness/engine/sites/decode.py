@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from espalier.harness.engine.attention_probe import last_row
-from espalier.harness.engine.layout import Layout, Stage, groups, take
-from espalier.harness.engine.reduce import Rows
-from espalier.methods.base import Attended, MethodError, Need, Site, TokenReducer, View
+from espalier.harness.engine.layout import groups, take
+from espalier.methods.base import MethodError, Need, View
 from espalier.methods.blame import Blame
 from espalier.methods.plans import check_attended
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.layout import Layout, Stage
+    from espalier.harness.engine.reduce import Rows
+    from espalier.methods.base import Attended, Site, TokenReducer
 
 #: Signals that a method may read at a decoding step.
 STEP_NEEDS = frozenset({Need("last_attention")})

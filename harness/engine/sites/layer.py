@@ -7,16 +7,21 @@ between layers; features that a family adds after later layers follow automatica
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from espalier.harness.engine.layout import take
 from espalier.harness.engine.masks import prefill_mask
 from espalier.harness.engine.positions import closed_positions, rotary_tables
-from espalier.harness.engine.prefill import Prefill
-from espalier.harness.engine.reduce import Decision, write_merged
+from espalier.harness.engine.reduce import write_merged
 from espalier.harness.engine.sites.prefix import plan_before_decoder
-from espalier.harness.engine.sites.site import Arguments, Sites
+from espalier.harness.engine.sites.site import Sites
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.prefill import Prefill
+    from espalier.harness.engine.reduce import Decision
+    from espalier.harness.engine.sites.site import Arguments
 
 
 class LayerSites(Sites):

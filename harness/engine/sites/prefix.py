@@ -6,14 +6,20 @@ there. Features that a family adds after its first layers have been taken out by
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from espalier.harness.engine.layout import take
 from espalier.harness.engine.positions import closed_positions
-from espalier.harness.engine.prefill import Prefill
-from espalier.harness.engine.reduce import Decision, write_merged
-from espalier.harness.engine.sites.site import Arguments, Sites
+from espalier.harness.engine.reduce import write_merged
+from espalier.harness.engine.sites.site import Sites
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.prefill import Prefill
+    from espalier.harness.engine.reduce import Decision
+    from espalier.harness.engine.sites.site import Arguments
 
 
 class PrefixSites(Sites):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from espalier.harness.cost.row_work import NO_WORK, Work
-from espalier.harness.engine.prefill import Prefill
+from espalier.harness.cost.row_work import NO_WORK
 from espalier.methods.base import Site
+
+if TYPE_CHECKING:
+    from espalier.harness.cost.row_work import Work
+    from espalier.harness.engine.prefill import Prefill
 
 Arguments = dict[str, Any]
 

@@ -11,22 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.row_work import NO_WORK, Work
-from espalier.harness.engine.layout import Layout
-from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.reduce import Decision, row_generators
-from espalier.harness.engine.rollout import LayerHeads
 from espalier.harness.engine.sites.prefix import gather_arguments
-from espalier.harness.engine.sites.site import Arguments, NumberedSite, Sites
+from espalier.harness.engine.sites.site import Sites
 from espalier.harness.engine.tower.tower_images import (
-    ImageOwners,
     SlotPolicy,
     TowerImages,
     image_owners,
@@ -34,8 +29,19 @@ from espalier.harness.engine.tower.tower_images import (
     row_units,
 )
 from espalier.harness.engine.tower.tower_views import TowerPlanner
-from espalier.harness.engine.tower_blocks import TowerBlock
-from espalier.methods.base import MethodError, Site, TokenReducer
+from espalier.methods.base import MethodError
+
+if TYPE_CHECKING:
+    from espalier.harness.cost.clock import Clock
+    from espalier.harness.engine.layout import Layout
+    from espalier.harness.engine.prefill import Prefill
+    from espalier.harness.engine.rollout import LayerHeads
+    from espalier.harness.engine.sites.site import Arguments, NumberedSite
+    from espalier.harness.engine.tower.tower_images import (
+        ImageOwners,
+    )
+    from espalier.harness.engine.tower_blocks import TowerBlock
+    from espalier.methods.base import Site, TokenReducer
 
 
 class TowerRun:

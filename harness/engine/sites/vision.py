@@ -7,15 +7,19 @@ inside the tower. Features that the method merged are projected again.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from espalier.harness.engine.layout import mix
-from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.engine.reduce import Decision, Rows
 from espalier.harness.engine.sites.prefix import gather_arguments
-from espalier.harness.engine.sites.site import Arguments, Sites
+from espalier.harness.engine.sites.site import Sites
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.model_parts import ModelParts
+    from espalier.harness.engine.reduce import Decision, Rows
+    from espalier.harness.engine.sites.site import Arguments
 
 
 class VisionSites(Sites):
