@@ -1,11 +1,12 @@
-# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make check | make docs | make test-slurm | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-onepass | make bench-feeding | make bench-guided | make bench-gpu | make notebooks | make report | make sweep | make train-seedling
+# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make check | make docs | make test-slurm | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-onepass | make bench-feeding | make bench-guided | make bench-gpu | make notebooks | make demo | make report | make sweep | make train-seedling
 PYTHON ?= python3.11
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed-$(shell cat requirements.txt constraints.txt | sha256sum | cut -c1-16)
 ARGS   ?=
+DEMO   ?= results
 
-.PHONY: run doctor test test-slurm check docs recipes mutants lint types layers words bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu notebooks report train-seedling quickstart sweep clean
+.PHONY: run doctor test test-slurm check docs recipes mutants lint types layers words bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu notebooks demo report train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -82,6 +83,12 @@ bench-gpu: $(STAMP)  ## the figures that need a GPU, in ten minutes; ARGS="--onl
 
 notebooks: $(STAMP)  ## from the top to the bottom, on the rows of results/demo
 	$(PY) -m lab.pages.run_notebooks notebooks/*.ipynb $(ARGS)
+
+demo: $(STAMP)  ## the rows of results/ anew, from a clean commit on an idle machine; ARGS="limit=2" DEMO=/tmp/demo for a trial
+	@test -z "$$(git status --porcelain)" || { echo "error: make demo needs a clean commit; valid: nothing in git status"; exit 2; }
+	store=$$(mktemp -d); trap 'rm -rf "$$store"' EXIT; set -e; for name in demo demo_speculative; do \
+	    $(PY) run.py -m +experiment=$$name store=$$store/$$name json=false $(ARGS); done; for name in demo demo_speculative; do \
+	    $(PY) -m espalier store export $(DEMO)/$$name --store $$store/$$name; done
 
 report: $(STAMP)  ## rows, curves, costs, kept tokens and published tables on one page: report/index.html
 	$(PY) -m espalier report $(ARGS)
