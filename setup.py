@@ -28,7 +28,7 @@ base = extras.pop("base")
 for name in ("slurm", "wandb"):
     extras[name] = ["espalier[run]", *extras[name]]
 extras["dev"] = ["espalier[slurm,wandb]", *extras["dev"]]
-# Developers need no Jupyter: `make notebooks` runs the cells without it.
-extras["notebooks"] = ["espalier[run]", "jupyterlab>=4.2"]
+# Developers need no Jupyter: the tests run the cells without it, and `make notebooks` installs it.
+extras["notebooks"] = ["espalier[run]", "jupyterlab>=4.2", "ipywidgets>=8"]
 
 setup(install_requires=base, extras_require=extras)

@@ -23,7 +23,10 @@ from espalier.harness.specs.catalogue import build_method
 from espalier.harness.store.files.digests import Digests
 
 #: What the package is made from, and a run that needs neither network nor GPU.
-FOLDERS = ("espalier", "harness", "methods", "tasks", "conf", "results/papers", "results/demo")
+FOLDERS = (
+    *("espalier", "harness", "methods", "tasks", "conf"),
+    *("results/papers", "results/demo", "results/demo_speculative"),
+)
 FILES = ("pyproject.toml", "setup.py", "requirements.txt", "README.md", "LICENSE")
 RUN = ("method=fastv", "ratio=0.9", "limit=20")
 
