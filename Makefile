@@ -1,4 +1,4 @@
-# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make check | make docs | make test-slurm | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-onepass | make bench-feeding | make bench-guided | make bench-gpu | make notebooks | make demo | make report | make sweep | make train-seedling
+# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make check | make docs | make test-slurm | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-onepass | make bench-feeding | make bench-guided | make bench-gpu | make notebooks | make pictures | make demo | make report | make sweep | make train-seedling
 PYTHON ?= python3.11
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
@@ -7,7 +7,7 @@ ARGS   ?=
 DEMO   ?= results
 NOTEBOOKS ?= notebooks/*.ipynb
 
-.PHONY: run doctor test test-slurm check docs recipes mutants lint types layers words bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu notebooks demo report train-seedling quickstart sweep clean
+.PHONY: run doctor test test-slurm check docs recipes mutants lint types layers words bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu notebooks pictures demo report train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -87,6 +87,9 @@ notebooks: $(STAMP)  ## run all and store their outputs, without paths of this m
 	set -e; for page in $(NOTEBOOKS); do PYTHONPATH=$(CURDIR) $(PY) -m nbconvert --log-level=WARN --to notebook --execute \
 	    --ExecutePreprocessor.record_timing=False --stdin --stdout < $$page > $$page.new; \
 	    sed -i 's#$(CURDIR)/##g' $$page.new; mv $$page.new $$page; echo $$page; done
+
+pictures: $(STAMP)  ## of README.md, docs/ and lab/measured, from the demo rows and the measured tables; ARGS=figures/beats_random for one
+	$(PY) -m lab.pages.pictures $(ARGS)
 
 demo: $(STAMP)  ## the rows of results/ anew, from a clean commit on an idle machine; ARGS="limit=2" DEMO=/tmp/demo for a trial
 	@test -z "$$(git status --porcelain)" || { echo "error: make demo needs a clean commit; valid: nothing in git status"; exit 2; }

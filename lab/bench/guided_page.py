@@ -7,25 +7,27 @@ from dataclasses import asdict
 from pathlib import Path
 
 import matplotlib
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from espalier.harness.reports.curves.plot_style import STYLE
 from lab.bench.bench_page import leave
 from lab.bench.guided_words import KINDS, Guided, Setting, Told, summarised
 from lab.bench.speed_bench import conditions
+from lab.pages.picture_grid import Estimate, Grid, GridPanel, Mark, draw_grid
 
-#: Plotted subsets: colour (safe for colour blindness), line and marker.
-DRAWN: Mapping[str, tuple[str, str, str]] = {
-    "objects, then random": ("#000000", "-", "*"),
-    "UV-Prune": ("#0072B2", "-", "o"),
-    "UV-Prune, sign turned": ("#56B4E9", "--", "o"),
-    "attention": ("#D55E00", "-", "s"),
-    "what changed since the frame before": ("#009E73", "-", "^"),
-    "random": ("#7F7F7F", "--", "v"),
-    "even in time and space": ("#7F7F7F", "-", "D"),
-    "whole frames, even in time": ("#B0B0B0", ":", "P"),
-}
+#: Subsets in the picture, in its order, with those that no paper proposes, and the shares removed.
+DRAWN = (
+    "what changed since the frame before",
+    "objects, then random",
+    "attention",
+    "UV-Prune, sign turned",
+    "UV-Prune",
+    "even in time and space",
+    "whole frames, even in time",
+    "random",
+)
+CONTROLS = DRAWN[5:]
+RATIOS = (0.5, 0.9, 0.98)
 
 
 def page(told: Sequence[Told], frames: int) -> str:
@@ -109,61 +111,32 @@ def write_page(told: Sequence[Told], frames: int, folder: Path) -> None:
     leave(folder, "guided", page(told, frames), result)
     (folder / "speculative").mkdir(exist_ok=True)
     with matplotlib.rc_context(STYLE):
-        figure = draw(summaries)
-        figure.savefig(folder / "speculative" / "guided.png", dpi=160)
+        figure = draw(summaries, len(told))
+        figure.savefig(folder / "speculative" / "guided.png", dpi=200)
 
 
-def draw(summaries: Mapping[Setting, Guided]) -> Figure:
-    """Return the figure: accepted words by share of tokens kept, and by kind of word at a tenth."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    ratios = sorted({ratio for _, ratio, _ in summaries if ratio})
-    _draw_curves(left, summaries, ratios)
-    _draw_kinds(right, summaries, 0.9 if 0.9 in ratios else ratios[-1])
-    figure.legend(
-        *left.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False
-    )
-    return figure
-
-
-def _draw_curves(axes: Axes, summaries: Mapping[Setting, Guided], ratios: Sequence[float]) -> None:
-    places = range(len(ratios))
-    for name, (colour, line, marker) in DRAWN.items():
-        shares = [summaries[name, ratio, "original"].accepted for ratio in ratios]
-        values = [100 * share.value for share in shares]
-        axes.plot(places, values, color=colour, linestyle=line, marker=marker, label=name)
-        axes.fill_between(
-            places,
-            [100 * share.low for share in shares],
-            [100 * share.high for share in shares],
-            color=colour,
-            alpha=0.12,
-            linewidth=0,
+def draw(summaries: Mapping[Setting, Guided], clips: int) -> Figure:
+    """Return the figure: words accepted by what is kept and how much of it."""
+    everything = summaries["everything", 0.0, "original"].accepted
+    rows = {
+        (name, f"{100 * (1 - ratio):.4g} %"): [
+            Estimate.percent(
+                summaries[name, ratio, "original"].accepted,
+                Mark.OPEN if name in CONTROLS else Mark.METHOD,
+            )
+        ]
+        for name in DRAWN
+        for ratio in sorted({ratio for of, ratio, _ in summaries if of == name})
+        if ratio in RATIOS
+    }
+    line, *band = (100 * end for end in (everything.value, everything.low, everything.high))
+    panel = GridPanel("", rows, line, (band[0], band[1]))
+    return draw_grid(
+        Grid(
+            "What does a draft have to see of a video? (embedded pair)",
+            f"words predicted (%), with 95 % intervals over {clips} clips; left: visual tokens that it sees",
+            [panel],
+            {Mark.METHOD: "guided", Mark.OPEN: "control"},
+            "all tokens, with its interval",
         )
-    reference = 100 * summaries["everything", 0.0, "original"].accepted.value
-    axes.axhline(reference, color="#000000", linewidth=0.9, linestyle=(0, (4, 3)))
-    axes.annotate(
-        "all tokens",
-        (places[-1], reference),
-        xytext=(0, 4),
-        textcoords="offset points",
-        ha="right",
-        fontsize=8.5,
     )
-    axes.set_xticks(places, [f"{100 * (1 - ratio):.4g} %" for ratio in ratios])
-    axes.set_xlabel("share of the visual tokens that the draft sees")
-    axes.set_ylabel("words accepted (%)")
-    axes.set_title("By what is kept")
-
-
-def _draw_kinds(axes: Axes, summaries: Mapping[Setting, Guided], ratio: float) -> None:
-    kinds = [kind for kind in KINDS if kind in summaries["random", ratio, "original"].by_kind]
-    for number, (name, (colour, _, marker)) in enumerate(DRAWN.items()):
-        by_kind = summaries[name, ratio, "original"].by_kind
-        shift = (number - (len(DRAWN) - 1) / 2) * 0.09
-        places = [place + shift for place in range(len(kinds))]
-        shares = [100 * by_kind[kind] for kind in kinds]
-        axes.plot(places, shares, color=colour, marker=marker, linestyle="none")
-    axes.set_xticks(range(len(kinds)), [f"{kind} words" for kind in kinds], rotation=20)
-    axes.set_ylabel("words accepted (%)")
-    axes.set_title(f"By kind of word, {100 * (1 - ratio):.4g} % of the tokens kept")

@@ -43,9 +43,14 @@ MODEL = "seedling_diffusion"
 #: Positions of the answer, one unmasked per step.
 PLACES = 8
 #: Size of one step in inches; steps per row.
-PANEL, COLUMNS = (1.9, 2.3), 4
+PANEL, COLUMNS = (1.75, 2.25), 4
 #: Text for masked positions, and for those after the answer's end.
 MASKED, ENDED = "·", "∎"
+TITLE = "Which visual tokens does D3ToM keep at each step? (one scene, embedded model)"
+LEGEND = (
+    "Outlined squares: the tokens kept. Fog: low attention of the words that decide, in a box below.\n"
+    f"Below each picture: the answer so far to “{{question}}”; {MASKED} still masked, {ENDED} its end."
+)
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,9 @@ def draw(scene: Scene, steps: Sequence[Shown]) -> Figure:
     rows = math.ceil(len(steps) / COLUMNS)
     size = (PANEL[0] * COLUMNS, PANEL[1] * rows)
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.06, w_pad=0.04))
+    figure.suptitle(TITLE, x=0.01, ha="left", fontsize=10, fontweight="bold")
+    (question,) = questions_for(scene, {"ocr": 1})
+    figure.supxlabel(LEGEND.format(question=question.text), x=0.01, ha="left", fontsize=8)
     pixels = np.asarray(scene.to_pil())
     for number, axes in enumerate(figure.subplots(rows, COLUMNS, squeeze=False).flat):
         axes.set_axis_off()

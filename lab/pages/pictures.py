@@ -1,0 +1,253 @@
+"""Draw the pictures of README.md, docs/ and lab/measured: `python -m lab.pages.pictures`, or some of them by name.
+
+The README's is of the demo rows. The others are of the tables in lab/measured, which hold what their commands measured,
+so that a change of style needs no new runs. Further pictures have commands of their own:
+
+    docs/figures/attention.png               python -m espalier.harness.tools.calibration.gaze_pictures
+    docs/figures/seedling_video_clip.png     python -m espalier.harness.seedling.video.clip_sheet 8 --write ...
+    lab/measured/diffusion/steps.png         python -m lab.pages.denoising_page --write lab/measured/diffusion
+    lab/measured/speculative/guided.png      make bench-guided
+    lab/measured/speculative/ratio.png       python -m espalier.harness.reports.curves.decoder_report
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from espalier import results
+from espalier.harness.paths import DEMO, ROOT
+from espalier.harness.reports.curves.plot_style import STYLE
+from espalier.harness.specs.commands import command
+from lab.pages.picture_grid import Estimate, Grid, GridPanel, Mark, draw_grid
+from lab.pages.picture_tables import PageTable, demo_gains, gains, interval_of, scores, tables_with
+
+MEASURED = ROOT / "lab" / "measured"
+#: Dots per inch: 1,400 pixels across, shown at 700.
+RESOLUTION = 200
+
+#: Titles of panels, by benchmark.
+TITLES = {
+    "seedling_caption": "objects named",
+    "seedling_ocr": "digits read",
+    "seedling_rec": "boxes right",
+    "seedling_exist": "yes or no",
+    "seedling_vqa": "short answers",
+    "seedling_video_caption": "events told",
+    "seedling_video_qa": "questions",
+    "seedling_video_find": "moments and boxes",
+}
+#: Display names, by name of the curve or of the row, in the order of pictures.
+NAMES = {
+    "d2pruner": "D²Pruner",
+    "divprune": "DivPrune",
+    "dycoke": "DyCoke",
+    "fastv official": "FastV",
+    "uvprune": "UV-Prune",
+    "visionzip": "VisionZip",
+    "aircache": "AirCache",
+    "elastic_paper": "Elastic Cache",
+    "h2o": "H2O",
+    "h2o_paper": "H2O",
+    "prefixkv_paper": "PrefixKV",
+    "pyramidkv_paper": "PyramidKV",
+    "snapkv": "SnapKV",
+    "snapkv_paper": "SnapKV",
+    "uniform": "uniform\n(control)",
+    "pooled": "pooled\n(control)",
+    "random": "random\n(control)",
+    "uniform_kv": "uniform\n(control)",
+    "recent_kv": "most recent\n(control)",
+}
+#: Shares kept that the picture of merging shows.
+MERGED = ("100 %", "50 %", "25 %", "10 %")
+TESTED = {
+    Mark.BETTER: "better than random",
+    Mark.WORSE: "worse",
+    Mark.OPEN: "no difference detected",
+}
+GAINS = "points of score above {floor}, with 95 % intervals; left: {of} kept"
+DROPPED = GAINS.format(floor="dropping at random in the same place", of="visual tokens")
+
+
+def beats_random() -> Figure:
+    """Draw the README's picture: which methods beat random dropping, on which benchmark, at which share kept."""
+    points = results.compare(DEMO)
+    panels = [
+        GridPanel(
+            f"{TITLES[str(benchmark)]}, n = {of_benchmark.n_samples.iloc[0]}",
+            demo_gains(of_benchmark, NAMES),
+        )
+        for benchmark, of_benchmark in points.groupby("benchmark")
+    ]
+    title = "Which methods beat random dropping? (embedded model)"
+    return draw_grid(Grid(title, DROPPED, panels, TESTED, zero=True))
+
+
+def beats_random_of_500() -> Figure:
+    """Draw the same of the five benchmarks with 500 samples."""
+    tables = tables_with(MEASURED / "figures/seedling.md", "Points above random dropping")
+    panels = [
+        GridPanel(TITLES[_benchmark(table)], _renamed(gains(table, table.columns)))
+        for table in tables
+    ]
+    title = "Which methods beat random dropping? (embedded model, n = 500)"
+    return draw_grid(Grid(title, DROPPED, panels, TESTED, zero=True))
+
+
+def video_scores() -> Figure:
+    """Draw the scores of methods on videos."""
+    page = MEASURED / "figures/seedling_video.md"
+    panels = []
+    for table in tables_with(page, "Score in percent"):
+        full = dict(table.lines)["unpruned"][0]
+        value, *ends = map(float, re.findall(r"[\d.]+", full))
+        n_samples = table.heading.split(", ")[1].removesuffix(" samples")
+        title = f"{TITLES[_benchmark(table)]}, n = {n_samples}"
+        rows = scores(table, table.columns, ("random", "uniform"))
+        panels.append(GridPanel(title, _renamed(rows), value, (ends[0], ends[1])))
+    return draw_grid(
+        Grid(
+            "How much of a video must be kept? (embedded model)",
+            "score in percent, with 95 % intervals; left: visual tokens kept",
+            panels,
+            {Mark.METHOD: "method", Mark.OPEN: "control"},
+            "unpruned, with its interval",
+        )
+    )
+
+
+def cache_gains(folder: str) -> Figure:
+    """Draw the gains of cache compressors over random entries, of a page of lab/measured."""
+    panels = []
+    for table in tables_with(MEASURED / folder / "README.md", "with the whole cache."):
+        n_samples = re.findall(r"on (\d+) samples", table.text)[0]
+        title = f"{TITLES[_benchmark(table)]}, n = {n_samples}"
+        panels.append(GridPanel(title, _renamed(gains(table, table.columns))))
+    return draw_grid(
+        Grid(
+            "Which compressors beat random entries? (embedded model)",
+            GAINS.format(floor="keeping random entries", of="visual cache entries"),
+            panels,
+            TESTED,
+            zero=True,
+        )
+    )
+
+
+def decoders() -> Figure:
+    """Draw the measured and the predicted speed-up of speculative decoders."""
+    panels = []
+    for table in tables_with(MEASURED / "speculative/README.md", "as draft;"):
+        if not table.heading.startswith("seedling_"):
+            continue
+        place = {name: number for number, name in enumerate(table.columns)}
+        rows = {
+            (name, ""): [
+                Estimate(float(cells[place["predicted"]]), None, Mark.SECOND),
+                Estimate(float(cells[place["decode"]]), None, Mark.METHOD),
+            ]
+            for name, cells in table.lines
+            if cells[place["decode"]] != "-"
+        }
+        panels.append(GridPanel(TITLES[_benchmark(table)], rows, 1.0))
+    meanings = {
+        Mark.METHOD: "measured decoding",
+        Mark.SECOND: "predicted by acceptance and single forwards",
+    }
+    unit = "times as fast as plain decoding; n = 40 answers each, no interval was recorded"
+    title = "How much faster do decoders generate? (embedded pair)"
+    return draw_grid(Grid(title, unit, panels, meanings, "as fast as plain decoding"))
+
+
+def merging() -> Figure:
+    """Draw D3ToM's score by steps and share kept, next to what both leave of the FLOPs."""
+    page = MEASURED / "diffusion/README.md"
+    tables = [table for table in tables_with(page, "seedling_") if "16" in dict(table.lines)]
+    panels = []
+    for table in tables:
+        rows = {
+            (f"{steps} steps", f"{share}, {_flops(tables, steps, share):.0%} FLOPs"): [
+                Estimate(*parsed, Mark.OPEN if share == "100 %" else Mark.METHOD)
+            ]
+            for steps, cells in table.lines
+            for share, cell in zip(table.columns, cells, strict=True)
+            if share in MERGED and (parsed := interval_of(cell))
+        }
+        panels.append(GridPanel(f"{TITLES[_benchmark(table)]}, n = 40", rows))
+    title = "Merge tokens, or take fewer steps? (D3ToM, embedded model)"
+    unit = "score in percent, with 95 % intervals; left: visual tokens kept, and FLOPs of an answer"
+    return draw_grid(Grid(title, unit, panels, {Mark.METHOD: "merging", Mark.OPEN: "every token"}))
+
+
+def _flops(tables: Sequence[PageTable], steps: str, share: str) -> float:
+    """Return the share of the FLOPs of 16 steps with every token; cells are score [low, high]; GFLOP; milliseconds."""
+    spent = [
+        float(dict(table.lines)[of][table.columns.index(column)].split("; ")[1])
+        for of, column in ((steps, share), ("16", "100 %"))
+        for table in tables
+    ]
+    return sum(spent[: len(tables)]) / sum(spent[len(tables) :])
+
+
+#: Paths without suffix, what draws them, and their suffixes; the HTML report shows SVG files of lab/measured.
+PICTURES: Mapping[str, tuple[Callable[[], Figure], tuple[str, ...]]] = {
+    "docs/figures/beats_random": (beats_random, ("png",)),
+    "docs/figures/seedling": (beats_random_of_500, ("png",)),
+    "docs/figures/seedling_video": (video_scores, ("png",)),
+    "lab/measured/kv/curves": (lambda: cache_gains("kv"), ("png", "svg")),
+    "lab/measured/kv_video/curves": (lambda: cache_gains("kv_video"), ("png", "svg")),
+    "lab/measured/diffusion/merging": (merging, ("png", "svg")),
+    "lab/measured/speculative/decoders": (decoders, ("png", "svg")),
+}
+
+
+def _benchmark(table: PageTable) -> str:
+    return re.findall(r"\w+", table.heading)[0]
+
+
+def _renamed(
+    rows: Mapping[tuple[str, str], list[Estimate]],
+) -> dict[tuple[str, str], list[Estimate]]:
+    """Return the rows with a display name, in the order of `NAMES`."""
+    return {
+        (display, share): estimates
+        for name, display in NAMES.items()
+        for (row_name, share), estimates in rows.items()
+        if row_name == name
+    }
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write pictures; exit code 2 and one line if that fails."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.pages.pictures",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = {Path(path).parent.name + "/" + Path(path).name: path for path in PICTURES}
+    parser.add_argument("names", nargs="*", choices=[*names, []], help="pictures (default: all)")
+    parser.add_argument("--out", type=Path, default=ROOT, help="root folder of the written files")
+    options = parser.parse_args(argv)
+    for path in [names[name] for name in options.names] or PICTURES:
+        draw, suffixes = PICTURES[path]
+        for suffix in suffixes:
+            target = options.out / f"{path}.{suffix}"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with rc_context(STYLE):
+                # Without a date, and with the fixed salt of the style, equal data gives equal bytes.
+                metadata = {"Date": None} if suffix == "svg" else None
+                draw().savefig(target, dpi=RESOLUTION, metadata=metadata)
+            print(target)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
