@@ -209,7 +209,8 @@ PICTURES: Mapping[str, tuple[Callable[[], Figure], tuple[str, ...]]] = {
 
 
 def _benchmark(table: PageTable) -> str:
-    return re.findall(r"\w+", table.heading)[0]
+    """Return the first word of a table's heading."""
+    return table.heading.replace(":", " ").replace(",", " ").split()[0]
 
 
 def _renamed(
