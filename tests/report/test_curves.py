@@ -17,7 +17,7 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.influence import influence
 from espalier.harness.evaluation.samples import score_entries
-from espalier.harness.reports.curves.curve_figure import draw, spread
+from espalier.harness.reports.curves.figures import draw, spread
 from espalier.harness.reports.curves.curve_files import write_curves
 from espalier.harness.reports.curves.curve_points import Curve, read_panels
 from espalier.harness.reports.curves.dot_plot import DOTS, draw_dots

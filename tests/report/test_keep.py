@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from espalier import results
-from espalier.harness.reports.curves.curve_figure import draw
+from espalier.harness.reports.curves.figures import draw
 from espalier.harness.reports.curves.curve_files import write_curves
 from espalier.harness.reports.curves.curve_points import read_panels
 from espalier.harness.reports.curves.curve_table import markdown

@@ -24,7 +24,7 @@ from espalier.harness.reports.curves.cache_rows import (
     read_cache_results,
     stacked_results,
 )
-from espalier.harness.reports.curves.curve_figure import draw
+from espalier.harness.reports.curves.figures import draw
 from espalier.harness.reports.curves.curve_files import RESOLUTION
 from espalier.harness.reports.curves.curve_points import FULL, CurvePanel, read_panels
 from espalier.harness.reports.curves.method_report import config_names, gains

@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib import rc_context
 
 from espalier.harness.errors import plain_page
-from espalier.harness.reports.curves.curve_figure import draw
+from espalier.harness.reports.curves.figures import draw
 from espalier.harness.reports.curves.curve_points import CurvePanel, read_panels
 from espalier.harness.reports.curves.curve_table import markdown
 from espalier.harness.reports.curves.plot_style import STYLE

@@ -19,7 +19,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from espalier.harness.errors import UserError
-from espalier.harness.reports.curves.curve_figure import FULL, draw
+from espalier.harness.reports.curves.figures import FULL, draw
 from espalier.harness.reports.curves.curve_files import RESOLUTION
 from espalier.harness.reports.curves.curve_points import CONTROLS, Curve, CurvePanel, CurvePoint
 from espalier.harness.reports.curves.dot_plot import draw_dots
