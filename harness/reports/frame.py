@@ -1,16 +1,27 @@
-"""The columns of the result tables, with their types, units and sources in a row (docs/rows.md)."""
+"""The columns of all tables of results, with types, units and sources in a row, and rows as a tidy frame.
+
+`make docs` writes them into docs/rows.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from espalier.harness.reports.curves.point_frame import COUNT, FLAG, NUMBER, TEXT
+import pandas as pd
+
 from espalier.harness.specs.comparable import name, policy
 from espalier.harness.specs.run_spec import METERS
 from espalier.harness.store.unparsed_mark import is_marked
 
+if TYPE_CHECKING:
+    # Imports torch, which reading rows does not need.
+    from espalier.harness.reports.curves.stored_rows import StoredResult
+
 Row = Mapping[str, Any]
+
+#: Types of columns.
+TEXT, NUMBER, COUNT, FLAG = "string", "float64", "int64", "boolean"
 
 
 class ResultColumn(NamedTuple):
@@ -21,7 +32,10 @@ class ResultColumn(NamedTuple):
     read: Callable[[Row], Any] | None
 
 
-def _at(*keys: str) -> Callable[[Row], Any]:
+def at(path: str) -> Callable[[Row], Any]:
+    """Return a function that reads a dotted path of a row, None where the row does not have it."""
+    keys = path.split(".")
+
     def read(row: Row) -> Any:
         value: Any = row
         for key in keys:
@@ -41,90 +55,86 @@ BLOCKS = (
 
 #: One line for each cell and metric.
 ROWS: Mapping[str, ResultColumn] = {
-    "model": ResultColumn(TEXT, "name of the model's config file", _at("model")),
-    "benchmark": ResultColumn(TEXT, "name of the benchmark", _at("benchmark")),
-    "method": ResultColumn(TEXT, "name of the method", _at("method")),
+    "model": ResultColumn(TEXT, "name of the model's config file", at("model")),
+    "benchmark": ResultColumn(TEXT, "name of the benchmark", at("benchmark")),
+    "method": ResultColumn(TEXT, "name of the method", at("method")),
     "curve": ResultColumn(
         TEXT, "name of its curve: method, what is off its defaults, the engine's policy", name
     ),
-    "variant": ResultColumn(TEXT, "`paper`, or the released code's reading", _at("variant")),
-    "label": ResultColumn(TEXT, "hyper-parameters off their default", _at("extra", "label")),
+    "variant": ResultColumn(TEXT, "`paper`, or the released code's reading", at("variant")),
+    "label": ResultColumn(TEXT, "hyper-parameters off their default", at("extra.label")),
     "policy": ResultColumn(TEXT, "settings of the engine off their default", policy),
-    "ratio": ResultColumn(NUMBER, "share of visual tokens removed, 0 to 1", _at("ratio")),
+    "ratio": ResultColumn(NUMBER, "share of visual tokens removed, 0 to 1", at("ratio")),
     "keep": ResultColumn(
-        NUMBER, "visual tokens that stay of each sample, where that was set", _at("keep")
+        NUMBER, "visual tokens that stay of each sample, where that was set", at("keep")
     ),
     "budget_rule": ResultColumn(
-        TEXT, "how the ratio is counted: kept, average, flops", _at("budget_rule")
+        TEXT, "how the ratio is counted: kept, average, flops", at("budget_rule")
     ),
-    "seed": ResultColumn(COUNT, "of random choices", _at("seed")),
-    "n_samples": ResultColumn(COUNT, "samples asked", _at("n_samples")),
+    "seed": ResultColumn(COUNT, "of random choices", at("seed")),
+    "n_samples": ResultColumn(COUNT, "samples asked", at("n_samples")),
     "metric": ResultColumn(TEXT, "name of the metric", None),
     "headline": ResultColumn(FLAG, "whether it is the benchmark's headline", None),
     "value": ResultColumn(NUMBER, "the metric, in its own unit: accuracies from 0 to 1", None),
     "stderr": ResultColumn(NUMBER, "its standard error, same unit; NaN where unknown", None),
-    "higher_is_better": ResultColumn(FLAG, "of the headline", _at("extra", "higher_is_better")),
+    "higher_is_better": ResultColumn(FLAG, "of the headline", at("extra.higher_is_better")),
     "unread": ResultColumn(
         FLAG, "whether more than 5 % of the run's answers could not be read", is_marked
     ),
     "aggregation": ResultColumn(TEXT, "mean, influence, combined or once", None),
-    "visual_tokens": ResultColumn(
-        NUMBER, "visual tokens of a prompt, mean", _at("tokens", "visual")
-    ),
+    "visual_tokens": ResultColumn(NUMBER, "visual tokens of a prompt, mean", at("tokens.visual")),
     "kept_tokens": ResultColumn(
-        NUMBER, "of these after the last site, mean", _at("tokens", "kept_final")
+        NUMBER, "of these after the last site, mean", at("tokens.kept_final")
     ),
     "layer_tokens": ResultColumn(
-        NUMBER, "visual tokens entering a decoder layer, mean", _at("tokens", "layer_average")
+        NUMBER, "visual tokens entering a decoder layer, mean", at("tokens.layer_average")
     ),
     "flops_share": ResultColumn(
-        NUMBER, "share of the unreduced prefill's FLOPs, 0 to 1", _at("flops", "share_of_full")
+        NUMBER, "share of the unreduced prefill's FLOPs, 0 to 1", at("flops.share_of_full")
     ),
-    "prefill_flops": ResultColumn(NUMBER, "FLOPs of a prefill", _at("flops", "prefill_exact")),
-    "vision_ms": ResultColumn(NUMBER, "ms, median over samples", _at("time", "vision_ms")),
-    "select_ms": ResultColumn(NUMBER, "ms, median: selection", _at("time", "select_ms")),
-    "prefill_ms": ResultColumn(NUMBER, "ms, median: selection inside", _at("time", "prefill_ms")),
-    "token_ms": ResultColumn(
-        NUMBER, "ms a decoded token, median", _at("time", "decode_ms_per_token")
-    ),
-    "kv_bytes": ResultColumn(NUMBER, "bytes of the cache after prefill", _at("memory", "kv_bytes")),
-    "peak_bytes": ResultColumn(NUMBER, "bytes at the peak", _at("memory", "peak_bytes")),
+    "prefill_flops": ResultColumn(NUMBER, "FLOPs of a prefill", at("flops.prefill_exact")),
+    "vision_ms": ResultColumn(NUMBER, "ms, median over samples", at("time.vision_ms")),
+    "select_ms": ResultColumn(NUMBER, "ms, median: selection", at("time.select_ms")),
+    "prefill_ms": ResultColumn(NUMBER, "ms, median: selection inside", at("time.prefill_ms")),
+    "token_ms": ResultColumn(NUMBER, "ms a decoded token, median", at("time.decode_ms_per_token")),
+    "kv_bytes": ResultColumn(NUMBER, "bytes of the cache after prefill", at("memory.kv_bytes")),
+    "peak_bytes": ResultColumn(NUMBER, "bytes at the peak", at("memory.peak_bytes")),
     **{
         name: ResultColumn(
             NUMBER,
             f"{meter.unit} an answer, mean: {meter.quantity}",
-            _at("extra", "costs", name, "mean"),
+            at(f"extra.costs.{name}.mean"),
         )
         for name, meter in METERS.items()
     },
     "accepted_run": ResultColumn(
-        NUMBER, "drafted tokens accepted in a row, mean", _at("extra", "speculative", "mean_run")
+        NUMBER, "drafted tokens accepted in a row, mean", at("extra.speculative.mean_run")
     ),
     "tokens_per_forward": ResultColumn(
         NUMBER,
         "tokens of an answer for each forward of the target",
-        _at("extra", "speculative", "tokens_per_target_forward"),
+        at("extra.speculative.tokens_per_target_forward"),
     ),
     "acceptance": ResultColumn(
         NUMBER,
         "share of drafted tokens accepted, 0 to 1",
-        _at("extra", "speculative", "acceptance"),
+        at("extra.speculative.acceptance"),
     ),
     "target_ms": ResultColumn(
-        NUMBER, "ms of the target's forward, median", _at("extra", "speculative", "target_ms")
+        NUMBER, "ms of the target's forward, median", at("extra.speculative.target_ms")
     ),
     "draft_ms": ResultColumn(
-        NUMBER, "ms of the draft's forward, mean", _at("extra", "speculative", "draft_ms")
+        NUMBER, "ms of the draft's forward, mean", at("extra.speculative.draft_ms")
     ),
     "speedup": ResultColumn(
         NUMBER,
         "decoding over plain decoding of the same answers",
-        _at("extra", "speculative", "speedup_decode"),
+        at("extra.speculative.speedup_decode"),
     ),
-    "device": ResultColumn(TEXT, "name of the device", _at("extra", "environment", "device_name")),
-    "precision": ResultColumn(TEXT, "numbers of the weights", _at("settings", "model", "dtype")),
-    "commit": ResultColumn(TEXT, "of the harness", _at("extra", "environment", "commit")),
-    "run_key": ResultColumn(TEXT, "of the run, which joins the tables", _at("run_key")),
+    "device": ResultColumn(TEXT, "name of the device", at("extra.environment.device_name")),
+    "precision": ResultColumn(TEXT, "numbers of the weights", at("settings.model.dtype")),
+    "commit": ResultColumn(TEXT, "of the harness", at("extra.environment.commit")),
+    "run_key": ResultColumn(TEXT, "of the run, which joins the tables", at("run_key")),
 }
 
 #: One line for each run, sample and metric.
@@ -136,3 +146,48 @@ SAMPLES: Mapping[str, tuple[str, str]] = {
     "score": (NUMBER, "what the sample contributes: the mean over samples is the metric"),
     "unit": (COUNT, "first document of its unit of statistics: resample these, not samples"),
 }
+
+#: One line for each point of a curve, of the headline metric, with its statistics.
+POINTS: Mapping[str, tuple[str, str]] = {
+    "benchmark": (TEXT, "name of the benchmark"),
+    "metric": (TEXT, "its headline"),
+    "n_samples": (COUNT, "samples asked"),
+    "curve": (TEXT, "its name"),
+    "control": (FLAG, "whether no paper proposes it"),
+    "floor": (TEXT, "the random dropping that it is compared with"),
+    "ratio": (NUMBER, "share of visual tokens removed, 0 to 1"),
+    "keep": (NUMBER, "visual tokens that stay of each sample, where that was set"),
+    "flops_share": (NUMBER, "share of the unreduced prefill's FLOPs, 0 to 1"),
+    **{
+        f"{quantity}{end}": (NUMBER, meaning + suffix)
+        for quantity, meaning in (
+            ("score", "mean over samples, seeds averaged"),
+            ("retention", "score over the unpruned score, paired"),
+            ("gain", "score less random dropping's, paired"),
+        )
+        for end, suffix in (
+            ("", ""),
+            ("_low", ": lower 95 % bound"),
+            ("_high", ": upper 95 % bound"),
+        )
+    },
+    "lost_p": (NUMBER, "p-value against the unpruned model, Holm over the benchmark"),
+    "gain_p": (NUMBER, "p-value against random dropping, uncorrected"),
+    "gain_p_holm": (NUMBER, "the same, Holm over the benchmark"),
+    "unread": (FLAG, "whether more than 5 % of a run's answers could not be read"),
+}
+
+
+def tidy(results: Sequence[StoredResult], **paths: str) -> pd.DataFrame:
+    """Return a line for each result: `ROWS` but for a metric's columns, the values at `paths`, and `result` itself.
+
+    Missing values are None and numbers keep their type, so that cells print as rows do. The index is the run's folder.
+    """
+    columns = {name: column.read for name, column in ROWS.items() if column.read is not None}
+    columns |= {name: at(path) for name, path in paths.items()}
+    lines = [
+        {**{name: read(result.row) for name, read in columns.items()}, "result": result}
+        for result in results
+    ]
+    index = [result.path for result in results]
+    return pd.DataFrame(lines, columns=[*columns, "result"], index=index, dtype=object)

@@ -111,7 +111,7 @@ def compare(
     rule: str = "kept",
     where: Sequence[str] = (),
 ) -> PointFrame:
-    """Return a line for each point of each curve; columns and types as in `POINTS` of point_frame.py.
+    """Return a line for each point of each curve; columns and types as in `POINTS` of frame.py.
 
     The unpruned model is a line of its own, `none` at ratio 0. Results are checked for comparability as in reports.
 
@@ -123,10 +123,10 @@ def compare(
         where: `key=value` conditions on settings.
 
     Raises:
-        UserError: as `espalier.harness.reports.curves.curve_points.read_panels`.
+        UserError: as `espalier.harness.reports.curves.comparison.read_panels`.
     """
     # Imports torch and scipy.
-    from espalier.harness.reports.curves.curve_points import read_panels
+    from espalier.harness.reports.curves.comparison import read_panels
 
     panels = read_panels(_folder(path), benchmarks, model, rule, where=where, swept=True)
     for panel in panels:

@@ -14,9 +14,8 @@ from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import score_entries
 from espalier.harness.paths import ROOT
 from espalier.harness.reports import results
-from espalier.harness.reports.curves.curve_points import read_panels
-from espalier.harness.reports.curves.point_frame import POINTS
-from espalier.harness.reports.frame import ROWS, SAMPLES
+from espalier.harness.reports.curves.comparison import read_panels
+from espalier.harness.reports.frame import POINTS, ROWS, SAMPLES
 from espalier.harness.specs.run_spec import METERS
 from espalier.harness.store import Store
 from espalier.harness.store.parquet_export import write_tables

@@ -1,212 +1,332 @@
-"""The curves figure: one panel for each benchmark, score against the share of visual tokens removed."""
+"""Figures of all reports, in one style and four shapes: curves, dots, bars and scatters, side by side on a page.
+
+A figure is as wide as a page (`WIDE`), so that its letters can be read where a README shows it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Literal
 
+from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
-from espalier.harness.reports.curves.curve_points import Curve, CurvePanel
-from espalier.harness.reports.curves.metric_names import readable
-from espalier.harness.reports.curves.plot_style import GRID, NOTE, line_look, looks
-from espalier.harness.store.unparsed_mark import FOOTNOTE, MARK, MEANS
+from espalier.harness.reports.curves.plot_style import GRID, INK, NOTE, RESOLUTION, STYLE
+from espalier.harness.stats import Interval
 
-COLUMNS = 3
+#: Sizes in inches: the page, a plot without its text, that text, a row, a line of labels, one letter of a label.
+WIDE, PLOT, AROUND, ROW, LINE, LETTER = 7.2, 1.9, 0.75, 0.19, 0.15, 0.065
 
-#: Sizes in inches: the plot, the space above and below it, one line and one letter of a label.
-PLOT, AROUND, LINE, LETTER = (2.55, 2.05), 0.95, 0.16, 0.066
+#: Letters of a name beside a plot; longer ones are cut.
+NAME = 34
 
-FULL = "unpruned"
+#: A dashed line for what others are compared with.
+DASHED: Mapping[str, Any] = {"color": "#000000", "linewidth": 1.1, "linestyle": (0, (4, 3))}
 
-Looks = Mapping[str, dict[str, Any]]
+Shape = Literal["curve", "dots", "bars", "scatter"]
 
 
-def draw(panels: Sequence[CurvePanel], of: str = "visual tokens") -> Figure:
-    """Return the figure; a method keeps its colour, dashes and marker in all panels.
+@dataclass(frozen=True)
+class Spot:
+    """One number of a plot.
 
-    The legend fills the free space of the last row. Draw and save inside `matplotlib.rc_context(STYLE)`.
+    Attributes:
+        at: its place: along the axis of a curve or scatter, or the row of dots and bars.
+        value: the number; None where there is only text.
+        low: lower end of its interval.
+        high: upper end of its interval.
+        text: beside the mark of a curve or scatter, at the right end of a row.
+    """
+
+    at: float
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    text: str = ""
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether it has an interval with a length."""
+        return self.low is not None and self.high is not None and self.low < self.high
+
+
+def percent_spot(at: float, interval: Interval, text: str = "", bare: bool = False) -> Spot:
+    """Return a spot of a share in percent, `bare` without its interval."""
+    if bare:
+        return Spot(at, 100 * interval.value, text=text)
+    return Spot(at, 100 * interval.value, 100 * interval.low, 100 * interval.high, text)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Spots that share a look.
+
+    Attributes:
+        look: matplotlib options of a line.
+        label: colour of its direct label at the end of a curve; None without label.
+        solid: whether it is drawn as bars.
+        key: whether the legend has it.
+    """
+
+    name: str
+    spots: Sequence[Spot]
+    look: Mapping[str, Any]
+    label: str | None = None
+    solid: bool = False
+    key: bool = False
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One plot of a figure.
+
+    Attributes:
+        note: second line of the title, in grey.
+        places: label of the axis of places.
+        values: label of the axis of values.
+        ticks: names of places; those of `heads` are bold.
+        log: whether places are on a log scale.
+        log_values: whether values are.
+        level: a value that is drawn across the plot, with its interval, and its name.
+        shift: by how much neighbouring series are moved apart, so that their intervals do not overlap: a share of the
+            place if `log`, else in units of the axis.
+        from_zero: whether values start at 0.
+    """
+
+    shape: Shape
+    title: str
+    series: Sequence[Series]
+    note: str = ""
+    places: str = ""
+    values: str = ""
+    ticks: Mapping[float, str] = field(default_factory=dict)
+    heads: frozenset[float] = frozenset()
+    log: bool = False
+    log_values: bool = False
+    level: tuple[str, Interval] | None = None
+    shift: float = 0.0
+    from_zero: bool = False
+
+    @property
+    def rows(self) -> bool:
+        """Whether places are rows, and values run to the right."""
+        return self.shape in ("dots", "bars")
+
+    @property
+    def labels(self) -> list[str]:
+        """Names that stand beside the plot."""
+        names = [series.name for series in self.series if series.label is not None]
+        return [*names, *([self.level[0]] if self.level is not None and names else [])]
+
+    @property
+    def height(self) -> float:
+        """Height in inches."""
+        if self.rows:
+            return ROW * (len(self.ticks) + 1) + AROUND
+        return max(PLOT, LINE * (len(self.labels) + 2)) + AROUND
+
+
+@rc_context(STYLE)
+def draw(
+    plots: Sequence[Plot], title: str = "", foot: str = "", columns: int = 2, shared: bool = False
+) -> Figure:
+    """Return the figure: the title and the legend above, the plots row by row, `foot` below.
 
     Args:
-        panels: one for each benchmark.
-        of: what the methods remove, for the axis label.
+        plots: all of them.
+        title: of the figure.
+        foot: lines on how it was made.
+        columns: plots side by side; one if the names beside a plot are too long for two.
+        shared: whether all plots have the axes of the first, which alone names rows.
     """
-    looks_by_name = looks((curve.name, curve.control) for panel in panels for curve in panel.curves)
-    columns = min(COLUMNS, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    # Labels are next to the plot, which keeps its size whatever their number and length.
-    tall = max(PLOT[1], LINE * (max(len(panel.curves) for panel in panels) + 2))
-    wide = PLOT[0] + 0.75 + LETTER * max(map(len, (*looks_by_name, FULL)))
-    spare = rows * columns > len(panels)
-    legend_height = (
-        0.0 if spare else 0.3 + LINE * math.ceil((len(looks_by_name) + 2) / (2 * columns))
+    longest = max((len(name) for plot in plots for name in plot.labels), default=0)
+    columns = min(columns if LETTER * min(longest, NAME) < WIDE / 4 else 1, len(plots))
+    lines = [plots[start : start + columns] for start in range(0, len(plots), columns)]
+    heights = [max(plot.height for plot in line) for line in lines]
+    handles = _handles(plots)
+    room = 0.3 * bool(title) + LINE * (foot.count("\n") + 2) * bool(foot)
+    figure = Figure(
+        figsize=(WIDE, sum(heights) + room + 0.2 * math.ceil(len(handles) / 3)),
+        layout=ConstrainedLayoutEngine(h_pad=0.07, w_pad=0.06),
     )
-    size = (wide * columns, (tall + AROUND) * rows + legend_height)
-    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.08))
-    grid = figure.subplots(rows, columns, squeeze=False)
-    for index, axes in enumerate(grid.flat):
-        if index < len(panels):
-            _draw_panel(axes, panels[index], looks_by_name, LINE / tall)
-            label = "removed (%), log scale of what is left"
-            if _counts(panels[index]):
-                label = "kept, log scale"
-            axes.set_xlabel(f"{of} {label}", fontsize=8)
-        else:
+    row_shapes = plots[0].rows
+    grid = figure.subplots(
+        len(lines),
+        columns,
+        squeeze=False,
+        height_ratios=heights,
+        sharex=shared,
+        sharey=shared and row_shapes,
+    )
+    for axes, plot in zip_longest(grid.flat, plots):
+        if plot is None:
             axes.set_axis_off()
-    _legend(figure, grid.flat[len(panels)] if spare else None, panels, looks_by_name, columns)
+        else:
+            _draw_plot(axes, plot)
+    for axes, plot in [*zip(grid.flat, plots, strict=False)][: 1 if shared else None]:
+        if plot.rows and any(spot.text for series in plot.series for spot in series.spots):
+            # Text is to the right of the longest interval.
+            left, right = axes.get_xlim()
+            axes.set_xlim(left, right + (0.1 if plot.from_zero else 0.3) * (right - left))
+    if shared:
+        for axes in list(grid.flat)[max(0, len(plots) - columns) : len(plots)]:
+            axes.tick_params(labelbottom=True)
+    if handles or title:
+        figure.legend(
+            handles=handles,
+            loc="outside upper left",
+            ncols=2 if len(handles) in (2, 4) else 3,
+            frameon=False,
+            fontsize=8.5,
+            handlelength=2.6,
+            title=title,
+            title_fontproperties={"size": 10.5, "weight": "bold"},
+            alignment="left",
+        )
+    if foot:
+        figure.supxlabel(foot, x=0.01, ha="left", fontsize=8, color=NOTE)
     return figure
 
 
-def _legend(
-    figure: Figure,
-    axes: Axes | None,
-    panels: Sequence[CurvePanel],
-    looks_by_name: Looks,
-    columns: int,
-) -> None:
-    """Draw the legend in the free panel, or below all panels."""
-    handles: list[Line2D | Patch] = [
-        Line2D([], [], label=name, **line_look(look)) for name, look in looks_by_name.items()
-    ]
-    if any(panel.full is not None for panel in panels):
-        handles.append(Line2D([], [], color="#000000", linewidth=1.2, dashes=(5, 3), label=FULL))
-    handles.append(Patch(color="#000000", alpha=0.1, label="its 95 % interval"))
-    if any(FOOTNOTE in panel.notes for panel in panels):
-        shape = {"marker": f"${MARK}$", "linestyle": "", "color": "#000000"}
-        handles.append(Line2D([], [], label=MEANS, **shape))  # type: ignore[arg-type]
-    options = {"frameon": False, "fontsize": 8.5, "handlelength": 3.2}
-    if axes is None:
-        figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, **options)
-        return
-    title = "Grey and hollow: controls. Bars: 95 % intervals."
-    columns = 1 if len(handles) < 10 else 2
-    legend = axes.legend(handles=handles, loc="upper left", ncols=columns, title=title, **options)
-    legend.set_alignment("left")
-    legend.get_title().set_fontsize(8.5)
+def save(figure: Figure, path: Path, kinds: Iterable[str] = ("png", "svg")) -> list[Path]:
+    """Write a figure as `<path>.png` and `.svg`, or as the kinds listed; return the files."""
+    paths = [path.with_name(f"{path.name}.{kind}") for kind in kinds]
+    with rc_context(STYLE):
+        for kind, file in zip(kinds, paths, strict=True):
+            # No date: equal data gives equal bytes.
+            options: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {}
+            figure.savefig(file, dpi=RESOLUTION, **options)
+    return paths
 
 
-def _removed(ratio: float) -> float:
-    """Return the x position of a ratio: the token reduction factor; equal steps remove equal shares of the rest."""
-    return 1 / (1 - ratio)
+def _handles(plots: Sequence[Plot]) -> list[Artist]:
+    """Return a legend entry for each series that has one and for levels without a label, the first of each name."""
+    handles: dict[str, Artist] = {}
+    for plot in plots:
+        for series in plot.series:
+            if series.key and series.solid:
+                patch = Patch(label=series.name, color=series.look["color"])
+                handles.setdefault(series.name, patch)
+            elif series.key:
+                handles.setdefault(series.name, Line2D([], [], label=series.name, **series.look))
+        if plot.level is not None and not plot.labels:
+            handles.setdefault(plot.level[0], Line2D([], [], label=plot.level[0], **DASHED))
+    return [*handles.values()]
 
 
-def _counts(panel: CurvePanel) -> list[int]:
-    """Return the tokens that stay at each ratio of a panel; empty where a ratio was set."""
-    counts = [panel.keep(ratio) for ratio in panel.ratios]
-    return [] if None in counts else [count for count in counts if count is not None]
-
-
-def _draw_panel(axes: Axes, panel: CurvePanel, looks_by_name: Looks, gap: float) -> None:
-    # A panel with only the unpruned model has no ratios.
-    places = [_removed(ratio) for ratio in panel.ratios] or [_removed(0)]
-    axes.set_xscale("log")
-    for number, curve in enumerate(panel.curves):
-        # Shift neighbours by a percent on the log axis, so that their bars do not overlap.
-        shift = 1.0 + 0.012 * (number - (len(panel.curves) - 1) / 2)
-        _draw_curve(axes, curve, looks_by_name[curve.name], shift, bare=panel.full is not None)
-    axes.set_xlim(min(places) / 1.1, max(places) * 1.1)
-    axes.margins(y=0.06)
-    if panel.full is not None:
-        _draw_full(axes, panel)
-    axes.xaxis.set_major_locator(FixedLocator(places))
-    axes.xaxis.set_minor_locator(NullLocator())
-    counts = _counts(panel)
-    axes.xaxis.set_major_formatter(
-        FixedFormatter([str(count) for count in counts])
-        if counts
-        else FuncFormatter(lambda x, _: f"{100 * (1 - 1 / x):.4g}")
-    )
-    axes.set_ylabel("score (%)")
-    axes.set_title(panel.benchmark, loc="left", fontsize=10.5, fontweight="bold", pad=19)
-    note = f"{readable(panel.metric)}, {panel.n_samples} samples"
-    axes.text(0, 1.04, note, transform=axes.transAxes, fontsize=8.5, color=NOTE)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
+def _draw_plot(axes: Axes, plot: Plot) -> None:
+    value_axis, place_axis = (axes.xaxis, axes.yaxis) if plot.rows else (axes.yaxis, axes.xaxis)
+    place_axis.set_label_text(plot.places)
+    value_axis.set_label_text(plot.values)
+    # Before anything is drawn: later limits follow the scale.
+    if plot.log:
+        axes.set_xscale("log")
+    if plot.log_values:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    for number, series in enumerate(plot.series):
+        moved = plot.shift * (number - (len(plot.series) - 1) / 2)
+        _draw_series(axes, plot, series, moved)
+    if plot.ticks:
+        ticks = place_axis.set_ticks([*plot.ticks], [_short(name) for name in plot.ticks.values()])
+        place_axis.set_minor_locator(NullLocator())
+        for tick, at in zip(ticks, plot.ticks, strict=True):
+            tick.label1.set_fontweight("bold" if at in plot.heads else "normal")
+    if plot.level is not None:
+        _draw_level(axes, plot, plot.level[1])
+    if plot.rows:
+        axes.set_ylim(len(plot.ticks) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0)
+    axes.margins(y=0.08)
+    if plot.from_zero:
+        (axes.set_xlim if plot.rows else axes.set_ylim)(0)
+    hidden = ["top", "right", "left"] if plot.rows else ["top", "right"]
+    axes.spines[hidden].set_visible(False)
+    axes.grid(axis="x" if plot.rows else "y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(length=3)
-    _label(axes, panel, looks_by_name, gap)
-
-
-def _draw_curve(axes: Axes, curve: Curve, look: dict[str, Any], shift: float, bare: bool) -> None:
-    """Draw one line with error bars; with `bare`, ratio 0 has no bar because the unpruned band is there."""
-    no_bars = [bare and point.ratio == 0 for point in curve.points]
-    x = [
-        _removed(point.ratio) * (1 if no_bar else shift)
-        for point, no_bar in zip(curve.points, no_bars, strict=True)
-    ]
-    y = [100 * point.score.value for point in curve.points]
-    lower = [
-        0.0 if no_bar else 100 * (point.score.value - point.score.low)
-        for point, no_bar in zip(curve.points, no_bars, strict=True)
-    ]
-    upper = [
-        0.0 if no_bar else 100 * (point.score.high - point.score.value)
-        for point, no_bar in zip(curve.points, no_bars, strict=True)
-    ]
-    axes.errorbar(
-        x,
-        y,
-        yerr=(lower, upper),
-        elinewidth=0.8,
-        capsize=0,
-        zorder=2 if look["control"] else 3,
-        **line_look(look),
+    axes.tick_params(length=0 if plot.rows else 3, labelsize=8.5)
+    axes.set_title(
+        plot.title, loc="left", fontsize=9.5, fontweight="bold", pad=16 * bool(plot.note) + 4
     )
-    for place, value, point in zip(x, y, curve.points, strict=True):
-        if point.unread:
-            axes.annotate(MARK, (place, value), (3, 3), textcoords="offset points", fontsize=9)
+    if plot.note:
+        place: dict[str, Any] = {"xy": (0, 1), "xytext": (0, 5), "xycoords": "axes fraction"}
+        axes.annotate(plot.note, **place, textcoords="offset points", fontsize=8, color=NOTE)
+    if plot.labels:
+        _label(axes, plot)
 
 
-def _draw_full(axes: Axes, panel: CurvePanel) -> None:
-    assert panel.full is not None  # checked by the caller
-    full = panel.full
-    axes.axhspan(100 * full.low, 100 * full.high, color="#000000", alpha=0.06, linewidth=0)
-    axes.axhline(100 * full.value, color="#000000", linewidth=1.2, linestyle=(0, (5, 3)), zorder=1)
+def _draw_series(axes: Axes, plot: Plot, series: Series, moved: float) -> None:
+    spots = [spot for spot in series.spots if spot.value is not None]
+    # Only marks with an interval make room for their neighbours'.
+    moves = [moved * spot.has_interval * (spot.at if plot.log else 1) for spot in spots]
+    at = [spot.at + move for spot, move in zip(spots, moves, strict=True)]
+    values: list[Any] = [spot.value for spot in spots]
+    if series.solid:
+        axes.barh(at, values, height=0.62, color=series.look["color"], zorder=2)
+    else:
+        axes.plot(*((values, at) if plot.rows else (at, values)), **series.look)
+    lines = partial(axes.hlines if plot.rows else axes.vlines, linewidth=0.9)
+    for place, spot in zip(at, spots, strict=True):
+        if spot.has_interval:
+            lines(place, spot.low, spot.high, color=series.look["color"], zorder=2)
+    for spot in series.spots:
+        if spot.text and plot.rows:
+            look: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 8, "color": NOTE}
+            axes.text(1.0, spot.at, spot.text, transform=axes.get_yaxis_transform(), **look)
+        elif spot.text and spot.value is not None:
+            look = {"textcoords": "offset points", "fontsize": 8, "ha": "center"}
+            top = spot.value if spot.high is None else spot.high
+            axes.annotate(spot.text, (spot.at, top), (0, 3), **look)
 
 
-def _label(axes: Axes, panel: CurvePanel, looks_by_name: Looks, gap: float) -> None:
-    """Write each name at the end of its line, spread apart where names would collide."""
+def _draw_level(axes: Axes, plot: Plot, level: Interval) -> None:
+    line, band = (axes.axvline, axes.axvspan) if plot.rows else (axes.axhline, axes.axhspan)
+    if level.low < level.high:
+        band(level.low, level.high, color="#000000", alpha=0.06, linewidth=0)
+    line(level.value, zorder=1, **DASHED)
+
+
+def _label(axes: Axes, plot: Plot) -> None:
+    """Write each name at the end of its line, in the order of the ends and apart where names would collide."""
     low, high = axes.get_ylim()
-    ends: list[tuple[float, str, object]] = []
-    if panel.full is not None:
-        ends.append((100 * panel.full.value, FULL + panel.full_mark, "#000000"))
-    for curve in panel.curves:
-        last = curve.points[-1]
-        # The lightest grey is too light for letters.
-        colour = NOTE if curve.control else looks_by_name[curve.name]["color"]
-        ends.append((100 * last.score.value, curve.name, colour))
+    scale = math.log if plot.log_values else float
+    ends: list[tuple[float, str, str]] = []
+    if plot.level is not None:
+        ends.append((plot.level[1].value, plot.level[0], "#000000"))
+    for series in plot.series:
+        values = [spot.value for spot in series.spots if spot.value is not None]
+        if series.label is not None and values:
+            ends.append((values[-1], series.name, series.label))
     ends.sort(key=lambda end: end[0])
-    places = spread([(value - low) / (high - low) for value, _, _ in ends], gap)
-    # Labels stay within the height of the plot: not below its axis, not in its title.
-    count = len(places)
-    places = [
-        max(min(place, 0.985 - gap * (count - 1 - number)), gap * number)
-        for number, place in enumerate(places)
-    ]
-    for place, (value, name, colour) in zip(places, ends, strict=True):
+    gap = LINE / (plot.height - AROUND)
+    heights = [(scale(value) - scale(low)) / (scale(high) - scale(low)) for value, _, _ in ends]
+    count = len(ends)
+    for number, place in enumerate(spread(heights, gap)):
+        _, name, colour = ends[number]
+        # Labels stay within the height of the plot: not below its axis, not in its title.
+        inside = max(min(place, 0.985 - gap * (count - 1 - number)), gap * number)
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "relpos": (0, 0.5)}
         axes.annotate(
-            name,
-            xy=(1.0, (value - low) / (high - low)),
-            xytext=(1.045, place),
+            _short(name),
+            xy=(1.0, heights[number]),
+            xytext=(1.06, inside),
             xycoords="axes fraction",
             textcoords="axes fraction",
             va="center",
             fontsize=8.5,
             color=colour,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour,
-                "linewidth": 0.6,
-                "relpos": (0, 0.5),
-                "shrinkA": 1,
-                "shrinkB": 0,
-            },
+            arrowprops={**line, "shrinkA": 1, "shrinkB": 0},
             annotation_clip=False,
         )
 
@@ -234,3 +354,13 @@ def spread(wanted: Sequence[float], gap: float) -> list[float]:
 def _top(group: tuple[float, int], gap: float) -> float:
     centre, size = group
     return centre + gap * (size - 1) / 2
+
+
+def _short(name: str) -> str:
+    """Return a name, cut to the width beside a plot."""
+    return name if len(name) <= NAME else name[: NAME - 1] + "…"
+
+
+def marker(shape: str, **look: Any) -> dict[str, Any]:
+    """Return the look of marks without a line."""
+    return {"marker": shape, "linestyle": "", "color": INK, "markersize": 5, **look}
