@@ -51,6 +51,7 @@ BLOCKS = (
     *("seed", "n_samples", "metrics", "tokens", "flops", "time", "memory", "settings"),
     *(f"extra.{name}" for name in ("label", "headline", "higher_is_better", "aggregation")),
     *("extra.speculative", "extra.environment", "extra.unparsed", "extra.costs"),
+    "extra.latency",
 )
 
 #: One line for each cell and metric.
@@ -131,6 +132,14 @@ ROWS: Mapping[str, ResultColumn] = {
         "decoding over plain decoding of the same answers",
         at("extra.speculative.speedup_decode"),
     ),
+    **{
+        f"{phase}_gain": ResultColumn(
+            NUMBER,
+            f"of benchmark=latency: times as fast as the unreduced model, {phase}",
+            at(f"extra.latency.gain.{phase}.ratio"),
+        )
+        for phase in ("prefill", "step")
+    },
     "device": ResultColumn(TEXT, "name of the device", at("extra.environment.device_name")),
     "precision": ResultColumn(TEXT, "numbers of the weights", at("settings.model.dtype")),
     "commit": ResultColumn(TEXT, "of the harness", at("extra.environment.commit")),
