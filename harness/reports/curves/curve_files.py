@@ -32,24 +32,8 @@ def write_curves(
     rule: str = "kept",
     run_keys: Collection[str] | None = None,
 ) -> tuple[Path, ...]:
-    """Write the figure and the tables of the finished runs of a store.
-
-    Args:
-        store: root of the run store.
-        out: path without suffix; its folder is created.
-        benchmarks: names, in this order; empty for all that have results.
-        model: required if the store has several.
-        rule: budget rule of the results.
-        run_keys: restrict to these runs.
-
-    Returns:
-        The paths, as of `write_panels`.
-
-    Raises:
-        UserError: the store lacks the requested results.
-    """
-    panels = read_panels(store, benchmarks, model, rule, run_keys, swept=True)
-    return write_panels(panels, out)
+    """Write the figure and the tables of a store's runs as `write_panels` does; arguments as of `read_panels`."""
+    return write_panels(read_panels(store, benchmarks, model, rule, run_keys, swept=True), out)
 
 
 def write_panels(panels: Sequence[CurvePanel], out: Path) -> tuple[Path, ...]:
