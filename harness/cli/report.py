@@ -65,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     try:
         check_file("--out", options.out)
-        beside = options.out.with_suffix("")
-        check_files("--out", beside, SUFFIXES)
+        base = options.out.with_suffix("")
+        check_files("--out", base, SUFFIXES)
         for store in stores:
             existing_store(store)
         selection = read_selection(stores, filters)
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(page, encoding="utf-8")
-    files, notes = write_selection(selection, beside)
+    files, notes = write_selection(selection, base)
     if filters:
         # Without filters the page has the same notes.
         for label, cases in notes.items():

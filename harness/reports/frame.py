@@ -5,18 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import pandas as pd
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from espalier.harness.specs.comparable import name, policy
 from espalier.harness.specs.run_spec import METERS
 from espalier.harness.store.unparsed_mark import is_marked
-
-if TYPE_CHECKING:
-    # Imports torch, which reading rows does not need.
-    from espalier.harness.reports.curves.stored_rows import StoredResult
 
 Row = Mapping[str, Any]
 
@@ -185,18 +179,3 @@ POINTS: Mapping[str, tuple[str, str]] = {
     "gain_p_holm": (NUMBER, "the same, Holm over the benchmark"),
     "unread": (FLAG, "whether more than 5 % of a run's answers could not be read"),
 }
-
-
-def tidy(results: Sequence[StoredResult], **paths: str) -> pd.DataFrame:
-    """Return a line for each result: `ROWS` but for a metric's columns, the values at `paths`, and `result` itself.
-
-    Missing values are None and numbers keep their type, so that cells print as rows do. The index is the run's folder.
-    """
-    columns = {name: column.read for name, column in ROWS.items() if column.read is not None}
-    columns |= {name: at(path) for name, path in paths.items()}
-    lines = [
-        {**{name: read(result.row) for name, read in columns.items()}, "result": result}
-        for result in results
-    ]
-    index = [result.path for result in results]
-    return pd.DataFrame(lines, columns=[*columns, "result"], index=index, dtype=object)

@@ -14,8 +14,8 @@ from espalier.harness.reports.curves.stored_rows import (
     read_results,
     read_run_scores,
     results_of,
+    tidy,
 )
-from espalier.harness.reports.frame import tidy
 from espalier.harness.stats import mean_interval
 from espalier.harness.store.unparsed_mark import is_marked, mark
 
@@ -46,10 +46,10 @@ def read_caches(store: Path, model: str | None = None, where: Sequence[str] = ()
     def is_related(result: StoredResult) -> bool:
         return _place(result) in places and not result.row["extra"].get("speculative")
 
-    shown = results_of(results, is_related, "a cache compressor", store, "kv", model, where)
+    results = results_of(results, is_related, "a cache compressor", store, "kv", model, where)
     paths = {key: f"extra.params.{key}" for key in ("allocation", "window")}
     frame = tidy(
-        newest_per_cell(shown), evicted="extra.cache.ratio", entries="tokens.kv_entries", **paths
+        newest_per_cell(results), evicted="extra.cache.ratio", entries="tokens.kv_entries", **paths
     )
     frame["place"] = [_place(result) for result in frame.result]
     methods = frame.method.str.partition(PLUS)
@@ -74,8 +74,8 @@ def compared(frame: pd.DataFrame, files: Collection[str]) -> pd.DataFrame:
         files: names of the curves that have a config file.
     """
     floors = set(frame.place[frame.method == "random_kv"])
-    shown = (frame.method == FULL) | (frame.alone & frame.curve.isin([*files]))
-    return frame[frame.place.isin(floors) & shown]
+    is_compared = (frame.method == FULL) | (frame.alone & frame.curve.isin([*files]))
+    return frame[frame.place.isin(floors) & is_compared]
 
 
 def ablation(frame: pd.DataFrame) -> pd.DataFrame:
@@ -93,14 +93,14 @@ def stacked(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     by_benchmark = {}
     for place in sorted(set(frame.place[frame.second != ""])):
         members = frame[frame.place == place]
-        both = members[members.second != ""]
-        both = both.sort_values("first", key=lambda first: first != FULL, kind="stable")
-        compressors = set(zip(both.second, both.evicted, strict=True))
-        reducers = set(zip(both["first"], both.ratio, strict=True))
+        stacks = members[members.second != ""]
+        stacks = stacks.sort_values("first", key=lambda first: first != FULL, kind="stable")
+        compressors = set(zip(stacks.second, stacks.evicted, strict=True))
+        reducers = set(zip(stacks["first"], stacks.ratio, strict=True))
         single = members[
             (members.second == "")
             & (members.method != FULL)
-            & ~members.method.isin(both.second[both["first"] == FULL])
+            & ~members.method.isin(stacks.second[stacks["first"] == FULL])
         ]
         used = [
             (row.curve, row.ratio) in compressors
@@ -110,7 +110,7 @@ def stacked(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
         ]
         parts = single[used].sort_values("alone", kind="stable")
         unpruned = members[members.method == FULL][:1]
-        by_benchmark[place[1]] = pd.concat([unpruned, parts, both])
+        by_benchmark[place[1]] = pd.concat([unpruned, parts, stacks])
     return by_benchmark
 
 

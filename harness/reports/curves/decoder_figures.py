@@ -59,11 +59,11 @@ def draw_decoders(by_benchmark: Mapping[str, pd.DataFrame]) -> Figure:
             for side, (label, colour) in SIDES.items()
         ]
         promised = [Spot(row, cell.speedup_predicted) for row, cell in rows]
-        whole = [Spot(row, cell.speedup_end_to_end) for row, cell in rows]
+        end_to_end = [Spot(row, cell.speedup_end_to_end) for row, cell in rows]
         thick = marker("|", markersize=10, markeredgewidth=2, zorder=4)
         series += [
             Series(PROMISED, promised, marker("D", markerfacecolor="white", zorder=4), key=True),
-            Series(WHOLE, whole, thick, key=True),
+            Series(WHOLE, end_to_end, thick, key=True),
         ]
         ticks = {float(row): cell.curve for row, cell in rows}
         heading = f"{name}, {cells.n_samples.iloc[0]} answers"
@@ -147,9 +147,9 @@ def draw_guidance(cells: pd.DataFrame) -> Figure:
         series = []
         for number, (ratio, look) in enumerate(looks.items()):
             # The ratios of one guidance stand apart, so that their intervals do not overlap.
-            apart = 0.22 * (number - (len(looks) - 1) / 2)
+            gap = 0.22 * (number - (len(looks) - 1) / 2)
             spots = [
-                percent_spot(names.index(cell.guidance) + apart, share)
+                percent_spot(names.index(cell.guidance) + gap, share)
                 for cell in guided[guided.ratio == ratio].itertuples()
                 if (share := shares[cell.Index])
             ]

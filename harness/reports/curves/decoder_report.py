@@ -58,7 +58,7 @@ def write_decoders(
     # Plain decoding has no speed-up over itself.
     timed = {name: cells[cells.speedup_decode.notna()] for name, cells in by_benchmark.items()}
     timed = {name: cells for name, cells in timed.items() if len(cells)}
-    shown = pd.concat([*by_benchmark.values(), by_ratio, by_guidance])
+    displayed = pd.concat([*by_benchmark.values(), by_ratio, by_guidance])
     older = [
         result
         for result in read_results(store)
@@ -67,7 +67,7 @@ def write_decoders(
     missing = [
         *missing_parts(PRESETS, (timed, len(by_ratio), len(by_guidance))),
         *passed_over(len(older), "without settings, from an older version"),
-        *passed_over(len(set(frame.index) - set(shown.index)), NOT_SHOWN),
+        *passed_over(len(set(frame.index) - set(displayed.index)), NOT_SHOWN),
     ]
     parts, pictures = [INTRO], {}
     if by_benchmark:

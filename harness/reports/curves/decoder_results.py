@@ -16,8 +16,8 @@ from espalier.harness.reports.curves.stored_rows import (
     newest_per_cell,
     read_results,
     results_of,
+    tidy,
 )
-from espalier.harness.reports.frame import tidy
 from espalier.harness.specs.comparable import identity
 from espalier.harness.stats import Interval, share_interval
 from espalier.harness.store import RunDir
@@ -158,10 +158,10 @@ def _largest(
     )
     drafts = Counter(largest.draft.dropna())
     common = drafts.most_common(1)[0][0] if drafts else None
-    same = largest[largest.draft.isna() | (largest.draft == common)]
+    candidates = largest[largest.draft.isna() | (largest.draft == common)]
     # Results with a speed-up come last, so that they replace results without.
-    newest = newest_per_cell([*same.result], ("engine.compare", *free))
-    return same.loc[[result.path for result in newest]]
+    newest = newest_per_cell([*candidates.result], ("engine.compare", *free))
+    return candidates.loc[[result.path for result in newest]]
 
 
 def _at_one_ratio(frame: pd.DataFrame) -> pd.DataFrame:

@@ -137,11 +137,11 @@ def _along_ratios(
     cost: Callable[[CostPoint], float],
 ) -> list[Series]:
     """Return every curve at the most steps, and the followed one at fewer."""
-    most, *fewer = group
+    first, *fewer = group
     series = [
-        Series(name, _spots(most.points(curve, full=True), cost, bare=True), style, key=True)
+        Series(name, _spots(first.points(curve, full=True), cost, bare=True), style, key=True)
         for name, (curve, style) in styles.items()
-        if most.points(curve)
+        if first.points(curve)
     ]
     followed = [(name, style) for name, (curve, style) in styles.items() if curve == FOLLOWED]
     for dashes, panel in zip(DASHES[1:], fewer, strict=False):

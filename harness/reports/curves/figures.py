@@ -177,8 +177,8 @@ def draw(
     for axes, plot in [*zip(grid.flat, plots, strict=False)][: 1 if shared else None]:
         if plot.rows and any(spot.text for series in plot.series for spot in series.spots):
             # Text is to the right of the longest interval.
-            left, right = axes.get_xlim()
-            axes.set_xlim(left, right + (0.1 if plot.from_zero else 0.3) * (right - left))
+            start, end = axes.get_xlim()
+            axes.set_xlim(start, end + (0.1 if plot.from_zero else 0.3) * (end - start))
     if shared:
         for axes in list(grid.flat)[max(0, len(plots) - columns) : len(plots)]:
             axes.tick_params(labelbottom=True)

@@ -61,9 +61,9 @@ def file_name(benchmark: str) -> str:
 
 def page(panel: CurvePanel, model: str, names: Mapping[str, str], gaps: Sequence[Gap]) -> str:
     """Return one benchmark's page: the figure, one table for each site, and the omitted cells."""
-    shown = {"benchmark": panel.benchmark, "file": file_name(panel.benchmark), "model": model}
+    words = {"benchmark": panel.benchmark, "file": file_name(panel.benchmark), "model": model}
     full = panel.full_text("with all of them")
-    parts = [INTRO.format(metric=panel.metric, n=panel.n_samples, full=full, **shown)]
+    parts = [INTRO.format(metric=panel.metric, n=panel.n_samples, full=full, **words)]
     for group in panel.groups():
         parts.append(f"## {group.title[0].upper()}{group.title[1:]}\n")
         if group.floor.layer:

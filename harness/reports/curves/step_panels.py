@@ -14,8 +14,8 @@ from espalier.harness.reports.curves.stored_rows import (
     newest_per_cell,
     read_results,
     results_of,
+    tidy,
 )
-from espalier.harness.reports.frame import tidy
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class StepPanel:
             full: whether the unpruned model's point comes first, if it was measured.
         """
         points = {c.name: c.points for c in self.panel.curves}.get(curve, ())
-        found = [CostPoint(self.steps, p, *self.costs[curve, p.ratio]) for p in points]
-        return [*self.unpruned, *found] if full else found
+        costs = [CostPoint(self.steps, p, *self.costs[curve, p.ratio]) for p in points]
+        return [*self.unpruned, *costs] if full else costs
 
     @property
     def unpruned(self) -> list[CostPoint]:

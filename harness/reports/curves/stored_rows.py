@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.evaluation.samples import Key, SampleScores, read_scorings
+from espalier.harness.reports.frame import ROWS, at
 from espalier.harness.specs.commands import RUN
 from espalier.harness.specs.comparable import (
     Row,
@@ -84,13 +87,13 @@ def results_of(
     Raises:
         UserError: there are no such results, or as `select_model`, `with_settings` and `filter_results`.
     """
-    shown = [result for result in results if shows(result)]
-    if not shown:
+    selected = [result for result in results if shows(result)]
+    if not selected:
         raise UserError(
             f"store={str(store)!r} holds no finished runs of {subject}; valid: a store of `{RUN} "
             f"+experiment={preset}`"
         )
-    return filter_results(with_settings(select_model(shown, model))[0], where)
+    return filter_results(with_settings(select_model(selected, model))[0], where)
 
 
 def select_model(results: Sequence[StoredResult], model: str | None) -> list[StoredResult]:
@@ -237,6 +240,21 @@ def read_run_scores(result: StoredResult) -> RunScores:
         unread=is_marked(row),
         keep=row.get("keep"),
     )
+
+
+def tidy(results: Sequence[StoredResult], **paths: str) -> pd.DataFrame:
+    """Return a line for each result: `ROWS` but for a metric's columns, the values at `paths`, and `result` itself.
+
+    Missing values are None and numbers keep their type, so that cells print as rows do. The index is the run's folder.
+    """
+    columns = {name: column.read for name, column in ROWS.items() if column.read is not None}
+    columns |= {name: at(path) for name, path in paths.items()}
+    lines = [
+        {**{name: read(result.row) for name, read in columns.items()}, "result": result}
+        for result in results
+    ]
+    index = [result.path for result in results]
+    return pd.DataFrame(lines, columns=[*columns, "result"], index=index, dtype=object)
 
 
 def _agrees(row: Row, key: str, value: str) -> bool:
