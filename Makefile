@@ -44,6 +44,7 @@ check: lint types layers words test  ## what CI runs, less the tests marked slow
 docs: $(STAMP)  ## the pages and the config file that are written from the code
 	$(PY) -m lab.pages.methods_page --write docs/methods.md
 	$(PY) -m lab.pages.benchmarks_page --write docs/benchmarks.md
+	$(PY) -m lab.pages.rows_page --write docs/rows.md
 	$(PY) -m lab.pages.engine_conf --write conf/engine/default.yaml
 
 recipes: $(STAMP)  ## CONTRIBUTING.md and docs/recipes, followed to the letter in a clone of the last commit, then `make check` there

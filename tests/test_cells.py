@@ -12,9 +12,10 @@ import pytest
 
 from espalier.harness.cli.curves import main
 from espalier.harness.errors import UserError
-from espalier.harness.reports.curves.curve_points import CurvePanel, read_panels
+from espalier.harness.reports.curves.comparison import read_panels
+from espalier.harness.reports.curves.curve_points import CurvePanel
 from espalier.harness.reports.curves.decoder_report import main as main_of_decoders
-from espalier.harness.reports.curves.decoder_rows import decoders, guidances, read_decoders
+from espalier.harness.reports.curves.decoder_results import decoders, guidances, read_decoders
 from espalier.harness.runs.run_key import run_key
 from espalier.harness.specs.comparable import COSTS, check_comparable, name, policy
 from espalier.harness.specs.run_spec import EngineSpec
@@ -268,7 +269,9 @@ def test_a_decoder_with_two_drafts_is_one_cell_under_two_settings(
         add(tmp_path / "store", "pearl", 0, overlap=True, draft_dtype=dtype)
     with pytest.raises(UserError, match=r"differ in draft\.dtype \(float32, bfloat16\)"):
         decoders(read_decoders(tmp_path / "store"))
-    (cell,) = decoders(read_decoders(tmp_path / "store", where=["draft.dtype=float32"]))["captions"]
+    (cell,) = decoders(read_decoders(tmp_path / "store", where=["draft.dtype=float32"]))[
+        "captions"
+    ].result
     assert cell.row["settings"]["draft"]["dtype"] == "float32"
     argv = ["--store", str(tmp_path / "store"), "--write", str(tmp_path / "out")]
     assert main_of_decoders(argv) == 2
@@ -281,7 +284,7 @@ def test_acceptance_is_read_from_either_transport(tmp_path: Path) -> None:
     guided(tmp_path, 0.5, transport="sequential")
     guided(tmp_path, 0.5, transport="sequential", params={"guidance": "random"})
     found = guidances(read_decoders(tmp_path))
-    assert [cell.name for cell in found] == [
+    assert [*found.curve] == [
         "parallelvlm transport=sequential",
         "parallelvlm guidance=random transport=sequential",
     ]

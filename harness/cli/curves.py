@@ -9,8 +9,8 @@ from pathlib import Path
 from espalier.harness.cost.schedule import RULES
 from espalier.harness.errors import UserError
 from espalier.harness.paths import DEFAULT_STORE
+from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.curves.curve_files import SUFFIXES, write_panels
-from espalier.harness.reports.curves.curve_points import read_panels
 from espalier.harness.reports.curves.stored_rows import WHERE
 from espalier.harness.settings import choice
 from espalier.harness.specs.command_help import command_parser

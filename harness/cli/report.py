@@ -1,4 +1,8 @@
-"""Write a page of a store's rows that opens from a file: curves, costs, kept tokens and published tables."""
+"""Write a page of a store's rows that opens from a file, and tables and pictures of a selection beside it.
+
+The page has curves, costs, kept tokens and published tables. Filters choose what the files beside it have (.png, .svg,
+.md, .tex, .csv): `benchmark=pope,gqa method=fastv engine.positions=renumbered`; `none` and random dropping stay.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,14 @@ from pathlib import Path
 
 from espalier.harness.errors import UserError
 from espalier.harness.paths import DEFAULT_STORE, DEMO, located
+from espalier.harness.reports.curves.curve_files import SUFFIXES
+from espalier.harness.reports.curves.selection import read_selection, write_selection
 from espalier.harness.reports.html.page_assembly import LIMIT, assemble, collect
 from espalier.harness.reports.tables.table_rows import usual_positions
 from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.run_spec import POSITIONS
-from espalier.harness.store.files.folder_checks import check_file, existing_store
+from espalier.harness.store.files.folder_checks import check_file, check_files, existing_store
 
 #: Default stores: the user's own, or if it has no rows yet, the demo of the package.
 STORES = (DEFAULT_STORE, DEMO)
@@ -26,8 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "report",
         __doc__,
         "",
-        "--store results --out report/index.html",
+        "results/demo benchmark=seedling_rec method=fastv,divprune",
         "--store mine --store theirs --no-overlays",
+    )
+    parser.add_argument(
+        "selection", nargs="*", metavar="STORE|KEY=VALUE", help="stores, and filters of the files"
     )
     parser.add_argument(
         "--store",
@@ -49,11 +58,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     own_store, demo = STORES
-    stores = options.store or [own_store if any(own_store.glob("runs/*/row.json")) else demo]
+    filters = [word for word in options.selection if "=" in word]
+    named = [located(word) for word in options.selection if "=" not in word]
+    stores = [*(options.store or []), *named] or [
+        own_store if any(own_store.glob("runs/*/row.json")) else demo
+    ]
     try:
         check_file("--out", options.out)
+        base = options.out.with_suffix("")
+        check_files("--out", base, SUFFIXES)
         for store in stores:
             existing_store(store)
+        selection = read_selection(stores, filters)
         content = collect(stores, options.positions, not options.no_overlays)
         page = assemble(content)
     except UserError as error:
@@ -61,6 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(page, encoding="utf-8")
+    files, notes = write_selection(selection, base)
+    if filters:
+        # Without filters the page has the same notes.
+        for label, cases in notes.items():
+            for case in cases:
+                print(f"{label}: {case}", file=sys.stderr)
     for kind in ("left_out", "notes"):
         for reason, cases in content[kind].items():
             label = f"left out: {reason}" if kind == "left_out" else reason
@@ -69,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(page) > LIMIT:
         size = f"{len(page) / 1e6:.1f} MB"
         print(f"{options.out} has {size}; browsers open it, mail may not", file=sys.stderr)
-    print(options.out)
+    print(options.out, *files, sep="\n")
     return 0
 
 

@@ -9,7 +9,12 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from espalier.harness.errors import plain_values
-from espalier.harness.reports.curves.speculative_table import summary_lines, tables_of
+from espalier.harness.reports.curves.speculative_table import (
+    latency_gains,
+    latency_text,
+    summary_lines,
+    tables_of,
+)
 from espalier.harness.reports.curves.terminal_columns import (
     TerminalColumn,
     fits,
@@ -63,7 +68,7 @@ def _tables(rows: Sequence[Mapping[str, Any]], width: int) -> list[RenderableTyp
     )
     benchmarks = TerminalColumn("benchmark", tuple(row["benchmark"] for row in rows), "left")
     status = TerminalColumn("", tuple(row["status"] for row in rows))
-    columns = [benchmarks, *names, metrics, *counts, *_costs(rows), status]
+    columns = [benchmarks, *names, *_gains(rows), metrics, *counts, *_costs(rows), status]
     if fits(columns, width):
         title = f"{models}: headline metric ± standard error; median ms a sample (decode: a token)"
         return [side_by_side(columns, title)]
@@ -79,7 +84,7 @@ def _tables(rows: Sequence[Mapping[str, Any]], width: int) -> list[RenderableTyp
         )
         states = TerminalColumn("status", tuple(row["status"] for row in group), "left")
         title = f"{models}, {benchmark}: median ms a sample (decode: a token)"
-        values = [scores, *_counts(group), states], _costs(group)
+        values = [*_gains(group), scores, *_counts(group), states], _costs(group)
         parts += stacked_tables(_names(group, rows), values, width, title)
     return parts
 
@@ -90,6 +95,17 @@ def _names(
     methods = tuple(" ".join([_method(row), *_distinguishing_settings(row, rows)]) for row in group)
     ratios = tuple(map(amount, group))
     return [TerminalColumn("method", methods, "left"), TerminalColumn("ratio", ratios)]
+
+
+def _gains(rows: Sequence[Mapping[str, Any]]) -> list[TerminalColumn]:
+    """Return a column for each clocked phase: times as fast as the unreduced model."""
+    gains = [latency_gains(row) for row in rows]
+    return [
+        TerminalColumn(
+            f"{phase} gain", tuple(f"{g[phase]:.2f}x" if phase in g else "-" for g in gains)
+        )
+        for phase in dict.fromkeys(phase for gain in gains for phase in gain)
+    ]
 
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> list[TerminalColumn]:
@@ -137,6 +153,8 @@ def _sheet(row: Mapping[str, Any]) -> Table:
         pad_edge=False,
         show_header=False,
     )
+    if gains := latency_text(row):
+        table.add_row("gain", f"{gains} over the unreduced model")
     for name, values in _headline_first(row):
         marked = is_marked(row) and name == row["extra"].get("headline")
         table.add_row("metric", _metric(name, values) + mark(marked))

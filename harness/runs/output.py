@@ -31,9 +31,9 @@ def write_figures(
     if spec.curves is not None:
         waiting.say("drawing curves")
         # matplotlib and scipy take a second to import, and most runs draw nothing.
-        from espalier.harness.reports.curves.curve_files import write_quickstart
+        from espalier.harness.reports.curves.curve_files import write_curves
 
-        yield from write_quickstart(spec.store, spec.curves, run_keys=keys)
+        yield from write_curves(spec.store, spec.curves, run_keys=keys)
     # An interrupted sweep does not replace the report of a complete one.
     if spec.report is not None and len(rows) + len(left_out) == cells:
         waiting.say("writing the report")

@@ -11,13 +11,8 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import score_entries
 from espalier.harness.reports.curves.cache_report import PRESETS, main, write_cache
-from espalier.harness.reports.curves.cache_rows import (
-    ablation_results,
-    compared_results,
-    read_cache_results,
-    stacked_results,
-)
-from espalier.harness.reports.curves.curve_points import read_panels
+from espalier.harness.reports.curves.cache_results import ablation, compared, read_caches, stacked
+from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.store import Store
 from tests.report.stored_rows import settings
 
@@ -88,7 +83,7 @@ def test_compressors_stand_beside_random_entries(root: Path, tmp_path: Path) -> 
     written, missing = write_cache(root, tmp_path / "out")
     assert [path.name for path in written] == ["curves.png", "curves.svg", "README.md"]
     assert written[0].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert "visual cache entries removed (%), log scale" in written[1].read_text()
+    assert "visual cache entries removed (%)" in written[1].read_text()
     lines = {line.split(" | ")[0]: line for line in written[2].read_text().splitlines()}
     assert lines["| random_kv"].startswith("| random_kv | 80.0 [")
     assert "80.0, +30.0 [" in lines["| aircache"]
@@ -113,9 +108,9 @@ def test_random_tokens_are_no_floor_of_random_entries(root: Path) -> None:
 def test_windows_and_budgets_make_a_grid(root: Path, tmp_path: Path) -> None:
     add(root, "aircache", 0.7, 0.9, 0.9, "window=all", allocation="lorenz", window="all")
     add(root, "aircache", 0.6, 0.9, 0.9, "x", allocation="uniform", window="all")
-    cells = read_cache_results(root)
-    assert len(ablation_results(cells)) == 3
-    assert not any(cell.params.get("window") == "all" for cell in compared_results(cells, FILES))
+    cells = read_caches(root)
+    assert len(ablation(cells)) == 3
+    assert "all" not in set(compared(cells, FILES).window)
     page = write_cache(root, tmp_path / "out")[0][-1].read_text()
     assert "| window | lorenz | uniform |" in page
     (line,) = [line for line in page.splitlines() if line.startswith("| all |")]
@@ -129,8 +124,8 @@ def test_two_methods_stand_beside_their_parts(root: Path, tmp_path: Path) -> Non
     add(root, "clever", 0.85, 0.5)
     add(root, "clever", 0.7, 0.75)
     add(root, "clever+aircache", 0.75, 0.5, 0.9, label="cache_ratio=0.9")
-    (cells,) = stacked_results(read_cache_results(root)).values()
-    named = [(cell.row["method"], cell.row["ratio"]) for cell in cells]
+    (cells,) = stacked(read_caches(root)).values()
+    named = [*zip(cells.method, cells.ratio, strict=True)]
     assert named == [("none", 0.0), ("clever", 0.5), ("aircache", 0.9), ("clever+aircache", 0.5)]
     add(root, "random+aircache", 0.6, 0.5, 0.9, label="Random(layer=2) cache_ratio=0.9")
     page = write_cache(root, tmp_path / "out")[0][-1].read_text()
@@ -144,9 +139,14 @@ def test_two_methods_stand_beside_their_parts(root: Path, tmp_path: Path) -> Non
     assert "| 100.0 % | 10.0 % | 100.0 % | 20.0 |" in alone[0]
     # Behind `none` it stands for itself, as a row of the same sweep.
     add(root, "none+aircache", 0.8, 0.0, 0.9, label="cache_ratio=0.9")
-    (cells,) = stacked_results(read_cache_results(root)).values()
-    names = [cell.row["method"] for cell in cells]
-    assert names == ["none", "clever", "none+aircache", "clever+aircache", "random+aircache"]
+    (cells,) = stacked(read_caches(root)).values()
+    assert [*cells.method] == [
+        "none",
+        "clever",
+        "none+aircache",
+        "clever+aircache",
+        "random+aircache",
+    ]
 
 
 def test_what_cannot_be_shown_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -155,7 +155,7 @@ def test_what_cannot_be_shown_is_one_line(tmp_path: Path, capsys: pytest.Capture
     assert "no finished runs of a cache compressor" in capsys.readouterr().err
     add(tmp_path, "random_kv", 0.5, 0.9, 0.9)
     with pytest.raises(UserError, match=r"--model.*'huge'.*tiny|huge"):
-        read_cache_results(tmp_path, "huge")
+        read_caches(tmp_path, "huge")
 
 
 @pytest.mark.slow

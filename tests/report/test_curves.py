@@ -17,19 +17,15 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.influence import influence
 from espalier.harness.evaluation.samples import score_entries
-from espalier.harness.reports.curves.curve_figure import draw, spread
-from espalier.harness.reports.curves.curve_files import write_curves
-from espalier.harness.reports.curves.curve_points import Curve, read_panels
-from espalier.harness.reports.curves.dot_plot import DOTS, draw_dots
-from espalier.harness.reports.curves.method_report import (
-    config_names,
-    file_name,
-    groups,
-    write_report,
-)
+from espalier.harness.reports.curves.comparison import read_panels
+from espalier.harness.reports.curves.curve_files import draw_curves, write_curves
+from espalier.harness.reports.curves.curve_points import Curve
+from espalier.harness.reports.curves.figures import spread
+from espalier.harness.reports.curves.gain_dots import DOTS, draw_gains
+from espalier.harness.reports.curves.method_report import file_name, write_report
 from espalier.harness.reports.curves.method_report import page as sweep_page
-from espalier.harness.reports.curves.random_baselines import title
 from espalier.harness.reports.curves.redraw import redraw
+from espalier.harness.reports.curves.report_page import config_names
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
 from tests.report.stored_rows import settings
@@ -313,9 +309,13 @@ def test_what_was_left_out_is_listed_with_its_reason(against: Path, tmp_path: Pa
 
 def test_a_policy_off_its_default_stays_in_a_configs_name() -> None:
     names = {"random": "random", "random layer=2": "random_layer2"}
-    assert title("random layer=2", names) == "random_layer2"
-    assert title("random layer=2 backend=emulate", names) == "random_layer2 backend=emulate"
-    assert title("divprune layer=2", names) == "divprune layer=2"
+    curves = {
+        "random layer=2": "random_layer2",
+        "random layer=2 backend=emulate": "random_layer2 backend=emulate",
+        "divprune layer=2": "divprune layer=2",
+    }
+    for name, title in curves.items():
+        assert Curve(name, True, None, ()).title(names) == title
 
 
 def test_a_row_that_lacks_samples_is_counted_on_the_page(against: Path, tmp_path: Path) -> None:
@@ -335,9 +335,9 @@ def test_dots_stand_at_points_above_random_and_take_the_colour_of_the_verdict(
     against: Path,
 ) -> None:
     (panel,) = read_panels(against, ["boxes"], nearest=True)
-    shown = groups(panel)
+    shown = panel.groups()
     names = config_names({"random", "fastv", "hired", "visionzip"}, Budget("kept", 0.5))
-    figure = draw_dots(panel, shown, names)
+    figure = draw_gains(panel, shown, names)
     half, _ = figure.axes
     labels = [tick.get_text() for tick in half.get_yticklabels()]
     assert labels[0] == "before the decoder"
@@ -345,11 +345,11 @@ def test_dots_stand_at_points_above_random_and_take_the_colour_of_the_verdict(
     dots = {
         labels[int(line.get_ydata()[0])]: (line.get_xdata()[0], line.get_markerfacecolor())
         for line in half.get_lines()
-        if line.get_marker() in ("o", "s")
+        if len(line.get_xdata()) == 1
     }
-    assert dots["divprune"] == (pytest.approx(10.0), DOTS["above"][1])
-    assert dots["hired_official"] == (pytest.approx(-9.5), DOTS["below"][1])
-    assert dots["visionzip_paper"] == (pytest.approx(0.0, abs=1e-9), DOTS[""][1])
+    assert dots["divprune"] == (pytest.approx(10.0), DOTS["above"][2])
+    assert dots["hired_official"] == (pytest.approx(-9.5), DOTS["below"][2])
+    assert dots["visionzip_paper"] == (pytest.approx(0.0, abs=1e-9), DOTS[""][2])
     # Scores stand beside them, and no whisker passes what a difference can be.
     written = {labels[int(text.get_position()[1])]: text.get_text() for text in half.texts}
     assert (written["divprune"], written["hired_official"]) == ("90.0", "70.5")
@@ -359,7 +359,7 @@ def test_dots_stand_at_points_above_random_and_take_the_colour_of_the_verdict(
 def test_pictures_are_drawn_anew_from_their_tables(against: Path, tmp_path: Path) -> None:
     (panel,) = read_panels(against, ["boxes"])
     write_curves(against, tmp_path / "curves")
-    drawn, anew = draw([panel]), redraw(tmp_path / "curves.md")
+    drawn, anew = draw_curves([panel]), redraw(tmp_path / "curves.md")
     for before, after in zip(drawn.axes[0].get_lines(), anew.axes[0].get_lines(), strict=True):
         assert after.get_xdata() == pytest.approx(before.get_xdata())
         assert after.get_ydata() == pytest.approx(before.get_ydata(), abs=0.051)
@@ -471,6 +471,6 @@ def test_curves_that_evict_behind_answers_of_one_token_say_so(
 def test_a_report_without_methods_has_its_random_tokens(root: Path, tmp_path: Path) -> None:
     keys = [run.path.name for run, _ in Store(root).finished() if "clever" not in run.path.name]
     (panel,) = read_panels(root, (), run_keys=keys)
-    figure = draw_dots(panel, groups(panel), {})
+    figure = draw_gains(panel, panel.groups(), {})
     figure.savefig(tmp_path / "a.svg")
     assert len(figure.axes) == len(panel.ratios)

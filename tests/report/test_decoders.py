@@ -24,11 +24,10 @@ from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import Sample
 from espalier.harness.paths import CONF
-from espalier.harness.reports.curves.decoder_bars import draw_decoders
-from espalier.harness.reports.curves.decoder_drafts import draw_guidance, draw_ratio
+from espalier.harness.reports.curves.decoder_figures import draw_decoders, draw_guidance, draw_ratio
 from espalier.harness.reports.curves.decoder_report import main, write_decoders
-from espalier.harness.reports.curves.decoder_rows import (
-    acceptance,
+from espalier.harness.reports.curves.decoder_results import (
+    accepted_share,
     decoders,
     guidances,
     ratios,
@@ -235,7 +234,7 @@ def test_several_models_must_be_told_apart(tmp_path: Path) -> None:
     add(tmp_path, "pearl", 0, overlap=True, model="huge")
     with pytest.raises(UserError, match="valid for --model: huge, tiny"):
         read_decoders(tmp_path)
-    assert [cell.row["model"] for cell in read_decoders(tmp_path, "huge")] == ["huge"]
+    assert [*read_decoders(tmp_path, "huge").model] == ["huge"]
     with pytest.raises(UserError, match="--model"):
         read_decoders(tmp_path, "large")
 
@@ -249,17 +248,14 @@ def test_rows_of_one_setting_are_compared_and_the_newest_counts(tmp_path: Path) 
     add(tmp_path, "onsd", 1, draft="other")
     found = decoders(read_decoders(tmp_path))["captions"]
     # Three answers, or another draft, are no measure of the others.
-    assert [(cell.name, cell.row["n_samples"]) for cell in found] == [
-        ("vanilla_sd", 2),
-        ("pearl", 2),
-    ]
-    assert found[1].path == newer
+    assert [*zip(found.curve, found.n_samples, strict=True)] == [("vanilla_sd", 2), ("pearl", 2)]
+    assert found.index[1] == newer
 
 
 def test_a_row_with_a_speedup_counts_before_a_newer_one_without(tmp_path: Path) -> None:
     older = add(tmp_path, "vanilla_sd", 0)
     add(tmp_path, "vanilla_sd", 0, (decoded(3, 4, compared=False), decoded(1, 2, compared=False)))
-    assert [cell.path for cell in decoders(read_decoders(tmp_path))["captions"]] == [older]
+    assert [*decoders(read_decoders(tmp_path))["captions"].index] == [older]
 
 
 def test_taking_turns_is_no_measure_of_side_by_side(tmp_path: Path) -> None:
@@ -268,8 +264,8 @@ def test_taking_turns_is_no_measure_of_side_by_side(tmp_path: Path) -> None:
         guided(tmp_path, ratio, transport="sequential")
     guided(tmp_path, 0.9, transport="sequential", params={"guidance": "uniform"})
     cells = read_decoders(tmp_path)
-    assert [cell.name for cell in decoders(cells)["captions"]] == ["vanilla_sd"]
-    assert ratios(cells) == []
+    assert [*decoders(cells)["captions"].curve] == ["vanilla_sd"]
+    assert ratios(cells).empty
     assert len(guidances(cells)) == 3
 
 
@@ -280,7 +276,7 @@ def test_decoders_are_compared_at_the_ratio_that_most_have(tmp_path: Path) -> No
         guided(tmp_path, ratio)
     found = decoders(read_decoders(tmp_path))["captions"]
     expected = [("vanilla_sd", 0), ("std", 0.75), ("parallelvlm", 0.75)]
-    assert [(cell.name, cell.ratio) for cell in found] == expected
+    assert [*zip(found.curve, found.ratio, strict=True)] == expected
 
 
 def test_windows_are_not_mixed_along_a_line(tmp_path: Path) -> None:
@@ -289,7 +285,7 @@ def test_windows_are_not_mixed_along_a_line(tmp_path: Path) -> None:
     guided(tmp_path, 0.5, params={"gamma": 2})
     guided(tmp_path, 1, params={"guidance": "none", "text_only": True})
     found = ratios(read_decoders(tmp_path))
-    assert [(cell.ratio, cell.params["gamma"]) for cell in found] == [
+    assert [*zip(found.ratio, found.gamma, strict=True)] == [
         (ratio, "auto") for ratio in (0, 0.5, 0.9, 1)
     ]
 
@@ -298,23 +294,27 @@ def test_acceptance_is_pooled_and_its_interval_resamples_answers(tmp_path: Path)
     add(tmp_path, "pearl", records=(decoded(3, 4), decoded(1, 2), decoded(4, 4)))
     add(tmp_path, "pearl", 0.9, records=(decoded(3, 4), decoded(1, 2)), journal=False)
     add(tmp_path, "autoregressive", 0, (decoded(0, 0),) * 2)
-    three, bare, nobody = sorted(read_decoders(tmp_path), key=lambda cell: cell.path)
-    found = acceptance(three)
+    three, bare, nobody = read_decoders(tmp_path).sort_index().result
+    found = accepted_share(three)
     assert found is not None
-    assert found.value == pytest.approx(three.block["acceptance"]) == pytest.approx(0.8)
+    assert (
+        found.value
+        == pytest.approx(three.row["extra"]["speculative"]["acceptance"])
+        == pytest.approx(0.8)
+    )
     # All three answers may be the worst one or the best one.
     assert [found.low, found.high] == pytest.approx([0.5, 1.0])
-    alone = acceptance(bare)
+    alone = accepted_share(bare)
     assert alone is not None
     assert alone.low == alone.value == alone.high == pytest.approx(4 / 6)
-    assert acceptance(nobody) is None
+    assert accepted_share(nobody) is None
 
 
 def test_pictures_say_what_their_rows_say(tmp_path: Path) -> None:
     full_store(tmp_path)
     cells = read_decoders(tmp_path)
-    fast = [c for c in decoders(cells)["captions"] if c.block["speedup_decode"] is not None]
-    bars = draw_decoders({"captions": fast}).axes[0]
+    fast = decoders(cells)["captions"]
+    bars = draw_decoders({"captions": fast[fast.speedup_decode.notna()]}).axes[0]
     widths = [bar.get_width() for bar in bars.patches if isinstance(bar, Rectangle)]
     assert widths == pytest.approx([2.5, 2.5])
     assert [tick.get_text() for tick in bars.get_yticklabels()] == ["vanilla_sd", "parallelvlm"]

@@ -15,11 +15,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import score_entries
 from espalier.harness.paths import CONF
 from espalier.harness.reports.curves.diffusion_report import main, write_diffusion
-from espalier.harness.reports.curves.diffusion_rows import (
-    cost_points,
-    read_step_panels,
-    unpruned_point,
-)
+from espalier.harness.reports.curves.step_panels import read_step_panels
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
 from tests.report.stored_rows import settings
@@ -77,17 +73,17 @@ def test_numbers_of_steps_are_kept_apart(root: Path) -> None:
     (first, second) = read_step_panels(root)["reading"]
     assert (first.steps, second.steps, first.length) == (16, 8, 16)
     for dealt, lost in ((first, 0.0), (second, 0.1)):
-        start = unpruned_point(dealt)
-        assert start is not None
+        (start,) = dealt.unpruned
         assert start.point.score.value == pytest.approx(0.9 - lost)
-        assert [spot.ratio for spot in cost_points(dealt, "d3tom")] == [0.5, 0.9]
-        assert cost_points(dealt, "d3tom")[1].point.score.value == pytest.approx(0.7 - lost)
-        assert start.cost.ms == pytest.approx(dealt.steps)
-        assert start.cost.flops == GIGA * dealt.steps
+        half, tenth = dealt.points("d3tom")
+        assert (half.point.ratio, tenth.point.ratio) == (0.5, 0.9)
+        assert tenth.point.score.value == pytest.approx(0.7 - lost)
+        assert start.ms == pytest.approx(dealt.steps)
+        assert start.flops == GIGA * dealt.steps
 
 
 def test_tables_have_costs_and_gains(root: Path, tmp_path: Path) -> None:
-    written = write_diffusion(root, tmp_path / "out")
+    written, _ = write_diffusion(root, tmp_path / "out")
     assert [path.name for path in written] == ["merging.png", "merging.svg", "README.md"]
     assert written[0].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     picture = written[1].read_text()

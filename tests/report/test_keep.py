@@ -9,9 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from espalier import results
-from espalier.harness.reports.curves.curve_figure import draw
-from espalier.harness.reports.curves.curve_files import write_curves
-from espalier.harness.reports.curves.curve_points import read_panels
+from espalier.harness.reports.curves.comparison import read_panels
+from espalier.harness.reports.curves.curve_files import draw_curves, write_curves
 from espalier.harness.reports.curves.curve_table import markdown
 from espalier.harness.reports.curves.redraw import redraw
 from espalier.harness.reports.html.page_content import lines, panels
@@ -61,9 +60,9 @@ def labels(figure: Figure) -> list[str]:
 def test_the_figure_has_the_numbers_on_its_axis_and_is_redrawn_from_its_page(
     root: Path, tmp_path: Path
 ) -> None:
-    drawn = draw(read_panels(root, ["boxes", "words"]))
+    drawn = draw_curves(read_panels(root, ["boxes", "words"]))
     assert labels(drawn) == ["192", "64"]
-    assert drawn.axes[0].get_xlabel() == "visual tokens kept, log scale"
+    assert drawn.axes[0].get_xlabel() == "visual tokens kept"
     write_curves(root, tmp_path / "curves", ["boxes", "words"])
     assert labels(redraw(tmp_path / "curves.md")) == ["192", "64"]
 
@@ -74,7 +73,7 @@ def test_numbers_beside_ratios_stand_at_their_share(root: Path) -> None:
     assert [panel.heading(ratio) for ratio in panel.ratios] == [
         *("50 %", "192 tokens (33.33 %)", "64 tokens (11.11 %)")
     ]
-    figure = draw([panel])
+    figure = draw_curves([panel])
     assert labels(figure) == ["50", "66.67", "88.89"]
     assert "removed (%)" in figure.axes[0].get_xlabel()
 

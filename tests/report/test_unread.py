@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.curves.curve_files import write_curves
-from espalier.harness.reports.curves.curve_points import read_panels
 from espalier.harness.reports.curves.method_report import page as sweep_page
 from espalier.harness.reports.html.page_assembly import assemble
 from espalier.harness.store.run_lists import table_cells

@@ -228,7 +228,7 @@ def test_curves_of_all_rows_are_drawn_before_the_last_line(
         drawn.update(store=store, out=out, run_keys=run_keys)
         return (out.with_suffix(".png"),)
 
-    monkeypatch.setattr("espalier.harness.reports.curves.curve_files.write_quickstart", write)
+    monkeypatch.setattr("espalier.harness.reports.curves.curve_files.write_curves", write)
     target = bench.store / "curve"
     done = bench("-m", "method=none,fastv", "ratio=0.5", f"curves={target}")
     assert done.code == 0, done.err

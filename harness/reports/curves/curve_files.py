@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from espalier.harness.errors import plain_page
-from espalier.harness.reports.curves.curve_figure import draw
-from espalier.harness.reports.curves.curve_points import CurvePanel, read_panels
+from espalier.harness.reports.curves.comparison import read_panels
+from espalier.harness.reports.curves.curve_points import CurvePanel
 from espalier.harness.reports.curves.curve_table import markdown
-from espalier.harness.reports.curves.plot_style import STYLE
+from espalier.harness.reports.curves.figures import Plot, Series, draw, percent_spot, save
+from espalier.harness.reports.curves.metric_names import readable
+from espalier.harness.reports.curves.plot_style import NOTE, line_look, looks
 from espalier.harness.reports.curves.point_frame import frame_of
+from espalier.harness.stats import Interval
+from espalier.harness.store.unparsed_mark import FOOTNOTE
 
-#: Dots per inch of the PNG.
-RESOLUTION = 150
 #: Suffixes of the files that are written.
 SUFFIXES = ("png", "svg", "md", "tex", "csv")
+
+UNPRUNED = "unpruned"
 
 
 def write_curves(
@@ -28,44 +32,82 @@ def write_curves(
     rule: str = "kept",
     run_keys: Collection[str] | None = None,
 ) -> tuple[Path, ...]:
-    """Write the figure and the tables of the finished runs of a store.
-
-    Args:
-        store: root of the run store.
-        out: path without suffix; its folder is created.
-        benchmarks: names, in this order; empty for all that have results.
-        model: required if the store has several.
-        rule: budget rule of the results.
-        run_keys: restrict to these runs.
-
-    Returns:
-        The paths, as of `write_panels`.
-
-    Raises:
-        UserError: the store lacks the requested results.
-    """
-    panels = read_panels(store, benchmarks, model, rule, run_keys, swept=True)
-    return write_panels(panels, out)
-
-
-def write_quickstart(
-    store: Path, out: Path, run_keys: Collection[str] | None = None
-) -> tuple[Path, ...]:
-    """Write the curves of all benchmarks of the runs (of all finished runs if `run_keys` is None)."""
-    return write_curves(store, out, run_keys=run_keys)
+    """Write the figure and the tables of a store's runs as `write_panels` does; arguments as of `read_panels`."""
+    return write_panels(read_panels(store, benchmarks, model, rule, run_keys, swept=True), out)
 
 
 def write_panels(panels: Sequence[CurvePanel], out: Path) -> tuple[Path, ...]:
     """Write the figure (`<out>.png`, `.svg`) and the tables (`.md`, `.tex`, `.csv`), and return the paths."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    png, svg, table, latex, points = (out.with_name(f"{out.name}.{kind}") for kind in SUFFIXES)
-    with rc_context(STYLE):
-        figure = draw(panels)
-        figure.savefig(png, dpi=RESOLUTION)
-        # No date, and a fixed salt in the style: equal data gives equal bytes.
-        figure.savefig(svg, metadata={"Date": None})
+    pictures = save(draw_curves(panels), out)
+    table, latex, points = (out.with_name(f"{out.name}.{kind}") for kind in SUFFIXES[2:])
     table.write_text(plain_page(markdown(panels)), encoding="utf-8")
     frame = frame_of(panels)
     frame.to_latex(latex, counts=True)
     frame.to_csv(points, index=False, encoding="utf-8")
-    return png, svg, table, latex, points
+    return *pictures, table, latex, points
+
+
+def draw_curves(panels: Sequence[CurvePanel], of: str = "visual tokens") -> Figure:
+    """Return the figure: score by what is removed, a plot for each benchmark; a method looks the same in all.
+
+    Args:
+        panels: one for each benchmark.
+        of: what the methods remove, for the axis label.
+    """
+    looks_by_name = looks((curve.name, curve.control) for panel in panels for curve in panel.curves)
+    plots = []
+    for panel in panels:
+        counts = [panel.keep(ratio) for ratio in panel.ratios]
+        counted = bool(counts) and None not in counts
+        places = _places(panel.ratios)
+        # The interval at ratio 0 is the unpruned model's.
+        bare = {0.0} if panel.full is not None else set()
+        series = [
+            Series(
+                curve.name,
+                [
+                    percent_spot(places[p.ratio], p.score, p.mark, bare=p.ratio in bare)
+                    for p in curve.points
+                ],
+                line_look(looks_by_name[curve.name]),
+                # The lightest grey is too light for letters.
+                NOTE if curve.control else looks_by_name[curve.name]["color"],
+            )
+            for curve in panel.curves
+        ]
+        plots.append(
+            Plot(
+                "curve",
+                panel.benchmark,
+                series,
+                note=f"{readable(panel.metric)}, {panel.n_samples} samples",
+                places=f"{of} kept" if counted else f"{of} removed (%)",
+                values="score (%)",
+                ticks={
+                    places[ratio]: str(count) if counted else f"{100 * ratio:.4g}"
+                    for ratio, count in zip(panel.ratios, counts, strict=True)
+                },
+                log=True,
+                level=_level(panel),
+                shift=0.012,
+            )
+        )
+    foot = "Bars and grey bands: 95 % intervals. Grey names: controls, which no paper proposes. Log scales."
+    if any(FOOTNOTE in panel.notes for panel in panels):
+        foot += f"\n{FOOTNOTE}."
+    return draw(plots, foot=foot)
+
+
+def _level(panel: CurvePanel) -> tuple[str, Interval] | None:
+    if panel.full is None:
+        return None
+    ends = (100 * end for end in (panel.full.value, panel.full.low, panel.full.high))
+    return UNPRUNED + panel.full_mark, Interval(*ends)
+
+
+def _places(ratios: Sequence[float]) -> dict[float, float]:
+    """Return the place of each ratio on a log axis: equal steps remove equal shares of the rest; all is a last step."""
+    places = {ratio: 1 / (1 - ratio) for ratio in ratios if ratio < 1}
+    last = 2 * max(places.values(), default=1.0)
+    return places | {ratio: last for ratio in ratios if ratio not in places}

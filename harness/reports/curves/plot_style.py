@@ -1,4 +1,4 @@
-"""The style shared by all figures: colours, greys, dashes, markers, sizes, and display names of metrics."""
+"""The style of all figures: colours, greys, dashes, markers and sizes; it imports no matplotlib."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ INK = "#222222"
 NOTE = "#666666"
 GRID = "#E6E6E6"
 
+#: Dots per inch of a PNG.
+RESOLUTION = 150
+
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.edgecolor": "#999999",
     "axes.labelcolor": INK,
+    "axes.labelsize": 9,
     "text.color": INK,
     "xtick.color": INK,
     "ytick.color": INK,
+    # A fixed salt: equal data gives equal bytes.
     "svg.hashsalt": "curves",
     "svg.fonttype": "none",
 }
@@ -68,4 +73,5 @@ def line_look(look: dict[str, Any]) -> dict[str, Any]:
         "markerfacecolor": "white" if control else colour,
         "markeredgecolor": colour if control else "white",
         "markeredgewidth": 1.0 if control else 0.6,
+        "zorder": 2 if control else 3,
     }

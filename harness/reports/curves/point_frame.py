@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,45 +10,13 @@ import pandas as pd
 
 from espalier.harness.reports.curves.latex_text import escape_latex
 from espalier.harness.reports.curves.metric_names import readable
+from espalier.harness.reports.frame import POINTS
 from espalier.harness.store.unparsed_mark import FOOTNOTE, mark
 
 if TYPE_CHECKING:
     # Imports torch and scipy: seconds and half a gigabyte that reading rows does not need.
     from espalier.harness.reports.curves.curve_points import CurvePanel, CurvePoint
     from espalier.harness.stats import Interval
-
-#: Types of columns.
-TEXT, NUMBER, COUNT, FLAG = "string", "float64", "int64", "boolean"
-
-#: One line for each point of a curve, of the headline metric, with its statistics.
-POINTS: Mapping[str, tuple[str, str]] = {
-    "benchmark": (TEXT, "name of the benchmark"),
-    "metric": (TEXT, "its headline"),
-    "n_samples": (COUNT, "samples asked"),
-    "curve": (TEXT, "its name"),
-    "control": (FLAG, "whether no paper proposes it"),
-    "floor": (TEXT, "the random dropping that it is compared with"),
-    "ratio": (NUMBER, "share of visual tokens removed, 0 to 1"),
-    "keep": (NUMBER, "visual tokens that stay of each sample, where that was set"),
-    "flops_share": (NUMBER, "share of the unreduced prefill's FLOPs, 0 to 1"),
-    **{
-        f"{quantity}{end}": (NUMBER, meaning + suffix)
-        for quantity, meaning in (
-            ("score", "mean over samples, seeds averaged"),
-            ("retention", "score over the unpruned score, paired"),
-            ("gain", "score less random dropping's, paired"),
-        )
-        for end, suffix in (
-            ("", ""),
-            ("_low", ": lower 95 % bound"),
-            ("_high", ": upper 95 % bound"),
-        )
-    },
-    "lost_p": (NUMBER, "p-value against the unpruned model, Holm over the benchmark"),
-    "gain_p": (NUMBER, "p-value against random dropping, uncorrected"),
-    "gain_p_holm": (NUMBER, "the same, Holm over the benchmark"),
-    "unread": (FLAG, "whether more than 5 % of a run's answers could not be read"),
-}
 
 #: Name of the unpruned model's line.
 UNPRUNED = "none"

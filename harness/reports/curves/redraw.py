@@ -15,16 +15,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from espalier.harness.errors import UserError
-from espalier.harness.reports.curves.curve_figure import FULL, draw
-from espalier.harness.reports.curves.curve_files import RESOLUTION
-from espalier.harness.reports.curves.curve_points import CONTROLS, Curve, CurvePanel, CurvePoint
-from espalier.harness.reports.curves.dot_plot import draw_dots
-from espalier.harness.reports.curves.plot_style import STYLE
-from espalier.harness.reports.curves.random_baselines import BaselineGroup
+from espalier.harness.reports.curves.curve_files import UNPRUNED, draw_curves
+from espalier.harness.reports.curves.curve_points import (
+    CONTROLS,
+    BaselineGroup,
+    Curve,
+    CurvePanel,
+    CurvePoint,
+)
+from espalier.harness.reports.curves.figures import save
+from espalier.harness.reports.curves.gain_dots import draw_gains
 from espalier.harness.specs.commands import command
 from espalier.harness.stats import Interval
 
@@ -46,15 +49,14 @@ def redraw(page: Path) -> Figure:
         UserError: the page has no tables of curves or of a sweep.
     """
     text = page.read_text(encoding="utf-8")
-    with rc_context(STYLE):
-        if SWEEP.search(text):
-            return draw_dots(*_sweep(text), {})
-        panels = list(_panels(text))
-        if not panels:
-            raise UserError(
-                f"{page} has no tables to draw; valid: lab/measured/figures, lab/measured/sweep"
-            )
-        return draw(panels)
+    if SWEEP.search(text):
+        return draw_gains(*_sweep(text), {})
+    panels = list(_panels(text))
+    if not panels:
+        raise UserError(
+            f"{page} has no tables to draw; valid: lab/measured/figures, lab/measured/sweep"
+        )
+    return draw_curves(panels)
 
 
 def _panels(text: str) -> Iterator[CurvePanel]:
@@ -71,7 +73,7 @@ def _panels(text: str) -> Iterator[CurvePanel]:
                 for (ratio, keep), cell in zip(places, cells, strict=False)
                 if ENDS.search(cell)
             ]
-            if name == FULL:
+            if name == UNPRUNED:
                 full = points[0].score
             else:
                 curves.append(Curve(name, name.split()[0] in CONTROLS, None, tuple(points)))
@@ -148,12 +150,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("pages", type=Path, nargs="+", metavar="PAGE", help="a page with its table")
     options = parser.parse_args(argv)
     for page in options.pages:
-        figure = redraw(page)
-        with rc_context(STYLE):
-            figure.savefig(page.with_suffix(".svg"), metadata={"Date": None})
-            if page.with_suffix(".png").exists():
-                figure.savefig(page.with_suffix(".png"), dpi=RESOLUTION)
-        print(page.with_suffix(".svg"))
+        kinds = [
+            kind for kind in ("svg", "png") if kind == "svg" or page.with_suffix(".png").exists()
+        ]
+        print(save(redraw(page), page.with_suffix(""), kinds)[0])
     return 0
 
 

@@ -103,6 +103,23 @@ def _values(rows: Sequence[Mapping[str, Any]]) -> list[TerminalColumn]:
     ]
 
 
+def latency_gains(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return how many times as fast as the unreduced model a row's phases are, where both sides were clocked."""
+    gains = (row["extra"].get("latency") or {}).get("gain") or {}
+    return {phase: gain["ratio"] for phase, gain in gains.items() if gain is not None}
+
+
+def latency_text(row: Mapping[str, Any]) -> str:
+    """Return these with their 95 % intervals, `prefill 1.85x [1.80, 1.91], step 1.10x`; empty without them."""
+    gains = (row["extra"].get("latency") or {}).get("gain") or {}
+    texts = []
+    for phase, ratio in latency_gains(row).items():
+        low, high = gains[phase]["low"], gains[phase]["high"]
+        ends = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+        texts.append(f"{phase} {ratio:.2f}x{ends}")
+    return ", ".join(texts)
+
+
 def summary_lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (heading, text) lines on one row's decoding."""
     block = row["extra"].get("speculative")

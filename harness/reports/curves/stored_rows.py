@@ -1,14 +1,17 @@
-"""Read the results of a store for reports: with settings, filtered, and the newest of each cell."""
+"""Read the results of a store for reports: with settings, filtered, the newest of each cell, and their scores."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+import pandas as pd
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.evaluation.samples import Key, SampleScores, read_scorings
+from espalier.harness.reports.frame import ROWS, at
 from espalier.harness.specs.commands import RUN
 from espalier.harness.specs.comparable import (
     Row,
@@ -16,11 +19,14 @@ from espalier.harness.specs.comparable import (
     check_comparable,
     identity,
     passed_over,
+    policy,
     settings,
     text,
 )
+from espalier.harness.specs.comparable import name as name_of
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store.parquet_tables import is_table, read_tables
+from espalier.harness.store.unparsed_mark import is_marked
 
 #: Help text of the `--where` option of the report commands.
 WHERE = "only rows with this setting, key=value as in a row's `settings`; may be repeated"
@@ -44,9 +50,6 @@ class StoredResult:
         )
 
 
-ResultT = TypeVar("ResultT", bound=StoredResult)
-
-
 def read_results(store: Path) -> list[StoredResult]:
     """Return all results of a store, oldest first; results that cannot be read are reported and skipped.
 
@@ -61,15 +64,39 @@ def read_results(store: Path) -> list[StoredResult]:
     return [StoredResult(run.path, row) for run, row in finished]
 
 
-def no_runs_error(store: Path, subject: str, preset: str) -> UserError:
-    """Return the error for a store without finished runs of `subject`, naming the preset that produces them."""
-    return UserError(
-        f"store={str(store)!r} holds no finished runs of {subject}; valid: a store of `{RUN} "
-        f"+experiment={preset}`"
-    )
+def results_of(
+    results: Sequence[StoredResult],
+    shows: Callable[[StoredResult], object],
+    subject: str,
+    store: Path,
+    preset: str,
+    model: str | None = None,
+    where: Sequence[str] = (),
+) -> list[StoredResult]:
+    """Return the results that a report shows: of one model, with settings, matching all conditions.
+
+    Args:
+        results: of a store, oldest first.
+        shows: whether the report shows a result.
+        subject: what it shows, for the error line.
+        store: where they come from.
+        preset: the sweep that produces such results.
+        model: required if there are several.
+        where: `key=value` conditions on settings.
+
+    Raises:
+        UserError: there are no such results, or as `select_model`, `with_settings` and `filter_results`.
+    """
+    selected = [result for result in results if shows(result)]
+    if not selected:
+        raise UserError(
+            f"store={str(store)!r} holds no finished runs of {subject}; valid: a store of `{RUN} "
+            f"+experiment={preset}`"
+        )
+    return filter_results(with_settings(select_model(selected, model))[0], where)
 
 
-def select_model(results: Sequence[ResultT], model: str | None) -> list[ResultT]:
+def select_model(results: Sequence[StoredResult], model: str | None) -> list[StoredResult]:
     """Return the results of `model`, or all results if `model` is None and they are of one model.
 
     Raises:
@@ -83,7 +110,7 @@ def select_model(results: Sequence[ResultT], model: str | None) -> list[ResultT]
     return [result for result in results if model is None or result.row["model"] == model]
 
 
-def with_settings(results: Sequence[ResultT]) -> tuple[list[ResultT], list[str]]:
+def with_settings(results: Sequence[StoredResult]) -> tuple[list[StoredResult], list[str]]:
     """Return the results that record their settings, and a line that counts the others (of older versions).
 
     Raises:
@@ -98,7 +125,7 @@ def with_settings(results: Sequence[ResultT]) -> tuple[list[ResultT], list[str]]
     return kept, passed_over(len(results) - len(kept), "without settings, from an older version")
 
 
-def filter_results(results: Sequence[ResultT], where: Sequence[str]) -> list[ResultT]:
+def filter_results(results: Sequence[StoredResult], where: Sequence[str]) -> list[StoredResult]:
     """Return the results that match all conditions; a setting that does not apply to a method always matches.
 
     Args:
@@ -121,7 +148,9 @@ def filter_results(results: Sequence[ResultT], where: Sequence[str]) -> list[Res
     return kept
 
 
-def newest_per_cell(results: Sequence[ResultT], indifferent: Collection[str] = ()) -> list[ResultT]:
+def newest_per_cell(
+    results: Sequence[StoredResult], indifferent: Collection[str] = ()
+) -> list[StoredResult]:
     """Return the newest result of each cell, after checking that all can be compared.
 
     Results of one cell with equal settings differ only in code or package versions, so the newest is used.
@@ -137,6 +166,97 @@ def newest_per_cell(results: Sequence[ResultT], indifferent: Collection[str] = (
     return list({identity(result.row): result for result in results}.values())
 
 
+@dataclass(frozen=True)
+class RunScores:
+    """The per-sample scores of one run's headline metric, and what its point needs.
+
+    Attributes:
+        name: of its curve: the method, its non-default parameters, and the engine's `policy` if it differs.
+        layer: decoder layer before which tokens are first removed, 0 for any site before the decoder; None without a
+            site, or if cache entries are evicted as well.
+        evicts: whether only cache entries are removed and no tokens.
+        flops: share of the unreduced prefill's FLOPs.
+        units: the unit of statistics of each sample: task and first document.
+        discriminates: for runs that evict cache entries, whether any answer is longer than one token.
+        single_token: whether every answer is one token.
+        unread: whether too many answers could not be read.
+        keep: tokens that stay of each sample, where that was set; the ratio is then what it removes of these samples.
+    """
+
+    name: str
+    method: str
+    policy: str
+    ratio: float
+    layer: int | None
+    evicts: bool
+    metric: str
+    flops: float
+    scores: Mapping[Key, float]
+    units: Mapping[Key, Key]
+    discriminates: bool | None = None
+    single_token: bool = False
+    unread: bool = False
+    keep: int | None = None
+
+
+def read_run_scores(result: StoredResult) -> RunScores:
+    """Return the per-sample scores of a result.
+
+    Raises:
+        UserError: some samples have no score.
+    """
+    row, extra = result.row, result.row["extra"]
+    metric = extra["headline"]
+    scorings = {
+        key: scoring for key, scoring in result.scorings().items() if metric in scoring.scores
+    }
+    # Missing in rows of older versions: how the metric is aggregated, and over how many samples.
+    aggregation = extra.get("aggregation", {}).get(metric, {})
+    expected = aggregation.get("samples") or row["n_samples"]
+    if len(scorings) != expected:
+        reason = aggregation.get("note")
+        raise UserError(
+            f"run {row['run_key']} ({row['benchmark']}) has {metric} for {len(scorings)} of {expected} samples; "
+            + (f"{metric}: {reason}" if reason else "run it again with force=true")
+        )
+    sites = extra.get("sites") or []
+    return RunScores(
+        name=name_of(row),
+        method=row["method"],
+        policy=policy(row),
+        ratio=row["ratio"],
+        # A run that also evicts cache entries is not comparable with random tokens alone.
+        layer=_layer(sites[0]) if sites and "cache" not in extra else None,
+        evicts="cache" in extra and not sites,
+        metric=metric,
+        flops=row["flops"]["share_of_full"],
+        scores={key: scoring.scores[metric] for key, scoring in scorings.items()},
+        units={
+            key: (key[0], scoring.units.get(metric, key[1])) for key, scoring in scorings.items()
+        },
+        # Missing in rows of older versions.
+        discriminates=extra.get("discriminates"),
+        single_token=extra.get("first_token") == 1,
+        unread=is_marked(row),
+        keep=row.get("keep"),
+    )
+
+
+def tidy(results: Sequence[StoredResult], **paths: str) -> pd.DataFrame:
+    """Return a line for each result: `ROWS` but for a metric's columns, the values at `paths`, and `result` itself.
+
+    Missing values are None and numbers keep their type, so that cells print as rows do. The index is the run's folder.
+    """
+    columns = {name: column.read for name, column in ROWS.items() if column.read is not None}
+    columns |= {name: at(path) for name, path in paths.items()}
+    lines = [
+        {**{name: read(result.row) for name, read in columns.items()}, "result": result}
+        for result in results
+    ]
+    index = [result.path for result in results]
+    return pd.DataFrame(lines, columns=[*columns, "result"], index=index, dtype=object)
+
+
 def _agrees(row: Row, key: str, value: str) -> bool:
     table, block = settings(row), key.partition(".")[0]
     if block in UNCONCERNED and any(
@@ -145,3 +265,8 @@ def _agrees(row: Row, key: str, value: str) -> bool:
         return True
     value_text = text(table.get(key))
     return value in (value_text, brief(value_text))
+
+
+def _layer(site: Mapping[str, Any]) -> int:
+    """Return the decoder layer of a site; the tower, the projector and the prefix all come before layer 0."""
+    return int(site["layer"]) if site["where"] == "layer" else 0

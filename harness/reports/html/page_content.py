@@ -7,15 +7,14 @@ from math import isfinite
 from typing import Any
 
 from espalier.harness.errors import UserError
+from espalier.harness.reports.curves.comparison import averages, panel_of
 from espalier.harness.reports.curves.curve_points import (
     CONTROLS,
     FULL,
     Curve,
     CurvePanel,
     CurvePoint,
-    panel_of,
 )
-from espalier.harness.reports.curves.curve_table import averages
 from espalier.harness.reports.curves.metric_names import readable
 from espalier.harness.reports.curves.plot_style import looks
 from espalier.harness.reports.curves.stored_rows import StoredResult

@@ -6,7 +6,7 @@
     points.to_latex("table.tex")               # as the table of a paper
 
 A path is a run store or a folder of tables (harness/store/parquet_tables.py), relative to the repository or absolute.
-Columns and units are in harness/reports/results/result_columns.py and docs/rows.md. Skipped results are reported on
+Columns and units are in harness/reports/frame.py and docs/rows.md. Skipped results are reported on
 stderr.
 """
 
@@ -23,7 +23,7 @@ import pandas as pd
 from espalier.harness.errors import UserError, tell_once
 from espalier.harness.paths import DEFAULT_STORE, DEMO, located, short_path
 from espalier.harness.reports.curves.point_frame import PointFrame, frame_of
-from espalier.harness.reports.results.result_columns import BLOCKS, ROWS, SAMPLES
+from espalier.harness.reports.frame import BLOCKS, ROWS, SAMPLES
 from espalier.harness.specs.comparable import identity, passed_over
 from espalier.harness.store import Store
 from espalier.harness.store.files.digests import digest
@@ -36,7 +36,7 @@ Row = Mapping[str, Any]
 
 
 def load(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
-    """Return a line for each cell and metric; columns and types as in `ROWS` of result_columns.py.
+    """Return a line for each cell and metric; columns and types as in `ROWS` of frame.py.
 
     Rows without settings (of older versions) are skipped; if several rows of a cell differ only in code version, the
     newest is used. Both are reported on stderr, as are damaged rows, unfinished runs, and rows of several commits.
@@ -80,7 +80,7 @@ def load(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
 
 
 def samples(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
-    """Return a line for each run, sample and metric; columns and types as in `SAMPLES` of result_columns.py.
+    """Return a line for each run, sample and metric; columns and types as in `SAMPLES` of frame.py.
 
     Raises:
         UserError: there are no rows, or a table is damaged.
@@ -111,7 +111,7 @@ def compare(
     rule: str = "kept",
     where: Sequence[str] = (),
 ) -> PointFrame:
-    """Return a line for each point of each curve; columns and types as in `POINTS` of point_frame.py.
+    """Return a line for each point of each curve; columns and types as in `POINTS` of frame.py.
 
     The unpruned model is a line of its own, `none` at ratio 0. Results are checked for comparability as in reports.
 
@@ -123,10 +123,10 @@ def compare(
         where: `key=value` conditions on settings.
 
     Raises:
-        UserError: as `espalier.harness.reports.curves.curve_points.read_panels`.
+        UserError: as `espalier.harness.reports.curves.comparison.read_panels`.
     """
     # Imports torch and scipy.
-    from espalier.harness.reports.curves.curve_points import read_panels
+    from espalier.harness.reports.curves.comparison import read_panels
 
     panels = read_panels(_folder(path), benchmarks, model, rule, where=where, swept=True)
     for panel in panels:
