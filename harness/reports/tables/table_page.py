@@ -17,7 +17,8 @@ CLASSES = {
     "measured": "measured, not compared",
     "another": "another machine",
     "missing": "a run fills it",
-    "formula": "a formula gives it",
+    "derived": "a formula gives it",
+    "fitted": "a formula fitted to such cells gives it",
     "printed": "printed alone",
 }
 
@@ -30,7 +31,7 @@ thead th{border-bottom:2px solid #666;background:#fff;vertical-align:bottom;whit
 tbody th{text-align:left;font-weight:400;position:sticky;left:0;background:#fff}
 th.block{font-weight:600;background:#f4f4f4}td small{display:block;color:#555}
 td.near{background:#dcefe3}td.within{background:#fdf3d0}td.FAR{background:#f9d9d2}td.measured{background:#e4ecf7}
-td.another{background:#efeaf6}td.missing,td.printed,td.formula{color:#777}td.formula{background:#f4f4f4}
+td.another{background:#efeaf6}td.missing,td.printed,td.derived,td.fitted{color:#666}td.derived,td.fitted{background:#f4f4f4}
 .legend td{border:1px solid #ddd}td.text{text-align:left;white-space:normal}
 li{margin:.15em 0}code{font-size:.92em;background:#f4f4f4;padding:1px 4px;overflow-wrap:anywhere}
 """

@@ -112,8 +112,7 @@ def head(column: tuple[str, ...]) -> str:
 
 def sections(table: RebuiltTable) -> Iterator[tuple[str, list[str]]]:
     """Yield the sections below a table: a title and lines."""
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(table.counts.items()))
-    yield "Cells", [f"{len(table.filled)} cells: {counts}"]
+    yield "Cells", [f"{len(table.filled)} cells: {', '.join(_by_origin(table))}"]
     if table.notes:
         yield "Rows", list(table.notes)
     sources = Counter(
@@ -134,6 +133,19 @@ def sections(table: RebuiltTable) -> Iterator[tuple[str, list[str]]]:
         yield "Cells that no run fills", _listed(table.unreachable())
     if table.commands():
         yield "Missing cells, and what fills them", table.commands()
+
+
+def _by_origin(table: RebuiltTable) -> Iterator[str]:
+    """Yield the counts of cells: measured ones with their verdicts, then those of formulas, and the others."""
+    measured_cells = Counter(filled.verdict for filled in table.filled if filled.value is not None)
+    if measured_cells:
+        verdicts = (
+            f"{count} {'not compared' if verdict == 'measured' else verdict}"
+            for verdict, count in sorted(measured_cells.items())
+        )
+        yield f"{measured_cells.total()} measured ({', '.join(verdicts)})"
+    others = table.counts - measured_cells
+    yield from (f"{count} {verdict}" for verdict, count in sorted(others.items()))
 
 
 def _listed(counts: Mapping[str, int]) -> list[str]:
