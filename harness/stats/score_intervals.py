@@ -77,9 +77,9 @@ def average_retention(
 ) -> Interval:
     """Return the mean retained share over benchmarks, with a Bayesian bootstrap drawn within each benchmark.
 
-    Several benchmarks share `UNSEEN` of an unobserved sample: if nothing changed on N samples of all of them the bound is
-    2.9 / N, which 6 % of draws exceed at the worst loss. A whole one in each, at its worst end in all at once, would cost
-    a third of the power; without any the interval misses small losses (lab/measured/coverage.md).
+    Several benchmarks share `UNSEEN` of an unobserved sample: if nothing changed on N samples of all of them the bound
+    is 2.9 / N, which 6 % of draws exceed at the worst loss. A whole one in each, at its worst end in all at once, would
+    cost a third of the power; without any the interval misses small losses (lab/measured/coverage.md).
 
     Args:
         pairs: for each benchmark scores (ours, full) of the same samples.

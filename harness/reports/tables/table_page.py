@@ -64,9 +64,12 @@ def fragment(table: RebuiltTable) -> str:
     if average_lines:
         sections.append(f"<h2>Averages</h2>{_plain(wording.AVERAGES, average_lines)}")
     for name, section_items in wording.sections(table):
-        tag = ("<code>", "</code>") if name.startswith("Missing") else ("", "")
-        items = "".join(f"<li>{tag[0]}{html.escape(item)}{tag[1]}</li>" for item in section_items)
-        sections.append(f"<h2>{html.escape(name)}</h2><ul>{items}</ul>")
+        items = [html.escape(item) for item in section_items]
+        if name == wording.MISSING:
+            sections.append(_missing(table, items))
+        else:
+            listed = "".join(f"<li>{item}</li>" for item in items)
+            sections.append(f"<h2>{html.escape(name)}</h2><ul>{listed}</ul>")
     legend = "".join(f'<td class="{kind}">{text}</td>' for kind, text in CLASSES.items())
     return (
         f"<h1>{title}</h1>\n"
@@ -76,6 +79,17 @@ def fragment(table: RebuiltTable) -> str:
         + "\n".join(body)
         + "\n</tbody></table></div>\n"
         + "\n".join(sections)
+    )
+
+
+def _missing(table: RebuiltTable, commands: Sequence[str]) -> str:
+    """Return what fills missing cells: the preset, and folded the command of each line, already escaped."""
+    preset = html.escape(wording.preset_command(table))
+    listed = "".join(f"<li><code>{item}</code></li>" for item in commands)
+    count = "1 command" if len(commands) == 1 else f"{len(commands)} commands"
+    return (
+        f"<h2>{wording.MISSING}</h2><p><code>{preset}</code></p>"
+        f"<details><summary>{count}, each for one method at one budget</summary><ul>{listed}</ul></details>"
     )
 
 

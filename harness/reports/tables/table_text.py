@@ -21,6 +21,16 @@ LEGEND = (
 )
 
 
+#: Title of the section with commands.
+MISSING = "Missing cells, and what fills them"
+
+
+def preset_command(table: RebuiltTable) -> str:
+    """Return the command that runs every cell of a table."""
+    model = "" if table.model is None else f" model={table.model}"
+    return f"{RUN} -m +experiment={table.name}{model}"
+
+
 def digits(filled: FilledCell) -> int:
     """Return the decimals of a cell's number: those of the printed number, or two for a substitute."""
     return filled.cell.digits if filled.cell.value and not filled.mismatch else 2
@@ -132,7 +142,7 @@ def sections(table: RebuiltTable) -> Iterator[tuple[str, list[str]]]:
     if table.unreachable():
         yield "Cells that no run fills", _listed(table.unreachable())
     if table.commands():
-        yield "Missing cells, and what fills them", table.commands()
+        yield MISSING, table.commands()
 
 
 def _by_origin(table: RebuiltTable) -> Iterator[str]:
