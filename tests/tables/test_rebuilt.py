@@ -197,7 +197,7 @@ def test_long_tables_are_cut_into_pages_with_every_line_once() -> None:
         assert "continued" not in parts[0]
         assert all(", continued.}" in part for part in parts[1:])
         long += len(parts) > 1
-    assert long > 3
+    assert long > 1
 
 
 def test_missing_cells_say_what_fills_them(store: Path, tmp_path: Path) -> None:
