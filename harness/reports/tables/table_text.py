@@ -154,8 +154,8 @@ def _by_origin(table: RebuiltTable) -> Iterator[str]:
             for verdict, count in sorted(measured_cells.items())
         )
         yield f"{measured_cells.total()} measured ({', '.join(verdicts)})"
-    others = table.counts - measured_cells
-    yield from (f"{count} {verdict}" for verdict, count in sorted(others.items()))
+    unmeasured = table.counts - measured_cells
+    yield from (f"{count} {verdict}" for verdict, count in sorted(unmeasured.items()))
 
 
 def _listed(counts: Mapping[str, int]) -> list[str]:

@@ -66,10 +66,10 @@ def _videos(folder: Path) -> Iterator[FormulaClaim]:
         sheet = PrintedSheet.read(folder, "aircache", number)
         for cell in sheet.column("score", benchmark="MMBench-Video"):
             column = "100%" if cell.method == "Full" else cell.column
-            same = overall.get((cell.method, column))
-            if same is not None:
+            overall_cell = overall.get((cell.method, column))
+            if overall_cell is not None:
                 yield FormulaClaim(
-                    cell, same.number, 0.0, "MMBench-Video", "Table 10", "the same figure"
+                    cell, overall_cell.number, 0.0, "MMBench-Video", "Table 10", "the same figure"
                 )
 
 

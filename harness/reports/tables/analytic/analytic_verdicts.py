@@ -147,9 +147,9 @@ def judge(claims: Iterable[FormulaClaim], listed: Iterable[Misprint]) -> list[Ju
 
 def _with_fitted_cells(claims: Iterable[FormulaClaim]) -> list[FormulaClaim]:
     """Return the claims; those of a fit add the number of cells of the table that it was made on."""
-    given = list(claims)
+    fitting = list(claims)
     cells: dict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
-    for claim in given:
+    for claim in fitting:
         cells[(*claim.cell.key[:2], claim.fitted)].add(claim.cell.key)
     counts = {key: len(keys) for key, keys in cells.items()}
     return [
@@ -159,7 +159,7 @@ def _with_fitted_cells(claims: Iterable[FormulaClaim]) -> list[FormulaClaim]:
         )
         if claim.fitted
         else claim
-        for claim in given
+        for claim in fitting
     ]
 
 
