@@ -56,7 +56,7 @@ def mcnemar_midp(broke: int, mended: int) -> float:
         return exact
     # Equal counts are observed in one place, others in both tails.
     halves = 0.5 if broke == mended else 1.0
-    return exact - halves * float(stats.binom.pmf(broke, changed, 0.5))
+    return exact - halves * float(stats.binom.pmf(min(broke, mended), changed, 0.5))
 
 
 def permutation_pvalue(
