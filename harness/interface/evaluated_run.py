@@ -14,7 +14,7 @@ import pandas as pd
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import finished_samples, read_scorings
 from espalier.harness.specs.comparable import amount
-from espalier.harness.stats import Interval, by_unit, mean_interval
+from espalier.harness.stats import Interval, by_unit, mcnemar_midp, mean_interval
 from espalier.harness.store import RunDir
 from espalier.harness.store.answer_changes import BROKE, MENDED, SAME, Comparison, compare
 from espalier.harness.store.answer_view import comparison_lines
@@ -195,6 +195,11 @@ class RunComparison:
     def p(self) -> float | None:
         """McNemar's exact p for right/wrong scores, else that of the paired permutation test of the means."""
         return self.comparison.pvalue
+
+    @property
+    def mid_p(self) -> float | None:
+        """McNemar's mid-p for right/wrong scores, which is nearer to its level; None for others."""
+        return mcnemar_midp(self.broke, self.mended) if self.comparison.binary else None
 
     @property
     def broke(self) -> int:

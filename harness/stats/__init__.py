@@ -5,7 +5,13 @@ would give too wide intervals.
 """
 
 from espalier.harness.stats.interval import Interval
-from espalier.harness.stats.pvalues import holm, mcnemar_pvalue, paired_pvalue, permutation_pvalue
+from espalier.harness.stats.pvalues import (
+    holm,
+    mcnemar_midp,
+    mcnemar_pvalue,
+    paired_pvalue,
+    permutation_pvalue,
+)
 from espalier.harness.stats.sample_clusters import by_unit
 from espalier.harness.stats.score_intervals import (
     average_retention,
@@ -21,6 +27,7 @@ __all__ = [
     "by_unit",
     "difference_interval",
     "holm",
+    "mcnemar_midp",
     "mcnemar_pvalue",
     "mean_interval",
     "paired_pvalue",

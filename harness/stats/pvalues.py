@@ -42,6 +42,23 @@ def mcnemar_pvalue(broke: int, mended: int) -> float:
     return float(stats.binomtest(broke, broke + mended, 0.5).pvalue)
 
 
+def mcnemar_midp(broke: int, mended: int) -> float:
+    """Return the two-sided mid-p value of McNemar's test: observed counts have half their weight in the exact one.
+
+    Its rate of false alarms is close to the level, where that of the exact test is far below for few changed answers;
+    it may be slightly above.
+
+    Raises:
+        ValueError: a count is negative.
+    """
+    exact, changed = mcnemar_pvalue(broke, mended), broke + mended
+    if not changed:
+        return exact
+    # Equal counts are observed in one place, others in both tails.
+    halves = 0.5 if broke == mended else 1.0
+    return exact - halves * float(stats.binom.pmf(min(broke, mended), changed, 0.5))
+
+
 def permutation_pvalue(
     ours: ArrayLike, theirs: ArrayLike, seed: int = 0, resamples: int = RESAMPLES
 ) -> float:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from espalier.harness.errors import plain
-from espalier.harness.stats import Interval
+from espalier.harness.stats import Interval, mcnemar_midp
 from espalier.harness.store.answer_changes import BROKE, MENDED, SAME, AnswerPair, Comparison
 from espalier.harness.store.stored_answers import AnsweredRun, StoredAnswer
 
@@ -91,7 +91,7 @@ def comparison_lines(ours: AnsweredRun, theirs: AnsweredRun, comparison: Compari
         counts = (
             f"broke {broke}, mended {mended}, both right {right}, both wrong {unchanged - right}"
         )
-        test = f"McNemar's exact test: p = {comparison.pvalue:.3g}"
+        test = f"McNemar's exact test: p = {comparison.pvalue:.3g}, mid-p = {mcnemar_midp(broke, mended):.3g}"
     elif comparison.pvalue is not None:
         counts = f"worse {broke}, better {mended}, equal {unchanged}"
         test = f"paired permutation test of the means: p = {comparison.pvalue:.3g}"

@@ -17,9 +17,9 @@ HEAD = """\
 
 <!-- Written by `python -m lab.pages.tables_page --write docs/tables.md` (`make docs`). -->
 
-Every results table of five papers is data ([results/papers](../results/README.md)), a preset that runs its cells, and
-a command that rebuilds it from what is stored, in the paper's own layout. Figures that show results are rebuilt the
-same way; none of their numbers is printed, so that nothing is compared.
+The results tables of five papers are data ([results/papers](../results/README.md) names those that are not), each a
+preset that runs its cells, and a command that rebuilds it from what is stored, lines grouped by model as printed.
+Figures that show results are rebuilt the same way; none of their numbers is printed, so that nothing is compared.
 
 ```sh
 python run.py -m +experiment=d2pruner_table1                 # the runs of a table; takes published checkpoints
@@ -39,7 +39,8 @@ Every cell shows what was measured and on how many samples, what is printed, wha
 the print is known to be wrong), the difference and a verdict; a missing one the command that fills it.
 
 A cell that was measured is **near** its printed number if the two differ by at most half a point (0.005 of a fraction,
-10 of MME's score, and half a unit of the last printed digit), **within error** if by at most 1.96 standard errors, else
+10 of MME's score, 0.05 of a mean accepted length,
+and half a unit of the last printed digit), **within error** if by at most 1.96 standard errors, else
 **FAR**; times, speeds and sizes are another machine's and not judged. Averages are given by the paper's own rule and
 over the benchmarks that all rows of a model have; a printed one that does not follow from the cells beside it, whatever
 rounding took, is marked. Rows that cannot stand in one table are named and left out: of another schema, another number

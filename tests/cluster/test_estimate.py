@@ -10,15 +10,20 @@ import pytest
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import Command, read_command
+from espalier.harness.config.group_lists import choices
 from espalier.harness.cost.budget import NOMINAL_TEXT
 from espalier.harness.cost.flops import head_flops, layer_flops, text_flops
+from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks.length_check import decoder_bytes
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.runs.cluster.answer_lengths import answer_lengths
 from espalier.harness.runs.cluster.cluster_spec import cluster_of
 from espalier.harness.runs.cluster.cluster_sweep import cells_of
 from espalier.harness.runs.cluster.cost_estimate import UnknownCost, cost_of
-from espalier.harness.runs.cluster.dry_run import PlannedCell, jobs_of, lines_of, plan
+from espalier.harness.runs.cluster.dry_run import PlannedCell, job_hours, jobs_of, lines_of, plan
+from espalier.harness.runs.cluster.gpu_kinds import GpuKind, gpu_kinds, reached
+from espalier.harness.runs.cluster.span import Span
 from espalier.harness.runs.runner import Runner
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
@@ -46,7 +51,7 @@ def cost(*argv: str) -> int:
 def planned(*argv: str) -> tuple[list[PlannedCell], list[str]]:
     command = composed(*argv)
     cluster = cluster_of(command.cells)
-    cells = [plan(cell, Digests(), Runner()) for cell in cells_of(command, cluster)]
+    cells = [plan(cell, Digests(), Runner(), cluster) for cell in cells_of(command, cluster)]
     return cells, list(lines_of(cells, cluster))
 
 
@@ -111,42 +116,97 @@ def test_models_that_are_not_here_are_estimated_by_their_facts() -> None:
     jobs = jobs_of(cells, cluster_of(composed("cluster=slurm", "cluster.cells_per_job=2").cells))
     assert (jobs[0].model, len(jobs[0].cells)) == ("llava_ov_72b", 2)
     assert any("llava_ov_72b, 2 cells; 4 GPUs" in line for line in lines)
-    counted = [cell.cost.flops for cell in cells if cell.cost is not None and cell.would_run]
-    hours = sum(
-        cell.cost.flops * cell.cell.resources.gpus / 2e13 / 3600
-        for cell in cells
-        if cell.cost is not None and cell.would_run
-    )
-    assert (
-        f"estimate: {sum(counted) / 1e18:.3g} EFLOPs, {hours:.3g} GPU-hours (decoding not counted)"
-        in text
-    )
-    assert "2e+13 FLOP/s of a GPU over its whole job (cluster.flops_per_second)" in text
+    counted = [cell.cost for cell in cells if cell.cost is not None and cell.would_run]
+    assert f"estimate: {sum(cost.flops for cost in counted) / 1e18:.3g} EFLOPs of the" in text
+    for name, gpu in gpu_kinds().items():
+        # 145 GB of weights: 3 of 80 GB by the resources of the model's file, more of 24 GB.
+        gpus = {job.model: job_hours(job, gpu).gpus for job in jobs}
+        assert gpus == {"llava_ov_72b": 8 if name == "RTX 4090" else 4, "llava15_7b": 1}
+        assert f"  {name}: " in text
+    # Answers to gqa are short.
+    assert "decoding not counted" not in text
 
 
-def hours_of(lines: list[str]) -> str:
-    return next(line for line in lines if line.startswith("estimate: "))
+def hours_of(lines: list[str]) -> list[str]:
+    return [line for line in lines if "GPU-hours" in line]
 
 
 def test_hours_never_stand_without_decoding() -> None:
-    unstated = ("-m", "model=llava15_7b", "method=none,fastv", "benchmark=gqa", "ratio=0.5")
+    unstated = ("-m", "model=llava15_7b", "method=none,fastv", "benchmark=mmmu", "ratio=0.5")
     _, lines = planned(*unstated)
-    assert all("GPU-hours (decoding not counted)" in line for line in lines if "GPU-hours" in line)
-    assert "(decoding not counted)" in hours_of(lines)
-    arguments = ("-m", "model=llava15_7b", "method=none", "benchmark=gqa,latency")
-    assert "(decoding not counted in 1 of 2 cells)" in hours_of(planned(*arguments)[1])
+    assert len(hours_of(lines)) == 1 + len(gpu_kinds())
+    assert all("GPU-hours (decoding not counted)" in line for line in hours_of(lines))
+    named = (
+        "benchmark mmmu: length of its answers (cluster.answer_tokens={mmmu: <tokens>}) (2 cells)"
+    )
+    assert f"not counted, unknown offline: {named}" in lines
+    arguments = ("-m", "model=llava15_7b", "method=none", "benchmark=gqa,mmmu")
+    assert "(decoding not counted in 1 of 2 cells)" in hours_of(planned(*arguments)[1])[-1]
+    stated = planned(*unstated, "cluster.answer_tokens={mmmu: 300}")
+    assert "not counted" not in "".join(hours_of(stated[1]))
+    tokens = [cell.cost.answer_tokens for cell in stated[0] if cell.cost is not None]
+    assert tokens == [Span(270000, 270000)] * 2
 
 
-def test_answers_of_a_stated_length_are_counted_as_the_longest() -> None:
-    pages = ("model=deepseek_ocr_tiny", "method=rtprune", "ratio=0.25", "benchmark=omnidocbench")
-    cells, lines = planned(*pages, "++benchmark.generation.max_new_tokens=500")
-    assert "GPU-hours (answers as long as they may be)" in hours_of(lines)
-    assert "takes 0.02 s at least" in " ".join(" ".join(lines).split())
-    cost = cells[0].cost
+def test_pages_cost_hours_by_the_length_of_their_text() -> None:
+    pages = ("model=deepseek_ocr_base", "method=none", "benchmark=omnidocbench")
+    (cell,), lines = planned(*pages)
+    assert "1,355 of" not in "".join(lines)
+    cost, decoding = cell.cost, cell.cost and cell.cost.decoding
     assert cost is not None
-    # 1,355 pages in batches of 8.
-    assert cost.decoding == pytest.approx(170 * 500 * 0.02)
-    assert cost.longest
+    assert decoding is not None
+    assert decoding.tokens == (600, 1300)
+    # 1,355 pages in batches of 8; a step of 12 layers takes no less than their launches.
+    assert decoding.batches == 170
+    seconds = cost.seconds(gpu_kinds()["H100"])
+    rates = reached()
+    assert seconds.low > 170 * 600 * 12 * rates.launch.low > 600
+    assert seconds.high < 2 * 170 * 1300 * 12 * rates.launch.high
+    # 100 sheets of a GPU that is ten times slower in everything read their bytes.
+    slow = GpuKind(1e12, 1e10, 2**36)
+    assert cost.seconds(slow).low > 170 * 600 * decoding.weights / 1e10
+
+
+def test_a_limit_of_new_tokens_cuts_the_typical_length() -> None:
+    pages = ("model=deepseek_ocr_base", "method=none", "benchmark=omnidocbench")
+    lengths = []
+    for limit in (8192, 1000, 100):
+        spec = settled(*pages, f"++benchmark.generation.max_new_tokens={limit}")
+        decoding = cost_of(spec, method_of(spec.method)).decoding
+        assert decoding is not None
+        lengths.append(decoding.tokens)
+    assert lengths == [(600, 1300), (600, 1000), (100, 100)]
+    spec = settled("model=llava15_7b", "benchmark=mmmu", "++benchmark.generation.max_new_tokens=50")
+    decoding = cost_of(spec, method_of(spec.method)).decoding
+    assert decoding is not None
+    assert decoding.tokens == (1, 50)
+
+
+def test_lengths_are_of_benchmarks_that_exist_and_each_has_its_source() -> None:
+    names = [name for length in answer_lengths() for name in length.benchmarks]
+    assert set(names) <= set(choices("benchmark"))
+    assert len(names) == len(set(names))
+    for length in answer_lengths():
+        low, high = length.tokens
+        assert low <= high
+        assert len(length.source) > 10
+
+
+def test_a_gpu_of_the_users_stands_beside_those_of_the_file() -> None:
+    one = ("model=llava15_7b", "method=none", "benchmark=gqa")
+    l40s = "cluster.gpu_kinds={L40S: {flops: 3.62e14, bandwidth: 8.64e11, memory: 48GiB}}"
+    _, lines = planned(*one, l40s)
+    assert sum(line.startswith("  L40S: ") for line in lines) == 1
+    with pytest.raises(UserError, match=r"cluster\.gpu_kinds\.L40S\.flops=0"):
+        cluster_of(composed(*one, l40s.replace("3.62e14", "0")).cells)
+
+
+def test_a_picture_goes_through_the_tower() -> None:
+    spec = settled("model=llava15_7b", "method=none", "benchmark=gqa", "limit=10")
+    cost, tower = cost_of(spec, method_of(spec.method)), spec.model.facts.tower
+    layers = tower.layers * layer_flops(tower, 576, causal=False)
+    projector = 2 * 576 * (1024 * 4096 + 4096 * 4096)
+    assert cost.tower == 10 * (layers + projector)
 
 
 def test_steps_of_denoised_answers_are_counted_where_they_are_stated() -> None:
@@ -163,8 +223,12 @@ def test_steps_of_denoised_answers_are_counted_where_they_are_stated() -> None:
     fewer = cost(*lavida, *stated, "method=d3tom", "ratio=0.9")
     assert step < fewer < 8 * step
     cells, lines = planned(*lavida, *stated, "method=d3tom", "ratio=0.9")
-    assert "not counted" not in hours_of(lines)
+    assert "not counted" not in "".join(hours_of(lines))
     assert cells[0].cost is not None
+    assert cells[0].cost.launches == 8 * facts.text.layers
+    cached = cost(*lavida, *stated, "method=none", "+model.generation.prefix_cache=true")
+    prompt = text_flops(facts, entering, NOMINAL_TEXT)
+    assert prompt < cached < prompt + 8 * step / 4
     with pytest.raises(UnknownCost, match=r"benchmark\.generation\.max_new_tokens"):
         cost(*lavida, stated[1], "method=none")
 
@@ -173,12 +237,13 @@ def test_lengths_that_are_exact_count_as_they_are() -> None:
     argv = ("model=llava15_7b", "method=none", "benchmark=latency", "engine.batch_size=4")
     spec = settled(*argv)
     cost = cost_of(spec, method_of(spec.method))
-    assert not cost.longest
+    decoding = cost.decoding
+    assert decoding is not None
+    assert (decoding.tokens, decoding.batches) == ((512, 512), 1)
     assert 12e9 < decoder_bytes(spec.model) < 14e9
-    assert cost.decoding == pytest.approx(512 * 0.02)
-    wide = settled(*argv, "model.dtype=float32")
-    cost = cost_of(wide, method_of(wide.method))
-    assert cost.decoding == pytest.approx(512 * decoder_bytes(wide.model) / 1e12)
+    assert decoding.weights == decoder_bytes(spec.model)
+    # Four prompts of 2,048 tokens: half a MiB of 16-bit keys and values each.
+    assert decoding.prompt == 4 * 2048 * 2**19
 
 
 def test_the_store_is_asked_and_left_as_it_is(

@@ -139,7 +139,7 @@ def test_a_job_computes_on_the_device_of_its_own_machine() -> None:
         ("cluster.cells_per_job=0", "cluster.cells_per_job=0"),
         ("cluster.memory=lots", "cluster.memory='lots'"),
         ("cluster.gpus=-1", "cluster.gpus=-1"),
-        ("cluster.flops_per_second=0", "cluster.flops_per_second=0"),
+        ("cluster.answer_tokens={gqa: 0}", "cluster.answer_tokens.gqa=0"),
         ("model.resources.minutes=0", "model.resources.minutes=0"),
         ("+model.resources.cards=1", "model.resources.cards is not a config key"),
     ],

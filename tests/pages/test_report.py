@@ -41,7 +41,15 @@ def content(root: Path) -> dict[str, object]:
         "averages": means,
         "overlays": {"pictures": [], "curves": {}},
         "pictures": [],
-        "tables": [{"title": "one <b>", "html": "<h1>one</h1><table><tr><td>1</td></tr></table>"}],
+        "tables": [
+            {
+                "name": f"{paper}_table{number}",
+                "paper": paper,
+                "title": f"{number} <b>",
+                "html": f"<h1>{paper} {number}</h1><table><tr><td>1</td></tr></table>",
+            }
+            for paper, number in (("one", 1), ("one", 2), ("two", 1))
+        ],
         "left_out": found.left_out,
         "notes": found.notes,
     }
@@ -152,7 +160,7 @@ def test_the_page_is_whole_and_needs_nothing(root: Path) -> None:
     assert not re.findall(r"@import|url\(", page)
     held = re.search(r'id="data">(.*?)</script>', page, re.S)
     assert held is not None
-    assert json.loads(held.group(1))["tables"][0]["title"] == "one <b>"
+    assert json.loads(held.group(1))["tables"][0]["title"] == "1 <b>"
     assert "&lt;/script&gt;&lt;b&gt;&amp;" in page
 
 

@@ -221,6 +221,30 @@ def test_the_address_holds_part_and_filters(browser: Any, root: Path, tmp_path: 
     assert [cells[0] for cells in leaders(browser)] == ["unpruned", "clever", "random"]
 
 
+def test_published_tables_are_chosen_by_paper_and_stay_in_the_address(
+    browser: Any, root: Path, tmp_path: Path
+) -> None:
+    page = assemble(content(root))
+    opened(browser, page, tmp_path / "page.html", "#/tables")
+    selects = (
+        "return [...document.querySelectorAll('#tables select')]"
+        ".map((one) => [...one.options].map((option) => option.text))"
+    )
+    assert browser.execute_script(selects) == [["one", "two"], ["1 <b>", "2 <b>"]]
+    browser.execute_script(
+        "const one = document.querySelector('#tables select'); one.value = 'two';"
+        "one.dispatchEvent(new Event('change'));"
+    )
+    assert browser.find_element("css selector", "#tables h1").text == "two 1"
+    address = browser.execute_script("return location.hash")
+    opened(browser, page, tmp_path / "page.html", address)
+    assert browser.find_element("css selector", "#tables h1").text == "two 1"
+    opened(browser, page, tmp_path / "page.html", "#/methods?method=random")
+    assert (
+        browser.find_element("css selector", "#methods select").get_attribute("value") == "random"
+    )
+
+
 def test_tabs_follow_the_arrow_keys(browser: Any, root: Path, tmp_path: Path) -> None:
     opened(browser, assemble(content(root)), tmp_path / "page.html", "#/leaders")
     tabs = browser.find_elements("css selector", "[role=tab]")

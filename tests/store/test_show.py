@@ -13,7 +13,7 @@ from scipy import stats
 
 from espalier.harness.cli.store import main
 from espalier.harness.errors import UserError
-from espalier.harness.stats import by_unit, mcnemar_pvalue
+from espalier.harness.stats import by_unit, mcnemar_midp, mcnemar_pvalue
 from espalier.harness.store import SCHEMA, Store
 from espalier.harness.store.answer_changes import compare
 from espalier.harness.store.answer_view import write
@@ -105,7 +105,7 @@ def test_what_was_broken_and_mended(root: Path, capsys: pytest.CaptureFixture[st
     assert lines[1][2:7] == ["0", "1", "right", "wrong 1", "right"]
     assert errors[0] == (
         "fastv K=3 0.5 against none K=3 0 on 8 common samples of b: broke 3, mended 1, both right 3, both wrong 1; "
-        "McNemar's exact test: p = 0.625"
+        "McNemar's exact test: p = 0.625, mid-p = 0.375"
     )
     assert errors[1].startswith("acc: -0.25 [-")
     assert main(["show", "aa", "--against", "ab", "--wrong", "--store", str(root)]) == 0
@@ -119,6 +119,33 @@ def test_mcnemar_is_the_binomial_test_of_the_discordant_pairs() -> None:
     assert mcnemar_pvalue(3, 10) == mcnemar_pvalue(10, 3)
     with pytest.raises(ValueError, match="at least 0"):
         mcnemar_pvalue(-1, 2)
+
+
+def test_the_mid_p_takes_half_of_what_was_observed() -> None:
+    assert mcnemar_midp(0, 0) == 1.0
+    binomial = stats.binom(13, 0.5)
+    assert mcnemar_midp(10, 3) == pytest.approx(2 * binomial.cdf(2) + binomial.pmf(3))
+    assert mcnemar_midp(3, 10) == mcnemar_midp(10, 3)
+    assert mcnemar_midp(4, 4) == pytest.approx(1 - stats.binom(8, 0.5).pmf(4) / 2)
+
+
+@pytest.mark.parametrize(("samples", "discordance"), [(100, 0.05), (500, 0.05), (500, 0.2)])
+def test_false_alarms_of_the_mid_p_are_nearer_to_the_level(
+    samples: int, discordance: float
+) -> None:
+    """Rates by summing over all counts, no draws."""
+    rates = {}
+    for test in (mcnemar_pvalue, mcnemar_midp):
+        rates[test] = sum(
+            stats.binom.pmf(changed, samples, discordance)
+            * sum(
+                stats.binom.pmf(broke, changed, 0.5)
+                for broke in range(changed + 1)
+                if test(broke, changed - broke) <= 0.05
+            )
+            for changed in range(int(2 * samples * discordance))
+        )
+    assert rates[mcnemar_pvalue] < rates[mcnemar_midp] < 0.052
 
 
 def test_graded_scores_are_compared_by_their_means(tmp_path: Path) -> None:

@@ -292,9 +292,31 @@ def test_published_shares_of_the_dynamic_ratio_are_those_of_its_file() -> None:
     text = (CONF / "method" / "rtprune.yaml").read_text(encoding="utf-8")
     comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
     listed = {int(a) / int(b) for a, b in re.findall(r"(\d+)/(\d+)", comment)}
-    used = {run.overrides.get("method.params.typical") for _, run in runs("rtprune")} - {None}
+    used = {
+        run.overrides.get("method.params.typical")
+        for cell, run in runs("rtprune")
+        if cell.budget != "dynamic r"
+    } - {None}
     # Table 10 has 216 of 256 under another threshold, beside the 214 of the default.
     assert sorted(used - {216 / 256}) == pytest.approx(sorted(listed))
+
+
+def test_shares_of_single_benchmarks_are_the_mean_ratios_that_table_6_prints() -> None:
+    printed = {
+        (cell.benchmark, cell.split): cell.number
+        for cell in read_cells(read_paper("rtprune"), "6")
+        if cell.metric == "mean pruning ratio"
+    }
+    compared = 0
+    for cell, run in runs("rtprune"):
+        if (cell.table, cell.budget, cell.method) == ("6", "dynamic r", "RTPrune"):
+            compared += 1
+            kept = 1 - printed[cell.benchmark, cell.split]
+            assert run.overrides["method.params.typical"] == pytest.approx(kept)
+            assert run.overrides["ratio"] == pytest.approx(1 - kept)
+        elif cell.table == "6":
+            assert "method.params.typical" not in run.overrides
+    assert compared == 5
 
 
 def test_the_judge_of_a_paper_is_one_in_both_pages() -> None:

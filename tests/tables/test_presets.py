@@ -115,8 +115,8 @@ def test_the_command_line_picks_out_of_the_grids() -> None:
 
 
 def test_hydra_finds_a_preset_by_its_name_and_nothing_is_imported_for_others() -> None:
-    assert len(NAMES) == 42
-    assert len([name for name in NAMES if "_fig" in name]) == 5
+    assert len(NAMES) == 45
+    assert len([name for name in NAMES if "_fig" in name]) == 8
     for name, line in (
         ("d3tom_table4", "no run fills a cell of it; valid: d3tom_table1"),
         ("d3tom_table99", "table of d3tom='99' is unknown"),

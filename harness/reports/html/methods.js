@@ -3,6 +3,7 @@
 const measuredCells = (table) => (table.html.match(/class="(near|within|FAR)"/g) || []).length;
 const fullest = data.tables.reduce((best, table, i) => (measuredCells(table) > measuredCells(data.tables[best]) ? i : best), 0);
 const chosen = { method: null, table: fullest };
+const show = (key, value) => { chosen[key] = value; writeAddress(); draw(); };
 
 // Light over what is dropped: the picture once, a path over the dropped places.
 function overlay(picture, one, words) {
@@ -38,7 +39,7 @@ function drawMethods() {
     return curve ? element("figure", {}, caption(panel, 0), curvePlot(panel, floor ? [curve, floor] : [curve])) : null;
   }).filter(Boolean).slice(0, PANELS);
   section.replaceChildren(
-    element("div", { class: "bar" }, choice("Method", name, names.map((one) => [one, one]), (v) => { chosen.method = v; drawMethods(); }),
+    element("div", { class: "bar" }, choice("Method", name, names.map((one) => [one, one]), (v) => show("method", v)),
       element("span", { class: "note" }, `${ours[0].kind}; ${counted(ours, "row")} on ${counted(unique(ours.map((row) => row.benchmark)), "benchmark")}`)),
     element("h2", {}, "What it keeps"),
     element("p", { class: "note" }, `Light places are dropped; what the last layer of ${data.overlays.model || "the embedded model"} still sees is left as it is. Three validation scenes of the embedded model, each with a question about a place.`),
@@ -47,7 +48,7 @@ function drawMethods() {
 }
 
 function drawTables() {
-  const table = data.tables[chosen.table], holder = element("div", { class: "paper" });
+  const table = data.tables[chosen.table], papers = unique(data.tables.map((one) => one.paper)), holder = element("div", { class: "paper" });
   // Written and escaped by harness/reports/tables/table_formats.py.
   holder.innerHTML = table.html;
   for (const one of holder.querySelectorAll("table")) {
@@ -56,7 +57,8 @@ function drawTables() {
     box.append(one);
   }
   document.getElementById("tables").replaceChildren(
-    element("div", { class: "bar" }, choice("Table", String(chosen.table), data.tables.map((one, i) => [String(i), one.title]), (v) => { chosen.table = Number(v); drawTables(); })),
+    element("div", { class: "bar" }, choice("Paper", table.paper, papers.map((paper) => [paper, paper]), (paper) => show("table", data.tables.findIndex((one) => one.paper === paper))),
+      choice("Table", String(chosen.table), data.tables.map((one, i) => [String(i), one.title]).filter(([i]) => data.tables[i].paper === table.paper), (v) => show("table", Number(v)))),
     element("p", { class: "note" }, "Blue cells are near the printed number, orange ones far from it; grey ones are print alone. Point at a cell for its run, or for the command that fills it."), holder);
 }
 

@@ -24,9 +24,11 @@ function open(name) {
   draw();
 }
 
-// The address holds the part and the filters that are set: it can be kept and sent.
+// The address holds the part, the filters that are set, and the method or table that is shown: it can be kept and sent.
 function writeAddress() {
   const set = new URLSearchParams(Object.entries(filters).filter(([, value]) => value));
+  if (part === "methods" && chosen.method) set.set("method", chosen.method);
+  if (part === "tables") set.set("table", data.tables[chosen.table].name);
   history.replaceState(null, "", `#/${part}${String(set) ? `?${set}` : ""}`);
 }
 
@@ -37,6 +39,9 @@ function readAddress() {
     document.getElementById(`f-${key}`).value = filters[key];
     if (document.getElementById(`f-${key}`).value !== filters[key]) filters[key] = ""; // a value that this page lacks
   }
+  const table = data.tables.findIndex((one) => one.name === set.get("table"));
+  if (table >= 0) chosen.table = table;
+  chosen.method = set.get("method") || chosen.method; // drawMethods takes another where this page lacks it
   board.page = 0;
   open(name);
 }

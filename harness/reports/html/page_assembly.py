@@ -85,4 +85,12 @@ def _tables(results: PageResults, stores: Sequence[Path]) -> list[dict[str, str]
     tables, notes = rebuild(requested_tables("all", []), stores)
     if notes:
         results.notes["published tables"] = notes
-    return [{"title": title(table), "html": fragment(table)} for table in tables]
+    return [
+        {
+            "name": table.name,
+            "paper": table.paper.paper,
+            "title": title(table).removeprefix(f"{table.paper.paper}, "),
+            "html": fragment(table),
+        }
+        for table in tables
+    ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from espalier.harness.reports.tables.cell_runs import CellRun, method_of, run_of_cell
 from espalier.harness.reports.tables.cell_settings import compared_settings
-from espalier.harness.reports.tables.printed_cell import UNITS, PrintedCell
+from espalier.harness.reports.tables.printed_cell import PrintedCell
 from espalier.harness.reports.tables.published_tables import Paper
 from espalier.harness.reports.tables.table_rows import MeasuredResult, Notes
 
@@ -25,12 +25,14 @@ class FormulaValue:
 
     Attributes:
         source: the formula, by its equation.
+        basis: whether it is independent of the printed cells, or was fitted to them.
         misprint: why the printed number is known to be wrong; empty if print and formula agree.
     """
 
     value: float
     source: str
     misprint: str = ""
+    basis: Literal["derived", "fitted"] = "derived"
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,19 @@ class FilledCell:
 
     @property
     def verdict(self) -> str:
-        """The verdict on the difference: near, within error, FAR; `missing` and other words without a difference."""
+        """The verdict on the difference of a measured cell: near, within error, FAR; other words without a difference.
+
+        Of a cell that no run fills: `derived` or `fitted`, the basis of its formula, `printed` without one.
+        """
         if not self.cell.value and self.value is None:
             return "not printed"
         if self.value is None:
-            unfilled = "printed" if self.analytic is None else "formula"
+            unfilled = "printed" if self.analytic is None else self.analytic.basis
             return "missing" if isinstance(self.run, CellRun) else unfilled
         if self.difference is None:
             return "measured"
         part = "" if self.row is None or self.row.complete else ", of a part"
-        allowed = UNITS[self.cell.unit]
+        allowed = self.cell.allowed
         if allowed is None:
             return "another machine" + part
         distance = round(abs(self.difference), 9)

@@ -42,6 +42,13 @@ UNITS: Mapping[str, float | None] = {
 }
 
 
+#: The same for metrics that are judged more closely than their unit.
+METRICS: Mapping[str, float] = {
+    # The steps of a paper's ablation are 0.2 to 0.5.
+    "mean accepted length M": 0.05,
+}
+
+
 @dataclass(frozen=True)
 class PrintedCell:
     """A printed cell; `value` is as printed, with trailing zeros, and empty if the paper prints none."""
@@ -77,6 +84,11 @@ class PrintedCell:
         if not self.value:
             raise UserError(f"{self.name}: no number is printed")
         return float(self.value)
+
+    @property
+    def allowed(self) -> float | None:
+        """The largest difference that counts as near; None: nothing on another machine does."""
+        return METRICS.get(self.metric, UNITS[self.unit])
 
     @property
     def column(self) -> str:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.paths import PAPERS
-from espalier.harness.reports.tables.panels import FigurePanel, name_of, points
+from espalier.harness.reports.tables.panels import FigurePanel, display_name, name_of, points
 from espalier.harness.reports.tables.printed_cell import COLUMNS, UNITS, PrintedCell, place
 
 FOLDER = PAPERS
@@ -97,6 +97,7 @@ class Paper:
         slug: name of its files.
         models, methods, budgets, benchmarks, metrics: by printed name, the part of a run it stands for
         (harness/reports/tables/cell_runs.py), or, as a text, why nothing in this project does.
+        absent: tables and figures with results that are not in `tables`, and why; a part as `fig8b`.
     """
 
     slug: str
@@ -111,6 +112,7 @@ class Paper:
     benchmarks: Mapping[str, Any]
     metrics: Mapping[str, Any]
     tables: Mapping[str, TableEntry]
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     def table(self, number: str) -> TableEntry:
         """Return a table's entry.
@@ -118,6 +120,11 @@ class Paper:
         Raises:
             UserError: the paper's file has no such table.
         """
+        if number in self.absent:
+            raise UserError(
+                f"{display_name(number)} of {self.paper} is not rebuilt: {self.absent[number]}; valid: "
+                + ", ".join(self.tables)
+            )
         if number not in self.tables:
             raise unknown_name(f"table of {self.slug}", number, self.tables)
         return self.tables[number]
@@ -145,7 +152,8 @@ def read_paper(slug: str, folder: Path = FOLDER) -> Paper:
     tables = {
         str(number): _printed(path, entry) for number, entry in entries.pop("tables", {}).items()
     }
-    paper = _build_entry(Paper, path, {**entries, "slug": slug, "tables": tables})
+    absent = {str(number): why for number, why in entries.pop("absent", {}).items()}
+    paper = _build_entry(Paper, path, {**entries, "slug": slug, "tables": tables, "absent": absent})
     _check_entries(path, paper)
     return paper
 

@@ -1,7 +1,7 @@
 """Rebuild published tables from the store; `all` for all tables of all papers.
 
 `fig4` instead of a number is a figure; `--out` draws it. `analytic` instead of a paper compares formulas alone with the
-printed numbers.
+printed numbers, `misprints` lists the printed numbers that others contradict.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from espalier.harness.config.group_lists import choices
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.paths import DEFAULT_STORE, located
+from espalier.harness.reports.tables import misprint_list
 from espalier.harness.reports.tables.analytic import formulas as analytic
 from espalier.harness.reports.tables.cell_verdicts import ResultIndex
 from espalier.harness.reports.tables.published_tables import papers, read_paper
@@ -63,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == ["analytic"]:
         return analytic.main(arguments[1:])
+    if arguments[:1] == ["misprints"]:
+        return misprint_list.main(arguments[1:])
     parser = command_parser(
         "tables",
         __doc__,
@@ -70,8 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "d2pruner 3 --model seedling",
         "all --out tables",
         "analytic --cells",
+        "misprints",
     )
-    parser.add_argument("paper", help=f"{', '.join(papers())}, all, or analytic")
+    parser.add_argument("paper", help=f"{', '.join(papers())}, all, analytic or misprints")
     parser.add_argument("numbers", nargs="*", metavar="N", help="its tables (default: all)")
     parser.add_argument(
         "--store", type=located, action="append", help="a run store (default: results)"
@@ -90,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--out", type=Path, help="write every format of every table into this folder"
     )
     options = parser.parse_args(arguments)
-    names = [*papers(), "all", "analytic"]
+    names = [*papers(), "all", "analytic", "misprints"]
     try:
         if options.out is not None:
             check_folder("--out", options.out)

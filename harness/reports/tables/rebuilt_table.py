@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,13 +172,26 @@ def build(
         paper,
         number,
         tuple(heads),
-        tuple(
-            TableLine(key[:-1], key[-1], cells_by_column) for key, cells_by_column in lines.items()
-        ),
+        tuple(TableLine(key[:-1], key[-1], lines[key]) for key in _grouped(lines)),
         tuple(filled),
         tuple(averaged),
         model,
         tuple(notes.lines()),
+    )
+
+
+def _grouped(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the keys of lines so that equal headings stand together, in the order of their first lines.
+
+    Files have the lines of two models that are printed side by side one by one.
+    """
+    first: dict[tuple[str, ...], int] = {}
+    ordered = list(keys)
+    for place, key in enumerate(ordered):
+        for length in range(1, len(key) + 1):
+            first.setdefault(key[:length], place)
+    return sorted(
+        ordered, key=lambda key: [first[key[:length]] for length in range(1, len(key) + 1)]
     )
 
 

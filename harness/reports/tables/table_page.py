@@ -17,7 +17,8 @@ CLASSES = {
     "measured": "measured, not compared",
     "another": "another machine",
     "missing": "a run fills it",
-    "formula": "a formula gives it",
+    "derived": "a formula gives it",
+    "fitted": "a formula fitted to such cells gives it",
     "printed": "printed alone",
 }
 
@@ -30,7 +31,7 @@ thead th{border-bottom:2px solid #666;background:#fff;vertical-align:bottom;whit
 tbody th{text-align:left;font-weight:400;position:sticky;left:0;background:#fff}
 th.block{font-weight:600;background:#f4f4f4}td small{display:block;color:#555}
 td.near{background:#dcefe3}td.within{background:#fdf3d0}td.FAR{background:#f9d9d2}td.measured{background:#e4ecf7}
-td.another{background:#efeaf6}td.missing,td.printed,td.formula{color:#777}td.formula{background:#f4f4f4}
+td.another{background:#efeaf6}td.missing,td.printed,td.derived,td.fitted{color:#666}td.derived,td.fitted{background:#f4f4f4}
 .legend td{border:1px solid #ddd}td.text{text-align:left;white-space:normal}
 li{margin:.15em 0}code{font-size:.92em;background:#f4f4f4;padding:1px 4px;overflow-wrap:anywhere}
 """
@@ -63,9 +64,12 @@ def fragment(table: RebuiltTable) -> str:
     if average_lines:
         sections.append(f"<h2>Averages</h2>{_plain(wording.AVERAGES, average_lines)}")
     for name, section_items in wording.sections(table):
-        tag = ("<code>", "</code>") if name.startswith("Missing") else ("", "")
-        items = "".join(f"<li>{tag[0]}{html.escape(item)}{tag[1]}</li>" for item in section_items)
-        sections.append(f"<h2>{html.escape(name)}</h2><ul>{items}</ul>")
+        items = [html.escape(item) for item in section_items]
+        if name == wording.MISSING:
+            sections.append(_missing(table, items))
+        else:
+            listed = "".join(f"<li>{item}</li>" for item in items)
+            sections.append(f"<h2>{html.escape(name)}</h2><ul>{listed}</ul>")
     legend = "".join(f'<td class="{kind}">{text}</td>' for kind, text in CLASSES.items())
     return (
         f"<h1>{title}</h1>\n"
@@ -75,6 +79,17 @@ def fragment(table: RebuiltTable) -> str:
         + "\n".join(body)
         + "\n</tbody></table></div>\n"
         + "\n".join(sections)
+    )
+
+
+def _missing(table: RebuiltTable, commands: Sequence[str]) -> str:
+    """Return what fills missing cells: the preset, and folded the command of each line, already escaped."""
+    preset = html.escape(wording.preset_command(table))
+    listed = "".join(f"<li><code>{item}</code></li>" for item in commands)
+    count = "1 command" if len(commands) == 1 else f"{len(commands)} commands"
+    return (
+        f"<h2>{wording.MISSING}</h2><p><code>{preset}</code></p>"
+        f"<details><summary>{count}, each for one method at one budget</summary><ul>{listed}</ul></details>"
     )
 
 

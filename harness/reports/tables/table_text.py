@@ -21,6 +21,16 @@ LEGEND = (
 )
 
 
+#: Title of the section with commands.
+MISSING = "Missing cells, and what fills them"
+
+
+def preset_command(table: RebuiltTable) -> str:
+    """Return the command that runs every cell of a table."""
+    model = "" if table.model is None else f" model={table.model}"
+    return f"{RUN} -m +experiment={table.name}{model}"
+
+
 def digits(filled: FilledCell) -> int:
     """Return the decimals of a cell's number: those of the printed number, or two for a substitute."""
     return filled.cell.digits if filled.cell.value and not filled.mismatch else 2
@@ -112,8 +122,7 @@ def head(column: tuple[str, ...]) -> str:
 
 def sections(table: RebuiltTable) -> Iterator[tuple[str, list[str]]]:
     """Yield the sections below a table: a title and lines."""
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(table.counts.items()))
-    yield "Cells", [f"{len(table.filled)} cells: {counts}"]
+    yield "Cells", [f"{len(table.filled)} cells: {', '.join(_by_origin(table))}"]
     if table.notes:
         yield "Rows", list(table.notes)
     sources = Counter(
@@ -133,7 +142,20 @@ def sections(table: RebuiltTable) -> Iterator[tuple[str, list[str]]]:
     if table.unreachable():
         yield "Cells that no run fills", _listed(table.unreachable())
     if table.commands():
-        yield "Missing cells, and what fills them", table.commands()
+        yield MISSING, table.commands()
+
+
+def _by_origin(table: RebuiltTable) -> Iterator[str]:
+    """Yield the counts of cells: measured ones with their verdicts, then those of formulas, and the others."""
+    measured_cells = Counter(filled.verdict for filled in table.filled if filled.value is not None)
+    if measured_cells:
+        verdicts = (
+            f"{count} {'not compared' if verdict == 'measured' else verdict}"
+            for verdict, count in sorted(measured_cells.items())
+        )
+        yield f"{measured_cells.total()} measured ({', '.join(verdicts)})"
+    unmeasured = table.counts - measured_cells
+    yield from (f"{count} {verdict}" for verdict, count in sorted(unmeasured.items()))
 
 
 def _listed(counts: Mapping[str, int]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from espalier.harness.config.cell_config import Cell
 from espalier.harness.errors import UserError
+from espalier.harness.runs.cluster.gpu_kinds import GpuKind, gpu_kinds, read_kinds
 from espalier.harness.settings import (
     By,
     Count,
@@ -83,7 +84,8 @@ class ClusterSpec(ResourceRequest):
         timeouts: how often a job that reached its time limit is queued again.
         grace: seconds before the limit at which the job is warned.
         options: further options of sbatch.
-        flops_per_second: assumed rate of one GPU.
+        gpu_kinds: GPUs of the estimate beside those of conf/gpus.yaml.
+        answer_tokens: tokens of an answer that the estimate counts with, by benchmark.
     """
 
     name: Annotated[str, OneOf(LAUNCHERS)] = "local"
@@ -96,7 +98,13 @@ class ClusterSpec(ResourceRequest):
     timeouts: Natural = 20
     grace: Count = 60
     options: Annotated[Mapping[str, Any], By(_read_options)] = field(default_factory=dict)
-    flops_per_second: Positive = 2e13
+    gpu_kinds: Annotated[Mapping[str, GpuKind], By(read_kinds)] | None = None
+    answer_tokens: Mapping[str, Count] | None = None
+
+    @property
+    def estimated_gpus(self) -> dict[str, GpuKind]:
+        """The GPUs that hours are estimated for, by name."""
+        return {**gpu_kinds(), **(self.gpu_kinds or {})}
 
 
 def cluster_of(cells: Sequence[Cell]) -> ClusterSpec:

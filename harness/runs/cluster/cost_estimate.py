@@ -1,63 +1,126 @@
 """Estimated cost of a cell, by the model's facts alone: no weights are loaded, no sample is opened.
 
 Counted are the FLOPs of a row's `flops.prefill_exact`, the language model's prefill, times the samples; for a model
-that denoises its answers, every step. Decoding is counted if the length of answers is stated: for each token of a batch
-the weights are read once. The tower, loading and scoring are not counted; the assumed rate of a GPU has to compensate
-for them.
+that denoises its answers, every step; the vision tower, which sees a picture of nominal size as one view; and decoding,
+if the length of answers is known: each token of a batch reads the weights and the cache once. Scoring, judges and the
+preparation of pictures are not counted.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
 from espalier.harness.cost.budget import NOMINAL_TEXT
-from espalier.harness.cost.flops import head_flops, text_flops
+from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.cost.flops import (
+    cached_prompt_flops,
+    head_flops,
+    projector_flops,
+    text_flops,
+    tower_flops,
+)
+from espalier.harness.cost.row_work import Work
 from espalier.harness.cost.schedule import frame_of
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
-from espalier.harness.kinds.checks.length_check import decoder_bytes
+from espalier.harness.kinds.checks.length_check import decoder_bytes, entry_bytes
 from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.runs.cluster.answer_lengths import typical_length
+from espalier.harness.runs.cluster.gpu_kinds import GpuKind, reached
+from espalier.harness.runs.cluster.span import Span
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import Method, TokenReducer
 
-#: Assumed decoding speed of a GPU: bytes of weights per second, and minimum seconds per token of a batch, the time to
-#: launch its kernels.
-BYTES_PER_SECOND = 1e12
-MIN_SECONDS = 0.02
+#: Tokens of the stem for each visual token: SAM's are convolved to a sixteenth.
+STEM_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Answers that are generated token by token.
+
+    Attributes:
+        tokens: of one answer.
+        batches: of samples that are answered together.
+        weights: bytes of weights that a step reads.
+        prompt: bytes of cache that a step reads of a batch's prompts.
+        entry: bytes of cache of a batch's new tokens, one each.
+    """
+
+    tokens: Span
+    batches: int
+    weights: int
+    prompt: int
+    entry: int
+
+    def step_bytes(self, tokens: float) -> float:
+        """Return the bytes that a step reads, a mean over `tokens` steps."""
+        return self.weights + self.prompt + self.entry * tokens / 2
 
 
 @dataclass(frozen=True)
 class CellCost:
-    """FLOPs of a cell.
+    """Work of a cell.
 
     Attributes:
-        flops: of all its samples.
+        flops: of the language model's prefill or denoising steps, of all samples.
         samples: their number.
         visual: visual tokens of one sample, before any reduction.
         text: its other tokens.
-        decoding: seconds of all answers after their prefill; None: their length is unknown.
-        longest: whether that length is the largest allowed, which answers may not reach.
+        tower: FLOPs of the vision tower and the projector, of all samples.
+        launches: layers of the language model that run before answers are decoded, over all batches.
+        layers: of the language model.
+        decoding: of answers that are generated token by token; None: they are denoised, or `missing`.
+        missing: what is not known of the answers; empty: they are counted.
     """
 
     flops: int
     samples: int
     visual: int
     text: int
-    decoding: float | None = None
-    longest: bool = False
+    tower: int
+    launches: int
+    layers: int
+    decoding: Decoding | None = None
+    missing: str = ""
 
-    def seconds(self, flops_per_second: float) -> float:
-        """Return the time of all counted work on a GPU of this rate."""
-        return self.flops / flops_per_second + (self.decoding or 0.0)
+    @property
+    def answer_tokens(self) -> Span:
+        """Tokens of all counted answers."""
+        return Span(0, 0) if self.decoding is None else self.decoding.tokens.times(self.samples)
+
+    def seconds(self, gpu: GpuKind) -> Span:
+        """Return the time of all counted work on a GPU."""
+        return Span(self._seconds(gpu, 0), self._seconds(gpu, 1))
+
+    def _seconds(self, gpu: GpuKind, end: int) -> float:
+        rates = reached()
+        launch = rates.launch[end]
+        products = (self.flops + self.tower) / gpu.flops * rates.products[end]
+        seconds = max(products, self.launches * launch)
+        if self.decoding is not None:
+            tokens = self.decoding.tokens[end]
+            read = self.decoding.step_bytes(tokens) / gpu.bandwidth * rates.reads[end]
+            seconds += self.decoding.batches * tokens * max(read, self.layers * launch)
+        return seconds
 
 
 class UnknownCost(ValueError):
     """The reason why the cost of a cell cannot be estimated offline."""
 
 
-def cost_of(spec: RunSpec, method: Method) -> CellCost:
+def cost_of(
+    spec: RunSpec, method: Method, answer_tokens: Mapping[str, int] | None = None
+) -> CellCost:
     """Return the estimated cost of a cell.
+
+    Args:
+        spec: the cell.
+        method: its method.
+        answer_tokens: tokens of an answer by benchmark, before those of conf/answer_lengths.yaml.
 
     Raises:
         UnknownCost: its samples, their visual tokens or the steps of a denoised answer are not known before it runs.
@@ -66,32 +129,72 @@ def cost_of(spec: RunSpec, method: Method) -> CellCost:
     facts, samples = spec.model.facts, _samples(spec)
     if spec.benchmark.dataset.video:
         raise UnknownCost(f"benchmark {spec.benchmark.name}: lengths of its videos")
-    visual = facts.visual_tokens
+    visual, layers = facts.visual_tokens, facts.text.layers
     stated = spec.benchmark.prompt_tokens
     text = NOMINAL_TEXT if stated is None else max(stated - visual, 0)
+    tower = samples * _tower_flops(facts)
+    size = spec.engine.batch_size
+    rows = 1 if size == "auto" else size
+    batches = math.ceil(samples / rows)
     if facts.diffusion is not None:
-        return CellCost(samples * _denoising_flops(spec, method, text), samples, visual, text, 0.0)
+        flops, steps = _denoising_work(spec, method, text)
+        launches = batches * steps * layers
+        return CellCost(samples * flops, samples, visual, text, tower, launches, layers)
     reducer = _reducer(spec, method)
     kept = spec.budget.keep(reducer, facts, visual, text)
     entering = frame_of(reducer, facts, visual, text).entering(kept)
     each = text_flops(facts, entering, text) + head_flops(facts)
-    return CellCost(samples * each, samples, visual, text, *_decoding(spec, samples))
-
-
-def _decoding(spec: RunSpec, samples: int) -> tuple[float | None, bool]:
-    """Return the seconds of all answers, and whether the length is a bound; None where no length is stated."""
-    bound = spec.benchmark.generation.get("max_new_tokens")
-    length = spec.benchmark.new_tokens or bound
+    length = _answer_length(spec, answer_tokens or {})
+    decoding, missing = None, ""
     if length is None:
-        return None, False
-    size = spec.engine.batch_size
-    batches = math.ceil(samples / (1 if size == "auto" else size))
-    step = max(decoder_bytes(spec.model) / BYTES_PER_SECOND, MIN_SECONDS)
-    return batches * int(length) * step, spec.benchmark.new_tokens is None
+        name = spec.benchmark.name
+        missing = (
+            f"benchmark {name}: length of its answers (cluster.answer_tokens={{{name}: <tokens>}})"
+        )
+    else:
+        entry = rows * entry_bytes(spec.model)
+        prompt = int(entry * (fmean(entering) + text))
+        decoding = Decoding(length, batches, decoder_bytes(spec.model), prompt, entry)
+    launches = batches * layers
+    work = (samples * each, samples, visual, text, tower, launches, layers)
+    return CellCost(*work, decoding, missing)
 
 
-def _denoising_flops(spec: RunSpec, method: Method, text: int) -> int:
-    """Return the FLOPs of all steps of one answer: each processes the whole prompt and every place of the answer."""
+def _answer_length(spec: RunSpec, answer_tokens: Mapping[str, int]) -> Span | None:
+    """Return the tokens of an answer: exact, as the user or the table states, or up to the limit; None: unknown."""
+    benchmark = spec.benchmark
+    exact = benchmark.new_tokens or answer_tokens.get(benchmark.name)
+    if exact is not None:
+        return Span(exact, exact)
+    limit = benchmark.generation.get("max_new_tokens")
+    typical = typical_length(benchmark.name, spec.model.name)
+    if limit is None:
+        return typical
+    low, high = typical or (1, limit)
+    return Span(min(low, limit), min(high, limit))
+
+
+def _tower_flops(facts: ModelFacts) -> int:
+    """Return the FLOPs of tower, stem and projector on one picture of nominal size, seen as one view."""
+    units = facts.visual_tokens
+    patches = units if facts.stem is not None else units * facts.projector[0] // facts.tower.hidden
+    stem = 0 if facts.stem is None else STEM_TOKENS * units
+    work = Work(
+        tokens=patches,
+        pairs=patches**2,
+        units=units,
+        stem_tokens=stem,
+        stem_pairs=stem**2,
+        stem_window_tokens=stem,
+    )
+    return tower_flops(facts, work) + projector_flops(facts, units)
+
+
+def _denoising_work(spec: RunSpec, method: Method, text: int) -> tuple[int, int]:
+    """Return the FLOPs of one answer, and its forwards.
+
+    Each step processes the whole prompt and every place of the answer, or the places alone after a cached prompt.
+    """
     facts, generation = spec.model.facts, spec.benchmark.generation
     if generation.get("max_new_tokens") is None or generation.get("steps") is None:
         raise UnknownCost(
@@ -99,18 +202,19 @@ def _denoising_flops(spec: RunSpec, method: Method, text: int) -> int:
             "and steps state them)"
         )
     settings = Denoising.of(spec.generation)
-    if settings.prefix_cache:
-        raise UnknownCost(f"model {spec.model.name}: steps behind a cached prompt")
     reducer = method if isinstance(method, TokenReducer) else _reducer(spec, method)
-    places = text + settings.length
-    frame = frame_of(reducer, facts, facts.visual_tokens, places)
-    budgets = step_budgets(reducer, spec.budget, facts, settings.steps)
-    steps = (
-        frame.entering(budget.keep(reducer, facts, facts.visual_tokens, places))
-        for budget in budgets
-    )
+    places, visual = text + settings.length, facts.visual_tokens
     head = settings.steps * head_flops(facts, settings.length)
-    return sum(text_flops(facts, entering, places) for entering in steps) + head
+    if settings.prefix_cache:
+        kept = spec.budget.keep(reducer, facts, visual, text)
+        entering = frame_of(reducer, facts, visual, text).entering(kept)
+        step = cached_prompt_flops(facts, entering, text, settings.length)
+        return text_flops(facts, entering, text) + settings.steps * step + head, settings.steps + 1
+    frame = frame_of(reducer, facts, visual, places)
+    budgets = step_budgets(reducer, spec.budget, facts, settings.steps)
+    steps = (frame.entering(budget.keep(reducer, facts, visual, places)) for budget in budgets)
+    total = sum(text_flops(facts, entering, places) for entering in steps)
+    return total + head, settings.steps
 
 
 def _samples(spec: RunSpec) -> int:

@@ -7,7 +7,6 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from espalier.harness.config.compose import Command
 from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
@@ -19,14 +18,11 @@ from espalier.harness.runs import streams
 from espalier.harness.runs.admission import admit_here
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
 from espalier.harness.runs.cluster.cluster_sweep import ClusterCell, cells_of
-from espalier.harness.runs.cluster.cost_estimate import (
-    BYTES_PER_SECOND,
-    MIN_SECONDS,
-    CellCost,
-    UnknownCost,
-    cost_of,
-)
+from espalier.harness.runs.cluster.cost_estimate import CellCost, UnknownCost, cost_of
+from espalier.harness.runs.cluster.gpu_kinds import GpuKind
 from espalier.harness.runs.cluster.job_groups import JobGroup, group_cells
+from espalier.harness.runs.cluster.job_hours import JobHours, hours_text
+from espalier.harness.runs.cluster.span import Span
 from espalier.harness.runs.runner import Runner
 from espalier.harness.runs.status_line import StatusLine
 from espalier.harness.specs.run_spec import RunSpec
@@ -67,7 +63,7 @@ def list_cells(command: Command, cluster: ClusterSpec, waiting: StatusLine) -> i
     planned, digests, runner = [], Digests(), Runner()
     for number, cell in enumerate(cells, 1):
         waiting.say(f"checking cell {number} of {len(cells)}")
-        planned.append(plan(cell, digests, runner))
+        planned.append(plan(cell, digests, runner, cluster))
     waiting.clear()
     with streams.output():
         for line in lines_of(planned, cluster):
@@ -75,15 +71,15 @@ def list_cells(command: Command, cluster: ClusterSpec, waiting: StatusLine) -> i
     return 0
 
 
-def plan(cell: ClusterCell, digests: Digests, runner: Runner) -> PlannedCell:
+def plan(cell: ClusterCell, digests: Digests, runner: Runner, cluster: ClusterSpec) -> PlannedCell:
     """Return the plan of a cell. CellCost: that of its checks; weights that have a checksum are read once."""
     try:
         job = admit_here(cell.spec, Ranks(), digests, places=False)
     except Refused as error:
         return PlannedCell(cell, repr(cell.spec), "refused", str(error))
     except UserError as error:
-        return _plan_without_inputs(cell, digests, str(error))
-    planned = PlannedCell(cell, job.key, "to do", None, *_costs(job.spec, job.method))
+        return _plan_without_inputs(cell, digests, str(error), cluster)
+    planned = PlannedCell(cell, job.key, "to do", None, *_costs(job.spec, job.method, cluster))
     if runner.stored(job) is not None:
         return replace(planned, status="done")
     directory = RunDir(job.spec.store / "runs" / job.key)
@@ -91,7 +87,9 @@ def plan(cell: ClusterCell, digests: Digests, runner: Runner) -> PlannedCell:
     return replace(planned, status="begun" if len(journal) else "to do")
 
 
-def _plan_without_inputs(cell: ClusterCell, digests: Digests, problem: str) -> PlannedCell:
+def _plan_without_inputs(
+    cell: ClusterCell, digests: Digests, problem: str, cluster: ClusterSpec
+) -> PlannedCell:
     """Return the plan, from the model's facts, of a cell with missing inputs on this machine."""
     spec, name = cell.spec, cell.spec.method.name
     try:
@@ -99,7 +97,7 @@ def _plan_without_inputs(cell: ClusterCell, digests: Digests, problem: str) -> P
         spec = kind_of(method, spec).normalise(spec, method)
         if isinstance(method, TokenReducer) and method.in_one_prefill:
             method = with_scheme(spec.model, method, name, digests, spec.store)
-        costs = _costs(spec, method)
+        costs = _costs(spec, method, cluster)
     except (Refused, MethodError) as error:
         return PlannedCell(cell, repr(spec), "refused", str(error))
     except UserError as error:
@@ -107,9 +105,11 @@ def _plan_without_inputs(cell: ClusterCell, digests: Digests, problem: str) -> P
     return PlannedCell(cell, repr(spec), "to do", problem, *costs)
 
 
-def _costs(spec: RunSpec, method: Method) -> tuple[CellCost | None, str | None]:
+def _costs(
+    spec: RunSpec, method: Method, cluster: ClusterSpec
+) -> tuple[CellCost | None, str | None]:
     try:
-        return cost_of(spec, method), None
+        return cost_of(spec, method, cluster.answer_tokens), None
     except UnknownCost as error:
         return None, str(error)
 
@@ -144,14 +144,9 @@ def lines_of(planned: Sequence[PlannedCell], cluster: ClusterSpec) -> Iterator[s
     if jobs:
         yield f"jobs: {len(jobs)} ({grouping(cluster)})"
     for number, job in enumerate(jobs):
-        costs = [cell.cost for cell in job.cells if cell.cost is not None]
-        yield job_line(number, job, costs, cluster)
+        yield job_line(number, job, cluster)
         yield from cell_lines([cell.cell.spec for cell in job.cells])
-    yield from estimate_lines(
-        [(cell.cell, cell.cost) for job in jobs for cell in job.cells if cell.cost is not None],
-        [cell.unknown for job in jobs for cell in job.cells if cell.unknown is not None],
-        cluster,
-    )
+    yield from estimate_lines(jobs, cluster)
 
 
 STATUSES = ("done", "begun", "to do", "refused")
@@ -205,9 +200,7 @@ def grouping(cluster: ClusterSpec) -> str:
     return f"cluster={cluster.name}, cluster.cells_per_job: at most {limit}"
 
 
-def job_line(
-    number: int, group: JobGroup[Any], costs: Sequence[CellCost], cluster: ClusterSpec
-) -> str:
+def job_line(number: int, group: JobGroup[PlannedCell], cluster: ClusterSpec) -> str:
     """Return the line of a job: its model, cells, resources and cost."""
     resources = group.resources
     parts = [
@@ -216,14 +209,28 @@ def job_line(
         f"{resources.minutes} min"
         + ("" if resources.partition is None else f", {resources.partition}"),
     ]
+    costs = costs_of([group])
     if costs:
-        flops = sum(cost.flops for cost in costs)
-        hours = sum(cost.seconds(cluster.flops_per_second) for cost in costs) / 3600
-        spent = f", {_hours(hours * resources.gpus, costs)}" if resources.gpus else ""
-        parts.append(f"{_flops(flops)}{spent}")
-        if resources.gpus and 60 * hours > resources.minutes:
-            parts.append("longer than its time limit: continues in the queue's next turn")
+        parts.append(_flops(sum(cost.flops + cost.tower for cost in costs)))
+    if costs and resources.gpus:
+        jobs = [job_hours(group, gpu) for gpu in cluster.estimated_gpus.values()]
+        hours = Span.around(job.gpu_hours for job in jobs)
+        parts[-1] += f", {hours_text(hours)}{_without_answers(costs)}"
+        minutes = Span.around(job.minutes for job in jobs)
+        if minutes.high > resources.minutes:
+            verb = "is" if minutes.low > resources.minutes else "may be"
+            parts.append(f"{verb} longer than its time limit: continues in the queue's next turn")
     return "; ".join(parts)
+
+
+def costs_of(jobs: Iterable[JobGroup[PlannedCell]]) -> list[CellCost]:
+    """Return the known costs of the cells of jobs."""
+    return [cell.cost for job in jobs for cell in job.cells if cell.cost is not None]
+
+
+def job_hours(group: JobGroup[PlannedCell], gpu: GpuKind) -> JobHours:
+    """Return the time of a job on GPUs of a kind."""
+    return JobHours.of(group.cells[0].cell.spec, group.resources.gpus, costs_of([group]), gpu)
 
 
 def cell_lines(specs: Iterable[RunSpec]) -> Iterator[str]:
@@ -235,34 +242,53 @@ def cell_lines(specs: Iterable[RunSpec]) -> Iterator[str]:
         yield from _wrapped(f"    {name}: ", ", ".join(dict.fromkeys(benchmarks)))
 
 
-def estimate_lines(
-    counted: Sequence[tuple[ClusterCell, CellCost]], unknown: Sequence[str], cluster: ClusterSpec
-) -> Iterator[str]:
-    """Yield the sum of all costs, the assumptions, and the cells that are not included."""
-    if counted:
-        flops = sum(cost.flops for _, cost in counted)
-        hours = sum(
-            cost.seconds(cluster.flops_per_second) * cell.resources.gpus / 3600
-            for cell, cost in counted
-        )
-        costs = [cost for _, cost in counted]
-        without = sum(not cell.resources.gpus for cell, _ in counted)
-        yield (
-            f"estimate: {_flops(flops)}, {_hours(hours, costs)}, of {_count(len(counted), 'cell')}"
-            + (f", {without} of them without a GPU" if without else "")
-        )
-        tokens = dict.fromkeys(f"{cell.spec.model.name} {cost.visual}" for cell, cost in counted)
-        texts = sorted({cost.text for _, cost in counted})
-        assumed = (
-            f"{cluster.flops_per_second:g} FLOP/s of a GPU over its whole job (cluster.flops_per_second); FLOPs are "
-            "the language model's prefill alone, what rows call flops.prefill_exact, or all steps of a denoised "
-            f"answer; {_reading(costs)}all GPUs of a job count while one works; visual tokens of a picture by "
-            f"model.facts.visual_tokens: {', '.join(tokens)}; "
-            f"{', '.join(map(str, texts))} other tokens in a prompt"
-        )
-        yield from _wrapped("assumed: ", assumed)
-    for reason, count in Counter(unknown).items():
+def estimate_lines(jobs: Sequence[JobGroup[PlannedCell]], cluster: ClusterSpec) -> Iterator[str]:
+    """Yield the sum of all costs, by GPU, the assumptions, and what is not included."""
+    costs = costs_of(jobs)
+    if costs:
+        yield from _sums(jobs, costs, cluster)
+        yield from _wrapped("assumed: ", _assumptions(jobs, costs))
+    cells = [cell for job in jobs for cell in job.cells]
+    missing = (cell.cost.missing for cell in cells if cell.cost and cell.cell.resources.gpus)
+    unknown = [cell.unknown for cell in cells if cell.unknown is not None]
+    for reason, count in Counter([*filter(None, missing), *unknown]).items():
         yield f"not counted, unknown offline: {reason} ({_count(count, 'cell')})"
+
+
+def _sums(
+    jobs: Sequence[JobGroup[PlannedCell]], costs: Sequence[CellCost], cluster: ClusterSpec
+) -> Iterator[str]:
+    with_gpu = [job for job in jobs if job.resources.gpus and costs_of([job])]
+    without = len(costs) - len(costs_of(with_gpu))
+    tokens = Span.total(cost.answer_tokens for cost in costs)
+    parts = [
+        f"{_flops(sum(cost.flops for cost in costs))} of the language model",
+        f"{_flops(sum(cost.tower for cost in costs))} of the vision tower",
+        *([f"{_tokens(tokens)} tokens of answers"] if tokens.high else []),
+    ]
+    yield (
+        f"estimate: {', '.join(parts)}, of {_count(len(costs), 'cell')}"
+        + (f", {without} of them without a GPU" if without else "")
+    )
+    if with_gpu:
+        for name, gpu in cluster.estimated_gpus.items():
+            hours = Span.total(job_hours(job, gpu).gpu_hours for job in with_gpu)
+            yield f"  {name}: {hours_text(hours)}{_without_answers(costs_of(with_gpu))}"
+
+
+def _assumptions(jobs: Sequence[JobGroup[PlannedCell]], costs: Sequence[CellCost]) -> str:
+    counted = [cell for job in jobs for cell in job.cells if cell.cost is not None]
+    tokens = dict.fromkeys(
+        f"{cell.cell.spec.model.name} {cell.cost.visual}" for cell in counted if cell.cost
+    )
+    texts = sorted({cost.text for cost in costs})
+    return (
+        "peaks of GPUs and the shares of them that runs reach by conf/gpus.yaml (cluster.gpu_kinds adds to it); "
+        "lengths of answers by conf/answer_lengths.yaml or the generation settings (cluster.answer_tokens overrides "
+        "them); weights are loaded once a job; all GPUs of a job count while one works; visual tokens of a picture by "
+        f"model.facts.visual_tokens: {', '.join(tokens)}; {', '.join(map(str, texts))} other tokens in a prompt; "
+        "scoring, judges and the preparation of pictures are not counted"
+    )
 
 
 def _method(spec: RunSpec) -> str:
@@ -278,23 +304,18 @@ def _count(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _hours(hours: float, costs: Sequence[CellCost]) -> str:
-    """Return GPU-hours with a note on decoding that is not included."""
-    without = sum(cost.decoding is None for cost in costs)
-    if without:
-        suffix = "" if without == len(costs) else f" in {without} of {_count(len(costs), 'cell')}"
-        return f"{hours:.3g} GPU-hours (decoding not counted{suffix})"
-    longest = " (answers as long as they may be)" if any(cost.longest for cost in costs) else ""
-    return f"{hours:.3g} GPU-hours{longest}"
-
-
-def _reading(costs: Sequence[CellCost]) -> str:
-    if not any(cost.decoding for cost in costs):
+def _without_answers(costs: Sequence[CellCost]) -> str:
+    """Return a note on answers that are not included; empty if all are."""
+    without = sum(bool(cost.missing) for cost in costs)
+    if not without:
         return ""
-    return (
-        f"a token of a batch reads the decoder's weights at {BYTES_PER_SECOND:g} B/s and takes {MIN_SECONDS:g} s at "
-        "least; "
-    )
+    part = "" if without == len(costs) else f" in {without} of {_count(len(costs), 'cell')}"
+    return f" (decoding not counted{part})"
+
+
+def _tokens(tokens: Span) -> str:
+    bounds = dict.fromkeys(f"{bound:,.0f}" for bound in tokens)
+    return " to ".join(bounds)
 
 
 def _flops(flops: float) -> str:

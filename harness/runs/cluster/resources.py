@@ -78,11 +78,15 @@ def gpus_for(facts: ModelFacts, dtype: str, gpu_memory: int) -> int:
     return math.ceil(weight_bytes(facts, dtype) / (SHARE * gpu_memory))
 
 
+def models_of(spec: RunSpec) -> list[ModelSpec]:
+    """Return the models that a run loads: its own, and its draft where that is another."""
+    draft = spec.method.draft
+    return [spec.model] if draft is None or draft == spec.model else [spec.model, draft]
+
+
 def _minimum(spec: RunSpec, cluster: ClusterSpec) -> Mapping[str, Any]:
     """Return the minimum by the sizes of the model and of its draft, which has a GPU of its own."""
-    models: list[ModelSpec] = [spec.model]
-    if spec.method.draft is not None and spec.method.draft != spec.model:
-        models.append(spec.method.draft)
+    models = models_of(spec)
     gpus = sum(gpus_for(model.facts, model.dtype, cluster.gpu_memory) for model in models)
     weights = sum(weight_bytes(model.facts, model.dtype) for model in models)
     return {

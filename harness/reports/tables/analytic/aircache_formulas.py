@@ -28,6 +28,7 @@ CHANGE = " printed change vs Full"
 
 def claims(folder: Path) -> Iterator[FormulaClaim]:
     """Yield the formulas' claims on both tables."""
+    yield from _videos(folder)
     third, ninth = (PrintedSheet.read(folder, "aircache", number) for number in ("3", "9"))
     yield from column(
         third,
@@ -53,6 +54,23 @@ def claims(folder: Path) -> Iterator[FormulaClaim]:
         for metric in ("prefill latency", "decoding latency", "throughput"):
             for cell in sheet.column(metric + CHANGE):
                 yield _change(sheet, cell, metric)
+
+
+def _videos(folder: Path) -> Iterator[FormulaClaim]:
+    """Yield the claims that tables 2 and 4 print Table 10's overall score of MMBench-Video."""
+    overall = {
+        (cell.method, cell.column): cell
+        for cell in PrintedSheet.read(folder, "aircache", "10").column("score", split="Overall")
+    }
+    for number in ("2", "4"):
+        sheet = PrintedSheet.read(folder, "aircache", number)
+        for cell in sheet.column("score", benchmark="MMBench-Video"):
+            column = "100%" if cell.method == "Full" else cell.column
+            overall_cell = overall.get((cell.method, column))
+            if overall_cell is not None:
+                yield FormulaClaim(
+                    cell, overall_cell.number, 0.0, "MMBench-Video", "Table 10", "the same figure"
+                )
 
 
 def setting(cell: PrintedCell) -> tuple[int, int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,12 @@ SLACK = 1e-9
 #: Default reason for a tolerance.
 ROUNDING = "rounding of the printed cell"
 
-ClaimVerdict = Literal["reproduced", "misprint", "off"]
+#: Of a claim that agrees with print its basis, a formula with values that the paper states or with values fitted to
+#: printed cells; of another, whether the print is known to be wrong.
+ClaimVerdict = Literal["derived", "fitted", "misprint", "off"]
+
+#: Verdicts on cells that a formula reproduces.
+BASES: tuple[ClaimVerdict, ...] = ("derived", "fitted")
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,29 @@ def judge(claims: Iterable[FormulaClaim], listed: Iterable[Misprint]) -> list[Ju
     A known misprint must be printed as listed, and its consistent value must equal the formula's.
     """
     by_key: Mapping[tuple[str, ...], Misprint] = {misprint.key: misprint for misprint in listed}
-    return [_judged(claim, by_key.get(claim.cell.key)) for claim in claims]
+    return [_judged(claim, by_key.get(claim.cell.key)) for claim in _with_fitted_cells(claims)]
+
+
+def _with_fitted_cells(claims: Iterable[FormulaClaim]) -> list[FormulaClaim]:
+    """Return the claims; those of a fit add the number of cells of the table that it was made on."""
+    fitting = list(claims)
+    cells: dict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
+    for claim in fitting:
+        cells[(*claim.cell.key[:2], claim.fitted)].add(claim.cell.key)
+    counts = {key: len(keys) for key, keys in cells.items()}
+    return [
+        replace(
+            claim,
+            fitted=f"{claim.fitted}, on {_cell_count(counts[(*claim.cell.key[:2], claim.fitted)])}",
+        )
+        if claim.fitted
+        else claim
+        for claim in fitting
+    ]
+
+
+def _cell_count(count: int) -> str:
+    return "1 cell" if count == 1 else f"{count} cells"
 
 
 def unused_misprints(judged: Iterable[JudgedClaim], listed: Iterable[Misprint]) -> list[Misprint]:
@@ -147,7 +175,7 @@ def unused_misprints(judged: Iterable[JudgedClaim], listed: Iterable[Misprint]) 
 
 def _judged(claim: FormulaClaim, listed: Misprint | None) -> JudgedClaim:
     if claim.agrees(claim.cell.number):
-        return JudgedClaim(claim, "reproduced")
+        return JudgedClaim(claim, claim.basis)
     off = f"off by {abs(claim.residual):.4g}, allowed {claim.tolerance:.4g} ({claim.why})"
     if listed is None:
         return JudgedClaim(claim, "off", off)

@@ -22,6 +22,7 @@ from espalier.harness.reports.tables.analytic import d3tom_formulas as analytic_
 from espalier.harness.reports.tables.analytic import parallelvlm_formulas as analytic_parallelvlm
 from espalier.harness.reports.tables.analytic import rtprune_formulas as analytic_rtprune
 from espalier.harness.reports.tables.analytic.analytic_verdicts import (
+    BASES,
     FormulaClaim,
     JudgedClaim,
     Misprint,
@@ -64,9 +65,9 @@ def formulas(folder: Path = FOLDER) -> dict[tuple[str, ...], FormulaValue]:
     """
     values: dict[tuple[str, ...], FormulaValue] = {}
     for item in verdicts(folder)[0]:
-        misprint, claim = "" if item.verdict == "reproduced" else item.note, item.claim
+        misprint, claim = "" if item.verdict in BASES else item.note, item.claim
         source = f"{claim.source}, fitted: {claim.fitted}" if claim.fitted else claim.source
-        values.setdefault(claim.cell.key, FormulaValue(claim.value, source, misprint))
+        values.setdefault(claim.cell.key, FormulaValue(claim.value, source, misprint, claim.basis))
     return values
 
 
@@ -92,28 +93,24 @@ SUMMARY = (
 )
 CELLS = (
     *("cell", "printed", "formula", "residual", "allowed", "exact count"),
-    *("verdict", "basis", "source"),
+    *("verdict", "what was fitted", "source"),
 )
-
-#: Basis of a reproduced cell: a formula with values that the paper states, or with values fitted to such cells.
-BASES = ("derived", "fitted")
 
 
 def summary(judged: Iterable[JudgedClaim]) -> list[tuple[str, ...]]:
-    """Return a line for each column of each table, with the largest residual of its reproduced cells."""
+    """Return a line for each column of each table, with the largest residual of the cells that a formula gives."""
     lines: list[tuple[str, ...]] = []
     for (table, column), group in groupby(_sorted(judged), _column):
         members = list(group)
         counts = Counter(item.verdict for item in members)
-        reproduced = [item.claim for item in members if item.verdict == "reproduced"]
+        reproduced = [item.claim for item in members if item.verdict in BASES]
         largest = max(reproduced, key=lambda claim: abs(claim.residual), default=None)
         lines.append(
             (
                 table,
                 column,
                 str(len(members)),
-                *(str(sum(claim.basis == item for claim in reproduced)) for item in BASES),
-                *(str(counts[verdict]) for verdict in ("misprint", "off")),
+                *(str(counts[verdict]) for verdict in (*BASES, "misprint", "off")),
                 "" if largest is None else f"{largest.residual:+.3g} {largest.cell.unit}",
                 "" if largest is None else f"{largest.tolerance:.3g} ({largest.why})",
                 "; ".join(dict.fromkeys(claim.fitted for claim in reproduced if claim.fitted)),
@@ -133,7 +130,7 @@ def cells(judged: Iterable[JudgedClaim]) -> list[tuple[str, ...]]:
             f"{item.claim.tolerance:.3g}",
             "" if item.claim.exact is None else f"{item.claim.exact:.6g}",
             f"{item.verdict}: {item.note}" if item.note else item.verdict,
-            f"fitted: {item.claim.fitted}" if item.claim.fitted else "derived",
+            item.claim.fitted,
             item.claim.source,
         )
         for item in judged
@@ -153,14 +150,13 @@ def console(judged: Sequence[JudgedClaim], by_cell: bool) -> str:
 
 
 def total(judged: Sequence[JudgedClaim]) -> str:
-    """Return the counts of cells and verdicts, and the bases of the reproduced ones."""
+    """Return the counts of cells and verdicts, derived and fitted ones apart."""
     counts = Counter(item.verdict for item in judged)
     cell_count = len({item.claim.cell.key for item in judged})
-    bases = Counter(str(item.claim.basis) for item in judged if item.verdict == "reproduced")
     return (
-        f"{len(judged)} verdicts on {cell_count} printed cells: {counts['reproduced']} reproduced, "
-        f"{counts['misprint']} known misprints, {counts['off']} off; "
-        f"reproduced: {', '.join(f'{bases[item]} {item}' for item in BASES)}"
+        f"{len(judged)} verdicts on {cell_count} printed cells: {counts['derived']} derived, {counts['fitted']} fitted "
+        f"to printed cells, {counts['misprint']} known misprints, {counts['off']} off; measured: none, these are "
+        "formulas alone"
     )
 
 

@@ -1,0 +1,109 @@
+"""Every printed number that other printed numbers contradict, of all papers, in one list.
+
+Cells are those of results/papers/misprints.csv, which formulas confirm; averages are those that do not follow from the
+cells of their line by the paper's rule, whatever rounding took.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from espalier.harness.reports.tables.analytic.formulas import verdicts
+from espalier.harness.reports.tables.cell_verdicts import ResultIndex
+from espalier.harness.reports.tables.printed_cell import KEYS, PrintedCell
+from espalier.harness.reports.tables.published_tables import papers, read_paper
+from espalier.harness.reports.tables.rebuilt_table import build
+from espalier.harness.specs.command_help import command_parser
+from espalier.harness.specs.commands import command
+
+
+@dataclass(frozen=True)
+class WrongNumber:
+    """A printed number that others contradict.
+
+    Attributes:
+        cell: as printed.
+        kind: `cell` or `average`.
+        consistent: the number that follows, with the printed digits at least.
+        why: what contradicts it.
+    """
+
+    cell: PrintedCell
+    kind: str
+    consistent: str
+    why: str
+
+
+def wrong_numbers() -> list[WrongNumber]:
+    """Return the numbers in the order of papers and tables; one that is an average and listed counts once, as a cell.
+
+    Raises:
+        UserError: a file of results/papers is damaged.
+    """
+    entries = {entry.cell.key: entry for entry in [*_averages(), *_cells()]}
+    places = {
+        (read_paper(slug).paper, number): place
+        for place, (slug, number) in enumerate(
+            (slug, number) for slug in papers() for number in read_paper(slug).tables
+        )
+    }
+    return sorted(entries.values(), key=lambda entry: places[entry.cell.key[0], entry.cell.key[1]])
+
+
+def _cells() -> Iterator[WrongNumber]:
+    for item in verdicts()[0]:
+        if item.verdict == "misprint":
+            cell = item.claim.cell
+            yield WrongNumber(cell, "cell", f"{item.claim.value:.{cell.digits}f}", item.note)
+
+
+def _averages() -> Iterator[WrongNumber]:
+    for slug in papers():
+        paper = read_paper(slug)
+        for number, entry in paper.tables.items():
+            if entry.average is None:
+                continue
+            for average in build(slug, number, ResultIndex([])).averaged:
+                if average.remark and average.follows is not None:
+                    consistent = f"{average.follows:.{max(average.cell.digits, 2)}f}"
+                    why = (
+                        f"the printed cells of its line by the table's rule ({entry.average.rule})"
+                    )
+                    yield WrongNumber(average.cell, "average", consistent, why)
+
+
+def total(entries: Sequence[WrongNumber]) -> str:
+    """Return the counts by kind, and the reason that stands behind most cells."""
+    kinds = Counter(entry.kind for entry in entries)
+    why, count = Counter(entry.why for entry in entries if entry.kind == "cell").most_common(1)[0]
+    return (
+        f"{len(entries)} printed numbers that others contradict: {kinds['cell']} cells ({count} of them: {why}), "
+        f"{kinds['average']} averages"
+    )
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the list; return the exit status."""
+    about = (__doc__ or "").partition("\n")[0]
+    parser = command_parser("tables misprints", about, "", "--format csv")
+    parser.add_argument("--format", choices=("md", "csv"), default="md", help="of the output")
+    options = parser.parse_args(argv)
+    entries = wrong_numbers()
+    if options.format == "csv":
+        lines = csv.writer(sys.stdout, lineterminator="\n")
+        lines.writerow((*KEYS, "kind", "printed", "consistent", "why"))
+        for entry in entries:
+            cell = entry.cell
+            lines.writerow((*cell.key, entry.kind, cell.value, entry.consistent, entry.why))
+        return 0
+    print("| number | kind | printed | consistent | why |\n| --- | --- | ---: | ---: | --- |")
+    for entry in entries:
+        cell = entry.cell
+        print(f"| {cell.name} | {entry.kind} | {cell.value} | {entry.consistent} | {entry.why} |")
+    print(f"\n{total(entries)}")
+    return 0
