@@ -9,6 +9,8 @@ SIGNALS: Mapping[str, str] = {
     "cls_attention": "(B, N) attention that the tower's class token pays each patch, mean over heads, fp32; on towers "
     "without one the substitute that `model.facts.class_attention` names",
     "cls_logits": "(B, N) `cls_attention` before its softmax: scaled products of queries and keys, mean over heads",
+    "tower_received": "(B, N) attention that each patch receives in a tower layer, mean over heads and all queries, a "
+    "class token's too, fp32",
     "tower_keys": "(B, N, Dk) keys of the tower layer whose output the projector reads, mean over heads",
     "wide_cls_attention": "(B, N) `cls_attention` of one head as wide as the tower in place of its own heads, fp32",
     "wide_tower_keys": "(B, N, H Dk) `tower_keys` of all heads side by side",

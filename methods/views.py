@@ -49,16 +49,19 @@ class Need:
     """A signal that must be in the view. `layer=None` means the default layer.
 
     For attention signals that is the decoder layer just before the site; for tower signals the layer whose output the
-    projector reads.
+    projector reads. With a `depth`, `layer` is meant for a tower of so many layers, and another tower's layer at the
+    same share of its depth is read.
     """
 
     signal: str
     layer: int | None = None
+    depth: int | None = None
 
     @property
     def key(self) -> str:
         """Name of the tensor in `View.signals`."""
-        return self.signal if self.layer is None else f"{self.signal}@{self.layer}"
+        share = "" if self.depth is None else f"/{self.depth}"
+        return self.signal if self.layer is None else f"{self.signal}@{self.layer}{share}"
 
 
 class _Signals(dict[str, Tensor]):

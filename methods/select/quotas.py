@@ -8,7 +8,7 @@ from torch import Tensor
 from espalier.methods.select.topk import indices_of, ranking
 
 
-def apportion(weights: Tensor, sizes: Tensor, total: int) -> Tensor:
+def apportion(weights: Tensor, sizes: Tensor, total: int | Tensor) -> Tensor:
     """Return (B, G) integers with sum `total`, in proportion to the weights, each at most its group's size.
 
     The surplus of a full group goes to the others, again in proportion to their weights; only when all groups with
@@ -18,7 +18,7 @@ def apportion(weights: Tensor, sizes: Tensor, total: int) -> Tensor:
     Args:
         weights: (B, G), finite, 0 or more.
         sizes: (B, G) integers, 0 for an absent group.
-        total: at most the sum of each row of sizes.
+        total: at most the sum of each row of sizes; (B, 1) where rows have their own.
 
     Cost: O(G log G), no Python loop.
     """

@@ -23,6 +23,8 @@ HEADS = 6  # more than the number of the entry that a test poisons
 #: by nature), so that the choice does not follow the tokens. SHARES: each view, grid cell or neighbourhood has a share,
 #: so that equal tokens are not taken from the front.
 ORDER, SHARES = "the order decides", "shares of places"
+#: Each step's pairs follow from those of the step before, so that rounding one score moves many tokens.
+CHAINED = "a rounding moves all later pairs"
 
 #: Every reducer and setting of the contract tests: name, hyper-parameters and, where it must, what of the contract it
 #: cannot keep. A new reducer adds a line.
@@ -73,6 +75,16 @@ SETTINGS: tuple[tuple[Any, ...], ...] = (
     ("tome", {"proportional": False, "weighted": False}, ORDER),
     ("tome", {"order": "released"}, ORDER),
     ("ivtp", {}),
+    ("vispruner", {}, SHARES, CHAINED),
+    ("vispruner", {"important_ratio": 0.75}, SHARES, CHAINED),
+    ("scope", {}, SHARES),
+    ("scope", {"alpha": 0.5}, SHARES),
+    ("holov", {}, SHARES),
+    ("holov", {"cut": "runs", "ranking": "attention", "alpha": 0.09, "missing": "each"}, ORDER),
+    ("hiprune", {}, ORDER),
+    ("hiprune", {"alpha": 0.5, "border": "clamp"}, ORDER),
+    ("vscan", {}, ORDER),
+    ("vscan", {"local": 0.25, "window": 3}, ORDER),
     ("visionzip", {}, ORDER),
     ("visionzip", {"contextual": "target_plus_mean"}, ORDER),
     ("rtprune", {}),

@@ -19,6 +19,7 @@ import torch
 
 from espalier.harness.cost.budget import RULES, Budget
 from espalier.harness.engine.record import GeneratedBatch
+from espalier.harness.engine.signals.tower_attention import tower_layer
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.methods.base import TokenReducer
@@ -75,7 +76,7 @@ def refusal(adapter: Adapter, method: TokenReducer) -> str | None:
         for site in method.all_sites(BLOCKS, DEPTH):
             for need in method.needs(site):
                 if need.signal.startswith(("cls_", "wide_", "tower_")):
-                    adapter.tower_attention(need.layer)
+                    adapter.tower_attention(tower_layer(adapter, need))
     except UserError as error:
         return str(error)
     return None

@@ -83,6 +83,8 @@ CARRIERS: dict[str, Plant] = {
 }
 #: Cases of these that leave the score out.
 UNSCORED = {"cdpruner-relevance=none"}
+#: Cases that choose half of their tokens by likeness, so that turned scores keep some of what was planted.
+HALF_SCORED = {"vispruner"}
 
 
 def carrier_of(case: Case) -> Plant | None:
@@ -114,7 +116,7 @@ def test_what_was_planted_is_kept_and_the_canary_is_not(case: Case):
     found, chance, turned = recall(method, N_TOKENS, lambda scores: plant(view, scores))
     assert found > 0.95
     # A method that kept the worst tokens falls below chance, so that the line above can fail.
-    assert turned < chance
+    assert turned < (0.5 if case_id(case) in HALF_SCORED else chance)
 
 
 @pytest.mark.parametrize(

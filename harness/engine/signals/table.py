@@ -12,6 +12,7 @@ BEFORE_DECODER = frozenset(
     {
         "cls_attention",
         "cls_logits",
+        "tower_received",
         "tower_keys",
         "wide_cls_attention",
         "wide_tower_keys",
@@ -23,6 +24,7 @@ BEFORE_DECODER = frozenset(
 PRODUCERS = Registry("signal")
 PRODUCERS.add("cls_attention", "espalier.harness.engine.signals.tower_attention:ClassAttention")
 PRODUCERS.add("cls_logits", "espalier.harness.engine.signals.tower_attention:ClassLogits")
+PRODUCERS.add("tower_received", "espalier.harness.engine.signals.tower_attention:TowerReceived")
 PRODUCERS.add("tower_keys", "espalier.harness.engine.signals.tower_attention:TowerKeys")
 PRODUCERS.add(
     "wide_cls_attention", "espalier.harness.engine.signals.tower_attention:ClassAttention"

@@ -1,4 +1,4 @@
-"""Signals of the tower, by unit: `cls_attention`, `cls_logits`, `tower_keys`, both of one head, and `tower_states`.
+"""Signals of the tower, by unit: `cls_attention`, `cls_logits`, `tower_received`, `tower_keys`, `tower_states`.
 
 Attention and keys come from the layer that the projector reads, or the named one; if a learned query pools the tower's
 output, from the pooling head. `tower_states` is the mean of the hidden states over the tower's last third. Captured at
@@ -23,6 +23,7 @@ from espalier.harness.engine.attention_probe import (
     received_unmasked,
 )
 from espalier.harness.engine.layout import mix, take
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.signals.producer import Context, Producer, ViewRequest
 from espalier.methods.base import Need, Site
 
@@ -55,12 +56,12 @@ class TowerAttention(UnitSignal):
         parts = self.context.parts
         if self._pooled:
             return [(parts.pooling_attention(), self._watch)]
-        return [(parts.tower_attention(self.need.layer), self._watch)]
+        return [(parts.tower_attention(tower_layer(parts, self.need)), self._watch)]
 
     @property
     def _pooled(self) -> bool:
         by_probe = self.context.parts.facts.class_attention == "probe"
-        return by_probe and "keys" not in self.need.signal
+        return by_probe and "cls" in self.need.signal
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """Drop the last pass's images."""
@@ -109,6 +110,21 @@ class ClassAttention(TowerAttention):
             rows = attention_rows(query[:, :, :1], key, scaling, None)
             return rows[:, 0, self.context.class_tokens :]
         return received_unmasked(query, key, scaling)
+
+
+class TowerReceived(TowerAttention):
+    """Attention that each patch receives from all queries."""
+
+    def read(self, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Return (P, N)."""
+        return received_unmasked(query, key, scaling)[:, self.context.class_tokens :]
+
+
+def tower_layer(parts: ModelParts, need: Need) -> int | None:
+    """Return the index of the tower layer that a signal is read in, None for the one that the projector reads."""
+    if need.layer is None or need.depth is None:
+        return need.layer
+    return max(0, round((need.layer + 1) * len(parts.tower_layers()) / need.depth) - 1)
 
 
 def _merge_heads(states: Tensor) -> Tensor:

@@ -1,0 +1,82 @@
+"""SCOPE: saliency-coverage oriented token pruning (Deng et al., NeurIPS 2025, arXiv 2510.24214).
+
+Acts on the tower's output x, before the projector, on every crop with its share of the budget. A set S of patches
+covers patch u by its nearest member, or not at all, and the next kept patch v brings the most coverage times saliency:
+
+    C(u, S) = max(0, max_{s in S} cos(x_u, x_s)),    gain(v, S) = sum_u max(0, cos(x_u, x_v) - C(u, S))
+    S <- S + argmax_v gain(v, S) a_v^alpha
+
+with a the attention that the class token pays a patch in the layer that the projector reads, and alpha = 1.
+
+The paper's method and the code (github.com/kinredon/SCOPE, commit 6bf73069) do not differ. The code sums attention over
+heads and this file takes the mean, which changes no choice. It counts padding of high-resolution crops as tokens;
+here a crop's share refers to its tokens in the prompt, and shares that are not whole numbers go by largest remainders.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from espalier.methods.base import Need, Plan, Site, TokenReducer, View
+from espalier.methods.checks import require, require_finite
+from espalier.methods.select.crops import Crops
+from espalier.methods.select.groups import Groups
+from espalier.methods.select.quotas import apportion
+from espalier.methods.select.similarity import cosine
+
+
+@dataclass(frozen=True)
+class SCOPE(TokenReducer):
+    """Keeps salient patches that are like many patches which no kept patch is like.
+
+    Attributes:
+        alpha: exponent of the attention; 0 leaves coverage alone.
+    """
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        require(self.alpha >= 0, "alpha", self.alpha, "0 or more")
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the tower's output: features are compared, and nothing is merged."""
+        del depth
+        return (Site("vision"),)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return the class token's attention, and the crop of each token."""
+        del site
+        return (Need("cls_attention"), Need("tile"))
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Keep a covering set of each crop.
+
+        Cost: O(M^2 D / 2) for the similarities of a crop of M tokens, then O(M^2) for each kept one.
+        """
+        attention = require_finite(view.signals["cls_attention"].float(), "class attention")
+        crops = Crops.of(view.grid, view.signals["tile"])
+        groups = Groups.of(crops.index)
+        quotas = apportion(crops.size, crops.size, keep)[:, : groups.size.shape[1]].flatten()
+        # Padding has no features, so that it covers nothing and needs no cover.
+        similarity = cosine(groups.rows(require_finite(view.tokens, "tokens")))
+        saliency = groups.rows(attention) ** self.alpha
+        saliency = saliency.masked_fill(~groups.valid.flatten(0, 1), -torch.inf)
+        return Plan(groups.kept(_covering(similarity, saliency, quotas), keep), scores=attention)
+
+
+def _covering(similarity: Tensor, saliency: Tensor, quotas: Tensor) -> Tensor:
+    """Return (R, M) booleans: `quotas` (R,) greedy picks by similarity (R, M, M) and saliency (R, M), -inf for none."""
+    covered = torch.zeros_like(saliency)
+    chosen = torch.zeros_like(saliency, dtype=torch.bool)
+    for step in range(int(quotas.max())):
+        gain = (similarity - covered.unsqueeze(2)).clamp_(min=0).sum(dim=1)
+        merit = torch.where(saliency.isinf(), saliency, gain * saliency)
+        pick = merit.masked_fill(chosen, -torch.inf).argmax(dim=1, keepdim=True)
+        chosen.scatter_(1, pick, chosen.gather(1, pick) | (step < quotas).unsqueeze(1))
+        row = similarity.gather(1, pick.unsqueeze(2).expand(-1, -1, similarity.shape[2])).squeeze(1)
+        covered = torch.maximum(covered, row)
+    return chosen

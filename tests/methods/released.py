@@ -1,0 +1,46 @@
+"""Vectors of released code: its choices on made-up inputs, run once outside of this repository, and the inputs.
+
+`released.json` has repository, commit and function of each method, and the choices of its cases. Inputs follow from a
+case's seed with any library.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from espalier.methods.base import Site, View
+
+
+def vectors(method: str) -> list[dict[str, Any]]:
+    """Return the cases of a method: seed, tokens, keep, params, kept and what its code merged."""
+    table = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    cases: list[dict[str, Any]] = table[method]["cases"]
+    return cases
+
+
+def numbers(seed: int, *shape: int) -> Tensor:
+    """Return fp32 numbers 2 x / (2^31 - 1) - 1, with x from the generator of Lewis, Goodman and Miller after `seed`."""
+    values, x = [], seed
+    for _ in range(math.prod(shape)):
+        x = x * 48271 % (2**31 - 1)
+        values.append(2 * x / (2**31 - 1) - 1)
+    return torch.tensor(values, dtype=torch.float64).float().view(shape)
+
+
+def shares(seed: int, *shape: int) -> Tensor:
+    """Return positive fp32 numbers of which a few are much larger than the others, as attention is."""
+    return torch.exp(4 * numbers(seed, *shape))
+
+
+def released_view(site: Site, tokens: Tensor, side: int, **signals: Tensor) -> View:
+    """Return a view of one picture with `side` patches in a row, from tokens (1, N, D) and signals."""
+    place = torch.arange(tokens.shape[1])
+    none = torch.zeros_like(place)
+    grid = torch.stack([none, none, place // side, place % side], dim=1).unsqueeze(0)
+    return View(site, tokens, grid, {"tile": none.unsqueeze(0), **signals})

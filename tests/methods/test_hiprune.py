@@ -1,0 +1,120 @@
+"""HiPrune against a slow version of both readings, by hand, on models, and against what its released code keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from espalier.harness.engine.signals.tower_attention import tower_layer
+from espalier.methods.base import MethodError, Need, Site, View
+from espalier.methods.hiprune import HiPrune
+from tests.family_runs import adapter_of
+from tests.methods.crop_views import ROWS, best, groups, slow_apportion
+from tests.methods.released import released_view, shares, vectors
+from tests.methods.runs import check_on_engine
+
+PREFIX = Site("prefix")
+READINGS = [HiPrune(), HiPrune(border="clamp"), HiPrune(alpha=0.7, border="clamp")]
+
+
+def slow_hiprune(method: HiPrune, view: View, row: int, keep: int) -> list[int]:
+    shallow, deep = view.signals[method.objects.key][row], view.signals["tower_received"][row]
+    crops = list(groups(view.grid[row], view.signals["tile"][row]).values())
+    sizes = [len(crop) for crop in crops]
+    kept: list[int] = []
+    for crop, share in zip(crops, slow_apportion(sizes, sizes, keep), strict=True):
+        columns = sum(int(view.grid[row, i, 2]) == int(view.grid[row, crop[0], 2]) for i in crop)
+        anchors = best(shallow, crop, round(share * method.alpha / 5))
+        around = set()
+        for anchor in anchors:
+            place = crop.index(anchor)
+            for target in (place - 1, place + 1, place - columns, place + columns):
+                if method.border == "clamp":
+                    around.add(crop[min(max(target, 0), len(crop) - 1)])
+                elif 0 <= target < len(crop):
+                    around.add(crop[target])
+        buffers = [i for i in crop if i in around and i not in anchors]
+        others = [i for i in crop if i not in around and i not in anchors]
+        order = [best(deep, some, len(some)) for some in (anchors, buffers, others)]
+        kept += [i for some in order for i in some][:share]
+    return sorted(kept)
+
+
+def view_of(shallow: Tensor, deep: Tensor, side: int) -> View:
+    signals = {"tower_received@8/24": shallow, "tower_received": deep}
+    return released_view(PREFIX, torch.zeros(*deep.shape, 1), side, **signals)
+
+
+@pytest.mark.parametrize("method", READINGS, ids=str)
+@pytest.mark.parametrize("name", ROWS)
+def test_equals_the_slow_one(name: str, method: HiPrune):
+    grid, tile = ROWS[name]
+    n_tokens = grid.shape[1]
+    shallow, deep = torch.rand(2, 1, n_tokens, generator=torch.Generator().manual_seed(0))
+    signals = {"tower_received@8/24": shallow, "tower_received": deep, "tile": tile}
+    view = View(PREFIX, torch.zeros(1, n_tokens, 1), grid, signals)
+    for keep in (1, 3, 5, n_tokens // 2, n_tokens - 1, n_tokens):
+        assert method.plan(view, keep).kept[0].tolist() == slow_hiprune(method, view, 0, keep)
+
+
+def test_neighbours_by_hand():
+    """3 x 3 patches, one anchor of five tokens: places go on from row to row, and readings differ at the first one."""
+    deep = torch.arange(9.0).unsqueeze(0)
+    at_left = torch.zeros(1, 9).index_fill(1, torch.tensor(3), 1.0)
+    for border in ("drop", "clamp"):
+        method = HiPrune(alpha=1, border=border)
+        assert method.plan(view_of(at_left, deep, 3), 5).kept.tolist() == [[0, 2, 3, 4, 6]]
+    at_top = torch.zeros(1, 9).index_fill(1, torch.tensor(2), 1.0)
+    kept = HiPrune(alpha=1, border="clamp").plan(view_of(at_top, deep, 3), 5).kept
+    assert kept.tolist() == [[0, 1, 2, 3, 5]]
+    kept = HiPrune(alpha=1, border="drop").plan(view_of(at_top, deep, 3), 5).kept
+    assert kept.tolist() == [[1, 2, 3, 5, 8]]  # 8 is the register
+
+
+def test_registers_are_what_is_left_of_the_budget():
+    deep, shallow = torch.arange(100.0).unsqueeze(0), torch.arange(100.0, 0, -1).unsqueeze(0)
+    kept = HiPrune(alpha=0.1).plan(view_of(shallow, deep, 10), 50).kept[0].tolist()
+    # One anchor, token 0, and of its neighbours 1 and 10: three tokens, and 47 registers.
+    assert kept == [0, 1, 10, *range(53, 100)]
+
+
+@pytest.mark.parametrize("case", vectors("hiprune"), ids=lambda case: str(case["seed"]))
+def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
+    """Its 24 x 24 patches; attention is far below 1, since the code takes 1 from that of chosen patches."""
+    deep, shallow = shares(case["seed"] + 100, 1, 576) / 1000, shares(case["seed"] + 200, 1, 576)
+    if case["seed"] == 36:  # anchors at the edges
+        shallow[0, [3, 23, 24, 570, 47]] = torch.tensor([900.0, 800, 700, 600, 500])
+    method = HiPrune(**case["params"], border="clamp")
+    assert method.plan(view_of(shallow, deep, 24), case["keep"]).kept[0].tolist() == case["kept"]
+
+
+def test_the_object_layer_lies_at_the_same_share_of_a_tower():
+    adapter = adapter_of("llava")
+    depth = len(adapter.tower_layers())
+    assert tower_layer(adapter, Need("tower_received", layer=8, depth=24)) == max(
+        0, round(9 * depth / 24) - 1
+    )
+    assert tower_layer(adapter, Need("tower_received", layer=depth - 1, depth=depth)) == depth - 1
+    assert tower_layer(adapter, Need("tower_received", layer=1)) == 1
+    assert tower_layer(adapter, Need("tower_received")) is None
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"alpha": 1.5}, r"alpha=1\.5 .*from 0 to 1"),
+        ({"object_layer": 25}, r"object_layer=25 .*1 to 24"),
+        ({"border": "wrap"}, r"border='wrap' .*drop, clamp"),
+    ],
+)
+def test_values_out_of_range_name_the_key(params: dict[str, Any], line: str):
+    with pytest.raises(MethodError, match=rf"method\.params\.{line}"):
+        HiPrune(**params)
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "onevision_image"])
+def test_on_models(name: str):
+    check_on_engine(name, HiPrune(alpha=0.7, border="clamp"), slow_hiprune)

@@ -1,0 +1,133 @@
+"""HoloV against a slow version of both readings, by hand, on models, and against what its released code keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from espalier.methods.base import MethodError, Site, View
+from espalier.methods.holov import HoloV
+from espalier.methods.select.tiles import regions
+from tests.methods.cases import make_view
+from tests.methods.crop_views import slow_apportion
+from tests.methods.released import numbers, released_view, shares, vectors
+from tests.methods.runs import check_on_engine
+
+PREFIX = Site("prefix")
+OFFICIAL = HoloV(alpha=0.09, cut="runs", ranking="attention", missing="each")
+READINGS = [HoloV(), OFFICIAL]
+
+
+def slow_holov(method: HoloV, view: View, row: int, keep: int) -> list[int]:
+    attention, tokens = view.signals["cls_attention"][row].double(), view.tokens[row].double()
+    n_tokens = len(tokens)
+    n_parts = min(method.crops, n_tokens)
+    if method.cut == "regions":
+        number = regions(view.grid[row : row + 1], n_parts)[0][0].tolist()
+        parts = [[i for i in range(n_tokens) if number[i] == c] for c in range(n_parts)]
+    else:
+        parts = [part.tolist() for part in torch.arange(n_tokens).tensor_split(n_parts)]
+    scores, means = {}, []
+    for part in parts:
+        variance = []
+        for i in part:
+            like = [
+                0.0 if i == j else float(torch.cosine_similarity(tokens[i], tokens[j], dim=0))
+                for j in part
+            ]
+            mean = sum(like) / max(1, len(part) - 1)
+            variance.append(sum((one - mean) ** 2 for one in like) / max(1, len(part) - 1))
+        saliency = [float(attention[i]) for i in part]
+        gamma = sum(saliency) / (sum(variance) + 1e-6 * len(part))
+        holistic = [a + method.alpha * gamma * v for a, v in zip(saliency, variance, strict=True)]
+        means.append(sum(holistic) / len(part))
+        scores.update(
+            zip(part, holistic if method.ranking == "holistic" else saliency, strict=True)
+        )
+    weights = [mean / sum(means) for mean in means]
+    quotas = [int(weight * keep + 1e-6) for weight in weights]
+    order = sorted(range(n_parts), key=lambda c: (-weights[c], c))
+    missing = keep - sum(quotas)
+    for c in order[:missing] if method.missing == "each" else order[:1] * missing:
+        quotas[c] += 1
+    quotas = [min(quota, len(part)) for quota, part in zip(quotas, parts, strict=True)]
+    room = [len(part) - quota for quota, part in zip(quotas, parts, strict=True)]
+    shares_of_room = [weight * free for weight, free in zip(weights, room, strict=True)]
+    if keep > sum(quotas):
+        more = slow_apportion(shares_of_room, room, keep - sum(quotas))
+        quotas = [quota + extra for quota, extra in zip(quotas, more, strict=True)]
+    kept = [
+        sorted(part, key=lambda i: (-scores[i], i))[:quota]
+        for part, quota in zip(parts, quotas, strict=True)
+    ]
+    return sorted(i for part in kept for i in part)
+
+
+@pytest.mark.parametrize("method", [*READINGS, HoloV(crops=5), HoloV(crops=100)], ids=str)
+def test_equals_the_slow_one(method: HoloV):
+    view = make_view(method, [((0, 0, 6, 8),), ((0, 0, 8, 6),), ((0, 0, 4, 6), (1, 0, 6, 4))])
+    for keep in (1, 5, 20, 40, 47, 48):
+        kept = method.plan(view, keep).kept.tolist()
+        assert kept == [slow_holov(method, view, row, keep) for row in range(3)]
+
+
+def test_two_parts_by_hand():
+    """Both have half of the attention, so one token each; in the second, 3 and 5 are opposites, 4 like neither."""
+    tokens = torch.tensor([[[1.0, 0], [1, 0], [1, 0], [1, 0], [0, 1], [-1, 0]]])
+    attention = torch.tensor([[0.3, 0.1, 0.1, 0.11, 0.3, 0.09]])
+    view = released_view(PREFIX, tokens, 6, cls_attention=attention)
+    # V of 3 and 5: similarities 0, 0, -1 around -1/2 are 0.375; of 4: 0. gamma = 0.1667 / 0.25, and H_3 = 0.11 + 0.25.
+    by_hand = HoloV(crops=2, cut="runs")
+    assert by_hand.plan(view, 2).kept.tolist() == [[0, 3]]
+    torch.testing.assert_close(
+        by_hand.plan(view, 2).scores[0, 3:], torch.tensor([0.36, 0.3, 0.34]), atol=1e-5, rtol=0
+    )
+    assert HoloV(crops=2, cut="runs", ranking="attention").plan(view, 2).kept.tolist() == [[0, 4]]
+
+
+def test_what_rounding_leaves_goes_to_one_part_or_to_each():
+    """Four parts of two tokens have 0.4, 0.3, 0.2 and 0.1 of the attention: of 5 tokens 2, 1, 1, 0, and one is left."""
+    attention = torch.tensor([[0.2, 0.2, 0.15, 0.15, 0.1, 0.1, 0.05, 0.05]])
+    view = released_view(PREFIX, torch.ones(1, 8, 2), 8, cls_attention=attention)
+    for missing in ("highest", "each"):
+        method = HoloV(crops=4, cut="runs", ranking="attention", missing=missing)
+        # The first part is full, so that it goes to the part with the most weight and room, the second.
+        assert method.plan(view, 5).kept.tolist() == [[0, 1, 2, 3, 4]]
+    # Of 3 tokens 1, 0, 0, 0 are sure: two more to the first part, which takes one of them, or to the first two parts.
+    highest = HoloV(crops=4, cut="runs", ranking="attention", missing="highest")
+    assert highest.plan(view, 3).kept.tolist() == [[0, 1, 2]]
+    each = HoloV(crops=4, cut="runs", ranking="attention", missing="each")
+    assert each.plan(view, 3).kept.tolist() == [[0, 1, 2]]
+    assert highest.plan(view, 2).kept.tolist() == [[0, 1]]
+    assert each.plan(view, 2).kept.tolist() == [[0, 2]]
+
+
+@pytest.mark.parametrize("case", vectors("holov"), ids=lambda case: str(case["seed"]))
+def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
+    """Where a part was full the released code has zeros for the rest; here other tokens stand there."""
+    attention = shares(case["seed"] + 100, 1, case["tokens"])
+    tokens = numbers(case["seed"], 1, case["tokens"], 8)
+    view = released_view(PREFIX, tokens, case["tokens"], cls_attention=attention)
+    kept = OFFICIAL.plan(view, case["keep"]).kept[0].tolist()
+    assert set(case["kept"]) <= set(kept)
+    if len(case["kept"]) == case["keep"]:
+        assert kept == case["kept"]
+
+
+def test_many_small_views_share_parts():
+    view = make_view(HoloV(crops=4), [tuple((frame, 0, 1, 3) for frame in range(16))])
+    plan = HoloV(crops=4).plan(view, 10)
+    plan.check(48, 10)
+
+
+def test_values_out_of_range_name_the_key():
+    with pytest.raises(MethodError, match=r"method\.params\.crops=0"):
+        HoloV(crops=0)
+
+
+@pytest.mark.parametrize("method", READINGS, ids=str)
+@pytest.mark.parametrize("name", ["llava", "llava_next"])
+def test_on_models(name: str, method: HoloV):
+    check_on_engine(name, method, slow_holov)

@@ -1,0 +1,81 @@
+"""VisPruner against a slow version, by hand, on models, and against what its released code keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from espalier.methods.base import MethodError, Site, View
+from espalier.methods.vispruner import VisPruner
+from tests.methods.crop_views import ROWS, best, groups, slow_apportion
+from tests.methods.released import numbers, released_view, shares, vectors
+from tests.methods.runs import check_on_engine
+
+VISION = Site("vision")
+
+
+def slow_vispruner(method: VisPruner, view: View, row: int, keep: int) -> list[int]:
+    """Crop by crop and step by step, over lists."""
+    attention, tokens = view.signals["cls_attention"][row], view.tokens[row].double()
+    crops = list(groups(view.grid[row], view.signals["tile"][row]).values())
+    sizes = [len(crop) for crop in crops]
+    kept: list[int] = []
+    for crop, share in zip(crops, slow_apportion(sizes, sizes, keep), strict=True):
+        order = best(attention, crop, len(crop))
+        n_important = int(share * method.important_ratio + 1e-9)
+        rest, target = order[n_important:], share - n_important
+        while target and len(rest) > target:
+            first, second = rest[::2], rest[1::2]
+            removed = min(8, len(rest) - target, len(first))
+            first.sort(key=lambda a: -max(cosine(tokens, a, b) for b in second))
+            rest = first[removed:] + second
+        kept += order[:n_important] + rest[:target]
+    return sorted(kept)
+
+
+def cosine(tokens: Tensor, a: int, b: int) -> float:
+    return float(torch.cosine_similarity(tokens[a], tokens[b], dim=0))
+
+
+@pytest.mark.parametrize("method", [VisPruner(), VisPruner(0.0), VisPruner(0.8)], ids=str)
+@pytest.mark.parametrize("name", ROWS)
+def test_equals_the_slow_one(name: str, method: VisPruner):
+    grid, tile = ROWS[name]
+    generator = torch.Generator().manual_seed(0)
+    n_tokens = grid.shape[1]
+    signals = {"cls_attention": torch.rand(1, n_tokens, generator=generator), "tile": tile}
+    view = View(VISION, torch.randn(1, n_tokens, 6, generator=generator), grid, signals)
+    for keep in (1, 5, n_tokens // 2, n_tokens - 1, n_tokens):
+        assert method.plan(view, keep).kept[0].tolist() == slow_vispruner(method, view, 0, keep)
+
+
+def test_duplicates_by_hand():
+    """Two by attention; of the others, by falling attention 2 3 4 5, A is 2 and 4: 4 has a twin in B and goes."""
+    tokens = torch.tensor([[[1.0, 1], [1, -1], [1, 0], [0.8, 0.6], [0, 1], [0, 2]]])
+    view = released_view(VISION, tokens, 3, cls_attention=torch.tensor([[6.0, 5, 4, 3, 2, 1]]))
+    assert VisPruner().plan(view, 5).kept.tolist() == [[0, 1, 2, 3, 5]]
+    tokens[0, 2] = tokens[0, 3]
+    tokens[0, 4] = torch.tensor([-1.0, 0])
+    assert VisPruner().plan(view, 5).kept.tolist() == [[0, 1, 3, 4, 5]]
+
+
+@pytest.mark.parametrize("case", vectors("vispruner"), ids=lambda case: str(case["seed"]))
+def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
+    attention = shares(case["seed"] + 100, 1, case["tokens"])
+    tokens = numbers(case["seed"], 1, case["tokens"], 8)
+    view = released_view(VISION, tokens, case["tokens"], cls_attention=attention)
+    plan = VisPruner(**case["params"]).plan(view, case["keep"])
+    assert plan.kept[0].tolist() == case["kept"]
+
+
+def test_values_out_of_range_name_the_key():
+    with pytest.raises(MethodError, match=r"method\.params\.important_ratio=1\.5"):
+        VisPruner(important_ratio=1.5)
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl"])
+def test_on_models(name: str):
+    check_on_engine(name, VisPruner(), slow_vispruner)
