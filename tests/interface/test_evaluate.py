@@ -178,6 +178,42 @@ def test_an_interrupted_run_resumes(store: Path, model: espalier.Model) -> None:
     assert list(resumed.samples.answer) == list(evaluated(store, Norm(), model).samples.answer)
 
 
+def test_an_interrupted_run_on_own_data_resumes_unless_the_data_have_changed(
+    store: Path, model: espalier.Model, tmp_path: Path
+) -> None:
+    lines = ["image,question,answer"]
+    for number, sample in enumerate(samples(BENCHMARK, "test", 0, 0, 3)):
+        sample_scene(sample).to_pil().save(tmp_path / f"{number}.png")
+        lines.append(f"{number}.png,{sample['question']},{sample['answer']}")
+    data = tmp_path / "mine.csv"
+    data.write_text("\n".join(lines), encoding="utf-8")
+
+    def run_on_data(method: Norm, plans: int | None = None) -> espalier.EvaluatedRun:
+        Interrupter.plans = plans
+        settings: dict[str, Any] = {"benchmark.text": "{{ question }}", "engine.warmup": 0}
+        return espalier.evaluate(
+            model, method, data, 0.9, store=store, score="exact", batch_size=1, **settings
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        run_on_data(Interrupted(), plans=2)
+    resumed = run_on_data(Interrupted())
+    assert (resumed.status, resumed.row["extra"]["resumed_samples"]) == ("resumed", 2)
+    whole = run_on_data(Norm())
+    assert list(resumed.samples.answer) == list(whole.samples.answer)
+    assert resumed.row["metrics"] == whole.row["metrics"]
+    # A picture, then a question: each is another run, which takes no answer of the one before.
+    other_picture = (tmp_path / "1.png").read_bytes()
+    other_question = data.read_bytes().replace(b" ?", b"?")
+    changes = (("0.png", other_picture), ("mine.csv", other_question))
+    for power, (file, content) in enumerate(changes, 3):
+        with pytest.raises(KeyboardInterrupt):
+            run_on_data(Interrupted(p=power), plans=1)
+        (tmp_path / file).write_bytes(content)
+        changed = run_on_data(Interrupted(p=power))
+        assert (changed.status, changed.row["extra"]["resumed_samples"]) == ("done", 0)
+
+
 def test_an_error_of_an_own_method_is_one_line_with_its_cause(
     store: Path, model: espalier.Model
 ) -> None:
