@@ -169,10 +169,10 @@ def _build(
         values = [f"method.variant={one}" for one in chosen]
         section = compose_section("method", method, values=values)
         code = section.get("code")
-        known = setting_hints(method_class(section["name"], code))
+        hints = setting_hints(method_class(section["name"], code))
         for name, value in params.items():
-            if name not in known:
-                raise unknown_argument(name, value, method, known, ARGUMENTS)
+            if name not in hints:
+                raise unknown_argument(name, value, method, hints, ARGUMENTS)
         merged = {**(section["params"] or {}), **params}
         method_spec = MethodSpec(section["name"], variant_of("method", section), merged, code=code)
         return build_method(method_spec.name, merged, code), method_spec

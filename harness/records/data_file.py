@@ -244,10 +244,10 @@ def _separated(delimiter: str) -> Callable[[Path, str], tuple[list[Any], list[st
         twice = [name for name, count in Counter(header).items() if count > 1]
         if twice:
             raise UserError(f"{source}: line 1 has the column {twice[0]!r} twice; valid: once")
-        for other in SEPARATORS if len(header) == 1 else ():
-            if other in header[0]:
+        for separator in SEPARATORS if len(header) == 1 else ():
+            if separator in header[0]:
                 raise UserError(
-                    f"{source}: line 1 has columns between {SEPARATORS[other]}s; valid: {SEPARATORS[delimiter]}s "
+                    f"{source}: line 1 has columns between {SEPARATORS[separator]}s; valid: {SEPARATORS[delimiter]}s "
                     f"in a file that ends in {file.suffix}"
                 )
         ragged: dict[int, int] = {}

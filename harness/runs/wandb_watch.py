@@ -71,5 +71,5 @@ def worst_samples(evaluation: Evaluation, benchmark: BenchmarkSpec) -> list[Key]
         for sample in evaluation.samples
     }
     best = best_score([*scores.values()], benchmark.higher_is_better) if scores else None
-    wrong = (key for key, score in scores.items() if score != best)
-    return sorted(wrong, key=lambda key: (sign * scores[key], key))
+    wrong_keys = (key for key, score in scores.items() if score != best)
+    return sorted(wrong_keys, key=lambda key: (sign * scores[key], key))

@@ -202,16 +202,12 @@ def test_an_interrupted_run_on_own_data_resumes_unless_the_data_have_changed(
     whole = run_on_data(Norm())
     assert list(resumed.samples.answer) == list(whole.samples.answer)
     assert resumed.row["metrics"] == whole.row["metrics"]
-    # A picture, then a question: each is another run, which takes no answer of the one before.
-    other_picture = (tmp_path / "1.png").read_bytes()
-    other_question = data.read_bytes().replace(b" ?", b"?")
-    changes = (("0.png", other_picture), ("mine.csv", other_question))
-    for power, (file, content) in enumerate(changes, 3):
-        with pytest.raises(KeyboardInterrupt):
-            run_on_data(Interrupted(p=power), plans=1)
-        (tmp_path / file).write_bytes(content)
-        changed = run_on_data(Interrupted(p=power))
-        assert (changed.status, changed.row["extra"]["resumed_samples"]) == ("done", 0)
+    # With another picture it is another run, which takes no answer of the one before.
+    with pytest.raises(KeyboardInterrupt):
+        run_on_data(Interrupted(p=3.0), plans=1)
+    (tmp_path / "0.png").write_bytes((tmp_path / "1.png").read_bytes())
+    changed = run_on_data(Interrupted(p=3.0))
+    assert (changed.status, changed.row["extra"]["resumed_samples"]) == ("done", 0)
 
 
 def test_an_error_of_an_own_method_is_one_line_with_its_cause(
