@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
+from os import PathLike, fspath
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -70,6 +71,16 @@ def read_value(key: str, value: Any, hint: Any) -> Any:
         return _reader(hint)(key, value)
     except _Mismatch as mismatch:
         raise UserError(f"{key}={value!r} must be {mismatch}") from None
+
+
+def read_path(key: str, value: object) -> Path:
+    """Return the absolute path of an argument from Python: a text or a PathLike.
+
+    Raises:
+        UserError: it is neither.
+    """
+    path: Path = read_value(key, fspath(value) if isinstance(value, PathLike) else value, Path)
+    return path
 
 
 def read_section(section: type[Section], key: str, part: Any) -> Section:
@@ -333,14 +344,21 @@ def key_mistakes(key: str, given: Iterable[str], valid: Iterable[str]) -> list[s
 def unknown_key(key: str, valid: Iterable[str]) -> UserError:
     """Return the error for a config key that does not exist: the key, the nearest and all valid ones of its table."""
     keys = sorted(valid)
-    return UserError(f"{key} is not a config key{_hint(key, keys)}; valid: {', '.join(keys)}")
+    valid_keys = ", ".join(keys) or f"without {key}"
+    return UserError(f"{key} is not a config key{_hint(key, keys)}; valid: {valid_keys}")
 
 
 def _hint(key: str, valid: list[str]) -> str:
-    near = get_close_matches(key, valid, n=1)
+    near = near_key(key, valid)
+    return f" (did you mean {near}?)" if near else ""
+
+
+def near_key(key: str, valid: Iterable[str]) -> str | None:
+    """Return the valid key that a wrong one is most like; None if none is near."""
+    near = get_close_matches(key, names := sorted(valid), n=1)
     if not near and "token" in key:
-        near = [name for name in valid if name == "keep"]
-    return f" (did you mean {near[0]}?)" if near else ""
+        near = [name for name in names if name == "keep"]
+    return near[0] if near else None
 
 
 def _dotted(key: str, name: str) -> str:

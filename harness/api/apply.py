@@ -10,22 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.api.applied import Applied, user_errors
+from espalier.harness.api.argument_errors import held_by_instance, unknown_argument
 from espalier.harness.api.loaded_models import Model, named_spec
 from espalier.harness.api.open_method import require_amount, settle
 from espalier.harness.config.build_spec import build_draft, read_budget, variant_of
 from espalier.harness.config.compose import compose_section
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.method_stack import stacked
-from espalier.harness.paths import DEFAULT_STORE, located
+from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.settings import (
     CacheRatio,
     Natural,
     Text,
     choice,
+    read_path,
     read_value,
+    setting_hints,
 )
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
-from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.catalogue import build_method, method_class
 from espalier.harness.specs.run_spec import (
     POSITIONS,
     TRANSPORTS,
@@ -116,6 +119,7 @@ def apply(
                     evictor_spec.name, evictor_spec.params, cache_share, evictor_spec.code
                 ),
             )
+        keep = getattr(keep, "item", lambda: keep)()  # a number of numpy is one of Python
         if ratio is not None and keep is not None:
             raise UserError(
                 f"ratio={ratio!r} and keep={keep!r} both set the budget; valid: one of them"
@@ -142,7 +146,7 @@ def apply(
             seed=read_value("seed", seed, Natural),
             force=False,
             log="none",
-            store=located(DEFAULT_STORE if store is None else store),
+            store=read_path("store", DEFAULT_STORE if store is None else store),
         )
         borrowed_draft = (
             draft_model.spec if draft_model is not None and draft_model.borrowed else None
@@ -150,6 +154,10 @@ def apply(
         checked = settle(spec, built_method, model.borrowed, borrowed_draft)
         require_amount(checked.spec, ratio, keep)
         return Applied(checked, model, draft_model)
+
+
+#: What `apply` takes, besides hyper-parameters.
+ARGUMENTS = tuple(name for name in inspect.signature(apply).parameters if name != "params")
 
 
 def _build(
@@ -160,8 +168,12 @@ def _build(
         chosen = [] if variant is None else [choice("variant", variant, VARIANTS)]
         values = [f"method.variant={one}" for one in chosen]
         section = compose_section("method", method, values=values)
-        merged = {**(section["params"] or {}), **params}
         code = section.get("code")
+        hints = setting_hints(method_class(section["name"], code))
+        for name, value in params.items():
+            if name not in hints:
+                raise unknown_argument(name, value, method, hints, ARGUMENTS)
+        merged = {**(section["params"] or {}), **params}
         method_spec = MethodSpec(section["name"], variant_of("method", section), merged, code=code)
         return build_method(method_spec.name, merged, code), method_spec
     if inspect.isclass(method) and issubclass(method, Method):
@@ -175,11 +187,8 @@ def _build(
         )
     if variant is not None:
         raise UserError(f"variant={variant!r} is for a name of conf/method; valid: without variant")
-    if params:
-        raise UserError(
-            f"{next(iter(params))}: an instance of a method holds its hyper-parameters; valid: "
-            f"{type(method).__name__}({next(iter(params))}=...)"
-        )
+    for name, value in params.items():
+        raise held_by_instance(name, value, method, ARGUMENTS)
     return method, MethodSpec(type(method).__name__)
 
 

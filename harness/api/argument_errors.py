@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
 
+from espalier.harness.config.kept_tokens import KEEP
 from espalier.harness.errors import Refused, UserError
-from espalier.methods.base import MethodError
+from espalier.harness.settings import near_key
+from espalier.methods.base import Method, MethodError
 
-#: Config keys whose last part is the argument; `model=` and file names such as model.safetensors stay.
+#: Config keys whose last part is the argument; `model=`, file names such as model.safetensors and quoted keys stay.
 _KEY = re.compile(
-    r"(?<![\w./-])(?:method\.params\.|method\.(?=draft)|engine\.|(?:(?:model|benchmark)\.)?generation\."
+    r"(?<![\w./'-])(?:method\.params\.|method\.(?=draft)|engine\.|(?:(?:model|benchmark)\.)?generation\."
     r"|model\.(?=(?:path|hub|revision|dtype|attention|weights|scale|device|device_map|max_memory|offload|check_weights"
     r"|generation|processor|video|transparency|media|facts|architecture|template|prompts?|join|template_sha256|conversation|drafts|boxes|name|adapter)\b))"
 )
@@ -61,3 +65,35 @@ def in_python_terms(line: str, questions: int = 0, first: int = 0) -> str:
         return "" if match[2] else "the question"
 
     return _CHAT.sub(chat, message) + command + arguments
+
+
+def unknown_argument(
+    name: str, value: Any, method: str, params: Iterable[str], arguments: Iterable[str]
+) -> UserError:
+    """Return the error for an argument that is neither one of the function's nor a hyper-parameter of the method."""
+    params, arguments = sorted(params), sorted(arguments)
+    by_case = {valid.lower(): valid for valid in (*arguments, *params)}
+    near = by_case.get(name.lower()) or near_key(name, by_case.values())
+    if any(word in name for word in ("keep", "kept", "retain")):
+        near = KEEP
+    hint = f"{KEEP}={_as_keep(value)}" if near == KEEP else near and f"{near}={value!r}"
+    line = f"{name}={value!r} is no argument and no hyper-parameter of method {method!r}"
+    meant = f" (did you mean {hint}?)" if hint else ""
+    listed = f"hyper-parameters {', '.join(params)}; " if params else ""
+    return UserError(f"{line}{meant}; valid: {listed}arguments {', '.join(arguments)}")
+
+
+def held_by_instance(name: str, value: Any, method: Method, arguments: Iterable[str]) -> UserError:
+    """Return the error for an argument next to an instance of a method, which holds its hyper-parameters."""
+    class_name = type(method).__name__
+    if name not in (field.name for field in fields(method)):
+        return unknown_argument(name, value, class_name, (), arguments)
+    return UserError(
+        f"{name}: an instance of a method holds its hyper-parameters; valid: {class_name}({name}={value!r})"
+    )
+
+
+def _as_keep(value: Any) -> str:
+    """Return a value as one of `keep`: a share as its percentage."""
+    share = isinstance(value, float) and 0 < value < 1
+    return repr(f"{100 * value:.4g}%") if share else repr(value)

@@ -27,7 +27,7 @@ from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.models.measured_facts import read_facts
 from espalier.harness.models.unlisted_checkpoint import UNREAD, read_checkpoint
 from espalier.harness.paths import CONF, located
-from espalier.harness.settings import check_keys, choice, read_value
+from espalier.harness.settings import check_keys, choice, read_path, read_value
 from espalier.harness.specs.run_spec import CHECKPOINT, DTYPES, ModelSpec
 from espalier.harness.store.files.digests import Digests
 
@@ -119,7 +119,11 @@ def named_spec(
         UserError: as in `load`.
     """
     if path is not None:
-        settings = {**settings, "path": str(located(path))}
+        settings = {**settings, "path": str(read_path("path", path))}
+    if not isinstance(name, str | PathLike):
+        raise UserError(
+            f"name is a {type(name).__name__}; valid: a name of conf/model, a hub id, or the folder of a checkpoint"
+        )
     if _is_checkpoint(name):
         folder = located(name)
         return _unlisted_spec({"name": folder.name, "path": str(folder)}, settings)

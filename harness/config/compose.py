@@ -56,6 +56,7 @@ from espalier.harness.config.plugin_source import SCHEME, place_of
 from espalier.harness.config.search_folders import (
     check_owner,
     check_owners,
+    check_preset,
     override_of,
     split_folders,
 )
@@ -131,6 +132,7 @@ def read_command(
             # A preset's count would replace the ratio.
             overrides.append(f"{KEEP}=null")
             base = _compose([*single, overrides[-1]], loader)
+        check_preset(base, folders)
         if looks:
             _check_look(options, sweeps, base)
             return None
@@ -144,6 +146,8 @@ def read_command(
             grids = grids_of(base, parsed)
             swept = [[*preset, *overrides]] if grids is None else grids
             parts = [parse(models_first(line), loader) for line in swept]
+            for override in (override for part in parts for override in part):
+                check_owners(override, loader, folders)
             batches = [batch for part in parts for batch in expand(part)]
         elif sweeps:
             text = sweeps[0].input_line or ""

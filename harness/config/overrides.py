@@ -195,10 +195,18 @@ def check_name(key: str, group: str, name: Any, options: Sequence[str]) -> None:
 
 def _unknown_choice(key: str, name: str, options: Sequence[str]) -> UserError:
     """Return the error for a name that no folder of configs has; it names the plug-ins that are passed over."""
+    # Only the line of a wrong name needs it.
+    from espalier.harness.records.data_file import is_data
+
     error = unknown_name(key, name, options)
-    is_file = name.endswith(".py") and os.path.isfile(os.path.expanduser(name))
+    file = f"{name.partition('.py')[0]}.py"
+    is_file = name.startswith(file) and os.path.isfile(os.path.expanduser(file))
     if key in ("method", "compressor") and is_file:
-        error = UserError(f"{key}={name!r} names no class of the file; valid: {name}:<class>")
+        error = UserError(f"{key}={name!r} names no class of the file; valid: {file}:<class>")
+    if key == "benchmark" and is_data(name):
+        error = UserError(
+            f"benchmark={name!r} is a path; valid: benchmark=data benchmark.path={name}"
+        )
     return UserError("; ".join([str(error), *problems()])) if problems() else error
 
 

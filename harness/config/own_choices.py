@@ -13,8 +13,15 @@ from espalier.harness.paths import CONF
 from espalier.harness.plugins.code_reference import CodeReference
 from espalier.harness.plugins.installed import conf_folders, problems, title_of
 
-#: Keys that a benchmark's line shows.
-SHOWN = ("dataset", "kind", "limit", "needs", "prompt_tokens", "title")
+#: Keys that the line of a file shows.
+SHOWN = {
+    "benchmark": ("dataset", "kind", "limit", "needs", "prompt_tokens", "title"),
+    "method": ("name", "params"),
+    "model": ("adapter", "hub", "path"),
+}
+
+#: How a file gets the keys that it does not set.
+BASE = "defaults: [/base/{}@_here_, _self_]"
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,9 @@ def _checked_kind(group: str, name: str, every: ConfFolders, folder: Path) -> st
         from espalier.harness.models.families import own_family
 
         own_family(place)
-    if group == "benchmark" and (missing := set(SHOWN) - set(section)):
-        raise UserError(f"lacks {min(missing)}; valid: defaults: [/base/benchmark@_here_, _self_]")
+    if missing := set(SHOWN.get(group, ())) - set(section):
+        valid = "name, variant, params" if group == "method" else BASE.format(group)
+        raise UserError(f"lacks {min(missing)}; valid: {valid}")
     if group != "method":
         return ""
     # Imports torch.

@@ -9,6 +9,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
+from omegaconf import DictConfig
 
 from espalier.harness.config import task_source
 from espalier.harness.config.group_lists import ConfFolders
@@ -67,13 +68,23 @@ def check_owner(key: str, group: str, name: str, folders: Iterable[Path]) -> Non
         tell_once(f"{key}={name} is that of conf; {titles} has the name, too, and is passed over")
 
 
-def check_owners(override: Override, loader: Loader, folders: Iterable[Path]) -> None:
+def check_owners(override: Override, loader: Loader, folders: Sequence[Path]) -> None:
     """Apply `check_owner` to each choice of an override from a group's files."""
+    if not folders and not conf_folders():
+        return
     group = override.key_or_group
     options = loader.get_group_options(group)
     for name in choices_of(override) if options else ():
         if name in options:
             check_owner(override.package or group, group, name, folders)
+
+
+def check_preset(base: DictConfig, folders: Sequence[Path]) -> None:
+    """Apply `check_owner` to each choice of a composed config, those of a preset included."""
+    for key, name in base.hydra.runtime.choices.items():
+        group, _, package = str(key).partition("@")
+        if isinstance(name, str):
+            check_owner(package or group, group, name, folders)
 
 
 def _folders(key: str, place: Any) -> list[Path]:

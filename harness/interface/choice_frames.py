@@ -1,4 +1,7 @@
-"""What `evaluate` takes, as pandas frames: methods, models and benchmarks of conf/. Nothing here imports torch."""
+"""What `evaluate` takes, as pandas frames: methods, models and benchmarks of conf/ and of installed plug-ins.
+
+Without a plug-in nothing here imports torch.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,23 @@ from typing import Any
 
 import pandas as pd
 
-from espalier.harness.config.group_lists import choices, comment, read_choice
 from espalier.harness.config.method_kinds import method_kind
+from espalier.harness.config.own_choices import OwnChoices, own_choices
+from espalier.harness.errors import tell_once
 from espalier.harness.paths import located
 
 
 def methods() -> pd.DataFrame:
     """Return a line for each method: its name, kind, variants, hyper-parameters, and paper or rule in a sentence."""
-    sections = {name: read_choice("method", name) for name in choices("method")}
+    listed = _choices("method")
+    sections = {name: listed.folders.read_choice("method", name) for name in listed.all_names}
     lines = [
         {
             "name": name,
-            "kind": method_kind(section["name"]),
+            "kind": listed.kinds.get(name) or method_kind(section["name"]),
             "variants": ", ".join(section.get("variants") or ()),
             "params": ", ".join(section["params"] or ()),
-            "title": comment("method", name),
+            "title": listed.folders.comment("method", name),
         }
         for name, section in sections.items()
     ]
@@ -31,16 +36,16 @@ def methods() -> pd.DataFrame:
 
 def models() -> pd.DataFrame:
     """Return a line for each model: its name, family, id on the hub, whether it is on this machine, and a sentence."""
-    lines = []
-    for name in choices("model"):
-        section = read_choice("model", name)
+    lines, listed = [], _choices("model")
+    for name in listed.all_names:
+        section = listed.folders.read_choice("model", name)
         lines.append(
             {
                 "name": name,
                 "family": section["adapter"],
                 "hub": section["hub"],
                 "offline": _has_model(section),
-                "title": comment("model", name),
+                "title": listed.folders.comment("model", name),
             }
         )
     return _frame(lines, "offline")
@@ -51,9 +56,9 @@ def benchmarks() -> pd.DataFrame:
 
     `offline`: its samples are generated, or in the cache of Hugging Face; `needs`: a judge, a server or Java.
     """
-    lines = []
-    for name in choices("benchmark"):
-        section = read_choice("benchmark", name)
+    lines, listed = [], _choices("benchmark")
+    for name in listed.all_names:
+        section = listed.folders.read_choice("benchmark", name)
         dataset = section["dataset"]
         lines.append(
             {
@@ -62,11 +67,19 @@ def benchmarks() -> pd.DataFrame:
                 "samples": dataset["samples"],
                 "needs": ", ".join(section["needs"]),
                 "offline": dataset["path"] is None or _has_data(dataset["path"]),
-                "title": section["title"] or comment("benchmark", name),
+                "title": section["title"] or listed.folders.comment("benchmark", name),
             }
         )
     frame = _frame(lines, "offline")
     return frame.astype({"samples": "Int64"})
+
+
+def _choices(group: str) -> OwnChoices:
+    """Return the files of a group; print what is passed over of plug-ins."""
+    listed = own_choices(group)
+    for note in listed.notes:
+        tell_once(note)
+    return listed
 
 
 def _frame(lines: list[dict[str, Any]], first: str) -> pd.DataFrame:

@@ -12,12 +12,12 @@ from espalier.harness.api.loaded_models import Model
 from espalier.harness.api.open_method import require_amount
 from espalier.harness.interface.evaluated_run import EvaluatedRun
 from espalier.harness.interface.run_request import read_request
-from espalier.harness.paths import located
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs.admission import admit_here
 from espalier.harness.runs.model_pool import LentPool, Pool
 from espalier.harness.runs.network import restored_network
 from espalier.harness.runs.single_run import CellRunner
+from espalier.harness.settings import read_path
 from espalier.harness.store import Store
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Method
@@ -31,7 +31,7 @@ __all__ = ["EvaluatedRun", "evaluate"]
 def evaluate(
     model: str | PathLike[str] | Model,
     method: str | Method,
-    benchmark: str | pd.DataFrame | Sequence[Mapping[str, Any]],
+    benchmark: str | PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]],
     ratio: float | None = None,
     *,
     keep: int | str | None = None,
@@ -48,8 +48,9 @@ def evaluate(
     Args:
         model: a name of conf/model, or the result of `load` or `wrap`.
         method: a name of conf/method, or an instance of your own class.
-        benchmark: a name of conf/benchmark, or your own data: a pandas frame or a list of dictionaries with the columns
-            of docs/own_data.md (image, question, answer, ...); `score` says how answers are scored.
+        benchmark: a name of conf/benchmark, or your own data: the path of a file or folder, a pandas frame or a list of
+            dictionaries, with the columns of docs/own_data.md (image, question, answer, ...); `score`: how answers are
+            scored.
         ratio: share of visual tokens removed, 0 <= ratio < 1; needed for every method that removes tokens.
         keep: number of visual tokens kept, or a share such as "10%", in place of `ratio`.
         limit: number of samples; None: the benchmark's own limit; "all": all.
@@ -65,7 +66,7 @@ def evaluate(
     if limit is not None and limit != "all":
         values["limit"] = limit
     if store is not None:
-        values["store"] = str(located(store))
+        values["store"] = str(read_path("store", store))
     with ExitStack() as stack, user_errors():
         stack.enter_context(restored_network())
         request = read_request(model, method, benchmark, values, limit == "all")

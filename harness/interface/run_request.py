@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
+from espalier.harness.api.argument_errors import held_by_instance, unknown_argument
 from espalier.harness.api.loaded_models import Model
 from espalier.harness.api.open_method import refuse_calibrated
 from espalier.harness.config.build_spec import NO_COMPRESSOR, RUN_KEYS, build_spec
@@ -19,11 +20,13 @@ from espalier.harness.config.group_lists import merged
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.method_stack import stacked
 from espalier.harness.models.weights_digest import weights_digest
+from espalier.harness.records.data_file import is_data
 from espalier.harness.records.own_data import save_records
 from espalier.harness.records.record import RecordSettings
 from espalier.harness.settings import read_section, setting_hints
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import METHODS, build_method
-from espalier.harness.specs.run_spec import EngineSpec, RunSpec
+from espalier.harness.specs.run_spec import EngineSpec, ModelSpec, RunSpec
 from espalier.harness.store.files.dataset_copies import cache_folder
 from espalier.methods.base import Method
 from espalier.methods.compressor import CacheCompressor
@@ -43,10 +46,18 @@ PLACES = {
     **{name: f"benchmark.{name}" for name in ("name", *setting_hints(RecordSettings))},
 }
 
+#: What `evaluate` takes, besides hyper-parameters.
+ARGUMENTS = (*(key for key in RUN_KEYS if key not in OF_COMMANDS), *PLACES)
+
+#: Keys of sections, which a dotted key sets.
+PARTS = {"model": tuple(setting_hints(ModelSpec)), "benchmark": tuple(setting_hints(BenchmarkSpec))}
+
 #: What each place takes, in error lines.
 MODELS = "a name of conf/model, or the result of espalier.load or espalier.wrap"
 METHODS_TAKEN = "a name of conf/method, <file>.py:<class>, or an instance of a TokenReducer, Decoder or CacheCompressor"
-BENCHMARKS = "a name of conf/benchmark, a pandas frame, or a list of dictionaries"
+BENCHMARKS = (
+    "a name of conf/benchmark, the path of own data, a pandas frame, or a list of dictionaries"
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,7 @@ class RunRequest:
 def read_request(
     model: str | PathLike[str] | Model,
     method: str | Method,
-    benchmark: str | pd.DataFrame | Sequence[Mapping[str, Any]],
+    benchmark: str | PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
     unlimited: bool = False,
 ) -> RunRequest:
@@ -94,7 +105,7 @@ def read_request(
         argv.append("limit=null")
     for name, value in values.items():
         if name != "compressor" or isinstance(value, str):
-            argv.append(f"{_key(name, method)}={_text(name, value)}")
+            argv.append(f"{_key(name, value, method)}={_text(name, value)}")
     command = read_command(argv)
     assert command is not None  # no flag is among the arguments
     cell = dict(command.cells[0])
@@ -125,9 +136,12 @@ def _model_overrides(model: str | PathLike[str] | Model) -> list[str]:
 
 
 def _benchmark_overrides(
-    benchmark: str | pd.DataFrame | Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
+    benchmark: str | PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
 ) -> list[str]:
     """Return what chooses a benchmark; records in memory are written to the cache, as a file of the user."""
+    if isinstance(benchmark, PathLike) or (isinstance(benchmark, str) and is_data(benchmark)):
+        return ["benchmark=data", f"benchmark.path={_text('path', benchmark)}"]
     if isinstance(benchmark, str):
         return [f"benchmark={_text('benchmark', benchmark)}"]
     if isinstance(benchmark, bytes | Mapping) or not isinstance(benchmark, Iterable):
@@ -207,8 +221,12 @@ def _in_memory(spec: RunSpec, model: Model, method: Method | None) -> RunSpec:
     return replace(spec, model=replace(spec.model, in_memory=digest))
 
 
-def _key(name: str, method: str | Method) -> str:
-    """Return the config key of an argument; what no other part of the config has is a hyper-parameter."""
+def _key(name: str, value: Any, method: str | Method) -> str:
+    """Return the config key of an argument; what no other part of the config has is a hyper-parameter.
+
+    Raises:
+        UserError: it is neither.
+    """
     if name in OF_COMMANDS:
         raise UserError(f"{name} is for commands of several runs; valid: without {name}")
     if "." in name or name in RUN_KEYS:
@@ -216,11 +234,14 @@ def _key(name: str, method: str | Method) -> str:
     if name in PLACES:
         return PLACES[name]
     if isinstance(method, Method):
-        raise UserError(
-            f"{name}: an instance of a method holds its hyper-parameters; valid: {type(method).__name__}({name}=...), "
-            f"or a config key: {', '.join(key for key in RUN_KEYS if key not in OF_COMMANDS)}"
-        )
-    return f"method.params.{name}"
+        raise held_by_instance(name, value, method, ARGUMENTS)
+    params = compose_section("method", method)["params"] or {}
+    if name in params:
+        return f"method.params.{name}"
+    dotted = [f"**{{'{part}.{name}': {value!r}}}" for part, names in PARTS.items() if name in names]
+    if dotted:
+        raise UserError(f"{name}={value!r} is a key of a section; valid: {' or '.join(dotted)}")
+    raise unknown_argument(name, value, method, params, ARGUMENTS)
 
 
 def _text(name: str, value: Any) -> str:

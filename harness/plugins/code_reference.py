@@ -112,7 +112,7 @@ class CodeReference:
 def failure(error: BaseException, file: Path | None = None) -> str:
     """Return an error of a user's code in one line, with its last place in `file`, or of all."""
     if isinstance(error, SyntaxError):
-        place, reason = f"{error.filename}:{error.lineno}", error.msg
+        place, reason = f"{error.filename or file}:{error.lineno or 1}", error.msg
     else:
         path = None if file is None else str(file.resolve())
         frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename[0] != "<"]

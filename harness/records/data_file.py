@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +27,18 @@ ARCHIVES = {b"PK\x03\x04": "zip", b"\x1f\x8b": "gzip", b"7z\xbc\xaf": "7z", b"Ra
 ARCHIVE_ENDINGS = (".zip", ".tar", ".tgz", ".gz", ".7z", ".rar", ".xz", ".bz2", ".zst")
 SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
 
-#: First bytes of texts that are not UTF-8.
-MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+#: First bytes of texts that are not UTF-8; those of UTF-32 begin with those of UTF-16.
+MARKS = {
+    b"\xff\xfe\0\0": "UTF-32",
+    b"\0\0\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
 
-ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}(?=[^/])")
+#: Signs that stand between the columns of tables.
+SEPARATORS = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
+
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,3}(?=[^/])")
 
 VALID = "a .jsonl, .json, .csv, .tsv or .parquet file, or a folder with one beside its pictures"
 
@@ -77,6 +86,12 @@ def read_rows(path: Path, bare: bool) -> RowTable:
         state = "is not a file" if path.exists() else "does not exist"
         raise UserError(f"{source} {state}; valid: {VALID}")
     return _file_rows(path, source, path.stem)
+
+
+def is_data(text: str) -> bool:
+    """Return whether a text is a path of data and no name: it ends as a data file does, or is there and has a slash."""
+    ending = os.path.splitext(text)[1].lower()
+    return ending in READERS or ("/" in text and os.path.exists(os.path.expanduser(text)))
 
 
 def check_address(path: Any) -> None:
@@ -146,7 +161,8 @@ def _file_rows(file: Path, source: str, name: str) -> RowTable:
             f"{source} is an archive ({archive or suffix[1:]}); valid: the path of the unpacked file or folder"
         )
     if suffix not in READERS:
-        raise UserError(f"{source} ends in {suffix or 'nothing'!r}; valid: {VALID}")
+        ending = f"ends in {suffix!r}" if suffix else "has no ending"
+        raise UserError(f"{source} {ending}; valid: {VALID}")
     if not head:
         raise UserError(f"{source} is empty; valid: {VALID}, with at least one record")
     rows, places = READERS[suffix](file, source)
@@ -169,16 +185,16 @@ def _text(file: Path, source: str) -> str:
     encoding = next((name for mark, name in MARKS.items() if content.startswith(mark)), None)
     if encoding is None and b"\0" in content[:4096]:
         encoding = "UTF-16 or binary"
-    remedy = f"valid: UTF-8, as by: iconv -f UTF-16 -t UTF-8 < {file.name} > utf8{file.suffix}"
+    remedy = f"valid: UTF-8, as by: iconv -f {{}} -t UTF-8 < {file.name} > utf8{file.suffix}"
     if encoding is not None:
-        raise UserError(f"{source} is {encoding}; {remedy}")
+        raise UserError(f"{source} is {encoding}; {remedy.format(encoding.partition(' ')[0])}")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(
             f"{source}: line {line} is not UTF-8 (byte 0x{content[error.start]:02x}); "
-            f"{remedy.replace('UTF-16', 'LATIN1')}"
+            f"{remedy.format('LATIN1')}"
         ) from error
 
 
@@ -228,6 +244,12 @@ def _separated(delimiter: str) -> Callable[[Path, str], tuple[list[Any], list[st
         twice = [name for name, count in Counter(header).items() if count > 1]
         if twice:
             raise UserError(f"{source}: line 1 has the column {twice[0]!r} twice; valid: once")
+        for separator in SEPARATORS if len(header) == 1 else ():
+            if separator in header[0]:
+                raise UserError(
+                    f"{source}: line 1 has columns between {SEPARATORS[separator]}s; valid: {SEPARATORS[delimiter]}s "
+                    f"in a file that ends in {file.suffix}"
+                )
         ragged: dict[int, int] = {}
 
         def note(row: Any) -> str:

@@ -10,6 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from espalier.harness.errors import UserError
-from espalier.harness.media.images import BROKEN
+from espalier.harness.media.images import BROKEN, complete_only
 from espalier.harness.records.data_file import ADDRESS, VIDEOS
 from espalier.harness.records.record import Medium
 
@@ -31,6 +32,10 @@ VIDEO = "video"
 
 #: Shorter texts are no base64 of a picture, but the index of another row, as in VLMEvalKit's tables.
 SHORTEST = 64
+
+#: The last bytes of a whole picture by Pillow's name of its format; a little may follow them.
+END_MARKS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
+END_BYTES = 64
 BASE64 = re.compile(r"[A-Za-z0-9+/_-]+")
 
 
@@ -193,18 +198,34 @@ def _checked_content(kind: str, content: bytes) -> Medium:
 
 
 def _picture_problem(source: Path | BytesIO) -> str:
-    """Return what is wrong with a picture by its header, "" if it can be opened; pixels are not decoded."""
+    """Return what is wrong with a picture by its header and its end, "" if it can be opened.
+
+    Pixels are decoded only where the end of a file is not that of its format.
+    """
     try:
         with warnings.catch_warnings():
             # Half of Pillow's limit is a warning; the limit itself is an error.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(source) as image:
                 size = image.size
+                if not _ends(source, str(image.format)):
+                    with complete_only():
+                        image.load()
     except (*BROKEN, Image.DecompressionBombError) as error:
         empty = isinstance(source, Path) and not source.stat().st_size
-        reason = "it is empty" if empty else type(error).__name__
+        broken = str(error) if "truncated" in str(error) else type(error).__name__
+        reason = "it is empty" if empty else broken
         return f"cannot be opened as a picture ({reason}); valid: JPEG, PNG, WebP or the like"
     return "" if min(size) > 0 else "has no pixels; valid: a picture with pixels"
+
+
+def _ends(source: Path | BytesIO, kind: str) -> bool:
+    """Return whether a file has the last mark of its format; True for a format without one."""
+    mark = END_MARKS.get(kind, b"")
+    with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - END_BYTES, 0))
+        return mark in file.read()
 
 
 def _video_problem(path: Path) -> str:

@@ -42,9 +42,11 @@ def check_cells(cells: Iterable[Cell], dry: bool) -> None:
     """
     checked: set[tuple[Any, ...]] = set()
     for cell in cells:
-        model, benchmark = table("model", cell["model"]), cell["benchmark"]
+        model, benchmark, method, compressor = (
+            table(key, cell[key]) for key in ("model", "benchmark", "method", "compressor")
+        )
         names = (model.get("name"), model.get("hub"), model.get("path"), benchmark.get("name"))
-        settings = (cell["method"].get("name"), cell["compressor"].get("name"), cell["store"])
+        settings = (method.get("name"), compressor.get("name"), cell["store"])
         key = tuple(map(str, (*names, *settings)))
         if key in checked:
             continue
@@ -52,7 +54,8 @@ def check_cells(cells: Iterable[Cell], dry: bool) -> None:
         if cell["offline"] is True:
             # huggingface_hub reads them when it is imported.
             os.environ.update(dict.fromkeys(OFFLINE, "1"))
-        _check_pair(cell)
+        if None not in (names[0], names[3], *settings):  # a name that is missing is told later
+            _check_pair(cell)
         if not dry:
             _check_checkpoint(model, cell["offline"])
         if not dry and cell["cluster"].get("name") == "local":

@@ -11,6 +11,7 @@ from espalier.harness.evaluation.running_score import RunningScore
 from espalier.harness.evaluation.samples import Key, SampleErrors
 from espalier.harness.runs.wandb_log import Mirror
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+from espalier.harness.store.stored_answers import best_score
 
 if TYPE_CHECKING:
     from espalier.harness.evaluation.evaluate import Evaluation
@@ -46,7 +47,7 @@ class Watch:
         return report
 
     def draw(self, job: Job, adapter: Adapter, evaluation: Evaluation, shelf: TaskCache) -> None:
-        """Draw the samples with the lowest scores for the mirror, `log.pictures` of them."""
+        """Draw the samples without full marks for the mirror, `log.pictures` of them, the worst first."""
         count, benchmark = job.spec.log_pictures, job.spec.benchmark
         if not count or benchmark.prompt_tokens is not None:
             return
@@ -62,10 +63,13 @@ class Watch:
 
 
 def worst_samples(evaluation: Evaluation, benchmark: BenchmarkSpec) -> list[Key]:
-    """Return all samples, those that score worst by the headline first, and in the order of the benchmark."""
+    """Return the samples without full marks in the headline, the worst first, and in the order of the benchmark."""
     sign = 1 if benchmark.higher_is_better else -1
-    scores = evaluation.scores
-    return sorted(
-        (sample.key for sample in evaluation.samples),
-        key=lambda key: (sign * scores.get(key, {}).get(benchmark.headline, 0.0), key),
-    )
+    name = benchmark.headline
+    scores = {
+        sample.key: evaluation.scores.get(sample.key, {}).get(name, 0.0)
+        for sample in evaluation.samples
+    }
+    best = best_score([*scores.values()], benchmark.higher_is_better) if scores else None
+    wrong_keys = (key for key, score in scores.items() if score != best)
+    return sorted(wrong_keys, key=lambda key: (sign * scores[key], key))

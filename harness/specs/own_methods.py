@@ -38,7 +38,8 @@ def own_method(name: str, reference: CodeReference, taken: Iterable[str]) -> typ
     for field in fields(value):
         if field.default is MISSING and field.default_factory is MISSING:
             raise UserError(
-                f"{line}{value.__name__}.{field.name} has no default; valid: {field.name}: {field.type} = <value>"
+                f"{line}{value.__name__}.{field.name} has no default; valid: {field.name}: "
+                f"{getattr(field.type, '__name__', field.type)} = <value>"
             )
     try:
         setting_hints(value)

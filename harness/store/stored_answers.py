@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,16 @@ class StoredAnswer:
     def name(self) -> str:
         """`task/document`."""
         return f"{self.key[0]}/{self.key[1]}"
+
+
+def best_score(scores: Sequence[float], higher: bool) -> float | None:
+    """Return the best score that a sample can have, by those of a metric; None: the metric has none."""
+    if not higher:
+        return 0.0
+    highest = max(scores)
+    if highest > 100 or min(scores) < 0:
+        return None
+    return 1.0 if highest <= 1 else 100.0
 
 
 @dataclass(frozen=True)
@@ -78,14 +88,12 @@ class AnsweredRun:
                 f"{self.metric} of run {self.row['run_key'][:12]} has no scores of single samples; "
                 f"valid for --metric: {', '.join(self._sample_metrics()) or 'none'}"
             )
-        if not self.higher:
-            return 0.0
-        highest = max(numbers)
-        if highest > 100 or min(numbers) < 0:
+        best = best_score(numbers, self.higher)
+        if best is None:
             raise UserError(
-                f"{self.metric} has no best score, a sample has {highest:g}; valid: --against, or another --metric"
+                f"{self.metric} has no best score, a sample has {max(numbers):g}; valid: --against, or another --metric"
             )
-        return 1.0 if highest <= 1 else 100.0
+        return best
 
     def _sample_metrics(self) -> list[str]:
         aggregation = self.row["extra"].get("aggregation", {})

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from distutils.core import run_setup
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from packaging.requirements import Requirement
@@ -27,7 +28,8 @@ FOLDERS = (
     *("espalier", "harness", "methods", "tasks", "conf"),
     *("results/papers", "results/demo", "results/demo_speculative"),
 )
-FILES = ("pyproject.toml", "setup.py", "requirements.txt", "README.md", "LICENSE")
+FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "requirements.txt", "README.md", "LICENSE")
+OFFLINE = ("--no-deps", "--no-index")
 RUN = ("method=fastv", "ratio=0.9", "limit=20")
 
 #: A Python that has torch and numpy, and no package of an extra.
@@ -163,11 +165,10 @@ def pip(*arguments: str | Path) -> None:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the installed wheel."""
     place = tmp_path_factory.mktemp("wheel")
-    offline = ("--no-deps", "--no-index")
     source = copied(place / "source")
-    pip("wheel", source, *offline, "--no-build-isolation", "--wheel-dir", place)
+    pip("wheel", source, *OFFLINE, "--no-build-isolation", "--wheel-dir", place)
     (wheel,) = place.glob("*.whl")
-    pip("install", wheel, *offline, "--target", place / "site")
+    pip("install", wheel, *OFFLINE, "--target", place / "site")
     shutil.rmtree(source)
     return place / "site"
 
@@ -223,6 +224,21 @@ def test_a_wheel_holds_one_name_and_every_file_of_the_package(site: Path) -> Non
         }
         assert all((place / name).is_file() for name in names), folder
     assert not any(path.is_symlink() for path in site.rglob("*"))
+
+
+@pytest.mark.slow
+def test_a_wheel_of_the_source_archive_has_the_same_files(site: Path, tmp_path: Path) -> None:
+    source = copied(tmp_path / "source")
+    python("from setuptools.build_meta import build_sdist; build_sdist('..')", source)
+    shutil.rmtree(source)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    pip("wheel", archive, *OFFLINE, "--no-build-isolation", "--wheel-dir", tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    with ZipFile(wheel) as file:
+        names = {name for name in file.namelist() if name.startswith("espalier/")}
+    installed_files = (path for path in (site / "espalier").rglob("*") if path.is_file())
+    installed_names = {path.relative_to(site).as_posix() for path in installed_files}
+    assert names == {name for name in installed_names if "__pycache__" not in name}
 
 
 @pytest.mark.slow

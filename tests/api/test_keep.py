@@ -146,6 +146,10 @@ def test_a_denoiser_keeps_the_count_after_the_first_step(scene: tuple[Image.Imag
             "ratio=0.9 and keep=64 both set the budget; valid: one of them",
         ),
         ({"keep": 3, "budget": "average"}, "reaches 49 <= keep <= 144"),
+        ({"tokens": 64}, "tokens=64 is no argument and no hyper-parameter of method 'fastv'"),
+        ({"kept": 64}, "(did you mean keep=64?)"),
+        ({"keep_ratio": 0.1}, "(did you mean keep='10%'?)"),
+        ({"compresor": "h2o", "keep": 9}, "(did you mean compressor='h2o'?)"),
     ],
 )
 def test_a_mistake_is_one_line(model: espalier.Model, how: dict[str, Any], words: str) -> None:

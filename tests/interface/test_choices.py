@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import espalier
 from espalier.harness.config.group_lists import choices
@@ -13,6 +16,7 @@ from espalier.harness.specs.catalogue import METHODS
 from espalier.methods.base import Decoder, TokenReducer
 from espalier.methods.compressor import CacheCompressor
 from espalier.methods.denoiser import DenoisingReducer
+from tests.plugins.packages import config, imported_from, install, method
 
 CLASSES = (DenoisingReducer, TokenReducer, CacheCompressor, Decoder)
 
@@ -51,6 +55,35 @@ def test_lists_need_no_torch() -> None:
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_those_of_installed_plugins_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {
+        "m.py": method("FirstTokens"),
+        "conf/method/first.yaml": config("first", "listed_plugin.m:FirstTokens"),
+        "conf/method/lacking.yaml": "name: lacking\ncode: listed_plugin.m:FirstTokens\n",
+        "conf/model/twin.yaml": "# A twin.\ndefaults: [seedling, _self_]\nname: twin\n",
+        "conf/benchmark/twice.yaml": "# Again.\ndefaults: [seedling_vqa, _self_]\nname: twice\n",
+    }
+    install(tmp_path, "listed_plugin", files)
+    with imported_from(tmp_path, monkeypatch):
+        methods, models = espalier.methods(), espalier.models()
+        assert methods.loc["first", ["kind", "params", "title"]].tolist() == [
+            methods.kind["fastv"],
+            "K",
+            "About first",
+        ]
+        assert "lacking" not in methods.index
+        assert models.loc["twin", ["family", "offline", "title"]].tolist() == [
+            models.family["seedling"],
+            True,
+            "A twin",
+        ]
+        assert "twice" in espalier.benchmarks().index
+    assert "lacking.yaml: lacks params; valid: name" in capsys.readouterr().err
+    assert "first" not in espalier.methods().index
 
 
 def test_the_package_of_methods_is_still_a_package() -> None:

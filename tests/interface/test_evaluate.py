@@ -178,6 +178,38 @@ def test_an_interrupted_run_resumes(store: Path, model: espalier.Model) -> None:
     assert list(resumed.samples.answer) == list(evaluated(store, Norm(), model).samples.answer)
 
 
+def test_an_interrupted_run_on_own_data_resumes_unless_the_data_have_changed(
+    store: Path, model: espalier.Model, tmp_path: Path
+) -> None:
+    lines = ["image,question,answer"]
+    for number, sample in enumerate(samples(BENCHMARK, "test", 0, 0, 3)):
+        sample_scene(sample).to_pil().save(tmp_path / f"{number}.png")
+        lines.append(f"{number}.png,{sample['question']},{sample['answer']}")
+    data = tmp_path / "mine.csv"
+    data.write_text("\n".join(lines), encoding="utf-8")
+
+    def run_on_data(method: Norm, plans: int | None = None) -> espalier.EvaluatedRun:
+        Interrupter.plans = plans
+        settings: dict[str, Any] = {"benchmark.text": "{{ question }}", "engine.warmup": 0}
+        return espalier.evaluate(
+            model, method, data, 0.9, store=store, score="exact", batch_size=1, **settings
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        run_on_data(Interrupted(), plans=2)
+    resumed = run_on_data(Interrupted())
+    assert (resumed.status, resumed.row["extra"]["resumed_samples"]) == ("resumed", 2)
+    whole = run_on_data(Norm())
+    assert list(resumed.samples.answer) == list(whole.samples.answer)
+    assert resumed.row["metrics"] == whole.row["metrics"]
+    # With another picture it is another run, which takes no answer of the one before.
+    with pytest.raises(KeyboardInterrupt):
+        run_on_data(Interrupted(p=3.0), plans=1)
+    (tmp_path / "0.png").write_bytes((tmp_path / "1.png").read_bytes())
+    changed = run_on_data(Interrupted(p=3.0))
+    assert (changed.status, changed.row["extra"]["resumed_samples"]) == ("done", 0)
+
+
 def test_an_error_of_an_own_method_is_one_line_with_its_cause(
     store: Path, model: espalier.Model
 ) -> None:
@@ -234,7 +266,14 @@ def test_records_in_memory_are_a_benchmark(store: Path, model: espalier.Model) -
 MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no ratio": ({"ratio": None}, ("ratio=None", "'fastv' removes", "ratio=<share", "keep=<")),
     "ratio": ({"ratio": 1.5}, ("ratio=1.5",)),
-    "parameter": ({"L": 2}, ("L is not", "K, queries")),
+    "parameter": ({"L": 2}, ("L=2 is no argument and no hyper-parameter of", "K, queries; arg")),
+    "case": ({"k": 2}, ("did you mean K=2?",)),
+    "tokens": ({"tokens": 64}, ("did you mean keep=64?",)),
+    "share": ({"keep_ratio": 0.1}, ("did you mean keep='10%'?",)),
+    "near": ({"batchsize": 4}, ("did you mean batch_size=4?",)),
+    "section": ({"dtype": "float16"}, ("valid: **{'model.dtype': 'float16'}",)),
+    "store": ({"store": 3}, ("store=3",)),
+    "path": ({"benchmark": "none.csv"}, ("none.csv' does not exist",)),
     "value": ({"K": 0}, ("K=0", "1 or more")),
     "engine": ({"batch_size": 0}, ("batch_size=0",)),
     "command": ({"curves": "x"}, ("curves is for commands",)),
@@ -243,7 +282,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "model name": ({"model": "seedlin"}, ("'seedlin' is unknown", "seedling")),
     "class": ({"method": Norm}, ("Norm is a class", "Norm(...)")),
     "function": ({"method": len}, ("method is a builtin_function", "TokenReducer")),
-    "instance": ({"method": Norm(), "p": 1}, ("p: an instance", "Norm(p=...)")),
+    "instance": ({"method": Norm(), "p": 1}, ("p: an instance", "Norm(p=1)")),
+    "no field": ({"method": Norm(), "tokens": 9}, ("of method 'Norm' (did you mean keep=9?)",)),
     "compressor": ({"compressor": 3}, ("compressor is a int", "CacheCompressor")),
     "benchmark": ({"benchmark": 3}, ("benchmark is a int", "a pandas frame")),
     "base": ({"method": CacheCompressor}, ("CacheCompressor is a class",)),

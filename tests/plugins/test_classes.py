@@ -73,6 +73,10 @@ class Tuned(FirstTokens):
 MISTAKES = (
     ("none.py:A", ("none.py is not a file", "working directory")),
     ("own.py", ("names no class", "own.py:<class>")),
+    ("own.py:", ("names no class", "valid: own.py:<class>")),
+    ("own.py::FirstTokens", ("names no class", "valid: own.py:<class>")),
+    ("own.py:FirstTokens:K", ("names no class", "valid: own.py:<class>")),
+    ("zeros.py:A", ("cannot be imported: SyntaxError", "zeros.py:1")),
     ("own.py:FirstToken", ("has no class FirstToken", "valid: own.py:Abstract, own.py:Bare")),
     ("own.py:Helper", ("Helper is no method", "TokenReducer")),
     ("own.py:Abstract", ("Abstract is no dataclass", "@dataclass(frozen=True)")),
@@ -100,6 +104,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "exits.py": "class A: ...\nraise SystemExit(3)\n",
         "syntax.py": "class A: ...\ndef\n",
         "other.py": method("FirstTokens"),
+        "zeros.py": "\0",
     }
     write(tmp_path, sources)
     monkeypatch.chdir(tmp_path)
@@ -233,5 +238,5 @@ def test_python_takes_the_same_names(folder: Path) -> None:
     assert applied is not None
     with pytest.raises(UserError, match=r"method='own.py:Tund'.*valid: .*own.py:Tuned"):
         espalier.apply(model, "own.py:Tund")
-    with pytest.raises(UserError, match="'k' is unknown; valid: K, layers"):
+    with pytest.raises(UserError, match=r"k=5 is no arg.*K=5\?.*hyper-parameters K, layers;"):
         espalier.apply(model, "own.py:Tuned", k=5)

@@ -36,6 +36,14 @@ name: {name}
 adapter: good_plugin.family:{adapter}
 """
 
+PRESET = """# @package _global_
+defaults: [{{override /method: {}}}, _self_]
+"""
+
+SWEEP = """# @package _global_
+hydra: {mode: MULTIRUN, sweeper: {params: {method: "first,shared"}}}
+"""
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
@@ -48,12 +56,18 @@ def site(tmp_path: Path) -> Path:
         "conf/method/shared.yaml": config("shared", "good_plugin.m:FirstTokens"),
         "conf/model/twin.yaml": MODEL.format(name="twin", adapter="Twin"),
         "conf/model/none_such.yaml": MODEL.format(name="none_such", adapter="Other"),
+        "conf/method/listed.yaml": "- a\n",
+        "conf/method/nameless.yaml": "variant: paper\nparams: {}\n",
+        "conf/experiment/both.yaml": PRESET.format("first"),
+        "conf/experiment/takes.yaml": PRESET.format("shared"),
+        "conf/experiment/sweeps.yaml": SWEEP,
     }
     install(place, "good_plugin", good)
     second = {
         "m.py": method("SecondTokens"),
         "conf/method/shared.yaml": config("shared", "second_plugin.m:SecondTokens"),
         "conf/method/fastv.yaml": config("faster", "second_plugin.m:SecondTokens"),
+        "conf/experiment/both.yaml": PRESET.format("fastv"),
     }
     install(place, "second_plugin", second)
     bad = config("bad", "broken_plugin.m:Tokens")
@@ -106,6 +120,11 @@ def test_other_names_are_not_concerned(bench: Bench) -> None:
             ("method=shared",),
             ("method='shared' is a file of good_plugin 1.0 and second_plugin 1.0",),
         ),
+        (("+experiment=both",), ("experiment='both' is a file of good_plugin 1.0 and second",)),
+        (("+experiment=takes",), ("method='shared' is a file of good_plugin 1.0 and second",)),
+        (("+experiment=sweeps",), ("method='shared' is a file of good_plugin 1.0 and second",)),
+        (("method=listed",), ("method=['a'] must be a table",)),
+        (("method=nameless",), ("config key method.name is missing",)),
         (("method=bad",), ("No module named 'nothing_here'", "broken_plugin/m.py:1")),
         (("model=none_such",), ("model.adapter='good_plugin.family:Other' is no model family",)),
         (

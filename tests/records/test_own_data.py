@@ -229,6 +229,9 @@ def test_the_first_mistakes_are_named_and_the_others_counted(folder: Path) -> No
         ("a.csv", b"image,image\na.png,b.png\n", "the column 'image' twice"),
         ("a.csv", b"Image,question\na.png,q\n", "did you mean Image?"),
         ("a.csv", "image,question,answer\na.png,q,x\n".encode("utf-16"), "is UTF-16"),
+        ("a.csv", "image,question,answer\na.png,q,x\n".encode("utf-32"), "is UTF-32"),
+        ("a.csv", b"image;question;answer\na.png;q;x\n", "between semicolons; valid: commas"),
+        ("a.tsv", b"image,question,answer\na.png,q,x\n", "between commas; valid: tabs"),
         (
             "a.csv",
             "image,question\na.png,\xe9\n".encode("latin1"),
@@ -242,6 +245,7 @@ def test_the_first_mistakes_are_named_and_the_others_counted(folder: Path) -> No
         ("a.csv", b"PK\x03\x04....", "is an archive (zip)"),
         ("a.xlsx", b"PK\x03\x04", "is a spreadsheet"),
         ("a.txt", b"x", "ends in '.txt'"),
+        ("a", b"x", "has no ending"),
     ],
 )
 def test_a_wrong_file_is_one_line(folder: Path, name: str, content: bytes, words: str) -> None:
@@ -260,6 +264,22 @@ def test_a_picture_is_checked_by_its_header(folder: Path) -> None:
     line = refusal(written(folder, "clip.csv", "video,question,answer\nno.mp4,q,x\n"))
     assert "line 2: video" in line
     assert "cannot be opened: Invalid data" in line
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg"])
+def test_a_picture_that_ends_too_early_is_told_with_its_line(folder: Path, ending: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(folder / f"whole.{ending}")
+    whole = (folder / f"whole.{ending}").read_bytes()
+    for name, content in ((f"cut.{ending}", whole[:-400]), (f"long.{ending}", whole + b"x" * 200)):
+        written(folder, name, content)
+    line = refusal(written(folder, "a.csv", f"image,question,answer\ncut.{ending},q,x\n"))
+    assert f"line 2: image '{folder}/cut.{ending}' cannot be opened as a picture" in line
+    rows = f"image,question,answer\nwhole.{ending},q,x\nlong.{ending},q,x\n"
+    assert len(read_records(written(folder, "b.csv", rows), PLAIN).records) == 2
+    encoded_cut = base64.b64encode(whole[:-400]).decode()
+    cut = written(folder, "c.csv", f"image,question,answer\n{encoded_cut},q,x\n")
+    assert "cannot be opened as a picture" in refusal(cut)
 
 
 def test_missing_places_and_folders_without_pictures(folder: Path, tmp_path: Path) -> None:
