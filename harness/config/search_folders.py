@@ -83,7 +83,8 @@ def check_preset(base: DictConfig, folders: Sequence[Path]) -> None:
     """Apply `check_owner` to each choice of a composed config, those of a preset included."""
     for key, name in base.hydra.runtime.choices.items():
         group, _, package = str(key).partition("@")
-        if isinstance(name, str):
+        # Every run has this choice by default.
+        if isinstance(name, str) and (package, name) != ("compressor", "none"):
             check_owner(package or group, group, name, folders)
 
 
