@@ -35,6 +35,7 @@ from espalier.harness.settings import (
     table,
     unknown_key,
 )
+from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import METHODS, build_method, method_class
 from espalier.harness.specs.draft_errors import in_words_of_the_draft
@@ -126,6 +127,7 @@ class _Settings(RunOptions):
     compressor: Annotated[_CompressorSection, By(_read_compressor)]
     budget: _BudgetSection
     engine: EngineSpec
+    backend: BackendSpec
     log: _LogSection
     judge: JudgeSpec
     lease: Terms
@@ -175,6 +177,7 @@ def build_spec(
         benchmark=with_question(_one_batch(benchmark, settings.engine.batch_size), model.prompt),
         budget=read_budget(rule, settings.ratio, settings.keep, drafts, model.facts),
         engine=settings.engine,
+        backend=settings.backend,
         log=settings.log.name,
         log_options=settings.log.options,
         log_samples=settings.log.samples,

@@ -1,0 +1,108 @@
+"""The engine that stays open between the runs of a sweep, so that a model is loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from espalier.harness.served.engine_folders import code_folder, model_folder
+from espalier.harness.served.engine_process import EngineProcess
+from espalier.harness.specs.backend_spec import BackendSpec
+from espalier.harness.specs.run_spec import ModelSpec, RunSpec
+from espalier.methods.base import Method, TokenReducer
+
+if TYPE_CHECKING:
+    from espalier.harness.kinds.kind import OpenMethod
+    from espalier.harness.models.adapter import Adapter
+
+#: Tokens of the longest prompt and answer of an engine, if no setting says.
+LONGEST = 4096
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that an engine runs.
+
+    Attributes:
+        adapter: prepares its prompts; it has no weights.
+        engine: computes the answers.
+        folder: files that the engine reads; it lives as long as the engine.
+    """
+
+    adapter: Adapter
+    engine: EngineProcess
+    folder: TemporaryDirectory[str]
+
+    def open(self, spec: RunSpec, method: Method) -> AbstractContextManager[OpenMethod]:
+        """Return a context manager that yields what answers under a method."""
+        # Imports transformers, which takes seconds.
+        from espalier.harness.served.served_session import open_served
+
+        assert isinstance(method, TokenReducer)  # admission has checked it
+        return open_served(spec, self.adapter, method, self.engine)
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """The versions of the engine and the packages beside it, for a row's environment."""
+        return {"served": dict(self.engine.versions)}
+
+    def close(self) -> None:
+        """End the engine."""
+        self.engine.close()
+        self.folder.cleanup()
+
+
+@dataclass
+class EnginePool:
+    """Holds the engine of the last run; it ends with this process."""
+
+    _key: tuple[ModelSpec, BackendSpec] | None = None
+    _model: ServedModel | None = field(default=None, repr=False)
+
+    def model(self, spec: RunSpec) -> ServedModel:
+        """Return the model of a run under its engine; a different one is ended first.
+
+        Raises:
+            UserError: the model's files are missing or do not match, or the engine does not start; one line.
+            EngineEnded: the engine ended while it started.
+        """
+        key = (spec.model, spec.backend)
+        if self._model is not None and self._key == key and self._model.engine.alive:
+            return self._model
+        self.close()
+        # Both import transformers, which takes seconds.
+        from espalier.harness.models.adapter import load_adapter_without_weights
+
+        adapter = load_adapter_without_weights(spec.model)
+        folder = TemporaryDirectory(prefix="espalier-engine-")
+        place = Path(folder.name)
+        assert spec.backend.python is not None  # admission has checked it
+        model = model_folder(place / "model", spec.model, adapter.processor)
+        arguments = engine_arguments(spec, model, adapter.model.config)
+        engine = EngineProcess(spec.backend.python, code_folder(place / "code"), arguments)
+        self._key, self._model = key, ServedModel(adapter, engine, folder)
+        return self._model
+
+    def close(self) -> None:
+        """End the engine, if there is one."""
+        if self._model is not None:
+            self._model.close()
+        self._model = None
+
+
+def engine_arguments(spec: RunSpec, model: Path, config: Any) -> Mapping[str, Any]:
+    """Return the arguments of `vllm.LLM`; those of `backend.options` go before what is derived."""
+    context = getattr(config.get_text_config(), "max_position_embeddings", LONGEST)
+    return {
+        "model": str(model),
+        "dtype": spec.model.dtype,
+        "seed": spec.seed,
+        "max_model_len": min(context, max(LONGEST, spec.model.longest)),
+        "tensor_parallel_size": spec.backend.tensor_parallel,
+        "pipeline_parallel_size": spec.backend.pipeline_parallel,
+        **spec.backend.options,
+    }
