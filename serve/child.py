@@ -1,12 +1,14 @@
 """An engine of vLLM that another program drives: one JSON object a line, in on standard input, out on standard output.
 
-The first line holds the arguments of `vllm.LLM`; the reply states versions, or an error. Each line after it holds
-`requests`, answered by one line with `answers` in their order; all requests of a line run together.
+A line with `engine`, the arguments of `vllm.LLM`, loads a model in the place of the one before; the reply states
+versions. A line with `requests` is answered by one line with `answers` in their order; all of them run together. What
+cannot be done is answered by `error`, one line of text.
 """
 
 from __future__ import annotations
 
 import base64
+import gc
 import io
 import json
 import os
@@ -21,24 +23,41 @@ from espalier.serve.setting import KEY
 
 
 def main() -> int:
-    """Serve until standard input ends; exit code 1 if the engine does not start."""
+    """Serve until standard input ends."""
     replies = _own_output()
-    arguments = json.loads(sys.stdin.readline())
+    engine: Engine | None = None
+    for line in sys.stdin:
+        message = json.loads(line)
+        if "engine" in message:
+            if engine is not None:
+                engine.close()
+            engine, reply = start(message["engine"])
+        elif engine is None:
+            reply = {"error": "no engine is loaded"}
+        else:
+            reply = engine.answered(message["requests"])
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+    return 0
+
+
+def start(arguments: Mapping[str, Any]) -> tuple[Engine | None, dict[str, Any]]:
+    """Return an engine and the reply about it; None if it does not start."""
     if arguments.get("tensor_parallel_size", 1) * arguments.get("pipeline_parallel_size", 1) == 1:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     try:
         engine = Engine(arguments)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
-        _reply(replies, {"error": one_line(error)})
-        return 1
-    _reply(replies, {"ready": engine.versions})
-    for line in sys.stdin:
-        _reply(replies, engine.answered(json.loads(line)["requests"]))
-    return 0
+        return None, {"error": one_line(error)}
+    return engine, {"ready": engine.versions}
 
 
 class Engine:
-    """One model under vLLM."""
+    """One model under vLLM.
+
+    Args:
+        arguments: of `vllm.LLM`.
+    """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         from vllm import LLM
@@ -48,6 +67,14 @@ class Engine:
         self._engine = LLM(**arguments)
         packages = {name: version(name) for name in ("torch", "transformers")}
         self.versions = {"vllm": vllm_version(), **packages}
+
+    def close(self) -> None:
+        """Free the model."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        del self._engine
+        gc.collect()
+        cleanup_dist_env_and_memory()
 
     def answered(self, requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the answers of some requests, or the line that refuses one of them."""
@@ -109,11 +136,6 @@ def _own_output() -> TextIO:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return replies
-
-
-def _reply(replies: TextIO, value: Mapping[str, Any]) -> None:
-    replies.write(json.dumps(value) + "\n")
-    replies.flush()
 
 
 if __name__ == "__main__":

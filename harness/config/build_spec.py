@@ -114,6 +114,10 @@ def _read_compressor(key: str, value: Any) -> _CompressorSection:
     return read_section(_CompressorSection, key, defaults(_CompressorSection) | table(key, value))
 
 
+def _read_backend(key: str, value: Any) -> BackendSpec:
+    return read_section(BackendSpec, key, defaults(BackendSpec) | table(key, value))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Settings(RunOptions):
     """All keys of a cell that concern its run; what is `Any` here is checked together with other settings."""
@@ -127,7 +131,7 @@ class _Settings(RunOptions):
     compressor: Annotated[_CompressorSection, By(_read_compressor)]
     budget: _BudgetSection
     engine: EngineSpec
-    backend: BackendSpec
+    backend: Annotated[BackendSpec, By(_read_backend)]
     log: _LogSection
     judge: JudgeSpec
     lease: Terms

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.served.engine_folders import code_folder, model_folder
@@ -30,12 +30,10 @@ class ServedModel:
     Attributes:
         adapter: prepares its prompts; it has no weights.
         engine: computes the answers.
-        folder: files that the engine reads; it lives as long as the engine.
     """
 
     adapter: Adapter
     engine: EngineProcess
-    folder: TemporaryDirectory[str]
 
     def open(self, spec: RunSpec, method: Method) -> AbstractContextManager[OpenMethod]:
         """Return a context manager that yields what answers under a method."""
@@ -50,21 +48,17 @@ class ServedModel:
         """The versions of the engine and the packages beside it, for a row's environment."""
         return {"served": dict(self.engine.versions)}
 
-    def close(self) -> None:
-        """End the engine."""
-        self.engine.close()
-        self.folder.cleanup()
-
 
 @dataclass
 class EnginePool:
-    """Holds the engine of the last run; it ends with this process."""
+    """Holds one engine and its last model; the engine ends with this process."""
 
     _key: tuple[ModelSpec, BackendSpec] | None = None
     _model: ServedModel | None = field(default=None, repr=False)
+    _folder: TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     def model(self, spec: RunSpec) -> ServedModel:
-        """Return the model of a run under its engine; a different one is ended first.
+        """Return the model of a run under its engine; a different one is dropped first.
 
         Raises:
             UserError: the model's files are missing or do not match, or the engine does not start; one line.
@@ -73,25 +67,36 @@ class EnginePool:
         key = (spec.model, spec.backend)
         if self._model is not None and self._key == key and self._model.engine.alive:
             return self._model
-        self.close()
-        # Both import transformers, which takes seconds.
+        # Imports transformers, which takes seconds.
         from espalier.harness.models.adapter import load_adapter_without_weights
 
         adapter = load_adapter_without_weights(spec.model)
-        folder = TemporaryDirectory(prefix="espalier-engine-")
-        place = Path(folder.name)
-        assert spec.backend.python is not None  # admission has checked it
-        model = model_folder(place / "model", spec.model, adapter.processor)
-        arguments = engine_arguments(spec, model, adapter.model.config)
-        engine = EngineProcess(spec.backend.python, code_folder(place / "code"), arguments)
-        self._key, self._model = key, ServedModel(adapter, engine, folder)
+        engine = self._engine(spec.backend)
+        self._key = self._model = None
+        assert self._folder is not None  # an engine has one
+        place = Path(mkdtemp(dir=self._folder.name)) / "model"
+        folder = model_folder(place, spec.model, adapter.processor)
+        engine.load(engine_arguments(spec, folder, adapter.model.config))
+        self._key, self._model = key, ServedModel(adapter, engine)
         return self._model
+
+    def _engine(self, backend: BackendSpec) -> EngineProcess:
+        """Return the running process if it is of the same environment, else a new one."""
+        before = self._key[1].python if self._key is not None else None
+        if self._model is not None and self._model.engine.alive and before == backend.python:
+            return self._model.engine
+        self.close()
+        self._folder = TemporaryDirectory(prefix="espalier-engine-")
+        assert backend.python is not None  # admission has checked it
+        return EngineProcess(backend.python, code_folder(Path(self._folder.name) / "code"))
 
     def close(self) -> None:
         """End the engine, if there is one."""
         if self._model is not None:
-            self._model.close()
-        self._model = None
+            self._model.engine.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._key = self._model = self._folder = None
 
 
 def engine_arguments(spec: RunSpec, model: Path, config: Any) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""A child process with an engine of vLLM: it is started once for all runs of a sweep on one model."""
+"""A child process with an engine of vLLM: one for all runs of a command."""
 
 from __future__ import annotations
 
@@ -57,10 +57,9 @@ class EngineProcess:
     Args:
         python: interpreter of its environment.
         code: folder for PYTHONPATH.
-        arguments: of `vllm.LLM`.
     """
 
-    def __init__(self, python: Path, code: Path, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, python: Path, code: Path) -> None:
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._child = subprocess.Popen(
             [str(python), "-m", "espalier.serve.child"],
@@ -70,15 +69,17 @@ class EngineProcess:
             encoding="utf-8",
             env={"VLLM_LOGGING_LEVEL": "WARNING", **os.environ, "PYTHONPATH": str(code)},
         )
-        try:
-            ready = self._exchange(arguments)
-            if "error" in ready:
-                raise UserError(f"backend=vllm: {brief(ready['error'])}")
-        except BaseException:
-            self.close()
-            raise
-        #: Versions of vLLM and the packages beside it.
-        self.versions: Mapping[str, str] = ready["ready"]
+        #: Versions of vLLM and the packages beside it, once a model is loaded.
+        self.versions: Mapping[str, str] = {}
+
+    def load(self, arguments: Mapping[str, Any]) -> None:
+        """Load a model by the arguments of `vllm.LLM`; the model before is dropped first.
+
+        Raises:
+            UserError: the engine does not start.
+            EngineEnded: its process has ended.
+        """
+        self.versions = self._exchange({"engine": arguments})["ready"]
 
     @property
     def alive(self) -> bool:
@@ -92,10 +93,7 @@ class EngineProcess:
             UserError: the engine refuses one of them.
             EngineEnded: the engine has ended.
         """
-        reply = self._exchange({"requests": requests})
-        if "error" in reply:
-            raise UserError(f"backend=vllm: {brief(reply['error'])}")
-        answers: list[dict[str, Any]] = reply["answers"]
+        answers: list[dict[str, Any]] = self._exchange({"requests": requests})["answers"]
         return answers
 
     def _exchange(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,6 +110,8 @@ class EngineProcess:
                 f"the engine of backend=vllm ended with {self._child.wait()}: {self._last_words()}"
             )
         reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise UserError(f"backend=vllm: {brief(reply['error'])}")
         return reply
 
     def _last_words(self) -> str:

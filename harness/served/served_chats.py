@@ -29,6 +29,7 @@ class ServedPrompt:
         text: other tokens of the whole prompt.
         special: newline and separator tokens among them.
         work: cost before the decoder.
+        blended: whether a visual token mixes several units of the projector.
     """
 
     ids: tuple[int, ...]
@@ -37,6 +38,7 @@ class ServedPrompt:
     text: int
     special: int
     work: Work
+    blended: bool
 
 
 class ServedCodec:
@@ -99,6 +101,7 @@ def served_prompt(adapter: Adapter, chat: Chat) -> ServedPrompt:
         text=layout.text[0],
         special=layout.special[0],
         work=layout.work[0],
+        blended=layout.blended[0],
     )
 
 

@@ -110,25 +110,29 @@ class ServedGenerator:
     def _record(
         self, setting: Setting, prompt: ServedPrompt, sample: str, answer: Mapping[str, Any]
     ) -> SampleRecord:
-        kept, facts = sum(map(setting.kept, prompt.visual)), self.adapter.facts
+        kept, visual = sum(map(setting.kept, prompt.visual)), sum(prompt.visual)
+        facts = self.adapter.facts
         if answer["prompt"] != prompt.text + kept:
             raise WrongPrompt(
                 f"the engine read {answer['prompt']} tokens of sample {sample}, {prompt.text} of text and {kept} of "
-                f"{sum(prompt.visual)} visual ones were expected"
+                f"{visual} visual ones were expected"
             )
         text = facts.text
         entries = kept * text.layers
         entry = 2 * text.kv_heads * text.head_dim * getattr(torch, self.spec.model.dtype).itemsize
-        acts = bool(self.method.all_sites(facts.tower.layers, text.layers))
+        sites = self.method.all_sites(facts.tower.layers, text.layers)
+        # The methods of the projector's input merge there, unless tokens mix its units.
+        features = any(site.where == "vision" for site in sites) and not prompt.blended
+        work = prompt.work._replace(reprojected=kept if features and kept < visual else 0)
         return SampleRecord(
             sample=sample,
-            visual=sum(prompt.visual),
+            visual=visual,
             text=prompt.text,
             special=prompt.special,
-            work=prompt.work,
+            work=work,
             items=prompt.visual,
-            requested=(kept,) if acts else (),
-            kept=(kept,) if acts else (),
+            requested=(kept,) if sites else (),
+            kept=(kept,) if sites else (),
             entering=(kept,) * text.layers,
             kv_entries=entries,
             kv_bytes=answer["prompt"] * text.layers * entry,
