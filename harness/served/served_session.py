@@ -17,7 +17,7 @@ from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.served.engine_process import EngineProcess
 from espalier.harness.served.served_chats import ServedCodec, ServedPrompt
-from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.specs.run_spec import AnswerRequest
 from espalier.methods.base import TokenReducer
 from espalier.serve.setting import Setting
 
@@ -42,14 +42,14 @@ class WrongPrompt(RuntimeError):
 
 @contextmanager
 def open_served(
-    spec: RunSpec, adapter: Adapter, method: TokenReducer, engine: EngineProcess
+    spec: AnswerRequest, adapter: Adapter, method: TokenReducer, engine: EngineProcess
 ) -> Iterator[OpenMethod]:
     """Yield the generator and the codec of a run whose answers another engine computes."""
     codec = ServedCodec(adapter)
     yield OpenMethod(ServedGenerator(spec, adapter, method, engine), codec)
 
 
-def setting_of(spec: RunSpec, method: TokenReducer) -> Setting:
+def setting_of(spec: AnswerRequest, method: TokenReducer) -> Setting:
     """Return what the engine is asked to remove of each picture and video."""
     facts = spec.model.facts
     if not method.all_sites(facts.tower.layers, facts.text.layers):
@@ -69,7 +69,7 @@ def setting_of(spec: RunSpec, method: TokenReducer) -> Setting:
 class ServedGenerator:
     """Sends batches to an engine."""
 
-    spec: RunSpec
+    spec: AnswerRequest
     adapter: Adapter
     method: TokenReducer
     engine: EngineProcess
