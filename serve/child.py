@@ -79,13 +79,14 @@ class Engine:
     def answered(self, requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the answers of some requests, or the line that refuses one of them."""
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMClientError
 
         sampling = [SamplingParams(**request["sampling"]) for request in requests]
         try:
             outputs = self._engine.generate(
                 [prompt_of(request) for request in requests], sampling, use_tqdm=False
             )
-        except ValueError as error:
+        except (ValueError, VLLMClientError) as error:
             return {"error": one_line(error)}
         return {"answers": [_answer(output) for output in outputs]}
 

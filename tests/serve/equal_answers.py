@@ -1,6 +1,6 @@
 """Answers of vLLM with the plug-in, compared with the harness's own engine: `make test-serve`, not an everyday test.
 
-All prompts of a cell are in flight at once, read in pieces that are shorter than a picture. Caches of prefixes, of
+All prompts of a cell are in flight at once, read in pieces that split pictures. Caches of prefixes, of
 encoded pictures and of processed ones are on, and each cell is answered twice, so that the second turn comes out of
 them. One process loads model after model.
 """
@@ -32,12 +32,12 @@ from tests.tiny import chat, load_tiny, picture, save_tiny
 
 PYTHON = Path(os.environ.get("SERVE_PYTHON", ".venv-serve/bin/python"))
 
-#: Pieces shorter than a picture, and every cache.
+#: Steps of fewer tokens than the prompts in flight have, so that pictures are split, and every cache.
 OPTIONS = {
     "dtype": "float32",
     "max_model_len": 512,
     "max_num_seqs": 16,
-    "max_num_batched_tokens": 64,
+    "max_num_batched_tokens": 160,
     "block_size": 32,
     "enforce_eager": True,
     "enable_prefix_caching": True,
@@ -155,7 +155,12 @@ def test_answers_equal_those_of_the_harness(
     if positions == "renumbered" and side.adapter.facts.rotary_axes > 1:
         pytest.skip("positions on several axes have no renumbered form")
     spec = request_of(side.adapter, name, ratio, positions)
-    expected, logits = own(spec, side)
+    try:
+        expected, logits = own(spec, side)
+    except UserError as error:  # a tower with windows has no such signal
+        with pytest.raises(UserError, match="windows"):
+            served(engine, spec, side)
+        pytest.skip(str(error))
     assert len({tuple(answer) for answer in expected}) > 1
     for _ in range(2):
         answers = served(engine, spec, side)
