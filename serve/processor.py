@@ -14,8 +14,9 @@ from torch import Tensor
 from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem
 from vllm.multimodal.processing import PromptUpdateDetails
 
+from espalier.methods.base import MethodError, View
 from espalier.serve.families import FAMILIES
-from espalier.serve.places import Fields
+from espalier.serve.places import Fields, Places
 from espalier.serve.setting import KEY, Setting, SettingError, decode
 
 #: Fields that travel with each item to the model: the setting, (visual, kept) counts, words among the tokens.
@@ -165,8 +166,11 @@ def shortened(
     total = int(embedded.sum())
     fields: Fields = {name: element.data for name, element in data.items()}
     family = FAMILIES[config.architecture]
-    count = int(family.places(config.hf_config, modality, fields, total).prunable.sum())
+    item = family.places(config.hf_config, modality, fields, total)
+    count = int(item.prunable.sum())
     kept = setting.kept(count)
+    if kept < count:
+        check_crops(setting, item, config.hf_config.get_text_config().num_hidden_layers, kept)
     places = embedded.nonzero()[:, 0]
     among_words = bool((places.diff() > 1).any())
     layout = torch.zeros(2, 0, dtype=torch.long)
@@ -233,6 +237,27 @@ def check_served(setting: Setting, config: Any, items: Any) -> None:
                 f"and vLLM builds the {built} of {depth} that the projector needs; valid: a method "
                 "that reads one of them"
             )
+
+
+def check_crops(setting: Setting, item: Places, depth: int, kept: int) -> None:
+    """Check that a method that divides its budget over crops takes those of an item: an error later ends the engine.
+
+    Raises:
+        SettingError: it does not, with its reason.
+
+    Cost: one plan on values that are all 0, for these methods alone.
+    """
+    (site,) = setting.sites(depth)
+    needs = setting.reducer.needs(site)
+    if not any(need.signal == "tile" for need in needs):
+        return
+    nothing = torch.zeros(1, len(item.grid))
+    signals = {need.key: item.tile[None] if need.signal == "tile" else nothing for need in needs}
+    view = View(site, nothing.unsqueeze(-1), item.grid[None], signals, [setting.generator()])
+    try:
+        setting.reducer.answer(view, kept)
+    except MethodError as error:
+        raise SettingError(f"espalier.method={setting.method!r}: {error}") from error
 
 
 def built_layers(config: Any, depth: int) -> int:
