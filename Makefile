@@ -1,4 +1,4 @@
-# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make check | make docs | make test-slurm | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-onepass | make bench-feeding | make bench-guided | make bench-gpu | make notebooks | make pictures | make demo | make report | make sweep | make train-seedling
+# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make check | make docs | make test-slurm | make test-serve | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-onepass | make bench-feeding | make bench-guided | make bench-gpu | make notebooks | make pictures | make demo | make report | make sweep | make train-seedling
 PYTHON ?= python3.11
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
@@ -7,7 +7,11 @@ ARGS   ?=
 DEMO   ?= results
 NOTEBOOKS ?= notebooks/*.ipynb
 
-.PHONY: run doctor test test-slurm check docs recipes mutants lint types layers words bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu notebooks pictures demo report train-seedling quickstart sweep clean
+# Of vLLM, whose versions of torch and transformers are not those of VENV.
+SERVE_VENV ?= $(VENV)-serve
+SERVE_STAMP := $(SERVE_VENV)/.installed-$(shell sha256sum tests/serve/environment.py | cut -c1-16)
+
+.PHONY: run doctor test test-serve test-slurm check docs recipes mutants lint types layers words bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu notebooks pictures demo report train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -25,6 +29,13 @@ test: $(STAMP)  ## the everyday run, ten minutes on two cores; ARGS="-m 'slow or
 
 test-slurm: $(STAMP)  ## sweeps through a real SLURM, installed if it is missing and started in a folder of its own
 	$(PY) -m pytest -q -x tests/slurm/sweeps.py $(ARGS)
+
+$(SERVE_STAMP): $(STAMP) tests/serve/environment.py
+	$(PY) -m tests.serve.environment $(SERVE_VENV)
+	touch $@
+
+test-serve: $(SERVE_STAMP)  ## answers of vLLM with the plug-in against the harness's own engine; ARGS="-k 'seedling or llava_next'" is CI's part
+	SERVE_PYTHON=$(SERVE_VENV)/bin/python $(PY) -m pytest -q tests/serve/equal_answers.py $(ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .
@@ -46,6 +57,7 @@ docs: $(STAMP)  ## the pages and the config file that are written from the code
 	$(PY) -m lab.pages.benchmarks_page --write docs/benchmarks.md
 	$(PY) -m lab.pages.rows_page --write docs/rows.md
 	$(PY) -m lab.pages.engine_conf --write conf/engine/default.yaml
+	$(PY) -m lab.pages.serve_page --write docs/serve.md
 
 recipes: $(STAMP)  ## CONTRIBUTING.md and docs/recipes, followed to the letter in a clone of the last commit, then `make check` there
 	$(PY) -m tests.pages.recipes $(ARGS)

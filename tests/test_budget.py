@@ -62,6 +62,7 @@ class Count:
     text: int
     kept: tuple[int, ...]
     entering: tuple[int, ...]
+    items: tuple[int, ...] | None = None
 
 
 def facts_of(layers: int, kv_heads: int = 8, n_visual: int = 576) -> ModelFacts:

@@ -35,6 +35,7 @@ from espalier.harness.settings import (
     table,
     unknown_key,
 )
+from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import METHODS, build_method, method_class
 from espalier.harness.specs.draft_errors import in_words_of_the_draft
@@ -113,6 +114,10 @@ def _read_compressor(key: str, value: Any) -> _CompressorSection:
     return read_section(_CompressorSection, key, defaults(_CompressorSection) | table(key, value))
 
 
+def _read_backend(key: str, value: Any) -> BackendSpec:
+    return read_section(BackendSpec, key, defaults(BackendSpec) | table(key, value))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Settings(RunOptions):
     """All keys of a cell that concern its run; what is `Any` here is checked together with other settings."""
@@ -126,6 +131,7 @@ class _Settings(RunOptions):
     compressor: Annotated[_CompressorSection, By(_read_compressor)]
     budget: _BudgetSection
     engine: EngineSpec
+    backend: Annotated[BackendSpec, By(_read_backend)]
     log: _LogSection
     judge: JudgeSpec
     lease: Terms
@@ -175,6 +181,7 @@ def build_spec(
         benchmark=with_question(_one_batch(benchmark, settings.engine.batch_size), model.prompt),
         budget=read_budget(rule, settings.ratio, settings.keep, drafts, model.facts),
         engine=settings.engine,
+        backend=settings.backend,
         log=settings.log.name,
         log_options=settings.log.options,
         log_samples=settings.log.samples,

@@ -61,6 +61,8 @@ class Counts(Protocol):
     def kept(self) -> tuple[int, ...]: ...  # noqa: D102
     @property
     def entering(self) -> tuple[int, ...]: ...  # noqa: D102
+    @property
+    def items(self) -> tuple[int, ...] | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -181,11 +183,13 @@ class Budget:
             )
         if reducer.adaptive or not frame.starts:
             return result
-        requested = self.keep(reducer, facts, record.visual, record.text)
+        items = record.items or (record.visual,)
+        schedules = [self.keep(reducer, facts, visual, record.text) for visual in items]
+        requested = tuple(map(sum, zip(*schedules, strict=True)))
         if tuple(record.kept) != requested:
             raise BudgetMismatch(f"{where}: kept {record.kept}, requested {requested}")
-        got, requested_tokens = getattr(result, self.rule), self.target(record.visual)
-        if abs(got - requested_tokens) > 1 + _TIE:
+        got, requested_tokens = getattr(result, self.rule), sum(map(self.target, items))
+        if abs(got - requested_tokens) > len(items) + _TIE:
             raise BudgetMismatch(
                 f"{where}: {got:.3f} equivalent tokens, asked for {requested_tokens:.3f}"
             )

@@ -13,11 +13,11 @@ from transformers.cache_utils import DynamicLayer
 
 from espalier.harness.engine.layout import Layout, Stage, left_padded
 from espalier.harness.engine.prefill import Prefill
-from espalier.harness.engine.reduce import row_generators
 from espalier.harness.engine.text.kv_cache import IndexedLayer
 from espalier.harness.errors import UserError, brief
 from espalier.methods.base import PlanError, Site
 from espalier.methods.blame import Blame
+from espalier.methods.chance import row_generators
 from espalier.methods.compressor import CacheCompressor, CacheView
 from espalier.methods.plans import Plan, require_tensor
 

@@ -16,10 +16,10 @@ from espalier.harness.engine.reduce import (
     combine,
     hide,
     merged_values,
-    row_generators,
     shrink,
 )
 from espalier.methods.base import View
+from espalier.methods.chance import row_generators
 from espalier.methods.select.cosines import judged_by
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -164,14 +163,3 @@ def hide(stage: Stage, decision: Decision, first: int) -> Stage:
     slots = take(stage.slots, decision.kept, -1)
     origin = take(stage.origin, decision.kept, -1)
     return Stage(first, alive, True, slots, decision.counts, origin, stage.words)
-
-
-def row_generators(seed: int, samples: Sequence[str], site: int) -> list[torch.Generator]:
-    """Return one CPU generator for each row, seeded by (run seed, sample id, site number)."""
-    generators = []
-    for sample in samples:
-        digest = hashlib.sha256(f"{seed}\0{sample}\0{site}".encode()).digest()
-        generator = torch.Generator()
-        generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        generators.append(generator)
-    return generators

@@ -6,7 +6,7 @@ lmms-eval makes the requests and scores the answers, the engine answers, the jou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -113,16 +113,19 @@ def evaluate(
     answered: Callable[[], None] | None = None,
     loaded: LoadedBenchmark | None = None,
     running: RunningScore | None = None,
+    served: AbstractContextManager[OpenMethod] | None = None,
 ) -> Evaluation:
     """Install `method` on the model and evaluate; see `evaluate_session`.
 
     `prior` is the calibrated prior for methods that need one, `ranks` the processes that share the work; `answered` is
     called when only the speed-up remains to be measured; `loaded` is the result of `open_benchmark`; `running` scores
-    the answers as they come.
+    the answers as they come; `served` opens another engine, which answers in the model's place.
     """
     kind = kind_of(method, spec)
     reason = kind.why_no_paired_timing(spec, method)
-    with kind.open(spec, adapter, method, prior) as opened:
+    if served is not None:
+        reason = f"backend={spec.backend.name} answers many prompts at a time"
+    with served or kind.open(spec, adapter, method, prior) as opened:
         opened = replace(opened, generator=metered(spec, opened.generator))
         if reason is not None:
             opened = replace(opened, paired=None)

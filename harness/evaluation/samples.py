@@ -18,6 +18,9 @@ Key = tuple[str, int]
 TENSORS = ("origin", "origins")
 RECORDED = tuple(field.name for field in fields(SampleRecord) if field.name not in TENSORS)
 
+#: Fields that only entries with a value of them have.
+RARE = ("costs", "items")
+
 #: Number of failures that an error line spells out.
 NAMED = 5
 
@@ -80,7 +83,7 @@ class Sample:
             "record": {
                 name: getattr(self.record, name)
                 for name in RECORDED
-                if name != "costs" or self.record.costs  # only runs with meters have them
+                if name not in RARE or getattr(self.record, name)
             },
         }
 
@@ -323,6 +326,7 @@ MAY: Mapping[str, Callable[[Any], bool]] = {
     "special": _count,
     "attended": _number,
     "spare": _count,
+    "items": _counts,
     "held": _counts,
     "held_special": _counts,
     "work": _counts,

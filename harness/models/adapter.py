@@ -13,7 +13,7 @@ from torch import Tensor
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.positions import ORDER
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.models.build_adapter import build_adapter
+from espalier.harness.models.build_adapter import build_adapter, build_without_weights
 from espalier.harness.models.chat_batches import (
     check_context,
     process_batch,
@@ -259,3 +259,13 @@ def load_adapter(spec: ModelSpec) -> Adapter:
         adapter = build_adapter(ADAPTERS.load(spec.adapter), spec)
     warn_of_template(spec, adapter.shipped_template, adapter.processor.chat_template)
     return adapter
+
+
+def load_adapter_without_weights(spec: ModelSpec) -> Adapter:
+    """Return the adapter of a model that another process runs: it prepares prompts and counts their tokens.
+
+    Raises:
+        UserError: as in `load_adapter`.
+    """
+    with quiet_library():
+        return build_without_weights(ADAPTERS.load(spec.adapter), spec)

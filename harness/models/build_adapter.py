@@ -43,29 +43,49 @@ def build_adapter(family: type[Adapter], spec: ModelSpec) -> Adapter:
     Raises:
         UserError: a file is missing or does not match; the line names the config key.
     """
-    family.check_settings(spec)
-    if spec.weights == "random":
-        processor = random_processor(family, spec)
-        tokenizer = processor.tokenizer
-        config = family.configuration(spec, tokenizer)
-    else:
-        check_type(spec, family.types())
-        config = family.checkpoint_config(spec)
-        settle_head(config, spec, family.renames)
-        problem = f"model={spec.name}: the processor of {source_of(spec)[0]!r} cannot be used"
-        with foreign(problem, "the checkpoint's original files", MALFORMED):
-            processor = family.load_processor(spec)
-            tokenizer = processor.tokenizer
+    config, processor = read_parts(family, spec)
     # Checked without weights first, before memory is taken.
     skeleton = build_skeleton(family.model_class, config, spec)
     # On a copy: an adapter replaces its processor's chat template, and the real adapter must find the checkpoint's.
     check_facts(family(skeleton, copy(processor), spec))
     check_memory(spec, weight_bytes(skeleton), free_bytes())
     if spec.weights == "random":
-        model = build_random(family.model_class, config, tokenizer, spec)
+        model = build_random(family.model_class, config, processor.tokenizer, spec)
     else:
         model = load_checkpoint(family.model_class, config, spec, family.renames)
     adapter = family(model, processor, spec)
+    check_facts(adapter)
+    return adapter
+
+
+def read_parts(family: type[Adapter], spec: ModelSpec) -> tuple[Any, Any]:
+    """Return configuration and processor of a run's model.
+
+    Raises:
+        UserError: a file is missing or does not match; the line names the config key.
+    """
+    family.check_settings(spec)
+    if spec.weights == "random":
+        processor = random_processor(family, spec)
+        return family.configuration(spec, processor.tokenizer), processor
+    check_type(spec, family.types())
+    config = family.checkpoint_config(spec)
+    settle_head(config, spec, family.renames)
+    problem = f"model={spec.name}: the processor of {source_of(spec)[0]!r} cannot be used"
+    with foreign(problem, "the checkpoint's original files", MALFORMED):
+        processor = family.load_processor(spec)
+        _ = processor.tokenizer  # what has none is refused here
+    return config, processor
+
+
+def build_without_weights(family: type[Adapter], spec: ModelSpec) -> Adapter:
+    """Return an adapter that prepares prompts and counts their tokens, for a model that another process runs.
+
+    Raises:
+        UserError: as in `build_adapter`.
+    """
+    config, processor = read_parts(family, spec)
+    adapter = family(build_skeleton(family.model_class, config, spec), processor, spec)
     check_facts(adapter)
     return adapter
 

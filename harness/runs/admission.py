@@ -32,6 +32,7 @@ from espalier.harness.ranks import Ranks
 from espalier.harness.runs import wandb_log
 from espalier.harness.runs.network import go_offline
 from espalier.harness.runs.run_key import key_parts, run_key
+from espalier.harness.served.backend_check import check_backend
 from espalier.harness.specs.comparable import check_comparable
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir, Store
@@ -228,6 +229,10 @@ def _resolve(run: Candidate) -> None:
     run.method, run.artifacts = resolved.method, resolved.artifacts
 
 
+def _check_backend(run: Candidate) -> None:
+    check_backend(run.spec, run.method)
+
+
 def _check_needs(run: Candidate) -> None:
     check_needs(run.spec.benchmark)
 
@@ -316,6 +321,7 @@ CHECKS: tuple[tuple[str, Callable[[Candidate], None]], ...] = (
     ("model", _check_model),
     ("benchmark.prompt_tokens", _check_lengths),
     ("ratio", _resolve),
+    ("backend", _check_backend),
     ("benchmark.needs", _check_needs),
     ("benchmark.include_path", _check_task_folders),
     ("benchmark.path", _check_data),

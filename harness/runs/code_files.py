@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from espalier.harness.store.files.digests import digest
 
 #: Folders of the repository; their modules are imported below `espalier`.
-FOLDERS = frozenset({"harness", "methods", "tasks"})
+FOLDERS = frozenset({"harness", "methods", "serve", "tasks"})
 
 #: Fields of syntax nodes that follow from the place of a node, or are comments.
 SILENT = frozenset({"ctx", "type_comment", "type_ignores", "kind"})

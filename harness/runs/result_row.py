@@ -48,7 +48,10 @@ def build_row(
         "tokens": dict(account.tokens),
         "flops": dict(account.flops),
         "time": evaluation.time,
-        "memory": {"kv_bytes": account.kv_bytes, "peak_bytes": None if together else peak.bytes},
+        "memory": {
+            "kv_bytes": account.kv_bytes,
+            "peak_bytes": None if together or spec.backend.served else peak.bytes,
+        },
         # The block that the key was computed from.
         "settings": job.parts["settings"],
         "extra": {
@@ -78,6 +81,7 @@ def build_row(
             "peak_note": peak.note
             + ("; judging by the whole model included" if spec.engine.rescore else ""),
             **_one_pass(together),
+            **({"peak_note": "of another process"} if spec.backend.served else {}),
             "prompt": dict(evaluation.prompt),
             "task_versions": dict(evaluation.versions),
             "environment": dict(environment),

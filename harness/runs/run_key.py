@@ -26,6 +26,7 @@ from espalier.harness.runs.code_files import CodeFiles, code_files, stamp_of
 from espalier.harness.runs.own_code import is_importable, own_code, source_file
 from espalier.harness.runs.plugin_code import plugins_of
 from espalier.harness.runs.run_settings import Contents, cell_of, settings_of
+from espalier.harness.served.engine_process import engine_version
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.revisions import model_revision
 from espalier.harness.specs.run_spec import RunSpec
@@ -62,6 +63,14 @@ EXCLUDED = {
     "espalier.harness.specs.registry": "finds classes by name; the chosen ones are entries",
     "espalier.harness.store": "stores rows",
 }
+
+#: Entries of a run that another engine answers: both sides of the pipe, and what that engine imports by name.
+SERVED = (
+    "espalier.harness.served.served_session",
+    "espalier.serve.child",
+    "espalier.serve.plugin",
+    "espalier.serve.architectures",
+)
 
 #: Packages whose version can change an answer, a measurement or a score.
 PACKAGES = (
@@ -134,6 +143,7 @@ def key_parts(
         artifacts=tuple(sorted(digests.file(path) for path in artifacts)),
         data=_data(spec.benchmark, digests),
         words=_words(spec),
+        engine=None if spec.backend.python is None else engine_version(spec.backend.python),
     )
     # Methods that no module holds: older keys do not have this part.
     digests_of_code = [
@@ -165,6 +175,7 @@ def entry_files(spec: RunSpec, method: Method, code: CodeFiles) -> list[Path]:
     identity = kind_of(method, spec).identity(spec, method)
     families = {model.adapter for model in (spec.model, identity.draft) if model is not None}
     modules = {*ENTRIES, type(kind_of(method, spec)).__module__}
+    modules |= set(SERVED) if spec.backend.served else set()
     modules |= {f"{METERS}.{name}" for name in spec.engine.meters}
     modules |= {PRODUCERS.module(name) for name in _signals(spec, identity) if name in PRODUCERS}
     files = []

@@ -28,6 +28,7 @@ class Contents:
         artifacts: digests of the calibration files that the method reads.
         data: digest of the benchmark's data set in a folder of the user; None: the data set of the hub.
         words: digest of a judge prompt that replaces the benchmark's; None: the benchmark's.
+        engine: version of the program that answers in the harness's place; None: the harness answers.
     """
 
     model: str
@@ -36,6 +37,7 @@ class Contents:
     artifacts: tuple[str, ...] = ()
     data: str | None = None
     words: str | None = None
+    engine: str | None = None
 
 
 def cell_of(spec: RunSpec) -> dict[str, Any]:
@@ -86,6 +88,13 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
     if "judge" in spec.benchmark.needs:
         # Other settings of the judge do not change the numbers.
         blocks["judge"] = _judge(spec.judge, contents.words)
+    if spec.backend.served:
+        blocks["backend"] = {
+            **asdict(spec.backend),
+            "python": None,  # where it is installed changes no number
+            "version": contents.engine,
+            "scope": "item",  # a choice in each picture by itself
+        }
     return {key: _plain(value) for key, value in blocks.items()}
 
 

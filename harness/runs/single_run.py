@@ -22,12 +22,11 @@ from espalier.harness.runs.onepass import OnePass, begin, journal_of
 from espalier.harness.runs.result_row import build_row
 from espalier.harness.runs.sweep_board import Board
 from espalier.harness.runs.wandb_log import Mirror
+from espalier.harness.served.engine_pool import EnginePool
 from espalier.harness.store import RunDir, Store, Unreadable, failures
 from espalier.harness.store.answer_digest import digest_of
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from espalier.harness.cost.peak_memory import Peak
     from espalier.harness.evaluation.evaluate import Evaluation
 
@@ -41,6 +40,7 @@ class CellRunner:
         argv: the command line, noted with failures.
         group: the group of a sweep in W&B; None outside a sweep.
         pool: the loaded model.
+        engines: the engine of another program that answers in its place.
         shelf: the data of an open benchmark, for all of its cells.
         board: the progress of the command.
         passes: the shared passes of cells.
@@ -51,6 +51,7 @@ class CellRunner:
     argv: Sequence[str] = ()
     group: str | None = None
     pool: Pool = field(default_factory=Pool)
+    engines: EnginePool = field(default_factory=EnginePool)
     shelf: TaskCache = field(default_factory=TaskCache)
     board: Board = field(default_factory=Board)
     passes: OnePass = field(default_factory=OnePass)
@@ -177,7 +178,10 @@ class CellRunner:
             watch = None if mirror is None else Watch(mirror, loaded.tasks, spec.benchmark)
             prior = prior_for(spec.model, job.method, spec.store)
             bar.phase(f"loading {spec.model.name}")
-            adapter = self.pool.adapter(spec.model)
+            served = None
+            if spec.backend.served:
+                served = self.engines.model(spec)
+            adapter = self.pool.adapter(spec.model) if served is None else served.adapter
             bar.phase(title)
             with peak_memory(*adapter.devices) as memory:
                 evaluation = evaluate(
@@ -191,10 +195,18 @@ class CellRunner:
                     answered=memory.stop,
                     loaded=loaded,
                     running=None if watch is None else watch.running,
+                    served=None if served is None else served.open(spec, job.method),
                 )
             peak = max(ranks.gather(memory), key=lambda peak: peak.bytes)
             row = ranks.first(
-                lambda: self._store(job, directory, evaluation, peak, status, adapter.model)
+                lambda: self._store(
+                    job,
+                    directory,
+                    evaluation,
+                    peak,
+                    status,
+                    environment.placement(adapter.model) if served is None else served.placement,
+                )
             )
             if watch is not None:
                 watch.draw(job, adapter, evaluation, self.shelf)
@@ -213,13 +225,13 @@ class CellRunner:
         evaluation: Evaluation,
         peak: Peak,
         status: str,
-        model: nn.Module,
+        placement: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Build the row of a finished run and commit it."""
         spec, world = job.spec, self.ranks.world
         # Times of rows are comparable only where all of this is equal.
         how = {
-            **environment.placement(model),
+            **placement,
             "batch_size": evaluation.batch_size,
             "processes": world,
             "prefetch": evaluation.ahead,

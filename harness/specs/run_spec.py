@@ -30,6 +30,7 @@ from espalier.harness.settings import (
     setting_hints,
     table,
 )
+from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.store.files.lease import DEFAULT_TERMS, Terms
 
@@ -372,6 +373,7 @@ class RunSpec(RunOptions):
     budget: Budget
     engine: EngineSpec
     log: str
+    backend: BackendSpec = field(default_factory=BackendSpec)
     log_options: Mapping[str, Any] = field(default_factory=dict)
     log_samples: int = 0
     log_pictures: int = 0

@@ -70,6 +70,7 @@ EXEMPT = {
         ),
         "prose for readers; the task file names them",
     ),
+    "backend.python": "where the engine is installed; its version is in the settings",
     "engine.threads": "answers do not depend on it; the environment of the row says it beside the times",
     "engine.prefetch": "answers do not depend on it; the environment of the row says it beside the times",
     "engine.max_errors": "decides whether there is a row, not what it says",
@@ -112,6 +113,7 @@ BASES = {
         "benchmark.question='how many digits are there ?'",
     ),
     "boxes": ("method=fastv", "ratio=0.5", "benchmark=refcoco_val"),
+    "served": ("method=divprune", "ratio=0.5", "backend=vllm", f"backend.python={ROOT / 'python'}"),
     "judged": (
         *("method=fastv", "ratio=0.5", "benchmark=llava_bench", "judge.model=somebody"),
         "judge.base_url=http://localhost:8000/v1",
@@ -248,6 +250,8 @@ def _without_reading_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hash no code: a field that changes it must change the settings, too."""
     monkeypatch.setattr(keys, "entry_files", lambda *_: [])
     monkeypatch.setattr(CodeFiles, "digest", lambda *_: "")
+    # An interpreter that has no engine.
+    monkeypatch.setattr(keys, "engine_version", lambda _: "1.0")
 
 
 def test_the_walk_reaches_every_description() -> None:

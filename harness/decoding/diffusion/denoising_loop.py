@@ -22,11 +22,11 @@ from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSessio
 from espalier.harness.engine.prefix_cache import CachedPrompt
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord, answer_lengths
-from espalier.harness.engine.reduce import row_generators
 from espalier.harness.errors import Refused
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.specs.run_spec import AnswerRequest
 from espalier.methods.base import TokenReducer
+from espalier.methods.chance import row_generators
 
 
 def candidates(

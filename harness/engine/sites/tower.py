@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from espalier.harness.cost.row_work import NO_WORK, Work
-from espalier.harness.engine.reduce import Decision, row_generators
+from espalier.harness.engine.reduce import Decision
 from espalier.harness.engine.sites.prefix import gather_arguments
 from espalier.harness.engine.sites.site import Sites
 from espalier.harness.engine.tower.tower_images import (
@@ -30,6 +30,7 @@ from espalier.harness.engine.tower.tower_images import (
 )
 from espalier.harness.engine.tower.tower_views import TowerPlanner
 from espalier.methods.base import MethodError
+from espalier.methods.chance import row_generators
 
 if TYPE_CHECKING:
     from espalier.harness.cost.clock import Clock

@@ -1,0 +1,89 @@
+"""Refusals of `backend=vllm`: what another engine cannot do is known before it starts."""
+
+from __future__ import annotations
+
+from espalier.harness.cost.facts import OF_CLASS_TOKEN
+from espalier.harness.errors import Refused, UserError
+from espalier.harness.kinds.checks.signal_check import signals_of
+from espalier.harness.kinds.identity import params_of
+from espalier.harness.models.families import ADAPTERS
+from espalier.harness.served.engine_process import engine_version
+from espalier.harness.specs.run_spec import EngineSpec, RunSpec
+from espalier.methods.base import Method, TokenReducer
+from espalier.serve.families import FAMILIES
+from espalier.serve.plugin import TESTED
+from espalier.serve.setting import Setting, SettingError
+
+#: Engine settings that another engine does not have; each must keep its default.
+OF_THE_HARNESS = ("backend", "separators", "decode", "rescore", "share", *EngineSpec().meters)
+
+
+def check_backend(spec: RunSpec, method: Method) -> None:
+    """Check that another engine can answer a run; nothing to check where the harness answers.
+
+    Raises:
+        UserError: a setting that the engine does not have, or no engine.
+        Refused: the method or the model cannot be served.
+    """
+    backend = spec.backend
+    if not backend.served:
+        return
+    if backend.python is None:
+        raise UserError(
+            "backend=vllm needs backend.python; valid: the interpreter of an environment with vllm (docs/serve.md)"
+        )
+    version = engine_version(backend.python)
+    if version not in TESTED:
+        raise UserError(
+            f"backend.python={str(backend.python)!r} has vllm {version}, which was not tested; valid: "
+            f"{', '.join(TESTED)}"
+        )
+    _check_settings(spec)
+    _check_model(spec)
+    if not isinstance(method, TokenReducer) or spec.method.code is not None:
+        raise Refused(
+            f"backend=vllm serves token reducers of methods/; method={spec.method.title!r} is none"
+        )
+    facts = spec.model.facts
+    if method.all_sites(facts.tower.layers, facts.text.layers):
+        try:
+            Setting(spec.method.name, params_of(method)).sites(facts.text.layers)
+        except SettingError as error:
+            raise Refused(f"backend=vllm: {error}") from error
+    if facts.class_attention == "probe" and OF_CLASS_TOKEN.intersection(signals_of(method, facts)):
+        raise Refused(
+            f"method={spec.method.name!r} reads the pooling head of model={spec.model.name!r}, which vLLM does not "
+            "build; valid: backend=transformers"
+        )
+
+
+def _check_settings(spec: RunSpec) -> None:
+    engine, plain = spec.engine, EngineSpec()
+    for name in OF_THE_HARNESS:
+        value, valid = getattr(engine, name), getattr(plain, name)
+        if value != valid:
+            raise UserError(
+                f"engine.{name}={value!r} is a setting of backend=transformers; valid with backend=vllm: {valid!r}"
+            )
+    if engine.batch_size == "auto":
+        raise UserError(
+            "engine.batch_size='auto' tries out memory of this process; valid with backend=vllm: a number"
+        )
+    if spec.benchmark.prompt_tokens is not None:
+        raise UserError(
+            f"benchmark={spec.benchmark.name!r} times the harness's own engine; valid: backend=transformers"
+        )
+
+
+def _check_model(spec: RunSpec) -> None:
+    model = spec.model
+    if model.weights == "random" or model.in_memory is not None:
+        raise UserError(
+            f"model={model.name!r} has no checkpoint for backend=vllm to load; valid: model.weights=trained"
+        )
+    name = ADAPTERS.load(model.adapter).model_class.__name__
+    if name not in FAMILIES or model.facts.diffusion is not None:
+        valid = ", ".join(FAMILIES)
+        raise Refused(
+            f"model={model.name!r} is a {name}, which backend=vllm does not serve; valid: {valid}"
+        )

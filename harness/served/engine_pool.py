@@ -1,0 +1,113 @@
+"""The engine that stays open between the runs of a sweep, so that a model is loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import TYPE_CHECKING, Any
+
+from espalier.harness.served.engine_folders import code_folder, model_folder
+from espalier.harness.served.engine_process import EngineProcess
+from espalier.harness.specs.backend_spec import BackendSpec
+from espalier.harness.specs.run_spec import ModelSpec, RunSpec
+from espalier.methods.base import Method, TokenReducer
+
+if TYPE_CHECKING:
+    from espalier.harness.kinds.kind import OpenMethod
+    from espalier.harness.models.adapter import Adapter
+
+#: Tokens of the longest prompt and answer of an engine, if no setting says.
+LONGEST = 4096
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that an engine runs.
+
+    Attributes:
+        adapter: prepares its prompts; it has no weights.
+        engine: computes the answers.
+    """
+
+    adapter: Adapter
+    engine: EngineProcess
+
+    def open(self, spec: RunSpec, method: Method) -> AbstractContextManager[OpenMethod]:
+        """Return a context manager that yields what answers under a method."""
+        # Imports transformers, which takes seconds.
+        from espalier.harness.served.served_session import open_served
+
+        assert isinstance(method, TokenReducer)  # admission has checked it
+        return open_served(spec, self.adapter, method, self.engine)
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """The versions of the engine and the packages beside it, for a row's environment."""
+        return {"served": dict(self.engine.versions)}
+
+
+@dataclass
+class EnginePool:
+    """Holds one engine and its last model; the engine ends with this process."""
+
+    _key: tuple[ModelSpec, BackendSpec] | None = None
+    _model: ServedModel | None = field(default=None, repr=False)
+    _folder: TemporaryDirectory[str] | None = field(default=None, repr=False)
+
+    def model(self, spec: RunSpec) -> ServedModel:
+        """Return the model of a run under its engine; a different one is dropped first.
+
+        Raises:
+            UserError: the model's files are missing or do not match, or the engine does not start; one line.
+            EngineEnded: the engine ended while it started.
+        """
+        key = (spec.model, spec.backend)
+        if self._model is not None and self._key == key and self._model.engine.alive:
+            return self._model
+        # Imports transformers, which takes seconds.
+        from espalier.harness.models.adapter import load_adapter_without_weights
+
+        adapter = load_adapter_without_weights(spec.model)
+        engine = self._engine(spec.backend)
+        self._key = self._model = None
+        assert self._folder is not None  # an engine has one
+        place = Path(mkdtemp(dir=self._folder.name)) / "model"
+        folder = model_folder(place, spec.model, adapter.processor)
+        engine.load(engine_arguments(spec, folder, adapter.model.config))
+        self._key, self._model = key, ServedModel(adapter, engine)
+        return self._model
+
+    def _engine(self, backend: BackendSpec) -> EngineProcess:
+        """Return the running process if it is of the same environment, else a new one."""
+        before = self._key[1].python if self._key is not None else None
+        if self._model is not None and self._model.engine.alive and before == backend.python:
+            return self._model.engine
+        self.close()
+        self._folder = TemporaryDirectory(prefix="espalier-engine-")
+        assert backend.python is not None  # admission has checked it
+        return EngineProcess(backend.python, code_folder(Path(self._folder.name) / "code"))
+
+    def close(self) -> None:
+        """End the engine, if there is one."""
+        if self._model is not None:
+            self._model.engine.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._key = self._model = self._folder = None
+
+
+def engine_arguments(spec: RunSpec, model: Path, config: Any) -> Mapping[str, Any]:
+    """Return the arguments of `vllm.LLM`; those of `backend.options` go before what is derived."""
+    context = getattr(config.get_text_config(), "max_position_embeddings", LONGEST)
+    return {
+        "model": str(model),
+        "dtype": spec.model.dtype,
+        "seed": spec.seed,
+        "max_model_len": min(context, max(LONGEST, spec.model.longest)),
+        "tensor_parallel_size": spec.backend.tensor_parallel,
+        "pipeline_parallel_size": spec.backend.pipeline_parallel,
+        **spec.backend.options,
+    }

@@ -1,0 +1,158 @@
+"""The generator of answers that another engine computes, with a record for each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from espalier.harness.engine.positions import closes_gaps
+from espalier.harness.engine.record import GeneratedBatch, SampleRecord
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.identity import params_of
+from espalier.harness.kinds.kind import OpenMethod
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.served.engine_process import EngineProcess
+from espalier.harness.served.served_chats import ServedCodec, ServedPrompt
+from espalier.harness.specs.run_spec import AnswerRequest
+from espalier.methods.base import TokenReducer
+from espalier.serve.setting import Setting
+
+#: Settings of `generate`, and their names in vLLM's `SamplingParams`.
+SAMPLING: Mapping[str, str] = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+}
+
+#: Settings of `generate` that ask for nothing more at these values.
+IDLE = (("num_beams", 1), ("use_cache", True), ("do_sample", False), ("do_sample", True))
+
+
+class WrongPrompt(RuntimeError):
+    """The engine read another number of tokens than the method keeps: it has no plug-in, or another processor."""
+
+
+@contextmanager
+def open_served(
+    spec: AnswerRequest, adapter: Adapter, method: TokenReducer, engine: EngineProcess
+) -> Iterator[OpenMethod]:
+    """Yield the generator and the codec of a run whose answers another engine computes."""
+    codec = ServedCodec(adapter)
+    yield OpenMethod(ServedGenerator(spec, adapter, method, engine), codec)
+
+
+def setting_of(spec: AnswerRequest, method: TokenReducer) -> Setting:
+    """Return what the engine is asked to remove of each picture and video."""
+    facts = spec.model.facts
+    if not method.all_sites(facts.tower.layers, facts.text.layers):
+        return Setting(seed=spec.seed)
+    renumbered = closes_gaps(spec.engine.positions, method, facts)
+    return Setting(
+        method=spec.method.name,
+        params=params_of(method),
+        ratio=spec.budget.ratio if spec.budget.count is None else 0.0,
+        keep=spec.budget.count,
+        positions="renumbered" if renumbered else "original",
+        seed=spec.seed,
+    )
+
+
+@dataclass(frozen=True)
+class ServedGenerator:
+    """Sends batches to an engine."""
+
+    spec: AnswerRequest
+    adapter: Adapter
+    method: TokenReducer
+    engine: EngineProcess
+
+    def generate(
+        self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
+    ) -> GeneratedBatch:
+        """Answer one batch of prompts.
+
+        Raises:
+            UserError: the engine refuses a prompt, or lacks a generation setting.
+            WrongPrompt: it read another number of tokens than expected.
+            EngineEnded: its process has ended.
+        """
+        prompts: Sequence[ServedPrompt] = inputs["prompts"]
+        setting = setting_of(self.spec, self.method)
+        sampling = sampling_of(generation, self.spec.seed)
+        answers = self.engine.ask(
+            [
+                {
+                    "prompt": prompt.ids,
+                    "media": prompt.media,
+                    "setting": {**asdict(setting), "sample": sample},
+                    "sampling": sampling,
+                }
+                for prompt, sample in zip(prompts, samples, strict=True)
+            ]
+        )
+        rows = zip(prompts, samples, answers, strict=True)
+        records = tuple(self._record(setting, *row) for row in rows)
+        width = max(len(answer["ids"]) for answer in answers)
+        pad = self.adapter.pad_id
+        ids = torch.full((len(answers), width), pad)
+        for row, answer in enumerate(answers):
+            ids[row, : len(answer["ids"])] = torch.tensor(answer["ids"])
+        return GeneratedBatch(ids=ids, records=records)
+
+    def _record(
+        self, setting: Setting, prompt: ServedPrompt, sample: str, answer: Mapping[str, Any]
+    ) -> SampleRecord:
+        kept, visual = sum(map(setting.kept, prompt.visual)), sum(prompt.visual)
+        facts = self.adapter.facts
+        if answer["prompt"] != prompt.text + kept:
+            raise WrongPrompt(
+                f"the engine read {answer['prompt']} tokens of sample {sample}, {prompt.text} of text and {kept} of "
+                f"{visual} visual ones were expected"
+            )
+        text = facts.text
+        entries = kept * text.layers
+        entry = 2 * text.kv_heads * text.head_dim * getattr(torch, self.spec.model.dtype).itemsize
+        sites = self.method.all_sites(facts.tower.layers, text.layers)
+        # The methods of the projector's input merge there, unless tokens mix its units.
+        features = any(site.where == "vision" for site in sites) and not prompt.blended
+        work = prompt.work._replace(reprojected=kept if features and kept < visual else 0)
+        return SampleRecord(
+            sample=sample,
+            visual=visual,
+            text=prompt.text,
+            special=prompt.special,
+            work=work,
+            items=prompt.visual,
+            requested=(kept,) if sites else (),
+            kept=(kept,) if sites else (),
+            entering=(kept,) * text.layers,
+            kv_entries=entries,
+            kv_bytes=answer["prompt"] * text.layers * entry,
+            new_tokens=len(answer["ids"]),
+            ended=answer["ended"],
+        )
+
+
+def sampling_of(generation: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Return the arguments of vLLM's `SamplingParams`.
+
+    Raises:
+        UserError: a setting that it does not have.
+    """
+    for name, value in generation.items():
+        if name not in SAMPLING and (name, value) not in IDLE:
+            raise UserError(
+                f"generation.{name}={value!r} has no counterpart in backend=vllm; valid: {', '.join(SAMPLING)}"
+            )
+    given = {SAMPLING[n]: value for n, value in generation.items() if n in SAMPLING}
+    if not generation.get("do_sample"):
+        given["temperature"] = 0.0
+    return {**given, "seed": seed}

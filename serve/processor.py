@@ -1,0 +1,273 @@
+"""The processor's half of the plug-in: it shortens the prompt and makes the setting part of every cache's key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem
+from vllm.multimodal.processing import PromptUpdateDetails
+
+from espalier.methods.base import MethodError, View
+from espalier.serve.families import FAMILIES
+from espalier.serve.places import Fields, Places
+from espalier.serve.setting import KEY, Setting, SettingError, decode
+
+#: Fields that travel with each item to the model: the setting, (visual, kept) counts, words among the tokens.
+SETTING, COUNTS, LAYOUT, QUESTION = (
+    f"{KEY}_{name}" for name in ("setting", "counts", "layout", "question")
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The prompt that the processor is at.
+
+    Attributes:
+        setting: of the request, over the engine's.
+        prompt: token ids, a placeholder for each item.
+        conditioned: whether the choice depends on the words.
+        items: pictures and videos of the prompt.
+    """
+
+    setting: Setting
+    prompt: tuple[int, ...]
+    conditioned: bool
+    items: int
+
+
+#: Per prompt, since servers process several at a time.
+REQUEST: ContextVar[Request] = ContextVar("request")
+
+
+def engine_setting(config: Any) -> Setting:
+    """Return the setting of `hf_overrides`, which requests start from.
+
+    Raises:
+        SettingError: it is wrong.
+    """
+    return Setting().changed(getattr(config, KEY, None) or {})
+
+
+class PrunedProcessor:
+    """Mixin over a family's processor."""
+
+    def apply(self, inputs: Any, timing_ctx: Any) -> Any:
+        """Read the request's setting, then process the prompt under it.
+
+        Raises:
+            SettingError: the setting is wrong, or cannot be served on this engine.
+        """
+        kwargs = dict(inputs.hf_processor_mm_kwargs)
+        config = self.info.ctx.model_config  # type: ignore[attr-defined]
+        setting = engine_setting(config.hf_config).changed(kwargs.pop(KEY, None) or {})
+        check_served(setting, config, inputs.mm_data_items)
+        depth = config.hf_config.get_text_config().num_hidden_layers
+        request = Request(
+            setting=setting,
+            prompt=tuple(inputs.prompt),
+            conditioned=setting.method != "none" and setting.reads_words(depth),
+            items=sum(inputs.mm_data_items.get_all_counts().values()),
+        )
+        token = REQUEST.set(request)
+        try:
+            return super().apply(replace(inputs, hf_processor_mm_kwargs=kwargs), timing_ctx)  # type: ignore[misc]
+        finally:
+            REQUEST.reset(token)
+
+    def _get_mm_hashes(self, inputs: Any) -> dict[str, list[str]]:
+        """Return each item's key: that of its pixels, and the whole setting, with the prompt if its words count."""
+        request = REQUEST.get()
+        hashes: Mapping[str, Sequence[str]] = super()._get_mm_hashes(inputs)  # type: ignore[misc]
+        parts: list[Any] = [request.setting.encode()]
+        if request.conditioned:
+            # The words inside the replacements of all items are part of the question.
+            parts += [request.prompt, sorted(hashes.items())]
+        tag = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
+        return {name: [f"{key}-{tag}" for key in keys] for name, keys in hashes.items()}
+
+    def _get_cache_missing_items(self, cache: Any, mm_data_items: Any, mm_hashes: Any) -> Any:
+        """Return what must be processed: where words count, all items of a prompt or none."""
+        cached, missing = super()._get_cache_missing_items(  # type: ignore[misc]
+            cache=cache, mm_data_items=mm_data_items, mm_hashes=mm_hashes
+        )
+        if not REQUEST.get().conditioned or all(all(flags) for flags in cached.values()):
+            return cached, missing
+        return {name: [False] * len(flags) for name, flags in cached.items()}, mm_data_items
+
+    def _get_mm_prompt_updates(
+        self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any
+    ) -> Any:
+        """Shorten each item's replacement to the tokens that stay, and give the model what it needs for that."""
+        updates = super()._get_mm_prompt_updates(  # type: ignore[misc]
+            mm_items, hf_processor_mm_kwargs, out_mm_kwargs
+        )
+        request = REQUEST.get()
+        question: list[int] = []
+        if request.conditioned and request.items == sum(map(len, updates.values())):
+            question = self._words(request, updates)
+        config = self.info.ctx.model_config  # type: ignore[attr-defined]
+        for modality, items in updates.items():
+            for number, variants in enumerate(items):
+                data = out_mm_kwargs[modality][number]
+                variants[:] = [
+                    replace(
+                        update,
+                        content=shortened(
+                            config, modality, data, update.content, request.setting, question
+                        ),
+                    )
+                    for update in variants
+                ]
+        return updates
+
+    def _words(self, request: Request, updates: Any) -> list[int]:
+        """Return the prompt's tokens that stand for no picture, in order."""
+        ids, found = self._apply_prompt_updates(list(request.prompt), updates)  # type: ignore[attr-defined]
+        visual: set[int] = set()
+        for items in found.values():
+            for place in items:
+                mask = place.is_embed
+                here = range(place.start_idx, place.start_idx + place.length)
+                visual |= {index for n, index in enumerate(here) if mask is None or bool(mask[n])}
+        return [token for index, token in enumerate(ids) if index not in visual]
+
+
+def shortened(
+    config: Any,
+    modality: str,
+    data: Any,
+    content: PromptUpdateDetails,
+    setting: Setting,
+    question: Sequence[int],
+) -> PromptUpdateDetails:
+    """Return the replacement of one item with fewer placeholders, and add the item's fields for the model.
+
+    Args:
+        config: vLLM's configuration of the model.
+        modality: image or video.
+        data: the item's fields; four are added.
+        content: the whole replacement.
+        setting: of the request.
+        question: ids of the prompt's words, where the method reads them.
+    """
+    ids = list(content.full)
+    embedded = (
+        torch.ones(len(ids), dtype=torch.bool)
+        if content.is_embed is None
+        else content.is_embed(ids)
+    )
+    total = int(embedded.sum())
+    fields: Fields = {name: element.data for name, element in data.items()}
+    family = FAMILIES[config.architecture]
+    item = family.places(config.hf_config, modality, fields, total)
+    count = int(item.prunable.sum())
+    kept = setting.kept(count)
+    if kept < count:
+        check_crops(setting, item, config.hf_config.get_text_config().num_hidden_layers, kept)
+    places = embedded.nonzero()[:, 0]
+    among_words = bool((places.diff() > 1).any())
+    layout = torch.zeros(2, 0, dtype=torch.long)
+    if among_words and (kept < count or config.uses_mrope):
+        # How many tokens each frame keeps is not known yet: the words between become embeddings of the item.
+        layout = torch.stack([torch.tensor(ids), embedded.long()])
+    stays = torch.ones(len(ids), dtype=torch.bool)
+    stays[places[total - (count - kept) :]] = False
+    short = [token for token, here in zip(ids, stays.tolist(), strict=True) if here]
+    mask = embedded[stays]
+    encoded = torch.tensor(list(setting.encode().encode()), dtype=torch.uint8)
+    for name, value in (
+        (SETTING, encoded),
+        (COUNTS, torch.tensor([total, count, kept])),
+        (LAYOUT, layout),
+        (QUESTION, torch.tensor(question, dtype=torch.long)),
+    ):
+        data[name] = MultiModalFieldElem(data=value, field=MultiModalBatchedField(keep_on_cpu=True))
+    if layout.numel() or content.is_embed is None:
+        return PromptUpdateDetails.from_seq(short)
+    return PromptUpdateDetails(full=short, is_embed=lambda full: mask)
+
+
+def check_served(setting: Setting, config: Any, items: Any) -> None:
+    """Check that an engine can serve a setting.
+
+    Args:
+        setting: of a request.
+        config: vLLM's configuration of the model.
+        items: pictures and videos of the prompt; None: of no prompt.
+
+    Raises:
+        SettingError: it cannot; one line with the key and what is valid.
+    """
+    if setting.method == "none":
+        return
+    family, hf_config = FAMILIES[config.architecture], config.hf_config
+    text, vision = hf_config.get_text_config(), hf_config.vision_config
+    needs = setting.needs(text.num_hidden_layers)
+    if setting.positions == "renumbered" and family.axes > 1:
+        raise SettingError(
+            "espalier.positions='renumbered' needs positions on one axis, this model has "
+            f"{family.axes}; valid: original"
+        )
+    if setting.positions == "original" and not config.uses_mrope:
+        raise SettingError(
+            "espalier.positions='original' needs an engine whose default is not renumbered; "
+            "valid: renumbered"
+        )
+    if items is not None and setting.reducer.needs_frames() and "image" in items:
+        raise SettingError(f"espalier.method={setting.method!r} compares frames; valid: videos")
+    depth = getattr(vision, "num_hidden_layers", None) or vision.depth
+    built = built_layers(hf_config, depth)
+    whole = getattr(vision, "fullatt_block_indexes", None)
+    for need in needs:
+        if whole is not None and need.layer is not None and need.layer % depth not in whole:
+            raise SettingError(
+                f"espalier.method={setting.method!r} reads layer {need.layer % depth} of the tower, which attends in "
+                f"windows; valid: a method that reads {', '.join(map(str, whole))}"
+            )
+        if need.layer is not None and need.layer % depth >= built:
+            raise SettingError(
+                f"espalier.method={setting.method!r} reads layer {need.layer % depth} of the tower, "
+                f"and vLLM builds the {built} of {depth} that the projector needs; valid: a method "
+                "that reads one of them"
+            )
+
+
+def check_crops(setting: Setting, item: Places, depth: int, kept: int) -> None:
+    """Check that a method that divides its budget over crops takes those of an item: an error later ends the engine.
+
+    Raises:
+        SettingError: it does not, with its reason.
+
+    Cost: one plan on values that are all 0, for these methods alone.
+    """
+    (site,) = setting.sites(depth)
+    needs = setting.reducer.needs(site)
+    if not any(need.signal == "tile" for need in needs):
+        return
+    nothing = torch.zeros(1, len(item.grid))
+    signals = {need.key: item.tile[None] if need.signal == "tile" else nothing for need in needs}
+    view = View(site, nothing.unsqueeze(-1), item.grid[None], signals, [setting.generator()])
+    try:
+        setting.reducer.answer(view, kept)
+    except MethodError as error:
+        raise SettingError(f"espalier.method={setting.method!r}: {error}") from error
+
+
+def built_layers(config: Any, depth: int) -> int:
+    """Return how many layers of the tower vLLM builds."""
+    layer = getattr(config, "vision_feature_layer", -1)
+    return int(layer + depth + 1 if layer < 0 else layer)
+
+
+def read_fields(data: Fields) -> tuple[Setting, tuple[int, int, int], Tensor, Tensor]:
+    """Return an item's setting, its counts (all, those that may go, those that stay), layout and question."""
+    setting = decode(bytes(torch.as_tensor(data[SETTING]).tolist()).decode())
+    total, count, kept = (int(number) for number in data[COUNTS])
+    return setting, (total, count, kept), data[LAYOUT], data[QUESTION]

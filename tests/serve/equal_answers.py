@@ -1,0 +1,216 @@
+"""Answers of vLLM with the plug-in, compared with the harness's own engine: `make test-serve`, not an everyday test.
+
+All prompts of a cell are in flight at once, read in pieces that split pictures. Caches of prefixes, of
+encoded pictures and of processed ones are on, and each cell is answered twice, so that the second turn comes out of
+them. One process loads model after model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import espalier
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import UserError
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.served.engine_folders import code_folder, model_folder
+from espalier.harness.served.engine_process import EngineEnded, EngineProcess
+from espalier.harness.served.served_chats import ServedCodec
+from espalier.harness.served.served_session import ServedGenerator, WrongPrompt
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec
+from espalier.methods.base import MethodError
+from tests.serve.families import FAMILIES
+from tests.tiny import chat, load_tiny, picture, save_tiny
+
+PYTHON = Path(os.environ.get("SERVE_PYTHON", ".venv-serve/bin/python"))
+
+#: Steps of fewer tokens than the prompts in flight have, so that pictures are split, and every cache.
+OPTIONS = {
+    "dtype": "float32",
+    "max_model_len": 512,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 160,
+    "block_size": 32,
+    "enforce_eager": True,
+    "enable_prefix_caching": True,
+    "mm_processor_cache_gb": 0.1,
+}
+
+#: Method, ratio, positions.
+CELLS = (
+    ("none", 0.0, "original"),
+    ("divprune", 0.0, "original"),
+    *((name, 0.75, "original") for name in ("random", "uniform", "pooled", "divprune", "cdpruner")),
+    *((name, 0.75, "original") for name in ("fastervlm", "visionzip", "hired", "rtprune")),
+    ("divprune", 0.75, "renumbered"),
+)
+
+#: Logits that differ by less are a tie, which the rounding of another kernel decides.
+TIE = 1e-3
+
+NEW = 12
+
+
+@dataclass(frozen=True)
+class Side:
+    """A model under test in this process, and its chats."""
+
+    adapter: Adapter
+    chats: tuple[list[dict], ...]
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    if not PYTHON.exists():
+        pytest.exit(f"no vLLM: {PYTHON} does not exist", returncode=1)
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    with EngineProcess(PYTHON, code_folder(tmp_path_factory.mktemp("code") / "path")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=("seedling", *FAMILIES))
+def side(
+    request: pytest.FixtureRequest, engine: EngineProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Side:
+    return loaded(request.param, engine, tmp_path_factory.mktemp(request.param))
+
+
+def loaded(name: str, engine: EngineProcess, folder: Path) -> Side:
+    """The model in this process and in the engine."""
+    if name == "seedling":
+        with espalier.load(name).open_adapter() as adapter:
+            side = Side(adapter, scenes(8))
+    else:
+        family = FAMILIES[name]
+        spec = replace(family.spec, path=save_tiny(family.spec, folder / "checkpoint"))
+        side = Side(load_tiny(spec, folder / "checkpoint", "float32"), family.chats)
+    place = model_folder(folder / "model", side.adapter.spec, side.adapter.processor)
+    engine.load({"model": str(place), **OPTIONS})
+    return side
+
+
+def scenes(count: int) -> tuple[list[dict], ...]:
+    questions = ("is there a red ring ?", "where is the ring ?")
+    return tuple(
+        chat(questions[n % 2], picture(n, 12, 12).resize((96, 96), 0)) for n in range(count)
+    )
+
+
+def request_of(adapter: Adapter, name: str, ratio: float, positions: Any) -> AnswerSpec:
+    return AnswerSpec(
+        model=adapter.spec,
+        method=MethodSpec(name),
+        budget=Budget("kept", ratio),
+        engine=EngineSpec(positions=positions),
+    )
+
+
+def served(engine: EngineProcess, spec: AnswerSpec, side: Side) -> list[list[int]]:
+    """Answers of all chats, sent together."""
+    generator = ServedGenerator(spec, side.adapter, build_method(spec.method.name, {}), engine)
+    inputs = ServedCodec(side.adapter).encode(side.chats)
+    names = [f"sample/{number}" for number in range(len(side.chats))]
+    result = generator.generate(inputs, names, max_new_tokens=NEW, do_sample=False)
+    rows = zip(result.ids.tolist(), result.records, strict=True)
+    return [ids[: record.new_tokens] for ids, record in rows]
+
+
+def own(spec: AnswerSpec, side: Side) -> tuple[list[list[int]], list[Tensor]]:
+    """Answers of the harness's engine, prompt by prompt, and the logits (T, V) of each."""
+    method = build_method(spec.method.name, {})
+    session = Session(side.adapter, method, spec.budget, positions=spec.engine.positions)
+    answers, logits = [], []
+    with session:
+        for number, single in enumerate(side.chats):
+            inputs, names = side.adapter.encode([single]), [f"sample/{number}"]
+            result = session.generate(
+                inputs, names, max_new_tokens=NEW, do_sample=False, output_logits=True
+            )
+            assert result.logits is not None
+            answers.append(result.ids[0, : result.records[0].new_tokens].tolist())
+            logits.append(result.logits[0])
+    return answers, logits
+
+
+def same(answer: list[int], expected: list[int], logits: Tensor) -> bool:
+    """Whether two answers are equal up to the first tie of the harness's own logits.
+
+    The tiny models have no end for transformers, and vLLM takes the tokenizer's.
+    """
+    if answer == expected[: len(answer)]:
+        return True
+    step = next(n for n, (a, b) in enumerate(zip(answer, expected, strict=False)) if a != b)
+    return float((logits[step, expected[step]] - logits[step, answer[step]]).abs()) < TIE
+
+
+@pytest.mark.parametrize(("name", "ratio", "positions"), CELLS)
+def test_answers_equal_those_of_the_harness(
+    engine: EngineProcess, side: Side, name: str, ratio: float, positions: str
+) -> None:
+    if positions == "renumbered" and side.adapter.facts.rotary_axes > 1:
+        pytest.skip("positions on several axes have no renumbered form")
+    spec = request_of(side.adapter, name, ratio, positions)
+    try:
+        expected, logits = own(spec, side)
+    except (UserError, MethodError) as error:  # windows of a tower, crops that are not stitched
+        with pytest.raises(UserError, match=r"espalier\.method"):
+            served(engine, spec, side)
+        pytest.skip(str(error))
+    assert len({tuple(answer) for answer in expected}) > 1
+    for _ in range(2):
+        answers = served(engine, spec, side)
+        equal = [*map(same, answers, expected, logits)]
+        print(f"equal {sum(map(list.__eq__, answers, expected))} of {len(answers)}", end=" ")
+        assert all(equal), (answers, expected)
+
+
+def test_without_the_setting_in_the_keys_a_picture_comes_stale_out_of_the_caches(
+    tmp_path: Path,
+) -> None:
+    """The negative control: the keys of vLLM alone, which a second plug-in puts back."""
+    code = code_folder(tmp_path / "code")
+    (record,) = code.glob("*.dist-info")
+    points = record / "entry_points.txt"
+    points.write_text(points.read_text(encoding="utf-8") + "stale = stale_keys:forget\n", "utf-8")
+    (code / "stale_keys.py").write_text(
+        "def forget():\n"
+        "    from espalier.serve.processor import PrunedProcessor\n"
+        "    del PrunedProcessor._get_mm_hashes\n",
+        encoding="utf-8",
+    )
+    with EngineProcess(PYTHON, code) as engine:
+        side = loaded("seedling", engine, tmp_path)
+        served(engine, request_of(side.adapter, "none", 0.0, "original"), side)
+        with pytest.raises(WrongPrompt, match="the engine read"):
+            served(engine, request_of(side.adapter, "divprune", 0.75, "original"), side)
+
+
+def test_what_cannot_be_served_is_one_line_and_the_engine_goes_on(
+    engine: EngineProcess, side: Side
+) -> None:
+    prompt = ServedCodec(side.adapter).encode(side.chats[:1])["prompts"][0]
+    request = {"prompt": prompt.ids, "media": prompt.media, "sampling": {"max_tokens": 1}}
+    for setting, line in (
+        ({"method": "fastv", "ratio": 0.5}, "acts before decoder layer 2"),
+        ({"method": "divprune", "ratio": 1}, "espalier.ratio=1 is out of range"),
+    ):
+        with pytest.raises(UserError, match=line):
+            engine.ask([{**request, "setting": setting}])
+    (answer,) = engine.ask([{**request, "setting": {"method": "divprune", "keep": 2}}])
+    assert answer["prompt"] == prompt.text + 2
+
+
+def test_an_engine_that_dies_is_named(engine: EngineProcess) -> None:
+    """The last test: it ends the engine."""
+    engine._child.kill()
+    with pytest.raises(EngineEnded, match="the engine of backend=vllm ended with -9"):
+        engine.ask([])

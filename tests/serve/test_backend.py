@@ -1,0 +1,130 @@
+"""Runs of `backend=vllm`: what is refused before an engine starts, and what their keys and records hold."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget, BudgetMismatch
+from espalier.harness.engine.record import SampleRecord
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.samples import Sample
+from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.runs.run_key import key_parts
+from espalier.harness.served import backend_check
+from espalier.harness.served.engine_folders import code_folder
+from espalier.harness.served.served_session import sampling_of, setting_of
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
+from espalier.methods.divprune import DivPrune
+from lab.pages.serve_page import PAGE, page
+from tests.tiny import LLAVA
+
+
+def spec_of(*argv: str) -> RunSpec:
+    command = read_command(("method=divprune", *argv))
+    assert command is not None
+    return build_spec(command.cells[0])
+
+
+def check(*argv: str) -> None:
+    spec = spec_of("backend=vllm", *argv)
+    backend_check.check_backend(spec, method_of(spec.method))
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        ((), "backend=vllm needs backend.python"),
+        (("backend.python=/no/python",), "backend.python='/no/python' does not run"),
+        ((f"backend.python={sys.executable}",), "has no vllm; valid:"),
+    ],
+)
+def test_without_an_engine_the_line_names_what_is_missing(argv: tuple[str, ...], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        check(*argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (("method=fastv",), "'fastv' cannot be served: it acts before decoder layer 2"),
+        (("method=snapkv",), "serves token reducers of methods/"),
+        (("method=pearl",), "serves token reducers of methods/"),
+        (("engine.rescore=true",), "engine.rescore=True is a setting of backend=transformers"),
+        (("engine=emulate",), "engine.backend='emulate' is a setting of backend=transformers"),
+        (("engine.batch_size=auto",), "engine.batch_size='auto'"),
+        (("model=llava15_7b", "model.weights=random"), "has no checkpoint for backend=vllm"),
+        (("model=deepseek_ocr_base",), "which backend=vllm does not serve"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(
+    argv: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend_check, "engine_version", lambda python: "0.32.0")
+    with pytest.raises(UserError) as error:
+        check("backend.python=python", *argv)
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_check, "engine_version", lambda python: "0.33.0")
+    with pytest.raises(UserError, match=r"has vllm 0.33.0, which was not tested; valid: 0.32.0"):
+        check("backend.python=python")
+
+
+def test_only_a_served_run_has_the_engine_in_its_settings() -> None:
+    spec = spec_of()
+    parts = key_parts(spec, method_of(spec.method), Digests())
+    assert "backend" not in parts["settings"]
+
+
+def test_the_setting_is_that_of_the_run() -> None:
+    spec = spec_of("engine.positions=method", "keep=8", "seed=3")
+    setting = setting_of(spec, DivPrune())
+    assert (setting.method, setting.keep, setting.seed) == ("divprune", 8, 3)
+    assert setting.positions == "renumbered"
+    assert sampling_of({"max_new_tokens": 7, "do_sample": False, "num_beams": 1}, 0) == {
+        "max_tokens": 7,
+        "temperature": 0.0,
+        "seed": 0,
+    }
+    with pytest.raises(UserError, match=r"generation.num_beams=3 has no counterpart"):
+        sampling_of({"num_beams": 3}, 0)
+
+
+def test_counts_of_several_pictures_are_verified_one_by_one() -> None:
+    record = SampleRecord(
+        sample="a",
+        visual=12,
+        text=4,
+        requested=(6,),
+        kept=(6,),
+        entering=(6,) * LLAVA.facts.text.layers,
+        kv_entries=0,
+        kv_bytes=0,
+        new_tokens=1,
+        items=(3, 3, 3, 3),
+    )
+    with pytest.raises(BudgetMismatch, match=r"requested \(8,\)"):
+        Budget("kept", 0.5).verify(DivPrune(), LLAVA.facts, record)
+    sample = Sample("t", 0, "x", 16, 1, record)
+    assert Sample.from_entry(sample.entry()).record.items == (3, 3, 3, 3)
+
+
+def test_another_interpreter_finds_the_package_and_its_entry_point(tmp_path: Path) -> None:
+    folder = code_folder(tmp_path / "code")
+    assert (folder / "espalier" / "serve" / "plugin.py").is_file()
+    (points,) = folder.glob("*.dist-info/entry_points.txt")
+    assert "espalier.serve.plugin:register" in points.read_text(encoding="utf-8")
+
+
+def test_the_page_lists_what_is_served() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), (
+        "python -m lab.pages.serve_page --write docs/serve.md"
+    )

@@ -1,0 +1,133 @@
+"""What a request may ask of the plug-in, the counts that it keeps, and the modules that it is made of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from espalier.harness.cost.budget import Budget
+from espalier.harness.paths import ROOT
+from espalier.harness.specs.catalogue import METHODS
+from espalier.methods.random import Random
+from espalier.serve import digits
+from espalier.serve.places import among_words, item, rectangle
+from espalier.serve.setting import Setting, SettingError, decode, names, reason_of, served
+from tests.tiny import LLAVA
+
+#: Packages of the harness, which an environment with vLLM need not have.
+OF_THE_HARNESS = ("transformers", "hydra", "omegaconf", "lmms_eval", "datasets", "pandas", "vllm")
+
+IMPORTS = """\
+import pkgutil, sys
+for name in {blocked}:
+    sys.modules[name] = None
+from espalier import methods
+from espalier.serve import child, digits, families, places, plugin, setting, signals
+for module in pkgutil.walk_packages(methods.__path__, "espalier.methods."):
+    __import__(module.name)
+assert not any(name.startswith("espalier.harness") for name in sys.modules)
+print(len(setting.served()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"method": "fastv"}, "'fastv' cannot be served: it acts before decoder layer 2"),
+        ({"method": "top_p"}, "it keeps a count of its own"),
+        ({"method": "tome"}, "it acts inside the vision tower"),
+        ({"method": "dycoke"}, "it chooses among the entries of the cache"),
+        ({"method": "snapkv"}, "it does not remove tokens of a prompt"),
+        ({"method": "random", "params": {"layer": 3}}, "acts before decoder layer 3"),
+        ({"method": "fast"}, "espalier.method='fast' is unknown; valid: cdpruner, divprune"),
+        ({"method": "divprune", "params": {"a": 1}}, "espalier.params.a is unknown"),
+        ({"method": "cdpruner", "params": {"relevance": "x"}}, "relevance"),
+        ({"ratio": 1.0}, "espalier.ratio=1.0 is out of range; valid: 0 <= ratio < 1"),
+        ({"ratio": True}, "espalier.ratio=True is out of range"),
+        ({"keep": 0}, "espalier.keep=0 is no count; valid: 1 and more, null"),
+        ({"positions": "new"}, "espalier.positions='new'; valid: original, renumbered"),
+        ({"seed": "a"}, "espalier.seed='a'"),
+        ({"metod": "x"}, "espalier.metod is unknown; valid: method, params, ratio"),
+        ("divprune", "espalier='divprune' is no table"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(values: Any, line: str) -> None:
+    with pytest.raises(SettingError, match="espalier") as error:
+        Setting().changed(values).sites(32)
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_every_method_is_served_or_says_why() -> None:
+    assert set(names()) == set(METHODS.names())
+    assert {"none", "random", "divprune", "cdpruner", "visionzip", "hired"} <= set(served())
+    assert all(reason_of(name) for name in names() if name not in served())
+
+
+def test_a_request_changes_the_setting_of_the_engine() -> None:
+    engine = Setting(method="divprune", keep=64)
+    assert engine.changed({"ratio": 0.5}) == Setting(method="divprune", ratio=0.5)
+    assert engine.changed({"keep": 8}).kept(100) == 8
+    assert Setting(method="cdpruner", params={"relevance": "none"}).changed(
+        {"method": "random"}
+    ) == Setting(method="random")
+    assert Setting(method="cdpruner").reads_words(32)
+    assert not Setting(method="cdpruner", params={"relevance": "none"}).reads_words(32)
+
+
+def test_a_setting_survives_its_text() -> None:
+    setting = Setting("cdpruner", {"relevance": "none"}, 0.25, None, "renumbered", 3, "a/1")
+    assert decode(setting.encode()) == setting
+    assert len({setting.encode(), Setting().encode()}) == 2
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 0.5, 0.75, 0.9, 0.999])
+def test_counts_are_those_of_the_budget(ratio: float) -> None:
+    setting = Setting("random", ratio=ratio)
+    for count in range(1, 200):
+        (kept,) = Budget("kept", ratio).keep(Random(), LLAVA.facts, count, 20)
+        assert setting.kept(count) == kept
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_numbers_are_exact_in_narrow_types(dtype: torch.dtype) -> None:
+    numbers = torch.tensor([[0, 1, 256, 257], [1001, 65535, 2**20 + 1, 2**21 - 1]])
+    embeddings = torch.randn(2, 8).to(dtype)
+    channels = digits.append(embeddings, numbers)
+    assert channels.dtype == dtype
+    back, read = digits.split(channels)
+    assert torch.equal(back, embeddings)
+    assert torch.equal(read, numbers)
+    with pytest.raises(ValueError, match="do not fit"):
+        digits.append(embeddings, numbers + 1)
+
+
+def test_words_between_frames_have_positions_of_their_own() -> None:
+    grid = rectangle(2, 1, 2)
+    frames = item(grid, positions=torch.stack([0 * grid[:, 3], grid[:, 2], grid[:, 3]], 1))
+    embedded = torch.tensor([False, True, True, False, True, True, False])
+    positions, span = among_words(frames, embedded)
+    assert positions.T.tolist() == [
+        [0, 1, 1, 3, 4, 4, 6],
+        [0, 1, 1, 3, 4, 4, 6],
+        [0, 1, 2, 3, 4, 5, 6],
+    ]
+    assert span == 7
+
+
+def test_methods_and_plug_in_import_with_torch_alone() -> None:
+    root = ROOT if (ROOT / "espalier").is_dir() else Path(ROOT).parent
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS.format(blocked=OF_THE_HARNESS)],
+        capture_output=True,
+        encoding="utf-8",
+        cwd=root,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(served())
