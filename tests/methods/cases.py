@@ -33,6 +33,8 @@ SETTINGS: tuple[tuple[Any, ...], ...] = (
     ("random", {"layer": 2}, ORDER),
     ("uniform", {}, ORDER),
     ("pooled", {}, ORDER),
+    ("center", {}, ORDER),
+    ("downsample", {}, ORDER),
     ("fastv", {}),
     ("fastv", {"queries": "mean"}),
     ("top_p", {"p": 1.0}),
