@@ -27,6 +27,7 @@ STEPS = 5
 METHODS = {
     **{name: (name, {}) for name in names_of(CacheCompressor)},
     "elastic": ("elastic", {"merged": 0.0}),
+    "lookm": ("lookm", {"merging": "none"}),
     "aircache by head": ("aircache", {"per_head": True}),
     "h2o, strength": ("h2o", {"allocation": "strength"}),
     "snapkv, the whole prompt": ("snapkv", {"scope": "prompt", "window": 4}),

@@ -43,6 +43,8 @@ SETTINGS: tuple[tuple[Any, ...], ...] = (
     ("dart", {"pivot_image_token": 2, "pivot_text_token": 0}),
     ("divprune", {}),
     ("dycoke", {}, ORDER),
+    ("fastvid", {}, ORDER),
+    ("fastvid", {"c": 2, "tau": -1.0, "p": 2, "d": 0.8}, ORDER),
     ("fastervlm", {}, SHARES),
     ("hired", {}, SHARES),
     ("hired", {"alpha": 0.2, "budget": "stripes"}, SHARES),
