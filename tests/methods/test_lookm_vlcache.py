@@ -43,7 +43,7 @@ def slow_fold(store: Tensor, keys: Tensor, stays: Tensor, into: Tensor, merging:
             slot: float(cosine_similarity(keys[entry], keys[slot], dim=0))
             for slot in into.nonzero()[:, 0].tolist()
         }
-        slot = max(likeness, key=lambda one: (likeness[one], -one))
+        slot = max(likeness, key=lambda place: (likeness[place], -place))
         share = {"pivot": 0.5, "average": 1.0, "weighted": likeness[slot]}[merging]
         arrival = share * store[entry] + (store[slot] / 2 if merging == "pivot" else 0)
         arrivals.setdefault(slot, []).append(arrival)
