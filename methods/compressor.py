@@ -155,3 +155,19 @@ class CacheCompressor(Method):
         """
         del scores, kept
         return None
+
+    def fold(
+        self, keys: Tensor, values: Tensor, stays: Tensor, visual: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return keys and values (H, L, D) of a layer in which evicted entries are merged into those that stay.
+
+        None, the default, merges none here. Unlike `merge`, it sees the entries themselves.
+
+        Args:
+            keys: (H, L, D) of one sample, rotary positions applied.
+            values: (H, L, D).
+            stays: (H, L) whether an entry stays.
+            visual: (V,) ascending slots of visual tokens.
+        """
+        del keys, values, stays, visual
+        return None

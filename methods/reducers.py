@@ -33,6 +33,11 @@ class TokenReducer(Method):
         """True if later tower blocks weigh a slot's key by its size (log-size added to the logits)."""
         return False
 
+    @property
+    def shrinks_pictures(self) -> bool:
+        """True if the tower gets pictures reduced to the budget's share of pixels, and enlarged to their size again."""
+        return False
+
     def tower_sites(self, blocks: int) -> tuple[Site, ...]:
         """Return where the method acts in a tower of `blocks` running blocks, before all other sites.
 

@@ -28,6 +28,8 @@ CONTROLS = frozenset(
         "random",
         "uniform",
         "pooled",
+        "downsample",
+        "center",
         "random_kv",
         "uniform_kv",
         "recent_kv",

@@ -311,6 +311,15 @@ class ScoredEviction:
                     merge_into(store[number, :, row.start :], row.candidates, merge_targets, shift)
             row_alive[:, row.candidates] = False
             row_alive.scatter_(1, row.candidates[kept].expand(heads, -1), True)
+            with Blame(self._evicting.compressor, "fold", Site("cache", layer)):
+                stores = keys[number, :, row.start :], values[number, :, row.start :]
+                stays = row_alive.expand(kv_heads, -1)
+                folded = self._evicting.compressor.fold(*stores, stays, row.visual)
+                for store, new in zip(stores, folded or (), strict=False):
+                    require_tensor(
+                        "what `fold` returns", new, tuple(store.shape), store.device, True
+                    )
+                    store.copy_(new)
             visuals.append(int(row_alive[:, row.visual].sum()) // heads)
             specials.append(int(row_alive[:, row.special].sum()) // heads)
         head_lengths = [length for length in lengths for _ in range(heads)]

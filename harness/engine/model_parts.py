@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.engine.brightness import PixelGrids
 from espalier.harness.engine.layout import Layout
+from espalier.harness.engine.small_pictures import coarse
 from espalier.harness.engine.tower_blocks import TowerBlock
 from espalier.harness.engine.visual_items import VisualItem, read_layout
 from espalier.harness.errors import UserError
@@ -132,6 +133,13 @@ class ModelParts(ABC):
     def without_pixels(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return a batch's inputs without pixels: enough for its prompts and their positions."""
         return {name: value for name, value in inputs.items() if not name.startswith("pixel_")}
+
+    def coarse_inputs(self, inputs: Mapping[str, Any], share: float) -> dict[str, Any]:
+        """Return a batch's inputs with pictures of the same size that have the detail of a share of their pixels."""
+        return {
+            name: coarse(value, share) if name.startswith("pixel_") else value
+            for name, value in inputs.items()
+        }
 
     def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
         """Return the pixels that the tower sees, cell by cell in the order of the projector's units.

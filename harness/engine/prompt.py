@@ -114,8 +114,12 @@ def refuse_tower_sites(method: TokenReducer, sites: Sequence[Site]) -> None:
     """Refuse a method that acts before the point where prompts are stored.
 
     Raises:
-        MethodError: it acts inside the tower.
+        MethodError: it acts inside the tower, or on the pictures.
     """
+    if method.shrinks_pictures:
+        raise MethodError(
+            f"{type(method).__name__} changes the pictures and cannot start from a stored prompt; valid: the inputs"
+        )
     if tower_sites(sites):
         raise MethodError(
             f"{type(method).__name__} acts inside the vision tower and cannot start from a stored prompt; "

@@ -308,6 +308,8 @@ class Session:
         if not self._open:
             raise RuntimeError(f"Session.{name} was called outside its `with` block")
         if not isinstance(inputs, Prompt):
+            if self.method.shrinks_pictures and self.budget.ratio:
+                inputs = self.adapter.coarse_inputs(inputs, 1 - self.budget.ratio)
             return RunStart(inputs, self.layout(inputs))
         inputs.check(self.setup)
         return RunStart(inputs.inputs, inputs.layout, inputs)

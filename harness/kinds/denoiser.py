@@ -59,6 +59,11 @@ class Denoiser:
                 f"method={name!r} acts inside the vision tower or in the steps of a cache, and model={model.name!r} "
                 "denoises its answers; valid: d3tom, or a method that drops tokens after the projector, such as fastv"
             )
+        if method.shrinks_pictures:
+            raise Refused(
+                f"method={name!r} changes the pictures, and model={model.name!r} denoises from a stored prompt; valid: "
+                "uniform or pooled"
+            )
         if spec.engine.rescore:
             raise Refused(
                 f"engine.rescore=true judges answers one token after another, and model={model.name!r} denoises them; "

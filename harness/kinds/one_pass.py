@@ -30,6 +30,8 @@ def why_not_shared(spec: RunSpec, method: Method) -> str | None:
     reducer = kind_of(method, spec).prompt_reducer(method)
     if reducer is None:
         return "the method drafts"
+    if reducer.shrinks_pictures:
+        return "the method changes the pictures"
     sites = reducer.all_sites(facts.tower.layers, facts.text.layers)
     if any(site.where == "tower" for site in sites):
         return "the method acts inside the vision tower"

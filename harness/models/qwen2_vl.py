@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +17,7 @@ from transformers import (
 )
 
 from espalier.harness.cost.row_work import Work
+from espalier.harness.engine.small_pictures import coarse
 from espalier.harness.engine.visual_items import VisualItem, rectangle
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
@@ -219,7 +221,45 @@ class Qwen2VLAdapter(Adapter):
                 first += items[token][-1].work.units
         return items
 
+    def coarse_inputs(self, inputs: Mapping[str, Any], share: float) -> dict[str, Any]:
+        """Return inputs with coarse pictures and frames, which the processor has cut into patches (P, 3 T p p)."""
+        vision, result = self.model.config.vision_config, dict(inputs)
+        sizes = (vision.temporal_patch_size, vision.patch_size, vision.spatial_merge_size)
+        for name, grids in (
+            ("pixel_values", "image_grid_thw"),
+            ("pixel_values_videos", "video_grid_thw"),
+        ):
+            if name in inputs:
+                shapes = inputs[grids].tolist()
+                parts = inputs[name].split([math.prod(shape) for shape in shapes])
+                pairs = zip(parts, shapes, strict=True)
+                result[name] = torch.cat([_coarse(*pair, sizes, share) for pair in pairs])
+        return result
+
     def order(self, shape: Sequence[int]) -> tuple[Tensor, int]:
         """Return the raster numbers of units in the projector's order, and the pairs attended in windows (here 0)."""
         frames, rows, columns = shape
         return torch.arange(frames * rows * columns // self._square), 0
+
+
+def _coarse(
+    patches: Tensor, shape: Sequence[int], sizes: tuple[int, int, int], share: float
+) -> Tensor:
+    """Return the patches of one picture or video, made coarse.
+
+    Args:
+        patches: (P, 3 T p p) in the order of merged squares.
+        shape: time steps, rows and columns of patches.
+        sizes: frames T of a patch, pixels p along its edge, and patches along the edge of a merged square.
+        share: of the pixels.
+    """
+    (frames, rows, columns), (depth, edge, side) = shape, sizes
+    squares = (frames, rows // side, columns // side, side, side, -1, depth, edge, edge)
+    cut = patches.view(squares).permute(0, 6, 5, 1, 3, 7, 2, 4, 8)
+    pixels = cut.reshape(frames * depth, -1, rows * edge, columns * edge)
+    return (
+        coarse(pixels, share)
+        .view(cut.shape)
+        .permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
+        .reshape(patches.shape)
+    )

@@ -31,6 +31,7 @@ def job_of(argv: tuple[str, ...]) -> Job:
         ("method=autoregressive", "denoises its answers"),
         ("method=h2o ratio=0.5", "denoises its answers"),
         ("method=tome ratio=0.5", "inside the vision tower"),
+        ("method=downsample ratio=0.5", "changes the pictures"),
         ("method=d3tom ratio=1", "ratio=1"),
         ("method=d3tom budget=average ratio=0.5", "leaves no token under budget=average"),
         ("method=d3tom budget=flops ratio=0.5", "budget='flops' cannot be followed"),

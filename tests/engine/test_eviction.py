@@ -27,6 +27,7 @@ STEPS = 5
 METHODS = {
     **{name: (name, {}) for name in names_of(CacheCompressor)},
     "elastic": ("elastic", {"merged": 0.0}),
+    "lookm": ("lookm", {"merging": "none"}),
     "aircache by head": ("aircache", {"per_head": True}),
     "h2o, strength": ("h2o", {"allocation": "strength"}),
     "snapkv, the whole prompt": ("snapkv", {"scope": "prompt", "window": 4}),
@@ -407,3 +408,36 @@ def test_emulation_and_eager_attention_are_refused(load):
         )
     with pytest.raises(UserError, match="eager"):
         run(load("llava", "float64", "eager"), built("h2o"), FAMILIES["llava"].chats[:1])
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next"])
+def test_what_goes_is_folded_into_the_entries_that_stay(load, monkeypatch, name):
+    """Every sample of a batch: the whole cache, folded by the method at the places where the others dropped theirs."""
+    adapter, chats = load(name), FAMILIES[name].chats
+    stored = {}
+    for merging in ("none", "pivot"):
+        with noted(monkeypatch) as caches:
+            run(adapter, build_method("lookm", {"merging": merging}), chats, ratio=0.7)
+        stored[merging] = caches[0]
+    for row, chat in enumerate(chats):
+        inputs, full_cache = adapter.encode([chat]), DynamicCache()
+        with Session(adapter, NoReduction(), Budget("kept", 0)) as session:
+            session.prefill(inputs, full_cache)
+        visual = adapter.layout(inputs).visual[0]
+        for layer, dropped, folded in zip(
+            full_cache.layers, stored["none"], stored["pivot"], strict=True
+        ):
+            length = layer.keys.shape[2]
+            stays = torch.stack(
+                [
+                    (full[:, None] - left[None]).abs().amax(-1).amin(1) < 1e-9
+                    for full, left in zip(layer.keys[0], dropped[0][row], strict=True)
+                ]
+            )
+            expected = build_method("lookm", {}).fold(layer.keys[0], layer.values[0], stays, visual)
+            count = int(stays[0].sum())
+            assert len(visual) * 0.2 < length - count < len(visual)
+            for got, whole in zip(folded, expected, strict=True):
+                left = torch.stack([head[kept] for head, kept in zip(whole, stays, strict=True)])
+                assert (got[row][:, -count:] - left).abs().max() < 1e-9
+            assert (folded[1][row][:, -count:] - dropped[1][row][:, -count:]).abs().max() > 1e-3

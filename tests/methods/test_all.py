@@ -48,7 +48,17 @@ READS_TOKENS = {
     case_id(case)
     for case in CASES
     if case[0]
-    in ("divprune", "cdpruner", "rtprune", "dycoke", "vispruner", "scope", "holov", "vscan")
+    in (
+        "divprune",
+        "cdpruner",
+        "rtprune",
+        "dycoke",
+        "vispruner",
+        "scope",
+        "holov",
+        "vscan",
+        "fastvid",
+    )
     or (case[0] == "uvprune" and "attention" not in case[1].get("criterion", ""))
     or (case[0] == "d2pruner" and "selection" not in case[1])
 }

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from espalier.methods.base import MethodError, View
+from espalier.methods.center import Center
 from espalier.methods.divprune import DivPrune
+from espalier.methods.downsample import Downsample
 from espalier.methods.fastv import FastV
 from espalier.methods.none import NoReduction
 from espalier.methods.pooled import Pooled
@@ -190,3 +192,23 @@ def test_visionzip_splits_as_published(keep: int, n_dominant: int):
     own_slot_only = plan.merge.slot[0].bincount()[plan.merge.slot[0, best]]
     assert (own_slot_only == 1).all()  # nothing joins a dominant token
     assert (plan.merge.slot[0] >= 0).all()  # and every other token goes somewhere
+
+
+def test_the_centre_is_an_ellipse_of_the_view():
+    """6 x 8: of the 4 middle tokens all have the same distance, and a crop of a quarter keeps the view's shape."""
+    view = make_view(Center(), [((0, 0, 6, 8),)])
+    assert Center().plan(view, 4).kept[0].tolist() == [2 * 8 + 3, 2 * 8 + 4, 3 * 8 + 3, 3 * 8 + 4]
+    assert Center().plan(view, 2).kept[0].tolist() == [2 * 8 + 3, 2 * 8 + 4]
+    # Next are the neighbours to the sides, at (3/8)^2 + (1/6)^2, before those above and below, at (1/8)^2 + (3/6)^2.
+    assert Center().plan(view, 8).kept[0].tolist() == [18, 19, 20, 21, 26, 27, 28, 29]
+
+
+def test_every_frame_keeps_its_own_centre():
+    view = make_view(Center(), [((0, 0, 3, 3), (1, 0, 3, 3), (2, 0, 1, 3))])
+    assert Center().plan(view, 7).kept[0].tolist() == [1, 3, 4, 10, 12, 13, 19]
+
+
+def test_downsample_keeps_the_places_of_a_uniform_sample():
+    view = make_view(Downsample(), SQUARE)
+    for keep in (5, 14, 36):
+        assert torch.equal(Downsample().plan(view, keep).kept, Uniform().plan(view, keep).kept)

@@ -70,7 +70,7 @@ def test_every_method_that_chooses_states_its_cost(text: str) -> None:
 
 def test_controls_name_no_paper_and_published_methods_do(text: str) -> None:
     rows = {name: cells_of(text, f"[{name}](") for name in METHODS.names()}
-    controls = {"none", "random", "uniform", "pooled", "autoregressive"}
+    controls = {"none", "random", "uniform", "pooled", "center", "autoregressive"}
     controls |= {"random_kv", "uniform_kv", "recent_kv"}
     assert all("control" in rows[name][4:] for name in controls)
     official = {one.name for one in map(OmegaConf.load, FILES) if one.variant == "official"}

@@ -216,6 +216,7 @@ def test_a_refusal_is_told_by_its_own_cell_and_spoils_no_other(alone: Path, tmp_
         ("engine.rescore=true", "engine.rescore=true"),
         ("method=vanilla_sd", "drafts"),
         ("method=ivtp", "inside the vision tower"),
+        ("method=downsample", "changes the pictures"),
         ("method=snapkv", None),
     ],
 )

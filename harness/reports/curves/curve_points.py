@@ -17,7 +17,11 @@ from espalier.harness.store.unparsed_mark import mark
 #: The method without reduction, the random baseline, and all controls (methods that no paper proposes).
 FULL = "none"
 FLOOR = "random"
-CONTROLS = (FLOOR, "uniform", "pooled", "random_kv", "uniform_kv", "recent_kv")
+CONTROLS = (
+    FLOOR,
+    *("uniform", "pooled", "downsample", "center"),
+    *("random_kv", "uniform_kv", "recent_kv"),
+)
 
 #: Random baselines: of tokens and of cache entries.
 FLOORS = (FLOOR, "random_kv")

@@ -1,0 +1,205 @@
+"""FastVID: segments, shares and merges against a literal version, and against numbers of the released code."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from espalier.harness.errors import UserError
+from espalier.harness.specs.catalogue import build_method
+from espalier.methods.base import Site, View
+from espalier.methods.fastvid import FastVID
+from tests.methods.cases import grid_of
+from tests.methods.engine import check_method
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    """Standard normal numbers that no release of a library changes."""
+    return torch.from_numpy(np.random.RandomState(seed).standard_normal(shape)).float()
+
+
+def clip(tokens: Tensor, attention: Tensor, frames: int, width: int) -> View:
+    """One video with frames of one row."""
+    grid = grid_of([(frame, 0, 1, width) for frame in range(frames)])
+    return View(Site("prefix"), tokens[None], grid[None], {"cls_attention": attention.view(1, -1)})
+
+
+def scenes(seed: int, frames: int, width: int) -> View:
+    """Three scenes of about equal length, with noise."""
+    scene = draw(seed, 3, width, 6)[torch.arange(frames) * 3 // frames]
+    tokens = (scene + 0.5 * draw(seed + 10, frames, width, 6)).view(frames * width, 6)
+    return clip(tokens, draw(seed + 20, frames, width), frames, width)
+
+
+# ---------------------------------------------------------------- the released code
+
+#: Kept tokens and sums of merged ones from the block of code in `Qwen2Model.forward` of LunarShen/FastVID, commit
+#: a40a109, fastvid_llavavideo, on the views of `scenes`, with no newlines, no random part of the density, and the
+#: mean of a frame's tokens as its feature. Frames, width, parameters; kept; sums over D.
+RELEASED = [
+    (
+        (8, 6, {"c": 3, "tau": 0.9, "d": 0.4, "p": 4, "beta": 0.6}),
+        "0 5 6 8 12 13 14 15 17 21 22 23 26 27 28 32 33 35 36 38 41 43 45 47",
+        "6.471 -2.355 6.722 3.374 5.692 3.043 0.652 -1.235 -2.75 -0.105 -3.998 -0.536 -2.774 -1.974 -3.633 -4.234 "
+        "0.305 -1.495 -0.934 4.598 0.108 -1.165 2.072 1.649",
+    ),
+    (
+        (9, 8, {"c": 8, "tau": 0.2, "d": 0.5, "p": 4, "beta": 0.2}),
+        "1 2 3 4 8 10 11 12 16 17 19 20 30 31 32 34 35 37 38 39 43 44 46 47 50 51 53 55 57 58 59 63 65 66 68 69",
+        "-1.778 -1.154 3.013 -0.558 -0.491 -0.9 2.319 1.04 -0.98 0.611 2.167 -1.588 0.48 -0.017 0.169 0.274 1.971 "
+        "0.926 2.197 0.234 3.763 1.153 0.881 1.129 -0.492 -0.81 0.463 -0.029 -0.923 -0.553 -1.838 2.328 1.118 -0.682 "
+        "1.42 -0.697",
+    ),
+    (
+        (7, 10, {"c": 2, "tau": -1.0, "d": 0.75, "p": 3, "beta": 0.0}),
+        "2 10 11 13 14 15 16 18 19 20 30 40 41 42 43 44 45 46 47 48 50 60 63 64 65 66 67 69",
+        "0.622 -1.649 -0.041 -1.96 -5.48 1.253 -0.286 2.394 -0.796 -2.373 -3.163 -2.932 -0.514 -2.8 -0.262 -0.757 "
+        "1.941 0.748 0.823 -4.216 3.846 0.907 -5.35 5.883 -1.305 2.934 1.223 -2.62",
+    ),
+]
+
+
+@pytest.mark.parametrize("seed", range(len(RELEASED)))
+def test_the_released_code_gives_these_tokens(seed: int) -> None:
+    (frames, width, params), kept, sums = RELEASED[seed]
+    view = scenes(seed, frames, width)
+    expected = [int(token) for token in kept.split()]
+    plan = FastVID(**params).plan(view, len(expected))
+    assert plan.kept.tolist() == [expected]
+    merged = merge(view, plan).double().sum(dim=1)
+    assert (merged - torch.tensor([float(x) for x in sums.split()])).abs().max() < 2e-3
+
+
+def merge(view: View, plan) -> Tensor:
+    return plan.merge.apply(view.tokens, plan.kept.shape[1])[0]
+
+
+# ---------------------------------------------------------------- a literal version
+
+
+def slow(view: View, keep: int, method: FastVID, frames: int, width: int) -> tuple[list, Tensor]:
+    """Kept tokens and their values, frame by frame and token by token, for frames of one size."""
+    tokens, attention = view.tokens[0].double(), view.signals["cls_attention"][0].tolist()
+    mean = [tokens[f * width : (f + 1) * width].mean(0) for f in range(frames)]
+    alike = [float(cosine_similarity(mean[f], mean[f + 1], dim=0)) for f in range(frames - 1)]
+    lowest = sorted(range(frames - 1), key=lambda f: (alike[f], f))[: method.c - 1]
+    cuts = sorted({*lowest, *(f for f in range(frames - 1) if alike[f] < method.tau)})
+    due = [keep * (f + 1) // frames - keep * f // frames for f in range(frames)]
+    values: dict[int, Tensor] = {}
+    for first, last in zip([0, *(cut + 1 for cut in cuts)], [*cuts, frames - 1], strict=True):
+        numbers = list(range(first, last + 1))
+        total, m = sum(due[f] for f in numbers), len(numbers)
+        n_anchors = math.floor(method.d * total + 1e-9)
+        carriers = numbers[::-1][:: method.p]
+        taken: list[int] = []
+        for place, f in enumerate(numbers):
+            count = (total - n_anchors) // m + (place < (total - n_anchors) % m)
+            inside = range(f * width, (f + 1) * width)
+            taken += sorted(inside, key=lambda t: (-attention[t], t))[:count]
+        groups = []
+        for place, f in enumerate(carriers):
+            count = n_anchors // len(carriers) + (place < n_anchors % len(carriers))
+            free = [t for t in range(f * width, (f + 1) * width) if t not in taken]
+            groups.append(peaks(tokens, free, count))
+        for t in taken:
+            values[t] = tokens[t]
+        for group in groups:
+            joined: dict[int, list[int]] = {anchor: [] for anchor in group}
+            for t in range(first * width, (last + 1) * width):
+                if group and t not in taken and t not in group:
+                    likeness = [
+                        float(cosine_similarity(tokens[t], tokens[a], dim=0)) for a in group
+                    ]
+                    joined[group[likeness.index(max(likeness))]].append(t)
+            for anchor, others in joined.items():
+                weight = max(1 / (len(others) + 1), method.beta) if others else 1.0
+                rest = tokens[others].mean(0) if others else 0.0
+                values[anchor] = weight * tokens[anchor] + (1 - weight) * rest
+    kept = sorted(values)
+    return kept, torch.stack([values[t] for t in kept])
+
+
+def peaks(tokens: Tensor, free: list[int], count: int) -> list[int]:
+    """Density peaks among some tokens, by the formulas."""
+    squared = [[float((tokens[i] - tokens[j]).square().mean()) for j in free] for i in free]
+    rho = [math.exp(-sum(sorted(row)[:4]) / min(4, len(free))) for row in squared]
+    far = math.sqrt(max((max(row) for row in squared), default=0.0))
+    score = []
+    for i in range(len(free)):
+        denser = [squared[i][j] for j in range(len(free)) if (rho[j], -j) > (rho[i], -i)]
+        score.append(rho[i] * (math.sqrt(min(denser)) if denser else far))
+    best = sorted(range(len(free)), key=lambda i: (-score[i], i))[:count]
+    return sorted(free[i] for i in best)
+
+
+@pytest.mark.parametrize("frames", [2, 5, 9])
+@pytest.mark.parametrize("keep", [3, 11, 18])
+def test_tokens_are_kept_and_merged_as_in_the_literal_version(frames: int, keep: int) -> None:
+    view = scenes(frames + keep, frames, 8)
+    for method in (FastVID(), FastVID(c=2, tau=-1.0, d=0.3, p=2, beta=0.1), FastVID(c=1, d=0.0)):
+        plan = method.plan(view, min(keep, 4 * frames))
+        kept, values = slow(view, min(keep, 4 * frames), method, frames, 8)
+        assert plan.kept.tolist() == [kept]
+        assert (merge(view, plan) - values).abs().max() < 1e-5
+
+
+# ---------------------------------------------------------------- by hand
+
+
+def test_a_worked_example() -> None:
+    """Two frames of three tokens; four stay: one by attention and, in the last frame, two anchors; or one each."""
+    tokens = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.9, 1.0]])
+    view = clip(tokens, torch.tensor([0.1, 0.2, 0.7, 0.6, 0.3, 0.1]), frames=2, width=3)
+    # One segment, K = 4: floor(0.5 * 4) = 2 anchors in frame 1, and one token of attention in each frame, 2 and 3.
+    method = FastVID(c=1, tau=-1.0, d=0.5, p=4, beta=0.5)
+    plan = method.plan(view, 4)
+    assert plan.kept.tolist() == [[2, 3, 4, 5]]
+    # Of tokens 0 and 1, 0 is closer to anchor 5 and 1 equals anchor 4: n = 1, w = max(1 / 2, 0.5).
+    assert torch.allclose(merge(view, plan)[2], torch.tensor([0.0, 1.0]))
+    assert torch.allclose(merge(view, plan)[3], (tokens[5] + tokens[0]) / 2)
+    heavy = FastVID(c=1, tau=-1.0, d=0.5, p=4, beta=0.9).plan(view, 4)
+    assert torch.allclose(merge(view, heavy)[3], 0.9 * tokens[5] + 0.1 * tokens[0])
+
+
+def test_the_shares_of_a_segment() -> None:
+    """K = 23 of 5 frames: 9 anchors, in the last frame 5 and in the first 4; 14 others, 3 3 3 3 2."""
+    assert FastVID().shares([9] * 5, 23) == ([3, 3, 3, 3, 2], [4, 0, 0, 0, 5])
+    # A frame of 9 has no room for 3 + 8 anchors: what is over becomes tokens of attention.
+    salient, anchors = FastVID().shares([9] * 4, 30)
+    assert anchors == [0, 0, 0, 5]
+    assert sum(salient) + sum(anchors) == 30
+    assert salient[3] == 4
+
+
+def test_segments_end_between_videos_and_at_the_least_similar_frames() -> None:
+    sizes, place = torch.tensor([1] * 6), torch.tensor([0, 1, 2, 0, 1, 2])
+    tokens = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.3], [1.0, 0.3], [0.0, 1.0], [0.1, 1.0]])
+    assert FastVID(c=1, tau=-1.0).ends(tokens, sizes, place) == [3, 6]
+    assert FastVID(c=2, tau=-1.0).ends(tokens, sizes, place) == [3, 4, 6]
+    assert FastVID(c=1, tau=0.99).ends(tokens, sizes, place) == [2, 3, 4, 6]
+    assert FastVID(c=9).ends(tokens, sizes, place) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"c": 0}, r"method\.params\.c=0 .*valid: 1 or more"),
+        ({"tau": 1.5}, r"method\.params\.tau=1\.5 .*a cosine"),
+        ({"d": -0.1}, r"method\.params\.d=-0\.1 .*0 to 1"),
+        ({"p": 0}, r"method\.params\.p=0 .*1 or more"),
+        ({"beta": 2.0}, r"method\.params\.beta=2\.0 .*0 to 1"),
+    ],
+)
+def test_hyper_parameters_out_of_range_are_one_line(params: dict, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        build_method("fastvid", params)
+
+
+@pytest.mark.slow
+def test_on_a_model() -> None:
+    check_method("onevision_video", FastVID(c=2, tau=0.5))
