@@ -34,7 +34,7 @@ $(SERVE_STAMP): $(STAMP) tests/serve/environment.py
 	$(PY) -m tests.serve.environment $(SERVE_VENV)
 	touch $@
 
-test-serve: $(SERVE_STAMP)  ## answers of vLLM with the plug-in against the harness's own engine; ARGS="-k 'seedling or llava_next'" is CI's part
+test-serve: $(SERVE_STAMP)  ## answers of vLLM with the plug-in against the harness's own engine
 	SERVE_PYTHON=$(SERVE_VENV)/bin/python $(PY) -m pytest -q tests/serve/equal_answers.py $(ARGS)
 
 lint: $(STAMP)

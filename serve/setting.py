@@ -172,6 +172,8 @@ def why_refused(method: TokenReducer, sites: Iterable[Site], depth: int) -> str 
     places = tuple(sites)
     if method.adaptive:
         return "keeps a count of its own, and vLLM sizes a prompt before the picture is encoded"
+    if method.shrinks_pictures:
+        return "reduces the picture before the tower, which vLLM's processor has prepared by then"
     if method.tower_sites(2):
         return "acts inside the vision tower"
     if method.decode_site(depth) is not None:
