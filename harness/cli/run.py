@@ -147,14 +147,12 @@ def run_on_cluster(command: Command, ranks: Ranks, waiting: StatusLine, dry: boo
     if ranks.world > 1:
         option = DRY if dry else f"cluster={cluster.name}"
         raise UserError(f"{option} is for one process, not {ranks.world}; valid: without torchrun")
+    # Only these ways of running need them: help and mistakes are printed without them.
+    from espalier.harness.runs.cluster.cluster_sweep import cells_of, run_as_jobs
+    from espalier.harness.runs.cluster.dry_run import list_cells
+
     if dry:
-        # Only this way of running needs it: help and mistakes are printed without it.
-        from espalier.harness.runs.cluster.dry_run import list_cells
-
-        return list_cells(command, cluster, waiting)
-    # Only this way of running needs it: help and mistakes are printed without it.
-    from espalier.harness.runs.cluster.cluster_sweep import run_as_jobs
-
+        return list_cells(cells_of(command, cluster), cluster, waiting)
     return run_as_jobs(command, cluster, waiting)
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from espalier.harness.errors import UserError
-from espalier.methods.base import PlanError, Positions
 from espalier.methods.blame import Blame
+from espalier.methods.plans import PlanError
+from espalier.methods.reducers import Positions
 
 if TYPE_CHECKING:
     from espalier.harness.cost.facts import ModelFacts

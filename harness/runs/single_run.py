@@ -16,7 +16,6 @@ from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import environment, wandb_log
 from espalier.harness.runs import progress_bar as progress
-from espalier.harness.runs.admission import Job
 from espalier.harness.runs.model_pool import Pool, threads
 from espalier.harness.runs.onepass import OnePass, begin, journal_of
 from espalier.harness.runs.result_row import build_row
@@ -29,6 +28,7 @@ from espalier.harness.store.answer_digest import digest_of
 if TYPE_CHECKING:
     from espalier.harness.cost.peak_memory import Peak
     from espalier.harness.evaluation.evaluate import Evaluation
+    from espalier.harness.runs.admission import Job
 
 
 @dataclass

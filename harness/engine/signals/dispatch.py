@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from espalier.harness.cost.clock import Clock
-from espalier.harness.engine.artifacts.priors import Prior
-from espalier.harness.engine.attention_probe import Watcher
-from espalier.harness.engine.layout import Layout, Stage
-from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.engine.signals.producer import Context, Producer, ViewRequest
+from espalier.harness.engine.signals.producer import Context, ViewRequest
 from espalier.harness.engine.signals.table import BEFORE_DECODER, INSIDE_TOWER, PRODUCERS
 from espalier.harness.engine.visibility import visibility_of
-from espalier.methods.base import MethodError, Need, PlanError, Site, TokenReducer
+from espalier.methods.base import MethodError, PlanError
+
+if TYPE_CHECKING:
+    from espalier.harness.cost.clock import Clock
+    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.attention_probe import Watcher
+    from espalier.harness.engine.layout import Layout, Stage
+    from espalier.harness.engine.model_parts import ModelParts
+    from espalier.harness.engine.signals.producer import Producer
+    from espalier.methods.base import Need, Site, TokenReducer
 
 
 class Signals:

@@ -5,19 +5,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from espalier.harness.cost.clock import Clock
-from espalier.harness.engine.artifacts.priors import Prior
-from espalier.harness.engine.attention_probe import Watcher
-from espalier.harness.engine.layout import Layout, Stage, take
-from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.engine.visibility import Visibility
-from espalier.methods.base import Need, PlanError, Site
+from espalier.harness.engine.layout import take
+from espalier.methods.base import PlanError
+
+if TYPE_CHECKING:
+    from espalier.harness.cost.clock import Clock
+    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.attention_probe import Watcher
+    from espalier.harness.engine.layout import Layout, Stage
+    from espalier.harness.engine.model_parts import ModelParts
+    from espalier.harness.engine.visibility import Visibility
+    from espalier.methods.base import Need, Site
 
 
 @dataclass(frozen=True, eq=False)

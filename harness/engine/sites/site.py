@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from espalier.harness.cost.row_work import NO_WORK
-from espalier.methods.base import Site
+from espalier.methods.views import Site
 
 if TYPE_CHECKING:
     from espalier.harness.cost.row_work import Work

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,19 +12,24 @@ from torch.nn.functional import pad
 
 from espalier.harness.cost.free_memory import fits_in_free_memory
 from espalier.harness.engine.layout import groups, take
-from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.rollout import rollout
 from espalier.harness.engine.tower.tower_images import (
-    ImageOwners,
-    SlotPolicy,
     TowerImages,
     new_sizes,
     picture_counts,
 )
-from espalier.harness.engine.tower_blocks import TowerBlock
 from espalier.harness.errors import UserError
-from espalier.methods.base import Plan, Site, TokenReducer, View
+from espalier.methods.base import View
 from espalier.methods.select.cosines import judged_by
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.model_parts import ModelParts
+    from espalier.harness.engine.tower.tower_images import (
+        ImageOwners,
+        SlotPolicy,
+    )
+    from espalier.harness.engine.tower_blocks import TowerBlock
+    from espalier.methods.base import Plan, Site, TokenReducer
 
 #: Signals made of the queries and keys of tower blocks.
 HEADS = frozenset({"block_keys", "rollout"})

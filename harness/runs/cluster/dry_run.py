@@ -7,8 +7,8 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from espalier.harness.config.compose import Command
 from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.kinds.lookup import kind_of
@@ -17,7 +17,6 @@ from espalier.harness.ranks import Ranks
 from espalier.harness.runs import streams
 from espalier.harness.runs.admission import admit_here
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
-from espalier.harness.runs.cluster.cluster_sweep import ClusterCell, cells_of
 from espalier.harness.runs.cluster.cost_estimate import CellCost, UnknownCost, cost_of
 from espalier.harness.runs.cluster.gpu_kinds import GpuKind
 from espalier.harness.runs.cluster.job_groups import JobGroup, group_cells
@@ -29,6 +28,9 @@ from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Method, MethodError, TokenReducer
+
+if TYPE_CHECKING:
+    from espalier.harness.runs.cluster.cluster_sweep import ClusterCell
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,8 @@ class PlannedCell:
         return self.status in ("to do", "begun")
 
 
-def list_cells(command: Command, cluster: ClusterSpec, waiting: StatusLine) -> int:
-    """Print what a command line would run, and return the exit code."""
-    cells = cells_of(command, cluster)
+def list_cells(cells: Sequence[ClusterCell], cluster: ClusterSpec, waiting: StatusLine) -> int:
+    """Print what the cells of a command would run, and return the exit code."""
     planned, digests, runner = [], Digests(), Runner()
     for number, cell in enumerate(cells, 1):
         waiting.say(f"checking cell {number} of {len(cells)}")
