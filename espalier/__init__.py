@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from espalier.harness.api.loaded_models import Model, load, wrap
     from espalier.harness.api.questions import video
     from espalier.harness.errors import UserError
-    from espalier.harness.interface.choice_frames import benchmarks, models
-    from espalier.harness.interface.evaluate import EvaluatedRun, evaluate
     from espalier.harness.reports import results
+    from espalier.harness.runs.interface.choice_frames import benchmarks, models
+    from espalier.harness.runs.interface.evaluate import EvaluatedRun, evaluate
 
 
 __all__ = [
@@ -57,14 +57,14 @@ __all__ = [
 _HOMES = {
     "Answer": "espalier.harness.api.answer",
     "Applied": "espalier.harness.api.apply",
-    "EvaluatedRun": "espalier.harness.interface.evaluate",
+    "EvaluatedRun": "espalier.harness.runs.interface.evaluate",
     "Model": "espalier.harness.api.loaded_models",
     "UserError": "espalier.harness.errors",
     "apply": "espalier.harness.api.apply",
-    "benchmarks": "espalier.harness.interface.choice_frames",
-    "evaluate": "espalier.harness.interface.evaluate",
+    "benchmarks": "espalier.harness.runs.interface.choice_frames",
+    "evaluate": "espalier.harness.runs.interface.evaluate",
     "load": "espalier.harness.api.loaded_models",
-    "models": "espalier.harness.interface.choice_frames",
+    "models": "espalier.harness.runs.interface.choice_frames",
     "results": "espalier.harness.reports.results",
     "video": "espalier.harness.api.questions",
     "wrap": "espalier.harness.api.loaded_models",
@@ -75,7 +75,7 @@ class _MethodPackage(ModuleType):
     """The package of methods, which lists them when it is called: `espalier.methods()`."""
 
     def __call__(self) -> Any:
-        return _module("espalier.harness.interface.choice_frames").methods()
+        return _module("espalier.harness.runs.interface.choice_frames").methods()
 
 
 methods.__class__ = _MethodPackage

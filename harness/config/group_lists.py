@@ -12,7 +12,7 @@ from typing import Any
 from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF
-from espalier.harness.plugins.installed import title_of
+from espalier.harness.specs.plugins.installed import title_of
 
 _ASKED = re.compile(r"\+?(\w+)=\?")
 

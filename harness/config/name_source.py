@@ -25,8 +25,8 @@ from espalier.harness.config.checkpoint_names import checkpoint_section
 from espalier.harness.config.method_names import former_name, method_section
 from espalier.harness.config.plugin_source import PluginSource, place_of
 from espalier.harness.paths import CONF
-from espalier.harness.plugins.code_reference import CodeReference
-from espalier.harness.plugins.installed import conf_folders
+from espalier.harness.specs.plugins.code_reference import CodeReference
+from espalier.harness.specs.plugins.installed import conf_folders
 from espalier.harness.specs.run_spec import ORIGINAL, VARIANTS
 
 SCHEME = "espalier"

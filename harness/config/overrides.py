@@ -19,8 +19,8 @@ from espalier.harness.config.hydra_internals import Loader, split_sweep
 from espalier.harness.config.kept_tokens import KEEP, RATIO
 from espalier.harness.config.method_names import former_name
 from espalier.harness.errors import UserError, tell_once, unknown_name
-from espalier.harness.plugins.code_reference import CodeReference
-from espalier.harness.plugins.installed import problems
+from espalier.harness.specs.plugins.code_reference import CodeReference
+from espalier.harness.specs.plugins.installed import problems
 
 #: Errors that Hydra raises for a command line that it cannot use, also those of its parts.
 HYDRAS = (
@@ -196,7 +196,7 @@ def check_name(key: str, group: str, name: Any, options: Sequence[str]) -> None:
 def _unknown_choice(key: str, name: str, options: Sequence[str]) -> UserError:
     """Return the error for a name that no folder of configs has; it names the plug-ins that are passed over."""
     # Only the line of a wrong name needs it.
-    from espalier.harness.records.data_file import is_data
+    from espalier.harness.specs.records.data_file import is_data
 
     error = unknown_name(key, name, options)
     file = f"{name.partition('.py')[0]}.py"

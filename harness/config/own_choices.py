@@ -10,8 +10,8 @@ from espalier.harness.config.group_lists import ConfFolders, choices
 from espalier.harness.config.method_kinds import KINDS
 from espalier.harness.errors import FOREIGN, UserError, first_words
 from espalier.harness.paths import CONF
-from espalier.harness.plugins.code_reference import CodeReference
-from espalier.harness.plugins.installed import conf_folders, problems, title_of
+from espalier.harness.specs.plugins.code_reference import CodeReference
+from espalier.harness.specs.plugins.installed import conf_folders, problems, title_of
 
 #: Keys that the line of a file shows.
 SHOWN = {

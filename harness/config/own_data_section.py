@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.errors import UserError, tell_once
-from espalier.harness.records.data_file import VALID, check_address
-from espalier.harness.records.own_data import read_records
-from espalier.harness.records.record import RecordSettings, RecordTable, category_metric
 from espalier.harness.settings import read_section, read_value, setting_hints
+from espalier.harness.specs.records.data_file import VALID, check_address
+from espalier.harness.specs.records.own_data import read_records
+from espalier.harness.specs.records.record import RecordSettings, RecordTable, category_metric
 
 #: The name in conf/benchmark, to which that of the data is appended.
 NAME = "data"

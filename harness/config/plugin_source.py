@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from espalier.harness.config.hydra_internals import FolderSource
 from espalier.harness.paths import IN_PACKAGE
-from espalier.harness.plugins.code_reference import CodeReference
+from espalier.harness.specs.plugins.code_reference import CodeReference
 
 SCHEME = "plugin"
 

@@ -17,7 +17,7 @@ from espalier.harness.config.hydra_internals import Loader
 from espalier.harness.config.overrides import HYDRAS, SEARCH, choices_of, no_override
 from espalier.harness.errors import UserError, tell_once
 from espalier.harness.paths import CONF
-from espalier.harness.plugins.installed import conf_folders, title_of
+from espalier.harness.specs.plugins.installed import conf_folders, title_of
 
 
 def split_folders(

@@ -9,8 +9,8 @@ from typing import Any
 import datasets
 from lmms_eval.api.task import Task
 
-from espalier.harness.records.record import category_metric
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+from espalier.harness.specs.records.record import category_metric
 from espalier.harness.store.files.dataset_copies import cache_folder
 from espalier.harness.store.files.folder_checks import check_folder
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.plugins.installed import adapters
+from espalier.harness.specs.plugins.installed import adapters
 from espalier.harness.specs.registry import Registry
 
 ADAPTERS = Registry("model.adapter")

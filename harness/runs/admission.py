@@ -32,7 +32,7 @@ from espalier.harness.ranks import Ranks
 from espalier.harness.runs import wandb_log
 from espalier.harness.runs.network import go_offline
 from espalier.harness.runs.run_key import key_parts, run_key
-from espalier.harness.served.backend_check import check_backend
+from espalier.harness.runs.served.backend_check import check_backend
 from espalier.harness.specs.comparable import check_comparable
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir, Store

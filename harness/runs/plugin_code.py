@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from inspect import getfile
 from pathlib import Path
 
-from espalier.harness.plugins.code_reference import CodeReference
-from espalier.harness.plugins.installed import installed
+from espalier.harness.specs.plugins.code_reference import CodeReference
+from espalier.harness.specs.plugins.installed import installed
 from espalier.harness.specs.run_spec import RunSpec
 
 

@@ -13,8 +13,8 @@ from espalier.harness.config.group_lists import ConfFolders
 from espalier.harness.config.overrides import spelled
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF
-from espalier.harness.plugins.installed import conf_folders
 from espalier.harness.runs.admission import Job, admit
+from espalier.harness.specs.plugins.installed import conf_folders
 from espalier.harness.store.files.digests import Digests
 
 #: Blocks of a row's settings that decide how samples are answered. Those of a benchmark in `SCORED` do not.

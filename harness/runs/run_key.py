@@ -26,7 +26,7 @@ from espalier.harness.runs.code_files import CodeFiles, code_files, stamp_of
 from espalier.harness.runs.own_code import is_importable, own_code, source_file
 from espalier.harness.runs.plugin_code import plugins_of
 from espalier.harness.runs.run_settings import Contents, cell_of, settings_of
-from espalier.harness.served.engine_process import engine_version
+from espalier.harness.runs.served.engine_process import engine_version
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.revisions import model_revision
 from espalier.harness.specs.run_spec import RunSpec
@@ -54,8 +54,8 @@ EXCLUDED = {
     "espalier.harness.evaluation.judging.verdicts": "stores verdicts",
     "espalier.harness.kinds.checks": "refuses runs",
     "espalier.harness.kinds.lookup": "finds kinds; the chosen one is an entry",
-    "espalier.harness.plugins": "finds classes of users; the chosen ones are entries",
-    "espalier.harness.records": "reads own data, which are hashed; a source of benchmark=data",
+    "espalier.harness.specs.plugins": "finds classes of users; the chosen ones are entries",
+    "espalier.harness.specs.records": "reads own data, which are hashed; a source of benchmark=data",
     "espalier.harness.ranks": "distributes samples; the row is that of one process",
     "espalier.harness.specs.draft_errors": "error lines",
     "espalier.harness.specs.hub_cache": "finds files of a revision that is hashed",
@@ -66,7 +66,7 @@ EXCLUDED = {
 
 #: Entries of a run that another engine answers: both sides of the pipe, and what that engine imports by name.
 SERVED = (
-    "espalier.harness.served.served_session",
+    "espalier.harness.runs.served.served_session",
     "espalier.serve.child",
     "espalier.serve.plugin",
     "espalier.serve.architectures",

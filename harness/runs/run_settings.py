@@ -10,9 +10,9 @@ from typing import Any
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.media.images import TRANSPARENCY
-from espalier.harness.records.record import RecordSettings
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.judge_spec import JudgeSpec
+from espalier.harness.specs.records.record import RecordSettings
 from espalier.harness.specs.run_spec import ORIGINAL, ModelSpec, PromptSpec, RunSpec
 from espalier.methods.base import Method
 

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.records.data_file import VALID
-from espalier.harness.records.own_data import read_records
-from espalier.harness.records.record import RecordSettings, RecordTable
 from espalier.harness.settings import (
     COMPUTED,
     By,
@@ -28,6 +25,9 @@ from espalier.harness.settings import (
     read_value,
     table,
 )
+from espalier.harness.specs.records.data_file import VALID
+from espalier.harness.specs.records.own_data import read_records
+from espalier.harness.specs.records.record import RecordSettings, RecordTable
 
 #: `benchmark.kind`.
 TASK_KINDS = ("understanding", "localization", "ocr", "description")

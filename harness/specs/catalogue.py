@@ -10,9 +10,9 @@ from typing import Any, TypeGuard
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.paths import ROOT
-from espalier.harness.plugins.code_reference import REMEDY, CodeReference, failure
 from espalier.harness.settings import gather, setting_hints
 from espalier.harness.specs.own_methods import own_method
+from espalier.harness.specs.plugins.code_reference import REMEDY, CodeReference, failure
 from espalier.methods.base import Method, MethodError
 
 #: Names of this length and more are no file names on some file systems.

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import MISSING, fields
 
 from espalier.harness.errors import UserError
-from espalier.harness.plugins.code_reference import CodeReference
 from espalier.harness.settings import defaults, setting_hints
+from espalier.harness.specs.plugins.code_reference import CodeReference
 from espalier.methods.base import Method
 
 BASES = "TokenReducer, Decoder, CacheCompressor or DenoisingReducer"

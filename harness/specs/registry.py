@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from espalier.harness.errors import unknown_name
-from espalier.harness.plugins.code_reference import CodeReference
+from espalier.harness.specs.plugins.code_reference import CodeReference
 
 
 class Registry:

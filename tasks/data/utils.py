@@ -12,8 +12,13 @@ from espalier.harness.evaluation.scoring.short_answers import (
     equal,
     within,
 )
-from espalier.harness.records.record import category_metric
-from espalier.harness.records.references import numbers, options_of, plain_yes_no, right_letter
+from espalier.harness.specs.records.record import category_metric
+from espalier.harness.specs.records.references import (
+    numbers,
+    options_of,
+    plain_yes_no,
+    right_letter,
+)
 from espalier.tasks.pope.utils import mapped
 
 Doc = dict[str, Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.harness.plugins.installed import installed
+from espalier.harness.specs.plugins.installed import installed
 
 METHOD = """
 from dataclasses import dataclass

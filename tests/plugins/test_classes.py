@@ -18,9 +18,9 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.paths import ROOT
-from espalier.harness.plugins.code_reference import CodeReference, ImportedFiles
 from espalier.harness.runs.admission import admit
 from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.plugins.code_reference import CodeReference, ImportedFiles
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from tests.plugins.packages import method, write

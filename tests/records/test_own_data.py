@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from espalier.harness.errors import UserError
-from espalier.harness.records.own_data import read_records, save_records, table_of
-from espalier.harness.records.record import RecordSettings, RecordTable
+from espalier.harness.specs.records.own_data import read_records, save_records, table_of
+from espalier.harness.specs.records.record import RecordSettings, RecordTable
 from espalier.harness.store.files.digests import Digests
 
 PLAIN = RecordSettings()

@@ -15,9 +15,9 @@ from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import Sample
 from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.runs.run_key import key_parts
-from espalier.harness.served import backend_check
-from espalier.harness.served.engine_folders import code_folder
-from espalier.harness.served.served_session import sampling_of, setting_of
+from espalier.harness.runs.served import backend_check
+from espalier.harness.runs.served.engine_folders import code_folder
+from espalier.harness.runs.served.served_session import sampling_of, setting_of
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.divprune import DivPrune

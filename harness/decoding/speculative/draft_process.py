@@ -31,7 +31,7 @@ from espalier.harness.decoding.speculative.state_machine import (
 )
 from espalier.harness.decoding.speculative.transports import verify_only
 from espalier.harness.errors import UserError
-from espalier.harness.plugins.code_reference import ImportedFiles
+from espalier.harness.specs.plugins.code_reference import ImportedFiles
 from espalier.methods.base import MethodError
 
 #: A verb, the number of its answer (0: no answer is expected), and the arguments.

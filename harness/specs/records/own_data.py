@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from espalier.harness.errors import UserError, near_names
-from espalier.harness.records.data_file import RowTable, read_rows
-from espalier.harness.records.media_cells import (
+from espalier.harness.specs.records.data_file import RowTable, read_rows
+from espalier.harness.specs.records.media_cells import (
     MediaReader,
     WrongCell,
     is_media_column,
     items,
     missing,
 )
-from espalier.harness.records.record import (
+from espalier.harness.specs.records.record import (
     Mistakes,
     Record,
     RecordSettings,
     RecordTable,
     category_metric,
 )
-from espalier.harness.records.references import ANSWERS, check_references, chosen_score
+from espalier.harness.specs.records.references import ANSWERS, check_references, chosen_score
 from espalier.harness.store.files.digests import Digests
 
 if TYPE_CHECKING:

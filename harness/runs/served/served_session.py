@@ -15,8 +15,8 @@ from espalier.harness.errors import UserError
 from espalier.harness.kinds.identity import params_of
 from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.served.engine_process import EngineProcess
-from espalier.harness.served.served_chats import ServedCodec, ServedPrompt
+from espalier.harness.runs.served.engine_process import EngineProcess
+from espalier.harness.runs.served.served_chats import ServedCodec, ServedPrompt
 from espalier.harness.specs.run_spec import AnswerRequest
 from espalier.methods.base import TokenReducer
 from espalier.serve.setting import Setting

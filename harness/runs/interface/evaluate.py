@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from espalier.harness.api.applied import user_errors
 from espalier.harness.api.loaded_models import Model
 from espalier.harness.api.open_method import require_amount
-from espalier.harness.interface.evaluated_run import EvaluatedRun
-from espalier.harness.interface.run_request import read_request
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs.admission import admit_here
+from espalier.harness.runs.interface.evaluated_run import EvaluatedRun
+from espalier.harness.runs.interface.run_request import read_request
 from espalier.harness.runs.model_pool import LentPool, Pool
 from espalier.harness.runs.network import restored_network
 from espalier.harness.runs.single_run import CellRunner

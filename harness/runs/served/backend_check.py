@@ -7,7 +7,7 @@ from espalier.harness.errors import Refused, UserError
 from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.identity import params_of
 from espalier.harness.models.families import ADAPTERS
-from espalier.harness.served.engine_process import engine_version
+from espalier.harness.runs.served.engine_process import engine_version
 from espalier.harness.specs.run_spec import EngineSpec, RunSpec
 from espalier.methods.base import Method, TokenReducer
 from espalier.serve.families import FAMILIES

@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any
 
-from espalier.harness.served.engine_folders import code_folder, model_folder
-from espalier.harness.served.engine_process import EngineProcess
+from espalier.harness.runs.served.engine_folders import code_folder, model_folder
+from espalier.harness.runs.served.engine_process import EngineProcess
 from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 from espalier.methods.base import Method, TokenReducer
@@ -38,7 +38,7 @@ class ServedModel:
     def open(self, spec: RunSpec, method: Method) -> AbstractContextManager[OpenMethod]:
         """Return a context manager that yields what answers under a method."""
         # Imports transformers, which takes seconds.
-        from espalier.harness.served.served_session import open_served
+        from espalier.harness.runs.served.served_session import open_served
 
         assert isinstance(method, TokenReducer)  # admission has checked it
         return open_served(spec, self.adapter, method, self.engine)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from espalier.harness.errors import UserError, near_names
-from espalier.harness.records.record import Mistakes, Record
+from espalier.harness.specs.records.record import Mistakes, Record
 
 #: Columns of references.
 ANSWERS = ("answer", "answers")

@@ -21,8 +21,8 @@ from PIL import Image, ImageOps
 
 from espalier.harness.errors import UserError
 from espalier.harness.media.images import BROKEN, complete_only
-from espalier.harness.records.data_file import ADDRESS, VIDEOS
-from espalier.harness.records.record import Medium
+from espalier.harness.specs.records.data_file import ADDRESS, VIDEOS
+from espalier.harness.specs.records.record import Medium
 
 #: Columns of pictures, of which a table has one kind; `image_1`, `image_2`, ... are several pictures.
 IMAGE, IMAGE_LIST, NUMBERED = "image", "images", re.compile(r"image_?(\d+)")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from espalier.harness.plugins.code_reference import CodeReference
+from espalier.harness.specs.plugins.code_reference import CodeReference
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

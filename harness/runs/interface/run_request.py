@@ -20,12 +20,12 @@ from espalier.harness.config.group_lists import merged
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.method_stack import stacked
 from espalier.harness.models.weights_digest import weights_digest
-from espalier.harness.records.data_file import is_data
-from espalier.harness.records.own_data import save_records
-from espalier.harness.records.record import RecordSettings
 from espalier.harness.settings import read_section, setting_hints
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import METHODS, build_method
+from espalier.harness.specs.records.data_file import is_data
+from espalier.harness.specs.records.own_data import save_records
+from espalier.harness.specs.records.record import RecordSettings
 from espalier.harness.specs.run_spec import EngineSpec, ModelSpec, RunSpec
 from espalier.harness.store.files.dataset_copies import cache_folder
 from espalier.methods.base import Method

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.errors import UserError, foreign
-from espalier.harness.records.record import Mistakes
+from espalier.harness.specs.records.record import Mistakes
 from espalier.harness.store.files.dataset_copies import check_place
 
 #: Names that a data file of a folder has, the first one found counts; otherwise its only data file.
