@@ -182,10 +182,10 @@ eval "$($PY -m espalier --completion)"
 espalier() { $PY -m espalier "$@"; }
 COMP_LINE="espalier st"; COMP_WORDS=(espalier st); COMP_CWORD=1; _espalier
 echo "${COMPREPLY[@]}"
-COMP_LINE="espalier run ratio=0.9 method=fa"; COMP_WORDS=($COMP_LINE); COMP_CWORD=3; _espalier
+COMP_LINE="espalier run ratio=0.9 method=faste"; COMP_WORDS=($COMP_LINE); COMP_CWORD=3; _espalier
 echo "${COMPREPLY[@]}"
 """
     assert shell(script).stdout.splitlines() == [
         "store",
-        "method=fastervlm method=fastv method=fastv_denoising",
+        "method=fastervlm",
     ]

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from espalier.harness.paths import ROOT
 
@@ -23,6 +24,14 @@ import sys
 from espalier.harness.config.compose import read_command
 command = read_command(sys.argv[1:], typed=True)
 assert command is not None and command.cells
+"""
+
+OWN_METHOD = """
+from espalier.methods.uniform import Uniform
+
+
+class MyMethod(Uniform):
+    pass
 """
 
 
@@ -67,8 +76,17 @@ def test_the_environment_is_activated_before_python_is_called() -> None:
 def test_command_lines_of_run_compose(line: str, activate: str, tmp_path: Path) -> None:
     before, _, arguments = line.partition(" run.py")
     assert before in ("python", "torchrun --nproc_per_node 4")
-    found = composed(activate, arguments.replace("<checkpoint>", str(tmp_path)), tmp_path)
-    assert found.returncode == 0, found.stderr
+    (tmp_path / "mine.py").write_text(OWN_METHOD, encoding="utf-8")
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "my.csv").write_text("image,question,answer\na.png,what ?,this\n")
+    for words, replacement in {
+        "<hub id or folder>": "llava-hf/llava-1.5-7b-hf",
+        "mine.py": f"{tmp_path}/mine.py",
+        "my.csv": f"{tmp_path}/my.csv",
+    }.items():
+        arguments = arguments.replace(words, replacement)
+    done = composed(activate, arguments, tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("line", [line for line in commands() if line.startswith("make")])
