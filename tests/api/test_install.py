@@ -25,7 +25,7 @@ from espalier.harness.store.files.digests import Digests
 
 #: What the package is made from, and a run that needs neither network nor GPU.
 FOLDERS = (
-    *("espalier", "harness", "methods", "tasks", "conf"),
+    *("espalier", "harness", "methods", "serve", "tasks", "conf"),
     *("results/papers", "results/demo", "results/demo_speculative"),
 )
 FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "requirements.txt", "README.md", "LICENSE")

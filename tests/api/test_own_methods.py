@@ -240,7 +240,7 @@ def test_attention_of_a_layer_that_has_not_run_is_refused(
     model: Any, where: Site, layer: int | None, words: str
 ) -> None:
     line = str(refusal(model, Mine(first, (where,), (Need("last_attention", layer),))))
-    assert f"`needs` returns Need(signal='last_attention', layer={layer})" in line
+    assert f"`needs` returns Need(signal='last_attention', layer={layer}, depth=None)" in line
     assert words in line
 
 

@@ -32,7 +32,8 @@ def test_a_journal_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(coverage, "SIZES", (30,))
     monkeypatch.setattr(coverage, "LOSSES", (0.0, 0.05))
     monkeypatch.setattr(coverage, "POPULATIONS", POPULATIONS[:2])
-    monkeypatch.setattr(coverage, "averages", lambda n, loss, runs: averaged(n, loss))
+    monkeypatch.setattr(coverage, "BENCHMARKS", (3,))
+    monkeypatch.setattr(coverage, "averages", lambda count, n, loss, runs: averaged(count, n, loss))
     journal = tmp_path / "journal.jsonl"
     whole = list(coverage.grid(5, journal))
     lines = journal.read_text().splitlines()
@@ -45,5 +46,6 @@ def test_a_journal_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert coverage.read_journal(journal, 6) == {}
 
 
-def averaged(n: int, loss: float) -> coverage.Cell:
-    return coverage.Cell("average", coverage.AVERAGE, n, loss, "average retention", 1.0, 0.1)
+def averaged(count: int, n: int, loss: float) -> coverage.Cell:
+    name = coverage.average_name(count)
+    return coverage.Cell("average", name, n, loss, "average retention", 1.0, 0.1)
