@@ -160,7 +160,7 @@ echo "${{COMPREPLY[@]}}"
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("method=fas", {"method=fastervlm", "method=fastv", "method=fastv_denoising"}),
+        ("method=faste", {"method=fastervlm"}),
         ("engine.ba", {"engine.backend=", "engine.batch_size="}),
     ],
 )
