@@ -121,6 +121,14 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UserError:
     return UserError(f"{kind}={name!r} is unknown{hint}; valid: {', '.join(names)}")
 
 
+def near_key(key: str, valid: Iterable[str]) -> str | None:
+    """Return the valid key that a wrong one is most like; None if none is near."""
+    near = get_close_matches(key, names := sorted(valid), n=1)
+    if not near and "token" in key:
+        near = [name for name in names if name == "keep"]
+    return near[0] if near else None
+
+
 def near_names(name: str, valid: Iterable[str], at_most: int = 3) -> str:
     """Return ` (did you mean ...?)` with the valid names nearest to one that is not, or nothing if none is near."""
     near = get_close_matches(name, sorted(valid), n=at_most)

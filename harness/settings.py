@@ -11,14 +11,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from difflib import get_close_matches
 from functools import cache
-from os import PathLike, fspath
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from espalier.harness.errors import UserError, UserErrors, steers, unknown_name
+from espalier.harness.errors import UserError, UserErrors, near_key, steers, unknown_name
 from espalier.harness.paths import located
 
 Name = TypeVar("Name", bound=str)
@@ -71,16 +69,6 @@ def read_value(key: str, value: Any, hint: Any) -> Any:
         return _reader(hint)(key, value)
     except _Mismatch as mismatch:
         raise UserError(f"{key}={value!r} must be {mismatch}") from None
-
-
-def read_path(key: str, value: object) -> Path:
-    """Return the absolute path of an argument from Python: a text or a PathLike.
-
-    Raises:
-        UserError: it is neither.
-    """
-    path: Path = read_value(key, fspath(value) if isinstance(value, PathLike) else value, Path)
-    return path
 
 
 def read_section(section: type[Section], key: str, part: Any) -> Section:
@@ -351,14 +339,6 @@ def unknown_key(key: str, valid: Iterable[str]) -> UserError:
 def _hint(key: str, valid: list[str]) -> str:
     near = near_key(key, valid)
     return f" (did you mean {near}?)" if near else ""
-
-
-def near_key(key: str, valid: Iterable[str]) -> str | None:
-    """Return the valid key that a wrong one is most like; None if none is near."""
-    near = get_close_matches(key, names := sorted(valid), n=1)
-    if not near and "token" in key:
-        near = [name for name in names if name == "keep"]
-    return near[0] if near else None
 
 
 def _dotted(key: str, name: str) -> str:

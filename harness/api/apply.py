@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.api.applied import Applied, user_errors
-from espalier.harness.api.argument_errors import held_by_instance, unknown_argument
+from espalier.harness.api.argument_errors import held_by_instance, read_path, unknown_argument
 from espalier.harness.api.loaded_models import Model, named_spec
 from espalier.harness.api.open_method import require_amount, settle
 from espalier.harness.config.build_spec import build_draft, read_budget, variant_of
@@ -23,7 +23,6 @@ from espalier.harness.settings import (
     Natural,
     Text,
     choice,
-    read_path,
     read_value,
     setting_hints,
 )

@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 from espalier.harness.config.kept_tokens import KEEP
-from espalier.harness.errors import Refused, UserError
-from espalier.harness.settings import near_key
+from espalier.harness.errors import Refused, UserError, near_key
+from espalier.harness.settings import read_value
 from espalier.methods.base import Method, MethodError
 
 #: Config keys whose last part is the argument; `model=`, file names such as model.safetensors and quoted keys stay.
@@ -29,6 +31,16 @@ _CHAT = re.compile(r"\bchat (\d+) of the batch(: )?")
 
 #: Text from here on is a shell command and stays as it is.
 _COMMAND = "python -m "
+
+
+def read_path(key: str, value: object) -> Path:
+    """Return the absolute path of an argument from Python: a text or a PathLike.
+
+    Raises:
+        UserError: it is neither.
+    """
+    path: Path = read_value(key, fspath(value) if isinstance(value, PathLike) else value, Path)
+    return path
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from espalier.harness.api.argument_errors import python_errors
+from espalier.harness.api.argument_errors import python_errors, read_path
 from espalier.harness.config.checkpoint_names import PREFIX, REVISION, model_choice
 from espalier.harness.config.compose import compose_section
 from espalier.harness.config.group_lists import merged
@@ -27,7 +27,7 @@ from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.models.measured_facts import read_facts
 from espalier.harness.models.unlisted_checkpoint import UNREAD, read_checkpoint
 from espalier.harness.paths import CONF, located
-from espalier.harness.settings import check_keys, choice, read_path, read_value
+from espalier.harness.settings import check_keys, choice, read_value
 from espalier.harness.specs.run_spec import CHECKPOINT, DTYPES, ModelSpec
 from espalier.harness.store.files.digests import Digests
 

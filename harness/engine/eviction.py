@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicLayer
 
 from espalier.harness.engine.layout import Layout, Stage, left_padded
 from espalier.harness.engine.prefill import Prefill
+from espalier.harness.engine.reduce import merge_into
 from espalier.harness.engine.text.kv_cache import IndexedLayer
 from espalier.harness.errors import UserError, brief
 from espalier.methods.base import PlanError, Site
@@ -315,10 +316,8 @@ class ScoredEviction:
                 stores = keys[number, :, row.start :], values[number, :, row.start :]
                 stays = row_alive.expand(kv_heads, -1)
                 folded = self._evicting.compressor.fold(*stores, stays, row.visual)
-                for store, new in zip(stores, folded or (), strict=False):
-                    require_tensor(
-                        "what `fold` returns", new, tuple(store.shape), store.device, True
-                    )
+                for store, new in zip(stores, folded, strict=True) if folded is not None else ():
+                    require_tensor("what `fold` returns", new, store.shape, store.device, True)
                     store.copy_(new)
             visuals.append(int(row_alive[:, row.visual].sum()) // heads)
             specials.append(int(row_alive[:, row.special].sum()) // heads)
@@ -382,27 +381,3 @@ def _replace(cache_layer: Any, keys: Tensor, values: Tensor) -> None:
             f"a cache layer of class {type(cache_layer).__name__} cannot be shortened; "
             "valid: IndexedLayer, DynamicLayer"
         )
-
-
-def merge_into(store: Tensor, candidates: Tensor, onto: Tensor, shift: int = 0) -> None:
-    """Average entries of a layer into others, in place.
-
-    Args:
-        store: (H_kv, L, D) keys or values of one sample.
-        candidates: (N,) slots.
-        onto: (H, N), H = 1 or H_kv: the candidate that each one is averaged into, itself if it stays, -1 if dropped.
-        shift: for an evicted candidate, the entry `shift` slots before it is averaged instead (at least slot 0).
-    """
-    dtype = torch.promote_types(store.dtype, torch.float32)
-    averaged = store[:, candidates].to(dtype)
-    onto = onto.expand(averaged.shape[0], -1)
-    if shift:
-        positions = torch.arange(len(candidates), device=onto.device)
-        before = store[:, (candidates - shift).clamp(min=0)].to(dtype)
-        averaged = torch.where((onto == positions).unsqueeze(-1), averaged, before)
-    target, weights = onto.clamp(min=0).unsqueeze(-1), (onto >= 0).unsqueeze(-1).to(dtype)
-    added = target.expand_as(averaged)
-    total = torch.zeros_like(averaged).scatter_add_(1, added, averaged * weights)
-    count = torch.zeros_like(averaged[..., :1]).scatter_add_(1, target, weights)
-    means = torch.where(count > 0, total / count.clamp(min=1), averaged)
-    store[:, candidates] = means.to(store.dtype)

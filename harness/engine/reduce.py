@@ -163,3 +163,27 @@ def hide(stage: Stage, decision: Decision, first: int) -> Stage:
     slots = take(stage.slots, decision.kept, -1)
     origin = take(stage.origin, decision.kept, -1)
     return Stage(first, alive, True, slots, decision.counts, origin, stage.words)
+
+
+def merge_into(store: Tensor, candidates: Tensor, onto: Tensor, shift: int = 0) -> None:
+    """Average entries of a layer into others, in place.
+
+    Args:
+        store: (H_kv, L, D) keys or values of one sample.
+        candidates: (N,) slots.
+        onto: (H, N), H = 1 or H_kv: the candidate that each one is averaged into, itself if it stays, -1 if dropped.
+        shift: for an evicted candidate, the entry `shift` slots before it is averaged instead (at least slot 0).
+    """
+    dtype = torch.promote_types(store.dtype, torch.float32)
+    averaged = store[:, candidates].to(dtype)
+    onto = onto.expand(averaged.shape[0], -1)
+    if shift:
+        positions = torch.arange(len(candidates), device=onto.device)
+        before = store[:, (candidates - shift).clamp(min=0)].to(dtype)
+        averaged = torch.where((onto == positions).unsqueeze(-1), averaged, before)
+    target, weights = onto.clamp(min=0).unsqueeze(-1), (onto >= 0).unsqueeze(-1).to(dtype)
+    added = target.expand_as(averaged)
+    total = torch.zeros_like(averaged).scatter_add_(1, added, averaged * weights)
+    count = torch.zeros_like(averaged[..., :1]).scatter_add_(1, target, weights)
+    means = torch.where(count > 0, total / count.clamp(min=1), averaged)
+    store[:, candidates] = means.to(store.dtype)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import safe_open
 from torch import nn
+from transformers import GenerationConfig
 
 from espalier.harness.errors import UserError, first_words, foreign
 from espalier.harness.models.loader import (
@@ -85,9 +86,20 @@ def build_without_weights(family: type[Adapter], spec: ModelSpec) -> Adapter:
         UserError: as in `build_adapter`.
     """
     config, processor = read_parts(family, spec)
-    adapter = family(build_skeleton(family.model_class, config, spec), processor, spec)
+    skeleton = build_skeleton(family.model_class, config, spec)
+    skeleton.generation_config = generation_config_of(spec, config)
+    adapter = family(skeleton, processor, spec)
     check_facts(adapter)
     return adapter
+
+
+def generation_config_of(spec: ModelSpec, config: Any) -> GenerationConfig:
+    """Return a checkpoint's generation_config.json, or what its configuration implies, as `from_pretrained`."""
+    source, revision = source_of(spec)
+    try:
+        return GenerationConfig.from_pretrained(source, **revision)
+    except OSError:  # the file is optional
+        return GenerationConfig.from_model_config(config)
 
 
 def random_processor(family: type[Adapter], spec: ModelSpec) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     if not PYTHON.exists():
         pytest.exit(f"no vLLM: {PYTHON} does not exist", returncode=1)
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    with EngineProcess(PYTHON, code_folder(tmp_path_factory.mktemp("code") / "path")) as running:
+    code = code_folder(tmp_path_factory.mktemp("code") / "path")
+    with closing(EngineProcess(PYTHON, code)) as running:
         yield running
 
 
@@ -142,12 +144,11 @@ def own(spec: AnswerSpec, side: Side) -> tuple[list[list[int]], list[Tensor]]:
 
 
 def same(answer: list[int], expected: list[int], logits: Tensor) -> bool:
-    """Whether two answers are equal up to the first tie of the harness's own logits.
-
-    The tiny models have no end for transformers, and vLLM takes the tokenizer's.
-    """
-    if answer == expected[: len(answer)]:
+    """Whether two answers are equal up to the first tie of the harness's own logits."""
+    if answer == expected:
         return True
+    if answer == expected[: len(answer)] or expected == answer[: len(expected)]:
+        return False
     step = next(n for n, (a, b) in enumerate(zip(answer, expected, strict=False)) if a != b)
     return float((logits[step, expected[step]] - logits[step, answer[step]]).abs()) < TIE
 
@@ -164,7 +165,8 @@ def test_answers_equal_those_of_the_harness(
     except (UserError, MethodError) as error:  # windows of a tower, crops that are not stitched
         with pytest.raises(UserError, match=r"espalier\.method"):
             served(engine, spec, side)
-        pytest.skip(str(error))
+        print(f"refused by both: {error}", end=" ")
+        return
     assert len({tuple(answer) for answer in expected}) > 1
     for _ in range(2):
         answers = served(engine, spec, side)
@@ -187,7 +189,7 @@ def test_without_the_setting_in_the_keys_a_picture_comes_stale_out_of_the_caches
         "    del PrunedProcessor._get_mm_hashes\n",
         encoding="utf-8",
     )
-    with EngineProcess(PYTHON, code) as engine:
+    with closing(EngineProcess(PYTHON, code)) as engine:
         side = loaded("seedling", engine, tmp_path)
         served(engine, request_of(side.adapter, "none", 0.0, "original"), side)
         with pytest.raises(WrongPrompt, match="the engine read"):

@@ -89,13 +89,15 @@ def test_the_setting_is_that_of_the_run() -> None:
     setting = setting_of(spec, DivPrune())
     assert (setting.method, setting.keep, setting.seed) == ("divprune", 8, 3)
     assert setting.positions == "renumbered"
-    assert sampling_of({"max_new_tokens": 7, "do_sample": False, "num_beams": 1}, 0) == {
+    assert sampling_of({"max_new_tokens": 7, "do_sample": False, "num_beams": 1}, 0, (2, 5)) == {
         "max_tokens": 7,
         "temperature": 0.0,
         "seed": 0,
+        "stop_token_ids": [2, 5],
+        "ignore_eos": True,
     }
     with pytest.raises(UserError, match=r"generation.num_beams=3 has no counterpart"):
-        sampling_of({"num_beams": 3}, 0)
+        sampling_of({"num_beams": 3}, 0, ())
 
 
 def test_counts_of_several_pictures_are_verified_one_by_one() -> None:

@@ -73,7 +73,7 @@ def list_cells(cells: Sequence[ClusterCell], cluster: ClusterSpec, waiting: Stat
 
 
 def plan(cell: ClusterCell, digests: Digests, runner: Runner, cluster: ClusterSpec) -> PlannedCell:
-    """Return the plan of a cell. CellCost: that of its checks; weights that have a checksum are read once."""
+    """Return the plan of a cell. Cost: that of its checks; weights that have a checksum are read once."""
     try:
         job = admit_here(cell.spec, Ranks(), digests, places=False)
     except Refused as error:

@@ -8,6 +8,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 from espalier.harness.api.applied import user_errors
+from espalier.harness.api.argument_errors import read_path
 from espalier.harness.api.loaded_models import Model
 from espalier.harness.api.open_method import require_amount
 from espalier.harness.ranks import Ranks
@@ -17,7 +18,6 @@ from espalier.harness.runs.interface.run_request import read_request
 from espalier.harness.runs.model_pool import LentPool, Pool
 from espalier.harness.runs.network import restored_network
 from espalier.harness.runs.single_run import CellRunner
-from espalier.harness.settings import read_path
 from espalier.harness.store import Store
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Method

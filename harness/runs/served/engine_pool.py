@@ -53,9 +53,11 @@ class ServedModel:
 class EnginePool:
     """Holds one engine and its last model; the engine ends with this process."""
 
+    _engine: EngineProcess | None = field(default=None, repr=False)
+    _python: Path | None = None
+    _folder: TemporaryDirectory[str] | None = field(default=None, repr=False)
     _key: tuple[ModelSpec, BackendSpec] | None = None
     _model: ServedModel | None = field(default=None, repr=False)
-    _folder: TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     def model(self, spec: RunSpec) -> ServedModel:
         """Return the model of a run under its engine; a different one is dropped first.
@@ -71,7 +73,7 @@ class EnginePool:
         from espalier.harness.models.adapter import load_adapter_without_weights
 
         adapter = load_adapter_without_weights(spec.model)
-        engine = self._engine(spec.backend)
+        engine = self._running(spec.backend)
         self._key = self._model = None
         assert self._folder is not None  # an engine has one
         place = Path(mkdtemp(dir=self._folder.name)) / "model"
@@ -80,23 +82,24 @@ class EnginePool:
         self._key, self._model = key, ServedModel(adapter, engine)
         return self._model
 
-    def _engine(self, backend: BackendSpec) -> EngineProcess:
+    def _running(self, backend: BackendSpec) -> EngineProcess:
         """Return the running process if it is of the same environment, else a new one."""
-        before = self._key[1].python if self._key is not None else None
-        if self._model is not None and self._model.engine.alive and before == backend.python:
-            return self._model.engine
+        if self._engine is not None and self._engine.alive and self._python == backend.python:
+            return self._engine
         self.close()
         self._folder = TemporaryDirectory(prefix="espalier-engine-")
         assert backend.python is not None  # admission has checked it
-        return EngineProcess(backend.python, code_folder(Path(self._folder.name) / "code"))
+        code = code_folder(Path(self._folder.name) / "code")
+        self._engine, self._python = EngineProcess(backend.python, code), backend.python
+        return self._engine
 
     def close(self) -> None:
         """End the engine, if there is one."""
-        if self._model is not None:
-            self._model.engine.close()
+        if self._engine is not None:
+            self._engine.close()
         if self._folder is not None:
             self._folder.cleanup()
-        self._key = self._model = self._folder = None
+        self._engine = self._folder = self._key = self._model = None
 
 
 def engine_arguments(spec: RunSpec, model: Path, config: Any) -> Mapping[str, Any]:

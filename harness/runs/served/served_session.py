@@ -86,7 +86,7 @@ class ServedGenerator:
         """
         prompts: Sequence[ServedPrompt] = inputs["prompts"]
         setting = setting_of(self.spec, self.method)
-        sampling = sampling_of(generation, self.spec.seed)
+        sampling = sampling_of(generation, self.spec.seed, self.adapter.end_ids)
         answers = self.engine.ask(
             [
                 {
@@ -141,8 +141,8 @@ class ServedGenerator:
         )
 
 
-def sampling_of(generation: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Return the arguments of vLLM's `SamplingParams`.
+def sampling_of(generation: Mapping[str, Any], seed: int, end_ids: Sequence[int]) -> dict[str, Any]:
+    """Return the arguments of vLLM's `SamplingParams`; of itself it would also end at the tokenizer's end token.
 
     Raises:
         UserError: a setting that it does not have.
@@ -155,4 +155,4 @@ def sampling_of(generation: Mapping[str, Any], seed: int) -> dict[str, Any]:
     given = {SAMPLING[n]: value for n, value in generation.items() if n in SAMPLING}
     if not generation.get("do_sample"):
         given["temperature"] = 0.0
-    return {**given, "seed": seed}
+    return {**given, "seed": seed, "stop_token_ids": list(end_ids), "ignore_eos": True}
