@@ -7,7 +7,7 @@ ARGS   ?=
 DEMO   ?= results
 NOTEBOOKS ?= notebooks/*.ipynb
 
-# Of vLLM, whose versions of torch and transformers are not those of VENV.
+# The environment of vLLM, which needs other versions of torch and transformers than VENV.
 SERVE_VENV ?= $(VENV)-serve
 SERVE_STAMP := $(SERVE_VENV)/.installed-$(shell sha256sum tests/serve/environment.py | cut -c1-16)
 

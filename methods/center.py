@@ -1,4 +1,4 @@
-"""Centre crop: the tokens around the middle of each picture, whatever it shows.
+"""Centre crop: the tokens around the middle of each picture.
 
 Photographs put their subject in the middle, so that benchmarks of them reward a method that only looks there. With r
 and c the row and column of a token in a view of H rows and W columns, both from 0, the tokens with the smallest

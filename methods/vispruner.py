@@ -9,10 +9,10 @@ tokens are left: of R tokens, those at even places are set A and those at odd pl
 
 go. What is left of A, by falling similarity, and then B are the next step's order.
 
-The paper's method and the code (github.com/Theia-4869/VisPruner, commit aefa01ad) do not differ. The code fails where R
-is odd, which published settings avoid; here A then has one token more. It counts padding of high-resolution crops
-as tokens and cuts it off afterwards; here a crop's share refers to its tokens in the prompt, and shares that are not
-whole numbers go by largest remainders. Tokens stand in raster order, as in the code.
+Followed is the released code (github.com/Theia-4869/VisPruner, commit aefa01ad); the equations of the paper's text were
+not compared with it. The code fails where R is odd, which published settings avoid; here A then has one token more. It
+counts padding of high-resolution crops as tokens and cuts it off afterwards; here a crop's share refers to its tokens
+in the prompt, and shares that are not whole numbers go by largest remainders. Tokens keep raster order, as in the code.
 """
 
 from __future__ import annotations

@@ -6,17 +6,17 @@ where it reaches a hundredth of its row's largest one, and a layer that looks at
     density_l = mean over heads of #{(i, j): A_ij >= p max_k A_ik} / #{(i, j): j <= i},    p = 0.01
     beta_l = clip(density_l / sum_m density_m * alpha L, 0.01, 1)
 
-of L layers, alpha = 1 - ratio; the paper's sparsity is 1 - density. Entries with the highest
+of L layers, alpha = 1 - ratio. Entries with the highest
 
     s_j = sum_i A_ij
 
 stay, each KV head by itself (per_head) or all alike. Scores are scaled here so that they sum to a layer's density,
-which changes no choice inside a layer and makes `allocation=strength` the paper's. What clipping leaves over or takes
+which changes no choice inside a layer and makes `allocation=strength` this rule. What clipping leaves over or takes
 goes to the other layers, so that the sum is exact.
 
-No code of the authors was found. Where the paper leaves details open (queries that count, sums over a group of heads),
-EffiVLM-Bench is followed (github.com/EffiVLM-Bench/EffiVLM-Bench, commit ab3ee18, `VlCacheKVCluster`). It also reserves
-a tenth of the budget for the last entries of the prompt, which are words and always stay here.
+No code of the authors was found, and the equations were not compared with the paper's text. Followed is EffiVLM-Bench
+(github.com/EffiVLM-Bench/EffiVLM-Bench, commit ab3ee18, `VlCacheKVCluster`). It also reserves a tenth of
+the budget for the last entries of the prompt, which are words and always stay here.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ class Tower:
 
     Attributes:
         layers: the built layers.
-        depth: layers of the checkpoint, some of which vLLM may leave out.
-        read: number of the layer whose output the projector reads.
+        depth: layers of the checkpoint; vLLM may build fewer.
+        read: number of the layer that the projector reads.
         class_tokens: 1 if a class token stands before the patches.
         entry: the first module that gets the projector's input; a compiled one runs no hooks.
         projector: maps that input to the decoder's width.

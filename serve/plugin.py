@@ -11,10 +11,10 @@ from typing import Any
 from espalier.serve.families import FAMILIES
 from espalier.serve.setting import SettingError
 
-#: Versions of vLLM whose answers were compared with the harness's own engine.
+#: Versions of vLLM that were compared with the harness's own engine.
 TESTED = ("0.32.0",)
 
-#: Position rules whose tables three equal axes reproduce.
+#: Position rules that three equal axes reproduce.
 PLAIN_ROTARY = ("default",)
 
 

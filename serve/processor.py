@@ -217,7 +217,7 @@ def check_served(setting: Setting, config: Any, items: Any) -> None:
         )
     if setting.positions == "original" and not config.uses_mrope:
         raise SettingError(
-            "espalier.positions='original' needs an engine whose default is not renumbered; "
+            "espalier.positions='original' is not possible where the engine's default is renumbered; "
             "valid: renumbered"
         )
     if items is not None and setting.reducer.needs_frames() and "image" in items:

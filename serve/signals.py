@@ -1,6 +1,6 @@
 """Signals of the tower: attention, keys and the projector's input, caught while vLLM encodes a batch of items.
 
-Every tower of vLLM ends in `MMEncoderAttention`, whatever kernel runs it: queries and keys arrive there with norm and
+Every tower of vLLM ends in `MMEncoderAttention`, with every kernel: queries and keys arrive there with norm and
 rotary positions applied. A hook before it computes the one row, or the mean over queries, that methods read.
 """
 

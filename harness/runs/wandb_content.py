@@ -42,7 +42,7 @@ def history(
 ) -> dict[str, Any]:
     """Return the step of a row: metrics, their errors and bar chart, at most `samples` answers, and pictures."""
     metrics = {name: values["value"] for name, values in row["metrics"].items()}
-    # First, because it is what is asked of a clocked run.
+    # First: a clocked run is made to measure it.
     step: dict[str, Any] = {f"gain/{phase}": gain for phase, gain in latency_gains(row).items()}
     step |= {f"metrics/{name}": value for name, value in metrics.items()}
     errors = {name: values.get("stderr") for name, values in row["metrics"].items()}

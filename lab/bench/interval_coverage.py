@@ -140,7 +140,7 @@ def average_name(benchmarks: int) -> str:
 def averages(benchmarks: int, n: int, loss: float, runs: int) -> Cell:
     """Return the coverage of the mean retention over benchmarks, each of another population, spread over all kinds.
 
-    The Bayesian bootstrap without an unobserved sample is given beside it.
+    The Bayesian bootstrap without an unobserved sample is returned for comparison.
     """
     step = len(POPULATIONS) // benchmarks
     chosen = POPULATIONS[::step][:benchmarks]

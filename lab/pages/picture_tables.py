@@ -17,7 +17,7 @@ NUMBER = r"[+-]?\d+\.\d"
 ENDS = re.compile(rf"({NUMBER}) \[({NUMBER}), ({NUMBER})\]")
 GAIN = re.compile(r"[+-]\d+\.\d \[")
 P_VALUE = re.compile(r"p [<=] ([\d.]+)")
-#: A difference whose corrected p-value is below this is one.
+#: Corrected p-values below this show a difference.
 LEVEL = 0.05
 
 

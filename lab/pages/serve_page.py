@@ -33,7 +33,7 @@ def served_table() -> str:
     refused: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         if reason is not None and issubclass(method_class(name), TokenReducer):
-            # One line for each place, whatever its number is.
+            # One line for all decoder layers.
             refused.setdefault(re.sub(r"layer \d+", "layer k", reason), []).append(f"`{name}`")
     rows += [(reason, ", ".join(members)) for reason, members in sorted(refused.items())]
     return f"{table(('', 'methods'), rows)}\nModel classes: {', '.join(f'`{name}`' for name in FAMILIES)}.\n"

@@ -34,7 +34,7 @@ def numbers(seed: int, *shape: int) -> Tensor:
 
 
 def shares(seed: int, *shape: int) -> Tensor:
-    """Return positive fp32 numbers of which a few are much larger than the others, as attention is."""
+    """Return positive fp32 numbers with a few much larger than the others, as attention has."""
     return torch.exp(4 * numbers(seed, *shape))
 
 

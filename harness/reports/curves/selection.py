@@ -26,7 +26,7 @@ def read_selection(stores: Sequence[Path], filters: Sequence[str]) -> list[Store
     """Return the results of stores that match all filters, those of decoders and denoised answers left out.
 
     Ratios of these have another meaning; they have figures of their own. The unpruned model and random dropping stay
-    whatever method, variant or ratio is selected: the others are compared with them.
+    in every selection of methods, variants or ratios: the others are compared with them.
 
     Args:
         stores: run stores and folders of tables.

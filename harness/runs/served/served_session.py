@@ -44,7 +44,7 @@ class WrongPrompt(RuntimeError):
 def open_served(
     spec: AnswerRequest, adapter: Adapter, method: TokenReducer, engine: EngineProcess
 ) -> Iterator[OpenMethod]:
-    """Yield the generator and the codec of a run whose answers another engine computes."""
+    """Yield the generator and the codec of a run that another engine answers."""
     codec = ServedCodec(adapter)
     yield OpenMethod(ServedGenerator(spec, adapter, method, engine), codec)
 
