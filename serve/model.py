@@ -96,13 +96,13 @@ class PrunedModel:
         if layout.numel():
             ids, embedded = layout[0].to(tokens.device), layout[1].bool()
             positions, span = among_words(places, embedded)
-            left = torch.ones_like(embedded)
-            left[embedded] = stays.cpu()
+            remains = torch.ones_like(embedded)
+            remains[embedded] = stays.cpu()
             words = self.get_language_model().embed_input_ids(ids)  # type: ignore[attr-defined]
             filled = tokens.new_zeros(len(ids), tokens.shape[1])
             filled[:, : words.shape[1]] = words
-            filled[(embedded & left).to(tokens.device)] = tokens
-            tokens, stays = filled[left.to(tokens.device)], left
+            filled[(embedded & remains).to(tokens.device)] = tokens
+            tokens, stays = filled[remains.to(tokens.device)], remains
         if not self.channelled:
             return tokens
         kept = positions[stays.cpu()]
@@ -162,11 +162,11 @@ class PrunedModel:
         for part in multimodal_embeddings:
             tokens, numbers = digits.split(part)
             embeddings.append(tokens)
-            here, open_places = open_places[: len(tokens)], open_places[len(tokens) :]
+            filled, open_places = open_places[: len(tokens)], open_places[len(tokens) :]
             numbers = numbers.to(positions.device)
-            start = -1 - positions[0, here]
-            positions[:, here] = start + numbers[:, :3].T
-            if len(here):
+            start = -1 - positions[0, filled]
+            positions[:, filled] = start + numbers[:, :3].T
+            if len(filled):
                 end = max(end, int(start[-1] + numbers[-1, 3]))
         end = max(end, int(positions.max()) + 1)
         return embeddings, positions, end - positions.shape[1]

@@ -84,13 +84,13 @@ def among_words(places: Places, embedded: Tensor) -> tuple[Tensor, int]:
     start = token = end = 0
     for visual, run in groupby(embedded.tolist()):
         length = len(list(run))
-        here = slice(start, start + length)
+        block = slice(start, start + length)
         if visual:
             local = places.positions[token : token + length]
             token += length
         else:
             local = torch.arange(length).unsqueeze(1).expand(-1, 3)
-        positions[here] = end + local
+        positions[block] = end + local
         end += int(local.max()) + 1
         start += length
     return positions, end

@@ -129,13 +129,13 @@ class PrunedProcessor:
 
     def _words(self, request: Request, updates: Any) -> list[int]:
         """Return the prompt's tokens that stand for no picture, in order."""
-        ids, found = self._apply_prompt_updates(list(request.prompt), updates)  # type: ignore[attr-defined]
+        ids, places_by_modality = self._apply_prompt_updates(list(request.prompt), updates)  # type: ignore[attr-defined]
         visual: set[int] = set()
-        for items in found.values():
+        for items in places_by_modality.values():
             for place in items:
                 mask = place.is_embed
-                here = range(place.start_idx, place.start_idx + place.length)
-                visual |= {index for n, index in enumerate(here) if mask is None or bool(mask[n])}
+                span = range(place.start_idx, place.start_idx + place.length)
+                visual |= {index for n, index in enumerate(span) if mask is None or bool(mask[n])}
         return [token for index, token in enumerate(ids) if index not in visual]
 
 
@@ -179,7 +179,7 @@ def shortened(
         layout = torch.stack([torch.tensor(ids), embedded.long()])
     stays = torch.ones(len(ids), dtype=torch.bool)
     stays[places[total - (count - kept) :]] = False
-    short = [token for token, here in zip(ids, stays.tolist(), strict=True) if here]
+    short = [token for token, remains in zip(ids, stays.tolist(), strict=True) if remains]
     mask = embedded[stays]
     encoded = torch.tensor(list(setting.encode().encode()), dtype=torch.uint8)
     for name, value in (
