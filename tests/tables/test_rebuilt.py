@@ -69,7 +69,7 @@ def test_a_score_of_unreadable_answers_is_marked_and_so_is_its_average(tmp_path:
     assert "80.0‡ (80.0, +0.0 near, n=500) | 90.0 (90.0, +0.0 near, n=500) | 100‡ (100" in (
         FORMATS["md"](table)
     )
-    assert f"{MARK} a score of which {MEANS}" in FORMATS["html"](table)
+    assert f"{MARK} a score where {MEANS}" in FORMATS["html"](table)
     assert r"80.0\ddag{}" in FORMATS["tex"](table)
     assert ",near,500,true,true,rec," in FORMATS["csv"](table)
 

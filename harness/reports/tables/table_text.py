@@ -14,10 +14,10 @@ from espalier.harness.specs.commands import RUN
 from espalier.harness.store.unparsed_mark import MARK, MEANS, mark
 
 LEGEND = (
-    "A cell holds what was measured, and in brackets what is printed, the difference, the verdict and n, the samples "
-    "behind it; of a cell that nothing measured the brackets alone. Behind = or ≠ stands what a formula gives: ≠ where "
-    "the print is known to be wrong. † marks an average that does not follow from the cells printed beside it, "
-    f"{MARK} a score of which {MEANS}."
+    "A cell shows the measured value and, in brackets, the printed one, the difference, the verdict and the number n "
+    "of samples; without a measurement it has the brackets alone. A value after = or ≠ comes from a formula; ≠ marks "
+    "a printed value that is known to be wrong. † marks an average that does not follow from the printed cells, "
+    f"{MARK} a score where {MEANS}."
 )
 
 
