@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from espalier.harness.cost.row_work import NO_WORK, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def answer_lengths(ids: Tensor, ends: Sequence[int]) -> list[int]:
 
     Padding is not recognised by its own id: many checkpoints pad with the end of sequence.
     """
-    is_end = torch.isin(ids, torch.tensor(ends, dtype=ids.dtype, device=ids.device))
+    is_end = _are_ends(ids, ends)
     ends_before = is_end.long().cumsum(1) - is_end.long()
     lengths: list[int] = (ends_before == 0).sum(1).tolist()
     return lengths
@@ -110,5 +110,10 @@ def answer_lengths(ids: Tensor, ends: Sequence[int]) -> list[int]:
 
 def rows_ended(ids: Tensor, ends: Sequence[int]) -> list[bool]:
     """Return whether each row of (B, T) contains an end of sequence."""
-    row_ended: list[bool] = torch.isin(ids, torch.tensor(ends, device=ids.device)).any(1).tolist()
+    row_ended: list[bool] = _are_ends(ids, ends).any(1).tolist()
     return row_ended
+
+
+def _are_ends(ids: Tensor, ends: Sequence[int]) -> Tensor:
+    """Return (B, T) booleans. By methods of tensors: reports read records, and importing torch takes seconds."""
+    return (ids.unsqueeze(-1) == ids.new_tensor(ends)).any(-1)

@@ -1,8 +1,8 @@
 """Time and peak memory of reading a store of synthetic rows: `python -m lab.bench.tables_bench`.
 
-Two readers: all published tables rebuilt in all formats, and `results.load`. Each reads twice, in a new process
-each time: first the files, building the index of the store, then the index. Rows repeat those of the tables' runs
-and are as large as stored ones. Seconds are processor time and wall time.
+Three readers: all published tables rebuilt in all formats, `results.load`, and the report page. Each reads twice, in a
+new process each time: first the files, building the index of the store, then the index. Rows repeat those of the
+tables' runs and are as large as stored ones. Seconds are processor time and wall time.
 """
 
 from __future__ import annotations
@@ -81,20 +81,20 @@ def rows() -> Iterator[dict[str, Any]]:
 
 def _compared(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the settings of a run that tables compare, by section."""
-    found: dict[str, dict[str, Any]] = {"benchmark": {"limit": None}}
+    sections: dict[str, dict[str, Any]] = {"benchmark": {"limit": None}}
     for key, value in compared_settings(CellRun(run, "", 1.0)).values.items():
         section, _, name = key.partition(".")
-        found.setdefault(section, {})[name] = value
-    return found
+        sections.setdefault(section, {})[name] = value
+    return sections
 
 
 def tables(folder: Path) -> int:
     """Rebuild all tables from a store in every format; return their number."""
-    found, _ = rebuild(requested_tables("all", []), [folder])
-    for table in found:
+    rebuilt, _ = rebuild(requested_tables("all", []), [folder])
+    for table in rebuilt:
         for text in FORMATS.values():
             text(table)
-    return len(found)
+    return len(rebuilt)
 
 
 def load(folder: Path) -> int:
@@ -105,7 +105,14 @@ def load(folder: Path) -> int:
     return len(results.load(folder))
 
 
-READERS: dict[str, Callable[[Path], int]] = {"tables": tables, "load": load}
+def page(folder: Path) -> int:
+    """Write the report page of a store, without pictures of kept tokens; return its bytes."""
+    from espalier.harness.reports.html.page_assembly import assemble, collect
+
+    return len(assemble(collect([folder], "original", drawn=False)).encode())
+
+
+READERS: dict[str, Callable[[Path], int]] = {"tables": tables, "load": load, "page": page}
 
 
 def measure(reader: str, folder: Path) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.paths import short_path
-from espalier.harness.reports.html.overlays import overlays
 from espalier.harness.reports.html.page_content import KINDS, lines, panels, styles, unscored
 from espalier.harness.reports.html.page_pictures import pictures
 from espalier.harness.reports.html.page_rows import PageResults, gather
@@ -47,6 +46,12 @@ def collect(stores: Sequence[Path], positions: str, drawn: bool = True) -> dict[
     results = gather(stores, positions)
     unscored(results)
     page_panels, means = panels(results)
+    drawings: dict[str, Any] = {"pictures": [], "curves": {}}
+    if drawn:
+        # Imported here: the embedded model needs torch and transformers, which take seconds to import.
+        from espalier.harness.reports.html.overlays import overlays
+
+        drawings = overlays(results)
     content: dict[str, Any] = {
         "stores": [short_path(store.absolute()) for store in stores],
         "positions": positions,
@@ -55,7 +60,7 @@ def collect(stores: Sequence[Path], positions: str, drawn: bool = True) -> dict[
         "styles": styles(results.rows),
         "panels": page_panels,
         "averages": means,
-        "overlays": overlays(results) if drawn else {"pictures": [], "curves": {}},
+        "overlays": drawings,
         "pictures": pictures(results, stores),
         "tables": _tables(results, stores),
     }

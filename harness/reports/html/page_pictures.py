@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
-from espalier.harness.reports.curves.cache_report import write_cache
-from espalier.harness.reports.curves.decoder_report import write_decoders
-from espalier.harness.reports.curves.diffusion_report import write_diffusion
 from espalier.harness.reports.html.page_rows import PageResults
 
 
 @dataclass(frozen=True)
 class PictureSource:
-    """Figures of one kind: title, the row block of its results, drawing function, folder in docs/, and captions."""
+    """Figures of one kind: title, the row block of its results, drawing function, folder in docs/, and captions.
+
+    The function has a name only, because it needs torch, which takes seconds to import.
+    """
 
     title: str
     block: str
-    write: Callable[[Path, Path], object]
+    write: str
     folder: str
     captions: dict[str, str]
 
@@ -32,7 +33,7 @@ PICTURES = (
     PictureSource(
         "Speculative decoding",
         "speculative",
-        write_decoders,
+        "decoder_report:write_decoders",
         "lab/measured/speculative",
         {
             "decoders": "Speed-up of each decoder over plain decoding of the same answers.",
@@ -43,14 +44,14 @@ PICTURES = (
     PictureSource(
         "Cache compression",
         "cache",
-        write_cache,
+        "cache_report:write_cache",
         "lab/measured/kv",
         {"curves": "Score by the share of visual cache entries kept."},
     ),
     PictureSource(
         "Denoised answers",
         "diffusion",
-        write_diffusion,
+        "diffusion_report:write_diffusion",
         "lab/measured/diffusion",
         {"merging": "Score by time, by FLOPs and by denoising steps."},
     ),
@@ -82,10 +83,11 @@ def _draw(source: PictureSource, results: PageResults, stores: Sequence[Path]) -
     """Return the figures of the first store with results of the kind."""
     if not any(result.row["extra"].get(source.block) for result in results.rows):
         return {}
+    write = resolve_name(f"espalier.harness.reports.curves.{source.write}")
     with TemporaryDirectory() as folder:
         for store in stores:
             try:
-                source.write(store, Path(folder))
+                write(store, Path(folder))
             except UserError as error:
                 results.drop(f"no picture of {source.title.lower()}", f"{store}: {error}")
                 continue
