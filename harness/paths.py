@@ -77,3 +77,8 @@ IMPORTED_FROM = located("pkg://espalier").parent
 PAPERS = located("pkg://espalier/papers")
 #: Results of the embedded model that come with the package.
 DEMO = located("pkg://espalier/demo")
+
+
+def usual_store() -> Path:
+    """Return the store that reports read where none is given: the user's own if it has rows, else the demo."""
+    return DEFAULT_STORE if any(DEFAULT_STORE.glob("runs/*/row.json")) else DEMO

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from espalier.harness.errors import UserError
-from espalier.harness.paths import DEFAULT_STORE, DEMO, located
+from espalier.harness.paths import located, usual_store
 from espalier.harness.reports.curves.curve_files import SUFFIXES
 from espalier.harness.reports.curves.selection import read_selection, write_selection
 from espalier.harness.reports.html.page_assembly import LIMIT, assemble, collect
@@ -20,9 +20,6 @@ from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.run_spec import POSITIONS
 from espalier.harness.store.files.folder_checks import check_file, check_files, existing_store
-
-#: Default stores: the user's own, or if it has no rows yet, the demo of the package.
-STORES = (DEFAULT_STORE, DEMO)
 
 
 @command
@@ -57,12 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="omit pictures of kept tokens, which need answers of the embedded model",
     )
     options = parser.parse_args(argv)
-    own_store, demo = STORES
     filters = [word for word in options.selection if "=" in word]
     named = [located(word) for word in options.selection if "=" not in word]
-    stores = [*(options.store or []), *named] or [
-        own_store if any(own_store.glob("runs/*/row.json")) else demo
-    ]
+    stores = [*(options.store or []), *named] or [usual_store()]
     try:
         check_file("--out", options.out)
         base = options.out.with_suffix("")

@@ -138,11 +138,11 @@ def _latex(points: pd.DataFrame, intervals: bool, counts: bool, caption: str, la
     benchmarks = list(dict.fromkeys(points.benchmark))
     for benchmark in benchmarks:
         block = points[points.benchmark == benchmark]
-        out += [r"\midrule", _heading(block, width, intervals, counts)]
+        out += [r"\midrule", *_headings(block, width, intervals, counts)]
         out += _lines(block[block.curve != UNPRUNED], ratios, "score", intervals)
     if len(benchmarks) > 1 and not (average := _average(pruned, len(benchmarks))).empty:
         title = f"average of {len(benchmarks)} benchmarks (percent of the unpruned score kept)"
-        out += [r"\midrule", rf"\multicolumn{{{width}}}{{l}}{{\textit{{{title}}}}} \\"]
+        out += [r"\midrule", _spanning(rf"\textit{{{title}}}", width)]
         out += _lines(average, ratios, "score", intervals=False)
     out += [r"\bottomrule", r"\end{tabular}"]
     if points.unread.any():
@@ -150,15 +150,20 @@ def _latex(points: pd.DataFrame, intervals: bool, counts: bool, caption: str, la
     return "\n".join([*out, r"\end{table}"]) + "\n"
 
 
-def _heading(block: pd.DataFrame, width: int, intervals: bool, counts: bool) -> str:
+def _headings(block: pd.DataFrame, width: int, intervals: bool, counts: bool) -> Iterator[str]:
     first = block.iloc[0]
-    title = rf"\textit{{{escape_latex(f'{first.benchmark}, {readable(first.metric)} (%)')}}}"
-    if counts:
-        title += rf", $n = {first.n_samples}$"
+    title = escape_latex(f"{first.benchmark}, {readable(first.metric)} (%)")
+    yield _spanning(rf"\textit{{{title}}}", width)
     unpruned = block[block.curve == UNPRUNED]
-    if len(unpruned):
-        title += f", unpruned {_cell(unpruned.iloc[0], 'score', intervals)}"
-    return rf"\multicolumn{{{width}}}{{l}}{{{title}}} \\"
+    facts = [f"$n = {first.n_samples}$"] * counts
+    facts += [f"unpruned {_cell(row, 'score', intervals)}" for _, row in unpruned[:1].iterrows()]
+    if facts:
+        yield _spanning(", ".join(facts), width)
+
+
+def _spanning(title: str, width: int) -> str:
+    """Return a line across all columns; it has no width of its own, or a long title would widen the last column."""
+    return rf"\multicolumn{{{width}}}{{l}}{{\rlap{{{title}}}}} \\"
 
 
 def _lines(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from espalier.harness.config.group_lists import choices
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.paths import DEFAULT_STORE, located
+from espalier.harness.paths import located, usual_store
 from espalier.harness.reports.tables import misprint_list
 from espalier.harness.reports.tables.analytic import formulas as analytic
 from espalier.harness.reports.tables.cell_verdicts import ResultIndex
@@ -78,7 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("paper", help=f"{', '.join(papers())}, all, analytic or misprints")
     parser.add_argument("numbers", nargs="*", metavar="N", help="its tables (default: all)")
     parser.add_argument(
-        "--store", type=located, action="append", help="a run store (default: results)"
+        "--store",
+        type=located,
+        action="append",
+        help="a run store (default: results if it has runs, else results/demo)",
     )
     parser.add_argument("--model", help="an embedded model instead of the printed models")
     parser.add_argument(
@@ -107,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         read_value("--limit", options.limit, Count | None)
         tables, notes = rebuild(
             requested_tables(options.paper, options.numbers),
-            [existing_store(store) for store in options.store or [DEFAULT_STORE]],
+            [existing_store(store) for store in options.store or [usual_store()]],
             options.model,
             options.positions,
             options.limit,
