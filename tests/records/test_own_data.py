@@ -266,7 +266,7 @@ def test_a_picture_is_checked_by_its_header(folder: Path) -> None:
     assert "cannot be opened: Invalid data" in line
 
 
-@pytest.mark.parametrize("ending", ["png", "jpg"])
+@pytest.mark.parametrize("ending", ["png", "jpg", "webp", "gif", "tiff", "bmp"])
 def test_a_picture_that_ends_too_early_is_told_with_its_line(folder: Path, ending: str) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
     Image.fromarray(noise).save(folder / f"whole.{ending}")

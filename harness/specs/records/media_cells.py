@@ -200,7 +200,7 @@ def _checked_content(kind: str, content: bytes) -> Medium:
 def _picture_problem(source: Path | BytesIO) -> str:
     """Return what is wrong with a picture by its header and its end, "" if it can be opened.
 
-    Pixels are decoded only where the end of a file is not that of its format.
+    Pixels are decoded only where the file has no known last mark, or not at its end.
     """
     try:
         with warnings.catch_warnings():
@@ -220,8 +220,10 @@ def _picture_problem(source: Path | BytesIO) -> str:
 
 
 def _ends(source: Path | BytesIO, kind: str) -> bool:
-    """Return whether a file has the last mark of its format; True for a format without one."""
-    mark = END_MARKS.get(kind, b"")
+    """Return whether a file ends with the last mark of its format; False for a format without one."""
+    mark = END_MARKS.get(kind)
+    if mark is None:
+        return False
     with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - END_BYTES, 0))
