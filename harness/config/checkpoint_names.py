@@ -133,7 +133,7 @@ def checkpoint_section(choice: str) -> dict[str, Any]:
 def hub_names() -> Mapping[str, str]:
     """Return the file of conf/model that states each hub id."""
     files = {name: CONF / GROUP / f"{name}.yaml" for name in choices(GROUP)}
-    sections = {name: read_yaml(path.read_text("utf-8"), path) for name, path in files.items()}
+    sections = {name: read_yaml(path) for name, path in files.items()}
     return {section["hub"]: name for name, section in sections.items() if section.get("hub")}
 
 

@@ -73,7 +73,7 @@ class ConfFolders:
         return re.split(r"(?<=[.?])\s", text, maxsplit=1)[0].rstrip(".")
 
     def _read(self, path: Path) -> Section:
-        entries = read_yaml(path.read_text(encoding="utf-8"), path)
+        entries = read_yaml(path)
         section: Section = {}
         for default in entries.pop("defaults", ["_self_"]):
             if isinstance(default, Mapping):

@@ -140,26 +140,35 @@ def index_of(folder: Path) -> Index:
 
 def read_task(path: Path) -> Settings:
     """Return the settings of a task file and of included files; earlier files override later ones."""
-    settings = read_yaml(path.read_text("utf-8-sig"), path)
+    settings = read_yaml(path)
     merged: Settings = {}
     for included in reversed(_listed(settings.pop("include", None))):
         merged |= read_task(path.parent / included)
     return merged | settings
 
 
-def read_yaml(text: str, path: Path) -> Settings:
-    """Return the table that a file of settings holds.
+def read_yaml(path: Path, text: str | None = None) -> Settings:
+    """Return the table that a file of settings holds, or `text` of it.
 
     Raises:
-        UserError: the text is not YAML or not a table; the message has the file and the line.
+        UserError: the file is not UTF-8, not YAML or not a table; the message has the file and the line.
     """
     try:
+        # Some files begin with a byte order mark.
+        text = path.read_text("utf-8-sig") if text is None else text
         table = yaml.load(text, _Loader) or {}
+    except UnicodeDecodeError as error:
+        raise not_text(error, path) from error
     except yaml.MarkedYAMLError as error:
         raise not_yaml(error, path) from error
     if not isinstance(table, dict):
         raise UserError(f"{path} must be a table of key: value pairs")
     return table
+
+
+def not_text(error: UnicodeDecodeError, path: Path) -> UserError:
+    """Return the error for a file of another encoding than UTF-8."""
+    return UserError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); valid: UTF-8")
 
 
 def not_yaml(error: yaml.MarkedYAMLError, path: Path | None = None) -> UserError:
@@ -171,9 +180,8 @@ def not_yaml(error: yaml.MarkedYAMLError, path: Path | None = None) -> UserError
 
 
 def _declared(path: Path) -> Settings:
-    # Some files begin with a byte order mark.
     text = "\n".join(_DECLARES.findall(path.read_text("utf-8-sig", errors="replace")))
-    settings = read_yaml(text, path)
+    settings = read_yaml(path, text)
     merged: Settings = {}
     for included in reversed(_listed(settings.pop("include", None))):
         merged |= _declared(path.parent / included)

@@ -94,7 +94,7 @@ def _variant_names() -> Iterator[str]:
 @lru_cache(maxsize=1)
 def former_names() -> Mapping[str, MethodName]:
     """Return the former names that conf/method_names.yaml lists."""
-    names = read_yaml(FORMER_NAMES.read_text(encoding="utf-8"), FORMER_NAMES)
+    names = read_yaml(FORMER_NAMES)
     return {name: MethodName(**entry) for name, entry in names.items()}
 
 

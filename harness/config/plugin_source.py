@@ -9,6 +9,7 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 
 from espalier.harness.config.hydra_internals import FolderSource
+from espalier.harness.config.lmms_task_files import not_text
 from espalier.harness.paths import IN_PACKAGE
 from espalier.harness.specs.plugins.code_reference import CodeReference
 
@@ -28,8 +29,16 @@ class PluginSource(FolderSource):
         return SCHEME
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Return the config of a file, its paths absolute."""
-        result, group = super().load_config(config_path), config_path.partition("/")[0]
+        """Return the config of a file, its paths absolute.
+
+        Raises:
+            UserError: the file is not UTF-8.
+        """
+        group = config_path.partition("/")[0]
+        try:
+            result = super().load_config(config_path)
+        except UnicodeDecodeError as error:
+            raise not_text(error, Path(self.path, config_path).with_suffix(".yaml")) from error
         section = OmegaConf.to_container(result.config, resolve=False)
         if isinstance(section, dict):
             for key in (*PATHS.get(group, ()), *CLASSES.get(group, ())):

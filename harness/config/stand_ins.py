@@ -48,5 +48,5 @@ class StandIns:
 @cache
 def stand_ins() -> StandIns:
     """Return the content of the file."""
-    content = read_yaml(PATH.read_text(encoding="utf-8"), PATH)
+    content = read_yaml(PATH)
     return StandIns(tuple(content["models"]), tuple(content["keys"]), content["benchmarks"])

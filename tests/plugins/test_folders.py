@@ -132,12 +132,14 @@ def test_listings_have_them(bench: Bench, own: Path) -> None:
         (("--config-dir", "own", "method=none"), "method='none' is a file of conf and "),
         (("--config-dir", "own", "method=nocode"), "method.name='nocode' has no file in methods/"),
         (("--config-dir", "own", "method=taken"), "fastv is the name of method fastv"),
+        (("--config-dir", "own", "model=utf16"), "own/model/utf16.yaml is not UTF-8"),
     ],
 )
 def test_a_mistake_is_one_line(bench: Bench, own: Path, line: tuple[str, ...], words: str) -> None:
     write(own, {"method/none.yaml": config("none", "mine.py:First")})
     write(own, {"method/nocode.yaml": config("nocode", None)})
     write(own, {"method/taken.yaml": config("fastv", "mine.py:First")})
+    (own / "model" / "utf16.yaml").write_text(DRAFT, encoding="utf-16")
     done = bench(*line)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert words in done.err

@@ -180,7 +180,7 @@ def _prompt_settings(section: Mapping[str, Any], prompt: PromptSpec) -> dict[str
 @cache
 def _default_judge() -> Mapping[str, Any]:
     path = CONF / "config.yaml"
-    defaults: Mapping[str, Any] = read_yaml(path.read_text(encoding="utf-8"), path)["judge"]
+    defaults: Mapping[str, Any] = read_yaml(path)["judge"]
     return defaults
 
 

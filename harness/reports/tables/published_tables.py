@@ -148,7 +148,7 @@ def read_paper(slug: str, folder: Path = FOLDER) -> Paper:
     if slug not in papers(folder):
         raise unknown_name("paper", slug, papers(folder))
     path = folder / f"{slug}.yaml"
-    entries = read_yaml(path.read_text(encoding="utf-8"), path)
+    entries = read_yaml(path)
     tables = {
         str(number): _printed(path, entry) for number, entry in entries.pop("tables", {}).items()
     }

@@ -35,7 +35,7 @@ class AnswerLength:
 @cache
 def answer_lengths() -> tuple[AnswerLength, ...]:
     """Return the entries of the file, those for single models first."""
-    entries: Any = read_yaml(PATH.read_text(encoding="utf-8"), PATH)["lengths"]
+    entries: Any = read_yaml(PATH)["lengths"]
     lengths = [
         read_section(AnswerLength, f"{PATH.name}, entry {number}", {"models": [], **entry})
         for number, entry in enumerate(entries, 1)

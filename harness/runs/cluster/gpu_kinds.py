@@ -81,4 +81,4 @@ def read_kinds(key: str, value: Any) -> dict[str, GpuKind]:
 
 
 def _content() -> dict[str, Any]:
-    return read_yaml(PATH.read_text(encoding="utf-8"), PATH)
+    return read_yaml(PATH)
