@@ -229,7 +229,10 @@ def test_the_sweep_leaves_out_what_cannot_run_and_writes_into_the_documentation(
 
 def test_method_configs_differ_in_their_settings() -> None:
     """Rows are told apart by method and settings, and curves by method and label."""
-    specs = {name: spec_of(f"method={name}") for name in setting_names()}
+    command = read_command(["-m", f"method={','.join(setting_names())}"])
+    assert command is not None
+    specs = dict(zip(setting_names(), map(build_spec, command.cells), strict=True))
+    assert len({(spec.method.name, build(spec)) for spec in specs.values()}) == len(specs)
     labels = {
         name: (spec.method.name, label(build(spec), spec.method.variant, spec.budget))
         for name, spec in specs.items()

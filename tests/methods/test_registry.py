@@ -183,13 +183,6 @@ def test_every_setting_builds_and_shows_every_parameter(name: str):
     assert set(config["params"]) == {field.name for field in fields(method)}
 
 
-def test_two_settings_are_never_the_same_method():
-    built = [
-        build_method(config["name"], config["params"]) for config in map(config_of, setting_names())
-    ]
-    assert len({(type(method), method) for method in built}) == len(built)
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_variants_set_the_same_parameters_and_the_released_code_is_the_default(path: Path):
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
