@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
+from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.paths import CONF
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
@@ -19,6 +22,9 @@ DRAWN = "seedling_"
 BENCHMARKS = sorted(
     path.stem for path in (CONF / "benchmark").glob("*.yaml") if not path.stem.startswith(DRAWN)
 )
+
+#: Indices of task files, and the data of the last benchmark, for all tests of a process.
+SHELF = TaskCache()
 
 #: Those that are run; tests/benchmarks/test_benchmarks_run.py names what is missing.
 RUN = sorted(set(BENCHMARKS) & set(FIXTURES))
@@ -35,15 +41,20 @@ def arguments(name: str, root: Path, store: Path) -> list[str]:
 
 
 def spec_of(name: str, root: Path, store: Path) -> RunSpec:
-    """Return the run that this command line asks for."""
-    command = read_command(arguments(name, root, store))
+    """Return the run of this command line; a benchmark is composed once in a process."""
+    return replace(_composed(name, root), store=store)
+
+
+@cache
+def _composed(name: str, root: Path) -> RunSpec:
+    command = read_command(arguments(name, root, root.parent / "store"))
     assert command is not None
     return build_spec(command.cells[0])
 
 
 def told(spec: RunSpec, answer: Answer) -> Evaluation:
     """Evaluate the answers that a function of the documents gives."""
-    loaded = open_benchmark(spec)
+    loaded = open_benchmark(spec, shelf=SHELF)
     journal = Store(spec.store).run("0" * 16).journal
     return evaluate_session(spec, Told(loaded.tasks, answer), journal, loaded=loaded)
 
