@@ -249,6 +249,7 @@ def test_last_line_is_json_with_every_figure(
     assert "noise" in err
 
 
+@pytest.mark.slow
 def test_the_engine_bench_holds_measured_against_allowed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_target_is_met_or_missed() -> None:
     assert verdicts(whole, ROW, replace(ROW, name="random")) == verdicts(ROW)
 
 
+@pytest.mark.slow
 def test_it_runs_to_its_end_and_leaves_what_it_prints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def test_the_make_up_of_a_subset_by_hand() -> None:
     assert corner == {"objects": 1.0, "neighbours": 4 / 8, "alike": 0.0}
 
 
+@pytest.mark.slow
 def test_the_whole_prompt_is_drafted_on_best(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

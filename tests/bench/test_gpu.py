@@ -167,6 +167,7 @@ def test_a_mistake_of_ours_is_no_line(stand_ins: Callable[..., None]) -> None:
         bench_gpu.main(["--device", "cpu"])
 
 
+@pytest.mark.slow
 def test_parts_of_an_earlier_run_stay_where_nothing_has_changed(
     stand_ins: Callable[..., None], tmp_path: Path, capsys: Capture
 ) -> None:

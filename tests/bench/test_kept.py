@@ -15,6 +15,7 @@ def test_a_patch_shows_a_box_that_covers_half_of_it() -> None:
     assert torch.equal(kept.shown([], 2, 8), torch.zeros(4, dtype=torch.bool))
 
 
+@pytest.mark.slow
 def test_controls_keep_the_same_share_of_everything(capsys: pytest.CaptureFixture) -> None:
     assert kept.main(["method=none,random,dycoke", "ratio=0.75"]) == 0
     head, none, random, dycoke = capsys.readouterr().out.splitlines()

@@ -34,7 +34,7 @@ def span(tensor):
     return tensor.abs().max().item()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("gather", [False, True], ids=["skipped", "gathered"])
 @pytest.mark.parametrize("kind", ["float32-sdpa", "float32-eager"])
 @pytest.mark.parametrize("name", NAMES)
@@ -59,7 +59,7 @@ def test_ratio_zero_is_bit_identical(name, kind, gather, monkeypatch):
             assert [r.kept for r in got.records] == [(n,) * len(where) for n in counts]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("merge", [False, True], ids=["pruned", "merged"])
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", NAMES)

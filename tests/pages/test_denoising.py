@@ -9,6 +9,7 @@ import pytest
 from lab.pages.denoising_page import ENDED, MASKED, PLACES, main
 
 
+@pytest.mark.slow
 def test_a_step_for_each_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--write", str(tmp_path), "--scene", "0", "--ratio", "0.9"]) == 0
     told, *paths = capsys.readouterr().out.splitlines()
