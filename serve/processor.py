@@ -170,7 +170,7 @@ def shortened(
     count = int(item.prunable.sum())
     kept = setting.kept(count)
     if kept < count:
-        check_crops(setting, item, config.hf_config.get_text_config().num_hidden_layers, kept)
+        check_plan(setting, item, config.hf_config.get_text_config().num_hidden_layers, kept)
     places = embedded.nonzero()[:, 0]
     among_words = bool((places.diff() > 1).any())
     layout = torch.zeros(2, 0, dtype=torch.long)
@@ -239,8 +239,8 @@ def check_served(setting: Setting, config: Any, items: Any) -> None:
             )
 
 
-def check_crops(setting: Setting, item: Places, depth: int, kept: int) -> None:
-    """Check that a method that divides its budget over crops takes those of an item: an error later ends the engine.
+def check_plan(setting: Setting, item: Places, depth: int, kept: int) -> None:
+    """Check that a method of crops or frames can keep as many of an item's: an error later ends the engine.
 
     Raises:
         SettingError: it does not, with its reason.
@@ -249,7 +249,8 @@ def check_crops(setting: Setting, item: Places, depth: int, kept: int) -> None:
     """
     (site,) = setting.sites(depth)
     needs = setting.reducer.needs(site)
-    if not any(need.signal == "tile" for need in needs):
+    reads_crops = any(need.signal == "tile" for need in needs)
+    if not reads_crops and not setting.reducer.needs_frames():
         return
     nothing = torch.zeros(1, len(item.grid))
     signals = {need.key: item.tile[None] if need.signal == "tile" else nothing for need in needs}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,6 +68,43 @@ class Frames:
         partner = torch.where(back.gather(1, self.index) > 0, partner, token)
         units = normalize(tokens.float(), dim=-1)
         return (units * units[rows_of(partner), partner]).sum(dim=2)
+
+
+class Clip(NamedTuple):
+    """One video of a row, or one picture: frames of one size.
+
+    Attributes:
+        span: its tokens.
+        frames: how many frames it has.
+        keep: its share of the row's budget, in proportion to its tokens.
+    """
+
+    span: slice
+    frames: int
+    keep: int
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return (frames, n, ...) of a row's values (N, ...), in fp32."""
+        return values[self.span].float().reshape(self.frames, -1, *values.shape[1:])
+
+
+def clips(grid: Tensor, keep: int) -> list[list[Clip]]:
+    """Return the clips of each row of coordinates (B, N, 4), which share `keep` tokens. Waits for the device once."""
+    frames = Frames.of(grid)
+    quotas = spread(frames.size, frames.size.new_full((len(grid), 1), keep))
+    rows = []
+    for places, sizes, shares in torch.stack([frames.place, frames.size, quotas], 1).tolist():
+        openings = [n for n, place in enumerate(places) if place == 0 and sizes[n] > 0]
+        row, start = [], 0
+        for first, last in pairwise((*openings, len(sizes))):
+            n_frames, end = (
+                sum(size > 0 for size in sizes[first:last]),
+                start + sum(sizes[first:last]),
+            )
+            row.append(Clip(slice(start, end), n_frames, sum(shares[first:last])))
+            start = end
+        rows.append(row)
+    return rows
 
 
 def before(values: Tensor, steps: int) -> Tensor:

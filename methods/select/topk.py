@@ -54,7 +54,7 @@ class Chosen(NamedTuple):
 def filled_up(chosen: Tensor, order: Tensor, n_keep: int) -> Chosen:
     """Return `n_keep` indices: the true entries of `chosen` (B, N), then the first others of a ranking (B, N).
 
-    At most `n_keep` entries of a row may be true. Cost: O(N log N).
+    If more entries are true, the first of them in the ranking, and `spare` is negative. Cost: O(N log N).
     """
     n_tokens = order.shape[1]
     place = torch.arange(n_tokens, device=order.device).expand_as(order)

@@ -44,3 +44,25 @@ def released_view(site: Site, tokens: Tensor, side: int, **signals: Tensor) -> V
     none = torch.zeros_like(place)
     grid = torch.stack([none, none, place // side, place % side], dim=1).unsqueeze(0)
     return View(site, tokens, grid, {"tile": none.unsqueeze(0), **signals})
+
+
+def scenes(seed: int, frames: int, size: int, width: int) -> Tensor:
+    """Return (frames, size, width) tokens of three scenes of about equal length, with a third as much noise."""
+    scene = numbers(seed, 3, size, width)[torch.arange(frames) * 3 // frames]
+    return scene + 0.3 * numbers(seed + 50, frames, size, width)
+
+
+def released_video(site: Site, tokens: Tensor, columns: int, **signals: Tensor) -> View:
+    """Return a view of one video with `columns` tokens in a row, from tokens (T, n, D) and signals (1, N)."""
+    frame, place = torch.meshgrid(
+        torch.arange(len(tokens)), torch.arange(tokens.shape[1]), indexing="ij"
+    )
+    grid = torch.stack([frame, 0 * place, place // columns, place % columns], dim=2)
+    return View(site, tokens.flatten(0, 1)[None], grid.flatten(0, 1)[None], signals)
+
+
+def case_video(case: dict[str, Any], site: Site, **signals: Tensor) -> View:
+    """Return the video of a case: its seed, frames, rows, columns and width."""
+    size = case["rows"] * case["columns"]
+    tokens = scenes(case["seed"], case["frames"], size, case["width"])
+    return released_video(site, tokens, case["columns"], **signals)

@@ -32,7 +32,7 @@ Case = tuple[str, dict[str, Any]]
 #: What released code does with positions where it is not what most do: kept before the decoder, closed up between its
 #: layers.
 RELEASED = {
-    **dict.fromkeys(("nuwa", "rtprune"), "original"),
+    **dict.fromkeys(("nuwa", "rtprune", "evs"), "original"),
     **dict.fromkeys(("pyramiddrop", "sparsevlm", "vscan"), "renumbered"),
 }
 #: Methods whose choice follows the tokens wherever they stand in the sequence.
@@ -58,6 +58,8 @@ READS_TOKENS = {
         "holov",
         "vscan",
         "fastvid",
+        "evs",
+        "vidcom2",
     )
     or (case[0] == "uvprune" and "attention" not in case[1].get("criterion", ""))
     or (case[0] == "d2pruner" and "selection" not in case[1])
