@@ -47,6 +47,8 @@ SETTINGS: tuple[tuple[Any, ...], ...] = (
     ("evs", {}, ORDER),
     ("vidcom2", {}, SHARES),
     ("vidcom2", {"channels": 1.0, "temperature": 0.1}, SHARES),
+    ("holitom", {}, ORDER),
+    ("holitom", {"tau": 0.0, "beta": 0.2, "K": 3, "r": 0.0}, ORDER),
     ("fastvid", {}, ORDER),
     ("fastvid", {"c": 2, "tau": -1.0, "p": 2, "d": 0.8}, ORDER),
     ("fastervlm", {}, SHARES),

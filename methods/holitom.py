@@ -1,0 +1,234 @@
+"""HoliTom: "Holistic Token Merging for Fast Video LLMs" (Shao et al., NeurIPS 2025, arXiv 2505.21334).
+
+**Windows.** A place i is still in a window of frames s to e if cos(x[t, i], x[t+1, i]) > tau for all its t < e. A video
+is cut into the windows that spare the most tokens, the sum of (e - s) times the still places of each, by dynamic
+programming; of equal cuts the one with the shorter last window stays. A still place becomes one token, the mean of its
+frames, at the window's first frame.
+
+**Tokens.** What is left, the still places of each window and the others of each frame, keeps the same share of its
+tokens. Of the others those stay that the class token attends to most. Of the still ones the centres of clusters do, the
+highest rho delta, with
+
+    rho_i = exp(-mean of its K smallest d_ij^2),   delta_i = min d_ij over denser j
+
+d^2 the squared distance over the width, i itself included. A token goes to its nearest centre, and a centre a becomes
+beta a + (1 - beta) times the mean of those that joined it.
+
+**In the decoder**, before layer k, the share r of the tokens goes to which the last prompt token pays the least
+attention in layer k - 1. Each of them in turn, in sequence order, is averaged into the kept one with the highest
+cosine: a <- (a + b) / 2.
+
+Followed is the released code (github.com/cokeshao/HoliTom, commit e9b2972f) with its defaults; tau is 0.65 there at a
+tenth of the tokens, k is 18 of 28 layers, read at the same share of other depths, and r = 0 is "HoliTom (w/o M)".
+Clusters of a frame's other tokens (D > 0) end in an error there, and are left out. It rounds the share of each frame up
+and that of each window's still places to the nearest; here the budget is exact, by largest remainders. Where still
+places leave fewer tokens than the budget it keeps so many; here the least similar ones move again until it fits.
+Density has no random part; the lower index counts as denser. Tokens stand in raster order, where the code has a window's
+still ones first for LLaVA-OneVision. Gaps in positions close up after both stages, in the code after the first. Every
+video of a prompt is cut by itself, and they share the budget by their tokens; a picture is a video of one frame.
+Newlines stay. The paper's text was not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, pad
+
+from espalier.methods.base import Assignment, Need, Plan, Positions, Site, TokenReducer, View
+from espalier.methods.checks import layer_site, require, require_finite
+from espalier.methods.select.density import density_peaks, nearest_centre, squared_distances
+from espalier.methods.select.frames import clips
+from espalier.methods.select.quotas import apportion
+from espalier.methods.select.similarity import unit
+from espalier.methods.select.topk import rows_of, top
+
+
+@dataclass(frozen=True)
+class HoliTom(TokenReducer):
+    """Merges what stands still over time and is alike in space, and then what the decoder attends to least.
+
+    Attributes:
+        tau: cosine with the next frame above which a place stands still.
+        beta: weight of a centre in what it becomes.
+        K: neighbours of a token's density.
+        k: decoder layer of the second stage; null: 18 of 28 layers, or the same share.
+        r: share of the first stage's tokens that the second merges; 0: there is no second stage.
+    """
+
+    tau: float = 0.8
+    beta: float = 0.6
+    K: int = 7
+    k: int | None = None
+    r: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        require(-1 <= self.tau <= 1, "tau", self.tau, "a cosine, -1 to 1")
+        require(0 <= self.beta <= 1, "beta", self.beta, "0 to 1")
+        require(self.K >= 1, "K", self.K, "1 or more")
+        require(self.k is None or self.k >= 1, "k", self.k, "1 or more, or null")
+        require(0 <= self.r < 1, "r", self.r, "0 <= r < 1")
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the prefix, and the site before layer k."""
+        natural = max(1, round(depth * 18 / 28)) if self.k is None else self.k
+        second = (layer_site("k", natural, depth),) if self.r > 0 else ()
+        return (Site("prefix"), *second)
+
+    def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
+        """Return the share that each stage keeps: the first 1 / (1 - r) times that of the second, at most all."""
+        return (min(1.0, share / (1 - self.r)), share)[:n_sites]
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return the attention of the class token, or of the last prompt token."""
+        return (Need("last_attention" if site.where == "layer" else "cls_attention"),)
+
+    def needs_frames(self) -> bool:
+        """Return true: frames are compared."""
+        return True
+
+    def positions(self, depth: int) -> Positions:
+        """Close the gaps, as the released code after its first stage."""
+        del depth
+        return "renumbered"
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Carry out the stage of the view's site.
+
+        Cost: stage 1 O(N D + T^2 n + S n^2 D), T frames of n tokens, S windows with still places; stage 2 O(keep N D).
+        The device is waited for a few times in every frame.
+        """
+        tokens = require_finite(view.tokens.float(), "tokens")
+        (need,) = self.needs(view.site)
+        attention = require_finite(view.signals[need.key].float(), "attention")
+        if view.site.where == "layer":
+            kept = top(attention, keep)
+            return Plan(kept, halved_into(tokens, kept), scores=attention)
+        slot = torch.full_like(attention, -1, dtype=torch.long)
+        weight = torch.zeros_like(attention)
+        for row, parts in enumerate(clips(view.grid, keep)):
+            for clip in parts:
+                into, share = self.of_clip(clip.of(tokens[row]), clip.of(attention[row]), clip.keep)
+                slot[row, clip.span] = torch.where(into < 0, -1, into + clip.span.start)
+                weight[row, clip.span] = share
+        stays = slot == torch.arange(slot.shape[1], device=slot.device)
+        place = stays.cumsum(dim=1) - 1
+        kept = stays.nonzero()[:, 1].view(len(slot), keep)
+        slot = torch.where(slot < 0, -1, place.gather(1, slot.clamp(min=0)))
+        return Plan(kept, Assignment(slot, weight), scores=attention)
+
+    def of_clip(self, tokens: Tensor, attention: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+        """Return (T n) the token that each token of a clip (T, n, D) goes to, -1 for none, and its weight there."""
+        alike = cosine_similarity(tokens[:-1], tokens[1:], dim=2)
+        runs = windows(alike > self.tau)
+        still = still_places(alike, runs, self.tau, keep)
+        parts = parts_of(still, runs)
+        sizes = torch.tensor([[len(part) for part in parts]])
+        into = torch.full((attention.numel(),), -1, device=tokens.device)
+        weight = torch.zeros(attention.numel(), device=tokens.device)
+        tokens, attention = tokens.flatten(0, 1), attention.flatten()
+        for part, quota in zip(parts, apportion(sizes, sizes, keep)[0].tolist(), strict=True):
+            if part.shape[1] == 1:
+                stays = part[top(attention[part[:, 0]].unsqueeze(0), quota)[0], 0]
+                into[stays], weight[stays] = stays, 1.0
+            elif quota:
+                joined, share = self.clustered(tokens[part].mean(dim=1), quota)
+                into[part] = part[joined, :1].expand_as(part)
+                weight[part] = share.unsqueeze(1).expand_as(part) / part.shape[1]
+        return into, weight
+
+    def clustered(self, values: Tensor, n_centres: int) -> tuple[Tensor, Tensor]:
+        """Return (M,) the centre that each of the values (M, D) joins, itself for centres, and its weight there."""
+        squared = squared_distances(values.unsqueeze(0))
+        centres = density_peaks(squared, n_centres, min(self.K, n_centres))
+        joined = centres[0, nearest_centre(-squared, centres)[0]]
+        others = torch.bincount(joined, minlength=len(values)) - 1
+        alone = torch.where(others > 0, self.beta, 1.0)
+        share = (1 - self.beta) / others.clamp(min=1)
+        leads = joined == torch.arange(len(values), device=joined.device)
+        return joined, torch.where(leads, alone, share[joined])
+
+
+def windows(still: Tensor) -> list[tuple[int, int]]:
+    """Return first and last frame of the windows that spare the most tokens.
+
+    Args:
+        still: (T - 1, n) whether a token is like that at its place in the next frame.
+    """
+    if len(still) == 0:
+        return [(0, 0)]
+    places = torch.stack(
+        [
+            pad(still[first:].long().cumprod(dim=0).sum(dim=1), (first, 0))
+            for first in range(len(still))
+        ]
+    ).tolist()
+    best, opening = [0], [0]
+    for last in range(1, len(still) + 1):
+        most, start = best[-1], last
+        for first in range(last - 1, -1, -1):
+            before = best[first - 1] if first else 0
+            if before + places[first][last - 1] * (last - first) > most:
+                most, start = before + places[first][last - 1] * (last - first), first
+        best.append(most)
+        opening.append(start)
+    found, last = [], len(still)
+    while last >= 0:
+        found.append((opening[last], last))
+        last = opening[last] - 1
+    return found[::-1]
+
+
+def still_places(alike: Tensor, runs: Sequence[tuple[int, int]], tau: float, keep: int) -> Tensor:
+    """Return (W, n) the still places of each window; the least similar move again until `keep` tokens are left.
+
+    Args:
+        alike: (T - 1, n) cosines with the next frame.
+        runs: first and last frame of each window.
+        tau: cosine above which a place is still.
+        keep: tokens that must be left.
+    """
+    moving = alike.new_full((alike.shape[1],), -torch.inf)
+    least = torch.stack(
+        [alike[first:last].amin(dim=0) if last > first else moving for first, last in runs]
+    )
+    still = least > tau
+    spared = torch.tensor([last - first for first, last in runs], device=still.device)
+    gains = (still * spared.unsqueeze(1)).flatten()
+    order = least.masked_fill(~still, torch.inf).flatten().argsort(stable=True)
+    missing = keep - ((len(alike) + 1) * alike.shape[1] - gains.sum())
+    upto = gains[order].cumsum(dim=0)
+    moves = upto - gains[order] < missing
+    return still & ~torch.zeros_like(still.flatten()).scatter(0, order, moves).view_as(still)
+
+
+def parts_of(still: Tensor, runs: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Return tables (M, L) of tokens: a window's still places over its L frames, then each frame's others (M, 1)."""
+    size = still.shape[1]
+    parts = []
+    for (first, last), stands in zip(runs, still, strict=True):
+        frames = torch.arange(first, last + 1, device=still.device) * size
+        parts.append(stands.nonzero() + frames)
+        parts += [(~stands).nonzero() + frame for frame in frames]
+    return parts
+
+
+def halved_into(tokens: Tensor, kept: Tensor) -> Assignment:
+    """Return the merging of each other token (B, N, D) in turn into the kept one most like it, half and half."""
+    units = unit(tokens)
+    nearest = (units @ units[rows_of(kept), kept].transpose(1, 2)).argmax(dim=2)
+    stays = torch.zeros_like(nearest, dtype=torch.bool).scatter(1, kept, True)
+    slot = torch.where(stays, stays.cumsum(dim=1) - 1, nearest)
+    group = torch.where(stays, kept.shape[1], slot)
+    order = group.argsort(dim=1, stable=True)
+    sizes = torch.zeros_like(kept[:, :1]).expand(-1, kept.shape[1] + 1)
+    sizes = sizes.scatter_add(1, group, torch.ones_like(group))
+    place = torch.arange(group.shape[1], device=group.device).expand_as(group)
+    ranked = place - (sizes.cumsum(dim=1) - sizes).gather(1, group.gather(1, order))
+    rank = torch.zeros_like(group).scatter(1, order, ranked)
+    later = sizes.gather(1, slot) - torch.where(stays, 0, rank)
+    return Assignment(slot, 0.5 ** later.float())

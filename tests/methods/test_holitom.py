@@ -1,0 +1,197 @@
+"""HoliTom against a slow version, by hand, on models, and against what its released code keeps and merges."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from espalier.harness.errors import UserError
+from espalier.harness.specs.catalogue import build_method
+from espalier.methods.base import Plan, Site, View
+from espalier.methods.holitom import HoliTom, still_places, windows
+from tests.methods.crop_views import slow_apportion
+from tests.methods.engine import check_method
+from tests.methods.released import case_video, numbers, released_video, scenes, shares, vectors
+
+PREFIX = Site("prefix")
+
+
+def merged(view: View, plan: Plan) -> Tensor:
+    assert plan.merge is not None
+    return plan.merge.apply(view.tokens, plan.kept.shape[1])[0]
+
+
+def slow_holitom(method: HoliTom, view: View, size: int, keep: int) -> tuple[list[int], Tensor]:
+    """One video: every cut is tried, and every token put in its place."""
+    tokens = view.tokens[0].double()
+    n_frames = len(tokens) // size
+    attention = view.signals["cls_attention"][0].tolist()
+
+    def like(frame: int, place: int) -> float:
+        pair = tokens[frame * size + place], tokens[(frame + 1) * size + place]
+        return float(cosine_similarity(*pair, dim=0))
+
+    def still(first: int, last: int) -> list[int]:
+        frames = range(first, last)
+        return [i for i in range(size) if all(like(f, i) > method.tau for f in frames)]
+
+    def spared(runs: list[tuple[int, int]]) -> int:
+        return sum((last - first) * len(still(first, last)) for first, last in runs if last > first)
+
+    # Of equal cuts the one whose last window is shorter, then the one before, and so on.
+    runs = max(cuts(n_frames), key=lambda cut: (spared(cut), [a - b for a, b in reversed(cut)]))
+    places = {run: set(still(*run)) if run[1] > run[0] else set() for run in runs}
+    pairs = [
+        (min(like(f, i) for f in range(*run)), number, i)
+        for number, run in enumerate(runs)
+        for i in places[run]
+    ]
+    left = n_frames * size - spared(runs)
+    for _, number, place in sorted(pairs):
+        if left >= keep:
+            break
+        places[runs[number]].remove(place)
+        left += runs[number][1] - runs[number][0]
+    parts: list[list[list[int]]] = []
+    for run in runs:
+        frames = range(run[0], run[1] + 1)
+        parts.append([[f * size + i for f in frames] for i in sorted(places[run])])
+        parts += [[[f * size + i] for i in range(size) if i not in places[run]] for f in frames]
+    values: dict[int, Tensor] = {}
+    lengths = [len(part) for part in parts]
+    for part, quota in zip(parts, slow_apportion(lengths, lengths, keep), strict=True):
+        if part and len(part[0]) > 1:
+            values |= slow_clusters(method, tokens, part, quota)
+        else:
+            best = sorted(part, key=lambda entry: (-attention[entry[0]], entry[0]))[:quota]
+            values |= {entry[0]: tokens[entry[0]] for entry in best}
+    return sorted(values), torch.stack([values[token] for token in sorted(values)])
+
+
+def cuts(n_frames: int) -> list[list[tuple[int, int]]]:
+    """Every way to cut a video into windows."""
+    if n_frames == 0:
+        return [[]]
+    return [[*before, (first, n_frames - 1)] for first in range(n_frames) for before in cuts(first)]
+
+
+def slow_clusters(
+    method: HoliTom, tokens: Tensor, part: list[list[int]], quota: int
+) -> dict[int, Tensor]:
+    means = [tokens[entry].mean(0) for entry in part]
+    squared = [[float((a - b).square().mean()) for b in means] for a in means]
+    near, every = min(method.K, quota), range(len(means))
+    rho = [math.exp(-sum(sorted(row)[:near]) / max(1, near)) for row in squared]
+    far = max(max(row) for row in squared)
+    score = []
+    for i in every:
+        denser = [squared[i][j] for j in every if (rho[j], -j) > (rho[i], -i)]
+        score.append(rho[i] * math.sqrt(min(denser, default=far)))
+    centres = sorted(every, key=lambda i: (-score[i], i))[:quota]
+    joined: dict[int, list[Tensor]] = {centre: [] for centre in sorted(centres)}
+    for i in every:
+        if centres and i not in centres:
+            joined[min(joined, key=lambda centre: squared[i][centre])].append(means[i])
+    return {
+        part[centre][0]: method.beta * means[centre]
+        + (1 - method.beta) * torch.stack(others).mean(0)
+        if others
+        else means[centre]
+        for centre, others in joined.items()
+    }
+
+
+@pytest.mark.parametrize("method", [HoliTom(), HoliTom(tau=0.9, beta=0.1, K=2)], ids=str)
+@pytest.mark.parametrize(("frames", "keep"), [(1, 5), (5, 7), (7, 30), (7, 60), (6, 54)])
+def test_the_first_stage_equals_the_slow_one(method: HoliTom, frames: int, keep: int) -> None:
+    attention = shares(keep, 1, 9 * frames)
+    view = released_video(PREFIX, scenes(frames + keep, frames, 9, 6), 3, cls_attention=attention)
+    plan = method.plan(view, keep)
+    kept, values = slow_holitom(method, view, 9, keep)
+    assert plan.kept[0].tolist() == kept
+    torch.testing.assert_close(merged(view, plan), values.float(), atol=1e-5, rtol=0)
+
+
+def test_windows_by_hand() -> None:
+    """Place 0 is still in frames 0 to 2, places 1 and 2 in 1 to 3: 2 * 1 tokens are spared by 0-2, 2 * 2 by 1-3."""
+    still = torch.tensor([[1, 0, 0], [1, 1, 1], [0, 1, 1]]).bool()
+    assert windows(still) == [(0, 0), (1, 3)]
+    assert windows(still[:2]) == [(0, 0), (1, 2)]  # 3 are spared, 2 by 0-2
+    assert windows(~still) == [(0, 1), (2, 3)]
+    assert windows(still[:0]) == [(0, 0)]
+
+
+def test_two_frames_by_hand() -> None:
+    """Places 0 and 1 stand still, and 2 moves: two tokens of the first frame and one of each frame are left."""
+    tokens = torch.tensor([[[2.0, 0], [0, 2], [1, 1]], [[4, 0], [0, 6], [-1, 1]]])
+    attention = torch.tensor([[9.0, 9, 1, 9, 9, 2]])
+    view = released_video(PREFIX, tokens, 3, cls_attention=attention)
+    plan = HoliTom().plan(view, 4)
+    assert plan.kept.tolist() == [[0, 1, 2, 5]]
+    assert merged(view, plan).tolist() == [[3, 0], [0, 4], [1, 1], [-1, 1]]
+    # Shares of 3 are 1.5, 0.75 and 0.75 of two, one and one: one centre. Of equal density, 0 is the denser.
+    plan = HoliTom().plan(view, 3)
+    assert plan.kept.tolist() == [[0, 2, 5]]
+    torch.testing.assert_close(merged(view, plan)[0], torch.tensor([0.6 * 3, 0.4 * 4]))
+    # Five cannot be left with both places still: the later of two equal ones stays still.
+    alike = torch.tensor([[1.0, 1.0, 0.0]])
+    assert still_places(alike, [(0, 1)], 0.8, 5).tolist() == [[False, True, False]]
+
+
+@pytest.mark.parametrize("case", vectors("holitom"), ids=lambda case: str(case["seed"]))
+def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
+    n_tokens = case["frames"] * case["rows"] * case["columns"]
+    view = case_video(case, PREFIX, cls_attention=shares(case["seed"] + 200, 1, n_tokens))
+    plan = HoliTom(**case["params"]).plan(view, case["keep"])
+    assert plan.kept[0].tolist() == case["kept"]
+    sums = merged(view, plan).double().sum(dim=1)
+    assert sums.tolist() == pytest.approx(case["sums"], abs=2e-4)
+
+
+def test_the_second_stage_halves_token_by_token() -> None:
+    tokens, attention = numbers(3, 1, 30, 4), shares(4, 1, 30)
+    grid = torch.zeros(1, 30, 4, dtype=torch.long)
+    site = HoliTom().sites(28)[1]
+    view = View(site, tokens, grid, {"last_attention": attention})
+    plan = HoliTom().plan(view, 6)
+    kept = sorted(attention[0].topk(6).indices.tolist())
+    assert (site.layer, plan.kept[0].tolist()) == (18, kept)
+    values = tokens[0].clone()
+    for token in range(30):
+        if token not in kept:
+            like = [float(cosine_similarity(tokens[0, token], tokens[0, k], dim=0)) for k in kept]
+            place = kept[like.index(max(like))]
+            values[place] = (values[place] + tokens[0, token]) / 2
+    torch.testing.assert_close(merged(view, plan), values[kept], atol=1e-6, rtol=0)
+
+
+def test_the_stages_share_the_budget() -> None:
+    assert HoliTom().fractions(0.1, 2) == (0.2, 0.1)
+    assert HoliTom().fractions(0.8, 2) == (1.0, 0.8)
+    assert HoliTom(r=0.0).fractions(0.1, 1) == (0.1,)
+    assert [len(HoliTom(r=r).sites(28)) for r in (0.0, 0.5)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"tau": 1.5}, r"tau=1\.5 .*a cosine"),
+        ({"beta": 2.0}, r"beta=2\.0 .*0 to 1"),
+        ({"K": 0}, r"K=0 .*1 or more"),
+        ({"k": 0}, r"k=0 .*1 or more, or null"),
+        ({"r": 1.0}, r"r=1\.0 .*0 <= r < 1"),
+    ],
+)
+def test_hyper_parameters_out_of_range_are_one_line(params: dict, line: str) -> None:
+    with pytest.raises(UserError, match=rf"method\.params\.{line}"):
+        build_method("holitom", params)
+
+
+@pytest.mark.slow
+def test_on_a_model() -> None:
+    check_method("onevision_video", HoliTom(tau=0.3, k=1))
