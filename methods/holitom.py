@@ -23,7 +23,7 @@ tenth of the tokens, k is 18 of 28 layers, read at the same share of other depth
 Clusters of a frame's other tokens (D > 0) end in an error there, and are left out. It rounds the share of each frame up
 and that of each window's still places to the nearest; here the budget is exact, by largest remainders. Where still
 places leave fewer tokens than the budget it keeps so many; here the least similar ones move again until it fits.
-Density has no random part; the lower index counts as denser. Tokens stand in raster order, where the code has a window's
+Density has no random part; the lower index counts as denser. Tokens stand in raster order; the code has a window's
 still ones first for LLaVA-OneVision. Gaps in positions close up after both stages, in the code after the first. Every
 video of a prompt is cut by itself, and they share the budget by their tokens; a picture is a video of one frame.
 Newlines stay. The paper's text was not compared.
@@ -31,7 +31,6 @@ Newlines stay. The paper's text was not compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,10 +39,10 @@ from torch.nn.functional import cosine_similarity, pad
 
 from espalier.methods.base import Assignment, Need, Plan, Positions, Site, TokenReducer, View
 from espalier.methods.checks import layer_site, require, require_finite
-from espalier.methods.select.density import density_peaks, nearest_centre, squared_distances
 from espalier.methods.select.frames import clips
 from espalier.methods.select.quotas import apportion
 from espalier.methods.select.similarity import unit
+from espalier.methods.select.stills import clusters, parts_of, plan_of, still_places
 from espalier.methods.select.topk import rows_of, top
 
 
@@ -108,25 +107,21 @@ class HoliTom(TokenReducer):
         if view.site.where == "layer":
             kept = top(attention, keep)
             return Plan(kept, halved_into(tokens, kept), scores=attention)
-        slot = torch.full_like(attention, -1, dtype=torch.long)
-        weight = torch.zeros_like(attention)
+        into, weight = torch.full_like(attention, -1, dtype=torch.long), torch.zeros_like(attention)
         for row, parts in enumerate(clips(view.grid, keep)):
             for clip in parts:
-                into, share = self.of_clip(clip.of(tokens[row]), clip.of(attention[row]), clip.keep)
-                slot[row, clip.span] = torch.where(into < 0, -1, into + clip.span.start)
+                goes, share = self.of_clip(clip.of(tokens[row]), clip.of(attention[row]), clip.keep)
+                into[row, clip.span] = torch.where(goes < 0, -1, goes + clip.span.start)
                 weight[row, clip.span] = share
-        stays = slot == torch.arange(slot.shape[1], device=slot.device)
-        place = stays.cumsum(dim=1) - 1
-        kept = stays.nonzero()[:, 1].view(len(slot), keep)
-        slot = torch.where(slot < 0, -1, place.gather(1, slot.clamp(min=0)))
-        return Plan(kept, Assignment(slot, weight), scores=attention)
+        return plan_of(into, weight, keep, attention)
 
     def of_clip(self, tokens: Tensor, attention: Tensor, keep: int) -> tuple[Tensor, Tensor]:
         """Return (T n) the token that each token of a clip (T, n, D) goes to, -1 for none, and its weight there."""
         alike = cosine_similarity(tokens[:-1], tokens[1:], dim=2)
         runs = windows(alike > self.tau)
-        still = still_places(alike, runs, self.tau, keep)
-        parts = parts_of(still, runs)
+        alike = pad(alike, (0, 0, 0, 1))
+        least = [alike[first : max(last, first + 1)].amin(dim=0) for first, last in runs]
+        parts = parts_of(still_places(torch.stack(least), runs, self.tau, keep), runs)
         sizes = torch.tensor([[len(part) for part in parts]])
         into = torch.full((attention.numel(),), -1, device=tokens.device)
         weight = torch.zeros(attention.numel(), device=tokens.device)
@@ -143,9 +138,7 @@ class HoliTom(TokenReducer):
 
     def clustered(self, values: Tensor, n_centres: int) -> tuple[Tensor, Tensor]:
         """Return (M,) the centre that each of the values (M, D) joins, itself for centres, and its weight there."""
-        squared = squared_distances(values.unsqueeze(0))
-        centres = density_peaks(squared, n_centres, min(self.K, n_centres))
-        joined = centres[0, nearest_centre(-squared, centres)[0]]
+        joined = clusters(values, n_centres, min(self.K, n_centres))
         others = torch.bincount(joined, minlength=len(values)) - 1
         alone = torch.where(others > 0, self.beta, 1.0)
         share = (1 - self.beta) / others.clamp(min=1)
@@ -181,40 +174,6 @@ def windows(still: Tensor) -> list[tuple[int, int]]:
         found.append((opening[last], last))
         last = opening[last] - 1
     return found[::-1]
-
-
-def still_places(alike: Tensor, runs: Sequence[tuple[int, int]], tau: float, keep: int) -> Tensor:
-    """Return (W, n) the still places of each window; the least similar move again until `keep` tokens are left.
-
-    Args:
-        alike: (T - 1, n) cosines with the next frame.
-        runs: first and last frame of each window.
-        tau: cosine above which a place is still.
-        keep: tokens that must be left.
-    """
-    moving = alike.new_full((alike.shape[1],), -torch.inf)
-    least = torch.stack(
-        [alike[first:last].amin(dim=0) if last > first else moving for first, last in runs]
-    )
-    still = least > tau
-    spared = torch.tensor([last - first for first, last in runs], device=still.device)
-    gains = (still * spared.unsqueeze(1)).flatten()
-    order = least.masked_fill(~still, torch.inf).flatten().argsort(stable=True)
-    missing = keep - ((len(alike) + 1) * alike.shape[1] - gains.sum())
-    upto = gains[order].cumsum(dim=0)
-    moves = upto - gains[order] < missing
-    return still & ~torch.zeros_like(still.flatten()).scatter(0, order, moves).view_as(still)
-
-
-def parts_of(still: Tensor, runs: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """Return tables (M, L) of tokens: a window's still places over its L frames, then each frame's others (M, 1)."""
-    size = still.shape[1]
-    parts = []
-    for (first, last), stands in zip(runs, still, strict=True):
-        frames = torch.arange(first, last + 1, device=still.device) * size
-        parts.append(stands.nonzero() + frames)
-        parts += [(~stands).nonzero() + frame for frame in frames]
-    return parts
 
 
 def halved_into(tokens: Tensor, kept: Tensor) -> Assignment:

@@ -24,6 +24,8 @@ SIGNALS: Mapping[str, str] = {
     "mean_attention": "(B, N) attention a visual token receives, mean over all queries that can see it and heads, fp32",
     "text_received_max": "(B, N) attention a visual token receives, largest over heads, mean over the words after the "
     "image, fp32",
+    "text_received_peak": "(B, N) attention a visual token receives, largest over heads and over the words after the "
+    "image, fp32",
     "visual_received_max": "(B, N) attention a visual token receives, largest over heads, mean over the visual tokens "
     "left, fp32",
     "text_attention": "(B, T, N) attention that each word pays each visual token, mean over heads, fp32, 0 where a row "

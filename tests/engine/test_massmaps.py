@@ -13,7 +13,7 @@ from tests.families import FAMILIES
 from tests.methods.runs import adapter_of
 from tests.tiny import CHATS, Recorder, chat, load_llava, save_llava
 
-MASSES = ("text_received_max", "visual_received_max")
+MASSES = ("text_received_max", "visual_received_max", "text_received_peak")
 NEEDS = tuple(map(Need, MASSES))
 SITES = (Site("layer", 1), Site("layer", 3))
 
@@ -46,8 +46,10 @@ def test_masses_are_column_means_of_the_eager_head_max_map(folder, sdpa, one):
     words_after = range(max(visual) + 1, inputs["input_ids"].shape[1])
     for view, site in zip(record(sdpa, [one]), SITES, strict=True):
         largest = maps[site.layer - 1][0].amax(dim=0).tolist()
-        for signal, asking in zip(MASSES, (words_after, visual), strict=True):
+        for signal, asking in zip(MASSES, (words_after, visual, words_after), strict=True):
             wanted = [sum(largest[q][j] for q in asking) / len(asking) for j in visual]
+            if signal == "text_received_peak":
+                wanted = [max(largest[q][j] for q in asking) for j in visual]
             values = view.signals[signal][0]
             assert values.dtype == torch.float64
             # Eager attention computes its softmax in fp32 for any dtype of the weights.
@@ -98,6 +100,10 @@ def test_blocks_and_padding_change_nothing():
     slots = torch.tensor([[0, 1, 7, 8, 10], [5, 9, 10, -1, -1]])
     masses = received_max(query, key, 0.3, valid, slots)
     assert torch.allclose(received_max(query, key, 0.3, valid, slots, block=2), masses, atol=1e-7)
+    peaks = received_max(query, key, 0.3, valid, slots, peak=True)
+    parts = received_max(query, key, 0.3, valid, slots, block=2, peak=True)
+    assert torch.allclose(parts, peaks, atol=1e-7)
+    assert (peaks >= masses).all()
     for row, query_slots in enumerate(([0, 1, 7, 8, 10], [5, 9, 10])):
         total = [0.0] * 11
         for q in query_slots:

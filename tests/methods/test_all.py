@@ -33,7 +33,7 @@ Case = tuple[str, dict[str, Any]]
 #: layers.
 RELEASED = {
     **dict.fromkeys(("nuwa", "rtprune", "evs"), "original"),
-    **dict.fromkeys(("pyramiddrop", "sparsevlm", "vscan", "holitom"), "renumbered"),
+    **dict.fromkeys(("pyramiddrop", "sparsevlm", "vscan", "holitom", "prunevid"), "renumbered"),
 }
 #: Methods whose choice follows the tokens wherever they stand in the sequence.
 FOLLOWS_TOKENS = [case for case in CASES if case not in with_trait(ORDER)]
@@ -61,6 +61,7 @@ READS_TOKENS = {
         "evs",
         "vidcom2",
         "holitom",
+        "prunevid",
     )
     or (case[0] == "uvprune" and "attention" not in case[1].get("criterion", ""))
     or (case[0] == "d2pruner" and "selection" not in case[1])

@@ -37,6 +37,7 @@ PRODUCERS.add("text_embeddings", "espalier.harness.engine.signals.decoder_inputs
 PRODUCERS.add("last_attention", "espalier.harness.engine.signals.received:LastAttention")
 PRODUCERS.add("mean_attention", "espalier.harness.engine.signals.received:MeanAttention")
 PRODUCERS.add("text_received_max", "espalier.harness.engine.signals.received_max:TextReceivedMax")
+PRODUCERS.add("text_received_peak", "espalier.harness.engine.signals.received_max:TextReceivedPeak")
 PRODUCERS.add(
     "visual_received_max", "espalier.harness.engine.signals.received_max:VisualReceivedMax"
 )

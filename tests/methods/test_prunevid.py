@@ -1,0 +1,174 @@
+"""PruneVid against a slow version, by hand, on models, and against what its released code merges."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from espalier.harness.errors import UserError
+from espalier.harness.specs.catalogue import build_method
+from espalier.methods.base import Plan, Site, View
+from espalier.methods.prunevid import PruneVid, pair_mean, segments_of
+from tests.methods.crop_views import slow_apportion
+from tests.methods.engine import check_method
+from tests.methods.released import numbers, released_video, scenes, shares, vectors
+
+PREFIX = Site("prefix")
+
+
+def merged(view: View, plan: Plan) -> Tensor:
+    assert plan.merge is not None
+    return plan.merge.apply(view.tokens, plan.kept.shape[1])[0]
+
+
+def slow_prunevid(method: PruneVid, view: View, size: int, keep: int) -> tuple[list[int], Tensor]:
+    """One video, by the text: pairs of frames one by one, and clusters as lists."""
+    frames = view.tokens[0].double().unflatten(0, (-1, size))
+    means = [frame.mean(0) for frame in frames]
+    clusters = slow_clusters(means, max(1, int(len(frames) * method.gamma + 1e-9)))
+    label = {frame: centre for centre, members in clusters.items() for frame in members}
+    segments = segments_of([label[frame] for frame in range(len(frames))])
+    static: dict[tuple[int, int], float] = {}
+    for number, (first, last) in enumerate(segments):
+        for place in range(size):
+            inside = range(first, last + 1)
+            pairs = [(a, b) for a in inside for b in inside if a != b]
+            like = [
+                float(cosine_similarity(frames[a, place], frames[b, place], dim=0))
+                for a, b in pairs
+            ]
+            if like and sum(like) / len(like) > method.tau:
+                static[number, place] = sum(like) / len(like)
+    lengths = [last - first for first, last in segments]
+    left = len(frames) * size - sum(lengths[number] for number, _ in static)
+    for number, place in sorted(static, key=lambda key: (static[key], key)):
+        if left < keep:
+            del static[number, place]
+            left += lengths[number]
+    parts: list[list[list[int]]] = []
+    for number, (first, last) in enumerate(segments):
+        still, inside = [p for n, p in static if n == number], range(first, last + 1)
+        parts.append([[f * size + place for f in inside] for place in sorted(still)])
+        parts += [[[f * size + i] for i in range(size) if i not in still] for f in inside]
+    counts, values = [len(part) for part in parts], dict[int, Tensor]()
+    for part, quota in zip(parts, slow_apportion(counts, counts, keep), strict=True):
+        tokens = [frames.flatten(0, 1)[entry].mean(0) for entry in part]
+        for centre, members in slow_clusters(tokens, quota).items():
+            values[part[centre][0]] = torch.stack([tokens[i] for i in members]).mean(0)
+    return sorted(values), torch.stack([values[token] for token in sorted(values)])
+
+
+def slow_clusters(values: list[Tensor], count: int) -> dict[int, list[int]]:
+    """Members of the cluster of each density peak."""
+    every = range(len(values))
+    squared = [[float((a - b).square().mean()) for b in values] for a in values]
+    rho = [math.exp(-sum(sorted(row)[:7]) / min(7, len(values))) for row in squared]
+    score = []
+    for i in every:
+        denser = [squared[i][j] for j in every if (rho[j], -j) > (rho[i], -i)]
+        far = max(map(max, squared))
+        score.append(rho[i] * math.sqrt(min(denser, default=far)))
+    centres = sorted(sorted(every, key=lambda i: (-score[i], i))[:count])
+    members: dict[int, list[int]] = {centre: [centre] for centre in centres}
+    for i in every:
+        if centres and i not in centres:
+            members[min(centres, key=lambda centre: squared[i][centre])].append(i)
+    return members
+
+
+@pytest.mark.parametrize("method", [PruneVid(), PruneVid(tau=0.9, gamma=0.5)], ids=str)
+@pytest.mark.parametrize(("frames", "keep"), [(1, 5), (5, 7), (9, 30), (9, 75), (6, 54)])
+def test_the_first_stage_equals_the_slow_one(method: PruneVid, frames: int, keep: int) -> None:
+    view = released_video(PREFIX, scenes(frames + keep, frames, 9, 6), 3)
+    plan = method.plan(view, keep)
+    kept, values = slow_prunevid(method, view, 9, keep)
+    assert plan.kept[0].tolist() == kept
+    torch.testing.assert_close(merged(view, plan), values.float(), atol=1e-5, rtol=0)
+
+
+#: Clusters of 15 frames, and the lengths of the segments that `refine_clusters` and `segment_lengths` of the released
+#: code make of them; provenance as in released.json.
+SEGMENTS = (
+    ("001120003311222", "53223"),
+    ("010122001112333", "6243"),
+    ("333001100211230", "32235"),
+    ("400100222003311", "63222"),
+)
+
+
+@pytest.mark.parametrize(("labels", "lengths"), SEGMENTS)
+def test_segments_are_those_of_the_released_code(labels: str, lengths: str) -> None:
+    segments = segments_of(list(map(int, labels)))
+    assert [last - first + 1 for first, last in segments] == list(map(int, lengths))
+    assert segments_of([0, 1, 2] * 5) == [(0, 14)]
+
+
+def test_two_frames_by_hand() -> None:
+    """Place 0 is static, a third of three tokens; of 1 and 2 each frame keeps one, the mean of both."""
+    tokens = torch.tensor([[[2.0, 0], [0, 2], [0, 4]], [[4, 0], [-1, 1], [-3, 3]]])
+    view = released_video(PREFIX, tokens, 3)
+    assert pair_mean(tokens / tokens.norm(dim=2, keepdim=True))[0] == pytest.approx(1.0)
+    plan = PruneVid().plan(view, 3)
+    # Two points are equally dense: the first counts as denser, and the second is as far from it.
+    assert plan.kept.tolist() == [[0, 1, 4]]
+    assert merged(view, plan).tolist() == [[3, 0], [0, 3], [-2, 2]]
+
+
+@pytest.mark.parametrize("case", vectors("prunevid"), ids=lambda case: str(case["seed"]))
+def test_merges_as_the_released_code(case: dict[str, Any]) -> None:
+    size = case["rows"] * case["columns"]
+    tokens = scenes(case["seed"], case["frames"], size, case["width"])
+    if case["loose"]:
+        loose = numbers(case["seed"] + 90, case["frames"], case["loose"], case["width"])
+        tokens[:, size - case["loose"] :] = loose
+    view = released_video(PREFIX, tokens, case["columns"])
+    sums = merged(view, PruneVid(**case["params"]).plan(view, case["keep"])).double().sum(dim=1)
+    assert sorted(sums.tolist()) == pytest.approx(case["sums"], abs=2e-4)
+
+
+def test_the_second_stage_keeps_a_share_of_each_frame() -> None:
+    site = PruneVid().sites(32)[1]
+    grid = torch.tensor([[[frame, 0, 0, place] for frame, place in FRAMES]])
+    scores = shares(7, 1, len(FRAMES))
+    view = View(site, numbers(3, 1, len(FRAMES), 4), grid, {"text_received_peak": scores})
+    plan = PruneVid().plan(view, 6)
+    # Sizes 6, 2 and 4 of 12: half of each.
+    best = [
+        sorted(range(a, b), key=lambda i: -float(scores[0, i]))
+        for a, b in ((0, 6), (6, 8), (8, 12))
+    ]
+    assert plan.kept[0].tolist() == sorted(best[0][:3] + best[1][:1] + best[2][:2])
+    assert (site.layer, plan.merge) == (11, None)
+
+
+FRAMES = [*((0, place) for place in range(6)), (1, 0), (1, 3), *((2, p) for p in range(4))]
+
+
+def test_the_stages_share_the_budget() -> None:
+    assert PruneVid().fractions(0.2, 2) == (0.5, 0.2)
+    assert PruneVid().fractions(0.8, 2) == (1.0, 0.8)
+    assert [site.layer for site in PruneVid(M=0).sites(2)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"tau": 1.5}, r"tau=1\.5 .*a cosine"),
+        ({"gamma": 0.0}, r"gamma=0\.0 .*\(0, 1\]"),
+        ({"alpha": 0.0}, r"alpha=0\.0 .*\(0, 1\]"),
+        ({"M": -1}, r"M=-1 .*0 or more, or null"),
+    ],
+)
+def test_hyper_parameters_out_of_range_are_one_line(params: dict, line: str) -> None:
+    with pytest.raises(UserError, match=rf"method\.params\.{line}"):
+        build_method("prunevid", params)
+
+
+@pytest.mark.slow
+def test_on_a_model() -> None:
+    check_method("onevision_video", PruneVid(tau=0.3, gamma=0.5, M=0))
