@@ -120,8 +120,8 @@ class HoliTom(TokenReducer):
         alike = cosine_similarity(tokens[:-1], tokens[1:], dim=2)
         runs = windows(alike > self.tau)
         alike = pad(alike, (0, 0, 0, 1))
-        least = [alike[first : max(last, first + 1)].amin(dim=0) for first, last in runs]
-        parts = parts_of(still_places(torch.stack(least), runs, self.tau, keep), runs)
+        lowest = [alike[first : max(last, first + 1)].amin(dim=0) for first, last in runs]
+        parts = parts_of(still_places(torch.stack(lowest), runs, self.tau, keep), runs)
         sizes = torch.tensor([[len(part) for part in parts]])
         into = torch.full((attention.numel(),), -1, device=tokens.device)
         weight = torch.zeros(attention.numel(), device=tokens.device)
@@ -139,11 +139,11 @@ class HoliTom(TokenReducer):
     def clustered(self, values: Tensor, n_centres: int) -> tuple[Tensor, Tensor]:
         """Return (M,) the centre that each of the values (M, D) joins, itself for centres, and its weight there."""
         joined = clusters(values, n_centres, min(self.K, n_centres))
-        others = torch.bincount(joined, minlength=len(values)) - 1
-        alone = torch.where(others > 0, self.beta, 1.0)
-        share = (1 - self.beta) / others.clamp(min=1)
+        joiners = torch.bincount(joined, minlength=len(values)) - 1
+        own_share = torch.where(joiners > 0, self.beta, 1.0)
+        share = (1 - self.beta) / joiners.clamp(min=1)
         leads = joined == torch.arange(len(values), device=joined.device)
-        return joined, torch.where(leads, alone, share[joined])
+        return joined, torch.where(leads, own_share, share[joined])
 
 
 def windows(still: Tensor) -> list[tuple[int, int]]:
@@ -162,18 +162,18 @@ def windows(still: Tensor) -> list[tuple[int, int]]:
     ).tolist()
     best, opening = [0], [0]
     for last in range(1, len(still) + 1):
-        most, start = best[-1], last
+        record, start = best[-1], last
         for first in range(last - 1, -1, -1):
             before = best[first - 1] if first else 0
-            if before + places[first][last - 1] * (last - first) > most:
-                most, start = before + places[first][last - 1] * (last - first), first
-        best.append(most)
+            if before + places[first][last - 1] * (last - first) > record:
+                record, start = before + places[first][last - 1] * (last - first), first
+        best.append(record)
         opening.append(start)
-    found, last = [], len(still)
+    runs, last = [], len(still)
     while last >= 0:
-        found.append((opening[last], last))
+        runs.append((opening[last], last))
         last = opening[last] - 1
-    return found[::-1]
+    return runs[::-1]
 
 
 def halved_into(tokens: Tensor, kept: Tensor) -> Assignment:

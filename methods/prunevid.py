@@ -141,7 +141,7 @@ def pair_mean(units: Tensor) -> Tensor:
 def segments_of(labels: list[int]) -> Windows:
     """Return first and last frame of each segment, from the cluster of each frame."""
     runs = [(label, len(list(group))) for label, group in groupby(labels)]
-    longest = {label: max(n for other, n in runs if other == label) for label, _ in runs}
+    longest = {label: max(n for name, n in runs if name == label) for label, _ in runs}
     frames = [label if 1 < n == longest[label] else GAP for label, n in runs for _ in range(n)]
     while GAP in frames and len(set(frames)) > 1:
         runs = [(label, len(list(group))) for label, group in groupby(frames)]
