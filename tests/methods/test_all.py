@@ -100,6 +100,21 @@ def test_keeping_all_changes_nothing(case: Case):
     assert torch.equal(outcome(method, plan, view.tokens), view.tokens)
 
 
+@pytest.mark.parametrize("name", ["vidcom2", "holitom", "prunevid"])
+def test_two_videos_share_the_budget_and_are_chosen_apart(name: str):
+    method = build((name, {}))
+    both = rows_of_view(make_view(method), [2])  # 24 tokens in frames of 3, and 24 in frames of 6
+    apart = []
+    for half in (slice(0, 24), slice(24, 48)):
+        signals = {key: value[:, half] for key, value in both.signals.items()}
+        apart.append(
+            replace(both, tokens=both.tokens[:, half], grid=both.grid[:, half], signals=signals)
+        )
+    first, second = (outcome(method, method.plan(view, 10), view.tokens) for view in apart)
+    together = outcome(method, method.plan(both, 20), both.tokens)
+    assert torch.allclose(together, torch.cat([first, second], dim=1), atol=1e-6)
+
+
 @every_method
 @pytest.mark.parametrize("keep", [5, 24])
 def test_a_batch_equals_its_rows_alone(case: Case, keep: int):
