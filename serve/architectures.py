@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+from espalier.serve.clock import Stopwatch
 from espalier.serve.families import FAMILIES
 from espalier.serve.model import PrunedModel
 from espalier.serve.processor import PrunedProcessor
@@ -36,6 +37,7 @@ def pruned_class(architecture: str) -> Any:
         self.channelled = vllm_config.model_config.uses_mrope
         # vLLM's own pruning of videos is refused when the engine starts.
         self.is_multimodal_pruning_enabled = False
+        self.stopwatch = Stopwatch(vllm_config.observability_config.enable_mm_processor_stats)
 
     # Behind the base: a model that has these protocols already allows no other order.
     protocols = (SupportsMRoPE, SupportsMultiModalPruning)

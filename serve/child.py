@@ -2,7 +2,7 @@
 
 A line with `engine`, the arguments of `vllm.LLM`, loads a model in the place of the one before; the reply states
 versions. A line with `requests` is answered by one line with `answers` in their order; all of them run together. What
-cannot be done is answered by `error`, one line of text.
+cannot be done is answered by `error`, one line of text. `espalier.serve.load` takes other lines in the same way.
 """
 
 from __future__ import annotations
@@ -13,40 +13,56 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import numpy as np
 
 from espalier.serve.setting import KEY
 
 
-def main() -> int:
-    """Serve until standard input ends."""
+class Served(Protocol):
+    """A loaded model, which answers lines."""
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Versions of vLLM and the packages beside it."""
+
+    def reply(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the line that answers a line."""
+
+    def close(self) -> None:
+        """Free the model."""
+
+
+def main(open_engine: Callable[[Mapping[str, Any]], Served] | None = None) -> int:
+    """Serve until standard input ends, by default with `Engine`."""
     replies = _own_output()
-    engine: Engine | None = None
+    engine: Served | None = None
     for line in sys.stdin:
         message = json.loads(line)
         if "engine" in message:
             if engine is not None:
                 engine.close()
-            engine, reply = start(message["engine"])
+            engine, reply = start(open_engine or Engine, message["engine"])
         elif engine is None:
             reply = {"error": "no engine is loaded"}
         else:
-            reply = engine.answered(message["requests"])
+            reply = engine.reply(message)
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
     return 0
 
 
-def start(arguments: Mapping[str, Any]) -> tuple[Engine | None, dict[str, Any]]:
+def start(
+    open_engine: Callable[[Mapping[str, Any]], Served], arguments: Mapping[str, Any]
+) -> tuple[Served | None, dict[str, Any]]:
     """Return an engine and the reply about it; None if it does not start."""
     if arguments.get("tensor_parallel_size", 1) * arguments.get("pipeline_parallel_size", 1) == 1:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     try:
-        engine = Engine(arguments)
+        engine = open_engine(arguments)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         return None, {"error": one_line(error)}
     return engine, {"ready": engine.versions}
@@ -62,11 +78,8 @@ class Engine:
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         from vllm import LLM
 
-        from espalier.serve.plugin import vllm_version
-
         self._engine = LLM(**arguments)
-        packages = {name: version(name) for name in ("torch", "transformers")}
-        self.versions = {"vllm": vllm_version(), **packages}
+        self.versions: Mapping[str, str] = versions()
 
     def close(self) -> None:
         """Free the model."""
@@ -76,11 +89,12 @@ class Engine:
         gc.collect()
         cleanup_dist_env_and_memory()
 
-    def answered(self, requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def reply(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answers of some requests, or the line that refuses one of them."""
         from vllm import SamplingParams
         from vllm.exceptions import VLLMClientError
 
+        requests: Sequence[Mapping[str, Any]] = message["requests"]
         sampling = [SamplingParams(**request["sampling"]) for request in requests]
         try:
             outputs = self._engine.generate(
@@ -89,6 +103,14 @@ class Engine:
         except (ValueError, VLLMClientError) as error:
             return {"error": one_line(error)}
         return {"answers": [_answer(output) for output in outputs]}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of vLLM and the packages beside it."""
+    from espalier.serve.plugin import vllm_version
+
+    packages = {name: version(name) for name in ("torch", "transformers")}
+    return {"vllm": vllm_version(), **packages}
 
 
 def prompt_of(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from espalier.methods.base import Need, Site, View
 from espalier.serve import digits
+from espalier.serve.clock import Stopwatch
 from espalier.serve.families import FAMILIES
 from espalier.serve.places import Places, among_words
 from espalier.serve.processor import COUNTS, LAYOUT, QUESTION, SETTING, read_fields
@@ -35,6 +36,8 @@ class PrunedModel:
     architecture: str
     channelled: bool
     config: Any
+    #: Counts what the plug-in adds to the encoder.
+    stopwatch: Stopwatch
 
     def embed_multimodal(self, **kwargs: Any) -> Any:
         """Encode the items of a batch, and leave the tokens that each item's method keeps."""
@@ -54,9 +57,10 @@ class PrunedModel:
             data = {name: kwargs[name][n] for name in SHAPES if name in kwargs}
             places = FAMILIES[self.architecture].places(self.config, modality, data, len(tokens))
             item = _Item(self, places, tokens, setting, signals, first, question)
-            embeddings, stays = item.reduced(sites[n], counts[2])
+            with self.stopwatch.running():
+                embeddings, stays = item.reduced(sites[n], counts[2])
+                results.append(self._placed(embeddings, stays, places, layout, setting))
             first += places.units
-            results.append(self._placed(embeddings, stays, places, layout, setting))
         return tuple(results)
 
     def load_weights(self, weights: Any) -> Any:
@@ -84,7 +88,8 @@ class PrunedModel:
                 needs |= {n for n in setting.reducer.needs(site) if n.signal in OF_TOWER}
         if not needs and not features:
             return None
-        return TowerSignals(FAMILIES[self.architecture].tower(self), needs, features)
+        tower = FAMILIES[self.architecture].tower(self)
+        return TowerSignals(tower, needs, features, self.stopwatch)
 
     # ---------------------------------------------------------------- positions
 

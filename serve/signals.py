@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.methods.base import Need
+from espalier.serve.clock import Stopwatch
 from espalier.serve.places import Tower
 
 #: Queries that attend at a time, so that no whole map is held.
@@ -28,12 +29,16 @@ class TowerSignals:
         tower: of the model.
         needs: signals of the tower that some item's method reads.
         features: whether some method acts on the projector's input.
+        stopwatch: counts the time of the hooks.
     """
 
-    def __init__(self, tower: Tower, needs: Collection[Need], features: bool) -> None:
+    def __init__(
+        self, tower: Tower, needs: Collection[Need], features: bool, stopwatch: Stopwatch
+    ) -> None:
         self._tower = tower
         self._needs = needs
         self._features = features
+        self._stopwatch = stopwatch
         self._parts: dict[str, list[Tensor]] = {}
 
     @contextmanager
@@ -69,11 +74,12 @@ class TowerSignals:
         borders = given.get("cu_seqlens")
         lengths = [query.shape[2]] if borders is None else borders.diff().tolist()
         parts = zip(query.split(lengths, 2), key.split(lengths, 2), strict=True)
-        for queries, keys in parts:
-            for need in self._needs:
-                if self._tower.number(need.layer) == layer:
-                    values = self._read(need.signal, queries, keys, module.scale)
-                    self._parts.setdefault(need.key, []).append(self._tower.to_units(values))
+        with self._stopwatch.running():
+            for queries, keys in parts:
+                for need in self._needs:
+                    if self._tower.number(need.layer) == layer:
+                        values = self._read(need.signal, queries, keys, module.scale)
+                        self._parts.setdefault(need.key, []).append(self._tower.to_units(values))
 
     def _read(self, signal: str, query: Tensor, key: Tensor, scale: float) -> Tensor:
         """Return (images, patches, ...) of a signal from queries and keys (images, H, S, Dh)."""

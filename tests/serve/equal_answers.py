@@ -96,7 +96,7 @@ def loaded(name: str, engine: EngineProcess, folder: Path) -> Side:
         family = FAMILIES[name]
         spec = replace(family.spec, path=save_tiny(family.spec, folder / "checkpoint"))
         side = Side(load_tiny(spec, folder / "checkpoint", "float32"), family.chats)
-    place = model_folder(folder / "model", side.adapter.spec, side.adapter.processor)
+    place = model_folder(folder / "model", side.adapter.spec, side.adapter)
     engine.load({"model": str(place), **OPTIONS})
     return side
 

@@ -18,8 +18,13 @@ from espalier.serve.setting import Setting, SettingError
 OF_THE_HARNESS = ("backend", "separators", "decode", "rescore", "share", *EngineSpec().meters)
 
 
-def check_backend(spec: RunSpec, method: Method) -> None:
+def check_backend(spec: RunSpec, method: Method, loads: bool = False) -> None:
     """Check that another engine can answer a run; nothing to check where the harness answers.
+
+    Args:
+        spec: the run.
+        method: its method.
+        loads: whether only times count, so that weights may be random.
 
     Raises:
         UserError: a setting that the engine does not have, or no engine.
@@ -39,7 +44,7 @@ def check_backend(spec: RunSpec, method: Method) -> None:
             f"{', '.join(TESTED)}"
         )
     _check_settings(spec)
-    _check_model(spec)
+    _check_model(spec, loads)
     if not isinstance(method, TokenReducer) or spec.method.code is not None:
         raise Refused(
             f"backend=vllm serves token reducers of methods/; method={spec.method.title!r} is none"
@@ -75,9 +80,9 @@ def _check_settings(spec: RunSpec) -> None:
         )
 
 
-def _check_model(spec: RunSpec) -> None:
+def _check_model(spec: RunSpec, loads: bool) -> None:
     model = spec.model
-    if model.weights == "random" or model.in_memory is not None:
+    if (model.weights == "random" and not loads) or model.in_memory is not None:
         raise UserError(
             f"model={model.name!r} has no checkpoint for backend=vllm to load; valid: model.weights=trained"
         )

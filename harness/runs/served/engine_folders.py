@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
@@ -12,6 +12,7 @@ from espalier.harness.specs.hub_cache import cached_file
 from espalier.version import __version__
 
 if TYPE_CHECKING:
+    from espalier.harness.models.adapter import Adapter
     from espalier.harness.specs.run_spec import ModelSpec
 
 #: What an installation would write, so that vLLM finds the plug-in in each of its processes.
@@ -42,14 +43,19 @@ def code_folder(place: Path) -> Path:
     return place
 
 
-def model_folder(place: Path, spec: ModelSpec, processor: Any) -> Path:
-    """Make a folder with the checkpoint's weights, as links, and the run's processor.
+def model_folder(place: Path, spec: ModelSpec, adapter: Adapter) -> Path:
+    """Make a folder with the checkpoint's weights, as links, and the run's processor; random weights are none.
 
     Raises:
         UserError: the checkpoint is not on this machine.
     """
     place.mkdir()
-    processor.save_pretrained(place)
+    adapter.processor.save_pretrained(place)
+    if spec.weights == "random":
+        configuration = adapter.model.config
+        configuration.architectures = [type(adapter.model).__name__]
+        configuration.save_pretrained(place)
+        return place
     config = cached_file(spec, "config.json") if spec.path is None else spec.path / "config.json"
     if config is None:
         raise UserError(

@@ -77,7 +77,7 @@ class EnginePool:
         self._key = self._model = None
         assert self._folder is not None  # an engine has one
         place = Path(mkdtemp(dir=self._folder.name)) / "model"
-        folder = model_folder(place, spec.model, adapter.processor)
+        folder = model_folder(place, spec.model, adapter)
         engine.load(engine_arguments(spec, folder, adapter.model.config))
         self._key, self._model = key, ServedModel(adapter, engine)
         return self._model
@@ -112,5 +112,6 @@ def engine_arguments(spec: RunSpec, model: Path, config: Any) -> Mapping[str, An
         "max_model_len": min(context, max(LONGEST, spec.model.longest)),
         "tensor_parallel_size": spec.backend.tensor_parallel,
         "pipeline_parallel_size": spec.backend.pipeline_parallel,
+        **({"load_format": "dummy"} if spec.model.weights == "random" else {}),
         **spec.backend.options,
     }

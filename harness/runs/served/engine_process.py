@@ -56,12 +56,13 @@ class EngineProcess:
     Args:
         python: interpreter of its environment.
         code: folder for PYTHONPATH.
+        module: of `espalier.serve`, which answers the lines.
     """
 
-    def __init__(self, python: Path, code: Path) -> None:
+    def __init__(self, python: Path, code: Path, module: str = "child") -> None:
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._child = subprocess.Popen(
-            [str(python), "-m", "espalier.serve.child"],
+            [str(python), "-m", f"espalier.serve.{module}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -78,7 +79,7 @@ class EngineProcess:
             UserError: the engine does not start.
             EngineEnded: its process has ended.
         """
-        self.versions = self._exchange({"engine": arguments})["ready"]
+        self.versions = self.exchange({"engine": arguments})["ready"]
 
     @property
     def alive(self) -> bool:
@@ -92,10 +93,16 @@ class EngineProcess:
             UserError: the engine refuses one of them.
             EngineEnded: the engine has ended.
         """
-        answers: list[dict[str, Any]] = self._exchange({"requests": requests})["answers"]
+        answers: list[dict[str, Any]] = self.exchange({"requests": requests})["answers"]
         return answers
 
-    def _exchange(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def exchange(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the reply to a line.
+
+        Raises:
+            UserError: it states an error.
+            EngineEnded: the process has ended.
+        """
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         try:

@@ -1,0 +1,1 @@
+"""Times of requests to a serving engine under load, with and without a method."""

@@ -1,0 +1,303 @@
+"""Times of requests to vLLM under load, with and without methods.
+
+    espalier bench serve backend.python=/envs/vllm/bin/python model=llava15_7b method=divprune ratio=0.75
+    espalier bench serve -m backend.python=/envs/vllm/bin/python method=random,divprune ratio=0.75 --narrow
+
+Each engine life has one method; lives of the unpruned model and of every method take turns, and the order changes each
+time. In a life, `--in-flight` requests are kept in flight (closed loop), one number after another; then requests arrive
+by a Poisson process (open loop) at `--load` times the requests a second that the first unpruned life reached. Each
+request has a picture of its own, and each answer `--tokens` tokens.
+
+Goodput is the largest tested rate at which 90 % of the requests get their first token within `--limit` milliseconds.
+
+Everything else is a config override as for `espalier run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from PIL import Image
+from rich.console import Console
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.synthetic_prompts import EDGE, QUESTION, words
+from espalier.harness.runs.environment import device_name
+from espalier.harness.runs.network import go_offline
+from espalier.harness.runs.served.backend_check import check_backend
+from espalier.harness.runs.served.engine_folders import code_folder, model_folder
+from espalier.harness.runs.served.engine_pool import engine_arguments
+from espalier.harness.runs.served.engine_process import EngineEnded, EngineProcess
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.commands import command, print_error
+from espalier.harness.tools.serving.serve_report import PLAIN, write
+from espalier.methods.base import TokenReducer
+from espalier.serve.setting import KEY, Setting
+
+if TYPE_CHECKING:
+    from espalier.harness.runs.served.served_chats import ServedPrompt
+    from espalier.harness.specs.run_spec import RunSpec
+
+#: `--narrow`: random weights, few and narrow layers, so that processors of a laptop serve a model's prompts.
+NARROW = (
+    *("model.weights=random", "model.dtype=float32", "model.scale.layers=2"),
+    "model.scale.tower_layers=1",
+    "++model.facts.text={hidden: 256, intermediate: 688, heads: 4, kv_heads: 4, head_dim: 64}",
+    "++model.facts.tower={hidden: 256, intermediate: 1024, heads: 4, kv_heads: 4, head_dim: 64}",
+    "++model.facts.projector=[256, 256, 256]",
+)
+
+#: Share of requests that must be in time; limit in multiples of the unpruned model's first token alone.
+IN_TIME, PATIENCE = 0.9, 4.0
+
+
+@dataclass(frozen=True)
+class Side:
+    """What an engine life serves.
+
+    Attributes:
+        name: of its rows.
+        spec: the run that describes it.
+        setting: what is removed of every picture.
+    """
+
+    name: str
+    spec: RunSpec
+    setting: Setting
+
+
+@dataclass
+class Loads:
+    """The loads of every life; those of the open loop follow from the first life.
+
+    Attributes:
+        in_flight: numbers of requests at a time.
+        shares: rates as shares of the largest rate of the first life.
+        requests: fewest requests of a load.
+        tokens: of an answer.
+        limit: seconds to the first token that count as in time; None: PATIENCE times the unpruned model's alone.
+        rates: arrivals a second.
+    """
+
+    in_flight: Sequence[int]
+    shares: Sequence[float]
+    requests: int
+    tokens: int
+    limit: float | None = None
+    rates: list[float] = field(default_factory=list)
+
+    def closed(self) -> Iterator[dict[str, Any]]:
+        """Yield the loads with a number of requests in flight."""
+        for number in self.in_flight:
+            yield {"in_flight": number, "requests": max(self.requests, number)}
+
+    def open(self) -> Iterator[dict[str, Any]]:
+        """Yield the loads with a rate of arrivals."""
+        for rate in self.rates:
+            yield {"rate": rate, "requests": self.requests}
+
+    def settle(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Take rates and limit from the rows of the first life, unless they are known."""
+        if not self.rates:
+            most = max(row["requests_per_second"] for row in rows)
+            self.rates = [share * most for share in self.shares]
+        if self.limit is None:
+            self.limit = PATIENCE * rows[0]["first_ms"] / 1e3
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the table and the sentence, and write rows and picture; return 2 for bad input, else 0."""
+    options, overrides = _options(argv)
+    go_offline()
+    sides, folder = _sides(options, overrides), options.write
+    loads = Loads(options.in_flight, options.load, options.requests, options.tokens, options.limit)
+    try:
+        rows = measure(sides, loads, options.lives)
+    except EngineEnded as error:
+        return print_error(error)
+    spec = sides[0].spec
+    devices = device_name(spec.model.device)
+    lines = write(pd.DataFrame(rows), folder / f"serve_{spec.model.name}", devices)
+    Console(soft_wrap=True).print("\n".join(lines), markup=False, highlight=False)
+    return 0
+
+
+def measure(sides: Sequence[Side], loads: Loads, lives: int) -> list[dict[str, Any]]:
+    """Return a row for each life and load.
+
+    Raises:
+        UserError: the engine refuses the model or a method.
+        EngineEnded: the engine's process has ended.
+    """
+    # Imports transformers, which takes seconds.
+    from espalier.harness.models.adapter import load_adapter_without_weights
+    from espalier.harness.runs.served.served_chats import ServedCodec
+
+    spec = sides[0].spec
+    adapter = load_adapter_without_weights(spec.model)
+    picture = {"type": "image", "image": Image.new("RGB", (EDGE, EDGE))}
+    question = {"type": "text", "text": words(QUESTION)}
+    chat = [{"role": "user", "content": [picture, question]}]
+    prompt: ServedPrompt = ServedCodec(adapter).encode([chat])["prompts"][0]
+    rows: list[dict[str, Any]] = []
+    with TemporaryDirectory(prefix="espalier-engine-") as place:
+        folder = model_folder(Path(place) / "model", spec.model, adapter)
+        arguments = engine_arguments(spec, folder, adapter.model.config)
+        assert spec.backend.python is not None  # checked
+        code = code_folder(Path(place) / "code")
+        with closing(EngineProcess(spec.backend.python, code, "load")) as engine:
+            for life in range(lives):
+                # The unpruned model goes first in the first life, which the rates come from.
+                for side in sides[:: -1 if life % 2 else 1]:
+                    engine.load({**arguments, "hf_overrides": {KEY: asdict(side.setting)}})
+                    rows += _life(engine, side, life, prompt, loads)
+    return rows
+
+
+def _life(
+    engine: EngineProcess, side: Side, life: int, prompt: ServedPrompt, loads: Loads
+) -> list[dict[str, Any]]:
+    """Return the rows of one engine life."""
+    numbers = iter(range(0, sys.maxsize, 10**6))
+    kept = prompt.text + sum(map(side.setting.kept, prompt.visual))
+
+    def row(load: Mapping[str, Any]) -> dict[str, Any]:
+        message = {"prompt": prompt.ids, "edge": EDGE, "tokens": loads.tokens, **load}
+        reply = engine.exchange({"load": {**message, "first": next(numbers)}})
+        return {
+            "model": side.spec.model.name,
+            "method": side.name,
+            "ratio": side.setting.ratio,
+            "life": life,
+            "in_flight": load.get("in_flight"),
+            "rate": load.get("rate"),
+            **summary(reply, kept, loads.limit),
+        }
+
+    row({"in_flight": 2, "requests": 4})  # warm-up
+    rows = [row(load) for load in loads.closed()]
+    loads.settle(rows)
+    rows += [row(load) for load in loads.open()]
+    for entry in rows:
+        line = {name: entry[name] for name in ("method", "life", "in_flight", "rate", "first_ms")}
+        print(" ".join(f"{name}={value}" for name, value in line.items()), file=sys.stderr)
+    return rows
+
+
+def summary(reply: Mapping[str, Any], prompt: int, limit: float | None) -> dict[str, Any]:
+    """Return the figures of a load.
+
+    Args:
+        reply: of `espalier.serve.load`.
+        prompt: tokens that each prompt must have.
+        limit: seconds to the first token that count as in time.
+
+    Raises:
+        UserError: the engine read another number of tokens.
+    """
+    requests, seconds = reply["requests"], reply["seconds"]
+    lengths = {entry["prompt"] for entry in requests}
+    if lengths != {prompt}:
+        raise UserError(f"backend=vllm read prompts of {lengths} tokens; expected: {prompt}")
+    first = np.array([entry["first"] for entry in requests])
+    end = np.array([entry["end"] for entry in requests])
+    gaps = np.concatenate([entry["gaps"] for entry in requests])
+    count = len(requests)
+    return {
+        "requests": count,
+        "seconds": seconds,
+        "prompt_tokens": prompt,
+        "first_ms": 1e3 * float(np.median(first)),
+        "first_p99_ms": 1e3 * float(np.quantile(first, 0.99)),
+        "gap_ms": 1e3 * fmean(gaps) if len(gaps) else None,
+        "gap_p99_ms": 1e3 * float(np.quantile(gaps, 0.99)) if len(gaps) else None,
+        "end_ms": 1e3 * float(np.median(end)),
+        "end_p99_ms": 1e3 * float(np.quantile(end, 0.99)),
+        "requests_per_second": count / seconds,
+        "tokens_per_second": (count + len(gaps)) / seconds,
+        "blocks_mean": reply["blocks"]["mean"],
+        "blocks_peak": reply["blocks"]["peak"],
+        "encoder_ms": 1e3 * reply["encoder"] / count,
+        "selection_ms": 1e3 * reply["selection"] / count,
+        "in_time": None if limit is None else float((first <= limit).mean()),
+        "limit_ms": None if limit is None else 1e3 * limit,
+    }
+
+
+def _sides(options: argparse.Namespace, overrides: Sequence[str]) -> list[Side]:
+    """Return the unpruned model, then each cell of the command; all is checked before an engine starts."""
+    from espalier.harness.runs.served.served_session import setting_of
+
+    given = ["backend=vllm", *(NARROW if options.narrow else ()), *overrides]
+    request = read_command(given)
+    if request is None:
+        raise UserError(f"{' '.join(overrides)} prints information only; valid: overrides of runs")
+    sides = []
+    for cell in request.cells:
+        spec = build_spec(cell, folders=request.folders)
+        method = build_method(spec.method.name, spec.method.params)
+        check_backend(spec, method, loads=True)
+        assert isinstance(method, TokenReducer)  # checked
+        sides.append(Side(spec.method.title, spec, setting_of(spec, method)))
+    if any(side.spec.model != sides[0].spec.model for side in sides):
+        raise UserError("espalier bench serve loads one model; valid: one command for each model")
+    acting = [side for side in sides if side.setting.method != "none"]
+    if not acting:
+        raise UserError("method='none' is always measured; valid: method=<a method that is served>")
+    return [Side(PLAIN, sides[0].spec, Setting(seed=sides[0].spec.seed)), *acting]
+
+
+def _options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog="espalier bench serve",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--in-flight", type=_numbers(int), default=[1, 4, 16, 64], help="default: 1,4,16,64")
+    add("--load", type=_numbers(float), default=[0.5, 0.8, 1.2, 2.0], help="default: 0.5,0.8,1.2,2")
+    add("--lives", type=_numbers(int, 1), default=[3], help="engine lives of each side; default: 3")
+    add("--requests", type=_numbers(int, 1), default=[32], help="fewest of a load; default: 32")
+    add("--tokens", type=_numbers(int, 1), default=[16], help="of each answer; default: 16")
+    add("--limit", type=_numbers(float, 1), help="default: 4 times the unpruned model's alone")
+    add("--narrow", action="store_true", help="random weights in few and narrow layers")
+    add("--write", type=Path, default=Path("results/serving"), help="default: results/serving")
+    options, overrides = parser.parse_known_args(argv)
+    options.lives, options.requests, options.tokens = (
+        values[0] for values in (options.lives, options.requests, options.tokens)
+    )
+    options.limit = None if options.limit is None else options.limit[0] / 1e3
+    return options, overrides
+
+
+def _numbers(kind: type, most: int | None = None) -> Any:
+    """Return a reader of numbers above zero with commas between them."""
+
+    def read(text: str) -> list[Any]:
+        try:
+            values = [kind(part) for part in text.split(",")]
+        except ValueError:
+            values = []
+        if not values or min(values) <= 0 or len(values) > (most or len(values)):
+            raise argparse.ArgumentTypeError(f"{text!r}; valid: numbers above 0, as in 1,4,16")
+        return values
+
+    return read
+
+
+if __name__ == "__main__":
+    sys.exit(main())

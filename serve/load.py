@@ -1,0 +1,206 @@
+"""An engine under load, driven line by line as in `espalier.serve.child`: the asynchronous engine of vLLM's server.
+
+A line with `load` sends requests, each with a picture of its own, and is answered by their times: a fixed number in
+flight (closed loop), or arrivals of a Poisson process (open loop). Pictures are ready before the clock starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from espalier.serve.child import main, one_line, versions
+from espalier.serve.setting import KEY
+
+#: Squares of one colour along a picture's edge.
+SQUARES = 24
+
+
+@dataclass
+class CacheUse:
+    """Shares of the cache's blocks in use, one for each step of the scheduler."""
+
+    shares: list[float] = field(default_factory=list)
+
+    def record(self, scheduler_stats: Any, *others: Any, **named: Any) -> None:
+        """Take the share of a step."""
+        del others, named
+        if scheduler_stats is not None:
+            self.shares.append(float(scheduler_stats.kv_cache_usage))
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests of one kind.
+
+    Attributes:
+        prompt: token ids with one placeholder.
+        edge: pixels along a picture's edge.
+        first: number of the first picture; its pixels follow from it.
+        requests: how many.
+        tokens: of each answer.
+        in_flight: requests at a time; None: they arrive by themselves.
+        rate: arrivals a second.
+    """
+
+    prompt: Sequence[int]
+    edge: int
+    first: int
+    requests: int
+    tokens: int
+    in_flight: int | None = None
+    rate: float | None = None
+
+    def pictures(self) -> Iterator[Image.Image]:
+        """Yield a picture for each request, no two alike."""
+        for number in range(self.first, self.first + self.requests):
+            pixels = np.random.default_rng(number).integers(0, 256, (SQUARES, SQUARES, 3), np.uint8)
+            yield Image.fromarray(pixels).resize((self.edge, self.edge), Image.Resampling.NEAREST)
+
+    def arrivals(self) -> list[float]:
+        """Return the seconds from the start at which requests of an open loop arrive, the same for equal loads."""
+        assert self.rate is not None
+        chance = np.random.default_rng((self.first, self.requests))
+        times: list[float] = np.cumsum(chance.exponential(1 / self.rate, self.requests)).tolist()
+        return times
+
+
+class LoadEngine:
+    """One model under vLLM's asynchronous engine.
+
+    Args:
+        arguments: of `vllm.AsyncEngineArgs`.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._use = CacheUse()
+        self._engine = self._loop.run_until_complete(self._open(arguments))
+        self.versions: Mapping[str, str] = versions()
+        self._sent = 0
+
+    async def _open(self, arguments: Mapping[str, Any]) -> Any:
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        use = self._use
+
+        class Recorder(StatLoggerBase):
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                del vllm_config, engine_index
+
+            record = staticmethod(use.record)
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        given = {
+            **arguments,
+            "enable_mm_processor_stats": True,
+            "worker_extension_cls": "espalier.serve.clock.WorkerClock",
+        }
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**given), stat_loggers=[Recorder])
+
+    def close(self) -> None:
+        """End the engine's processes."""
+        self._engine.shutdown()
+        self._loop.close()
+
+    def reply(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the times of a load."""
+        from vllm.exceptions import VLLMClientError
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            return self._loop.run_until_complete(self._measured(Load(**message["load"])))
+        except (ValueError, VLLMClientError, EngineDeadError) as error:
+            return {"error": one_line(error)}
+
+    async def _measured(self, load: Load) -> dict[str, Any]:
+        pictures = [*load.pictures()]
+        await self._seconds()
+        self._use.shares.clear()
+        start = perf_counter()
+        if load.rate is None:
+            entries = await self._closed(load, pictures)
+        else:
+            entries = await self._open_loop(load, pictures, start)
+        seconds = perf_counter() - start
+        blocks = self._engine.vllm_config.cache_config.num_gpu_blocks
+        shares = self._use.shares or [0.0]
+        encoder, selection = await self._seconds()
+        return {
+            "requests": entries,
+            "seconds": seconds,
+            "blocks": {"mean": blocks * float(np.mean(shares)), "peak": blocks * max(shares)},
+            "encoder": encoder,
+            "selection": selection,
+        }
+
+    async def _closed(self, load: Load, pictures: Sequence[Any]) -> list[dict[str, Any]]:
+        waiting, entries = iter(pictures), []
+
+        async def client() -> None:
+            for picture in waiting:
+                entries.append(await self._request(load, picture, perf_counter()))
+
+        assert load.in_flight is not None
+        await asyncio.gather(*(client() for _ in range(load.in_flight)))
+        return entries
+
+    async def _open_loop(
+        self, load: Load, pictures: Sequence[Any], start: float
+    ) -> list[dict[str, Any]]:
+        async def arriving(delay: float, picture: Any) -> dict[str, Any]:
+            due = start + delay
+            await asyncio.sleep(due - perf_counter())
+            # A client that is late because the frontend is busy has waited since it was due.
+            return await self._request(load, picture, due)
+
+        pairs = zip(load.arrivals(), pictures, strict=True)
+        return [*await asyncio.gather(*(arriving(*pair) for pair in pairs))]
+
+    async def _request(self, load: Load, picture: Any, start: float) -> dict[str, Any]:
+        """Return the seconds to the first token and to the end, the gaps between tokens, and the prompt's length."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = SamplingParams(
+            temperature=0.0,
+            max_tokens=load.tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        prompt = {
+            "prompt_token_ids": list(load.prompt),
+            "multi_modal_data": {"image": picture},
+            "mm_processor_kwargs": {KEY: {}},
+        }
+        self._sent += 1
+        times: list[float] = []
+        length = 0
+        async for output in self._engine.generate(prompt, sampling, str(self._sent)):
+            times += [perf_counter() - start] * len(output.outputs[0].token_ids)
+            length = len(output.prompt_token_ids)
+        gaps = (np.diff(times)).tolist()
+        return {"first": times[0], "end": times[-1], "gaps": gaps, "prompt": length}
+
+    async def _seconds(self) -> tuple[float, float]:
+        """Return the seconds of encoders and of the plug-in since the last call, of the slowest worker."""
+        encoders = await self._engine.collective_rpc("get_encoder_timing_stats")
+        selections = await self._engine.collective_rpc("selection_seconds")
+        totals = [sum(entry["encoder_forward_secs"] for entry in w.values()) for w in encoders]
+        return max(totals), max(selections)
+
+
+if __name__ == "__main__":
+    sys.exit(main(LoadEngine))
