@@ -103,6 +103,7 @@ def make_records(
             shared=summary.shared,
             loop=summary.loop,
             origin=last_stage.origin[beam, : last_stage.counts[beam]].cpu(),
+            items=prefill.parts[row] if prefill.setup.by_item else None,
         )
         records.append(record)
     return tuple(records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.free_memory import fits_in_free_memory
 from espalier.harness.engine.deepstack import extract_features
+from espalier.harness.engine.item_scope import item_counts, plan_by_item
 from espalier.harness.engine.layout import Stage, groups, take
 from espalier.harness.engine.reduce import (
     MergedTokens,
@@ -59,12 +61,20 @@ class Prefill:
         self.layout = layout
         self.samples = samples
         self.clock = Clock(*setup.adapter.devices, enabled=setup.timed)
+        #: Tokens of the parts of each row that the method chooses in: its items, or all of it.
+        self.parts = tuple(
+            item_counts(picture, count) if setup.by_item and count else (count,)
+            for picture, count in zip(layout.picture, layout.counts, strict=True)
+        )
+        keep = partial(setup.budget.keep, setup.method, setup.adapter.facts)
+        #: Tokens to keep of each part after each site, for each row.
+        self._requested = tuple(
+            tuple(keep(part, text) if part else (0,) * len(setup.sites) for part in parts)
+            for parts, text in zip(self.parts, layout.text, strict=True)
+        )
         #: Tokens to keep after each site, for each row.
         self.requested = tuple(
-            setup.budget.keep(setup.method, setup.adapter.facts, visual, text)
-            if visual
-            else (0,) * len(setup.sites)
-            for visual, text in zip(layout.counts, layout.text, strict=True)
+            tuple(map(sum, zip(*parts, strict=True))) for parts in self._requested
         )
         #: Rows of the batch for each sample.
         self.beams = 1
@@ -145,7 +155,8 @@ class Prefill:
             generators = row_generators(setup.seed, names, number)
             # By row, not by batch: a row must not depend on its neighbours.
             features = [merge_onto is not None and not blended for blended in layout.blended]
-            group_keys = range(len(keep)) if setup.method.adaptive else (0,) * len(keep)
+            alone = setup.method.adaptive or setup.by_item
+            group_keys = range(len(keep)) if alone else (0,) * len(keep)
             row_groups = groups(list(zip(stage.counts, keep, features, group_keys, strict=True)))
             plans: list[tuple[Rows, Plan]] = []
             merged: list[MergedTokens] = []
@@ -163,7 +174,10 @@ class Prefill:
                     step=self.step,
                 )
                 with judged_by(fits_in_free_memory):
-                    plan = setup.method.answer(view, n_keep)
+                    if setup.by_item:
+                        plan = self._plan_by_item(number, members[0], view, layout, origin)
+                    else:
+                        plan = setup.method.answer(view, n_keep)
                 plans.append((rows, plan))
                 if setup.collector is not None and plan.scores is not None:
                     setup.collector.add(site.shortens or 0, members, origin, plan.scores)
@@ -174,6 +188,20 @@ class Prefill:
                     values = merged_values(plan, plan.merge, tokens, rows, halves)
                     merged.append(MergedTokens(rows, plan.kept, values, plan.merge, of_features))
             return combine(plans, stage, tuple(merged))
+
+    def _plan_by_item(
+        self, number: int, row: int, view: View, layout: Layout, origin: Tensor
+    ) -> Plan:
+        """Return the plan of one row, chosen in each of its items at a site before the decoder."""
+        setup, sample = self.setup, row // self.beams
+        return plan_by_item(
+            setup.method.answer,
+            view,
+            self.parts[sample],
+            [counts[number] for counts in self._requested[sample]],
+            lambda index: setup.signals.collect(view.site, layout, take(origin, index, -1), [row]),
+            lambda: row_generators(setup.seed, [self.samples[sample]], number)[0],
+        )
 
     def advance(self, first: int, decision: Decision) -> Tensor | None:
         """Enter the next stage, which holds from decoder layer `first` on.

@@ -29,7 +29,7 @@ from espalier.harness.engine.session_setup import CacheEvictor
 from espalier.harness.engine.shared_prefill import TrunkReplay, unreduced_layers
 from espalier.harness.engine.signal_watchers import ActivePass, install
 from espalier.harness.errors import UserError
-from espalier.harness.specs.run_spec import Backend, DecodeLoop, PositionPolicy, Separators
+from espalier.harness.specs.run_spec import Backend, DecodeLoop, PositionPolicy, Scope, Separators
 from espalier.methods.base import MethodError, TokenReducer
 
 
@@ -74,6 +74,7 @@ class Session:
         evicting: cache eviction after each prefill; None, or one that does not act, evicts nothing.
         decode: `loop` generates by the engine's own loop, `generate` by the library's, which always runs beam search.
         separators: `keep` leaves newline and separator tokens of images, `candidates` makes them visual tokens.
+        scope: `item` lets the method choose in each picture and video by itself, before the decoder.
 
     Raises:
         MethodError: the model cannot run the method.
@@ -97,6 +98,7 @@ class Session:
         evicting: CacheEvictor | None = None,
         decode: DecodeLoop = "loop",
         separators: Separators = "keep",
+        scope: Scope = "prompt",
     ) -> None:
         if not method.in_one_prefill and not self.steps:
             raise MethodError(
@@ -124,6 +126,7 @@ class Session:
             timed=timed,
             active=self._active,
             evicting=evicting if evicting is not None and evicting.acts else None,
+            by_item=scope == "item",
         )
         self._open = False
 

@@ -68,6 +68,7 @@ class SessionSetup:
         extra_blocks: blocks of the tower that run for the method only.
         idle_blocks: blocks of the tower with unused output.
         evicting: cache eviction after the prefill; None: no eviction.
+        by_item: whether the method chooses in each picture and video by itself.
         collector: collects scores and attention of each prefill; None: nothing does.
     """
 
@@ -84,4 +85,5 @@ class SessionSetup:
     extra_blocks: Sequence[nn.Module]
     idle_blocks: Sequence[nn.Module]
     evicting: CacheEvictor | None = None
+    by_item: bool = False
     collector: PrefillScores | None = None

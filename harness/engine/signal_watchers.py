@@ -90,6 +90,7 @@ def install(
     timed: bool,
     active: ActivePass,
     evicting: CacheEvictor | None = None,
+    by_item: bool = False,
 ) -> tuple[SessionSetup, AttentionTap]:
     """Return the setup shared by all passes of a session, and the tap that feeds the watchers.
 
@@ -126,6 +127,7 @@ def install(
         extra_blocks=extra,
         idle_blocks=idle,
         evicting=evicting,
+        by_item=by_item,
     )
     taps = [(module, active.as_selection(watcher)) for module, watcher in watchers]
     return setup, AttentionTap([*taps, *_step_watchers(adapter, step_site, active)])

@@ -19,6 +19,8 @@ def why_not_shared(spec: RunSpec, method: Method) -> str | None:
         return f"engine.backend={engine.backend} runs every layer by itself"
     if engine.separators != "keep":
         return f"engine.separators={engine.separators} counts other tokens than a whole prompt does"
+    if engine.scope != "prompt":
+        return f"engine.scope={engine.scope} chooses in each picture by itself"
     if engine.rescore:
         return "engine.rescore=true starts from pixels"
     if engine.meters:

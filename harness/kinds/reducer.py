@@ -52,7 +52,9 @@ class Reducer:
         if not method.read_sites(facts.tower.layers, facts.text.layers):
             spec = without_separators(spec)
         check_separators(spec, method)
-        return spec if sites else replace(spec, budget=WHOLE)
+        if not sites:
+            return replace(spec, budget=WHOLE, engine=replace(spec.engine, scope="prompt"))
+        return spec
 
     def resolve(
         self, spec: RunSpec, method: TokenReducer, digests: Digests
@@ -89,6 +91,7 @@ class Reducer:
             prior=prior,
             decode=engine.decode,
             separators=engine.separators,
+            scope=engine.scope,
         )
         plainly = Session(adapter, NoReduction(), WHOLE, seed=spec.seed, decode=engine.decode)
         with session, plainly as plain:

@@ -22,6 +22,7 @@ from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.kinds.checks.generation_check import check_settings
 from espalier.harness.kinds.checks.length_check import check_lengths
 from espalier.harness.kinds.checks.pair_check import check_vocabulary
+from espalier.harness.kinds.checks.scope_check import check_scope
 from espalier.harness.kinds.checks.template_names import check_template
 from espalier.harness.kinds.checks.tools_check import check_needs
 from espalier.harness.kinds.checks.word_note import note_unknown_words
@@ -209,6 +210,10 @@ def _normalise(run: Candidate) -> None:
     run.spec = run.kind.normalise(run.spec, run.method)
 
 
+def _check_scope(run: Candidate) -> None:
+    check_scope(run.spec, run.method)
+
+
 def _check_model(run: Candidate) -> None:
     check_model(run.spec.model, run.spec.offline, run.digests)
 
@@ -317,6 +322,7 @@ CHECKS: tuple[tuple[str, Callable[[Candidate], None]], ...] = (
     ("method", _find_kind),
     ("benchmark", _check_vocabulary),
     ("engine", _normalise),
+    ("engine", _check_scope),
     ("engine", _check_meters),
     ("model", _check_model),
     ("benchmark.prompt_tokens", _check_lengths),

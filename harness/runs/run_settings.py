@@ -82,6 +82,9 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
             **identity.engine,
             # Rows without meters have no key for them, as rows older than a meter.
             **dict.fromkeys(spec.engine.meters, True),
+            **(
+                {"scope": "item"} if spec.engine.scope == "item" and not spec.backend.served else {}
+            ),
         },
         "artifacts": contents.artifacts,
     }

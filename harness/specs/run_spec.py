@@ -62,6 +62,9 @@ POSITIONS: tuple[PositionPolicy, ...] = get_args(PositionPolicy)
 #: `engine.separators`: newline and separator tokens of pictures stay, or may go like any visual token.
 Separators = Literal["keep", "candidates"]
 SEPARATORS: tuple[Separators, ...] = get_args(Separators)
+#: `engine.scope`: a method chooses among all visual tokens of a prompt, or in each picture and video by itself.
+Scope = Literal["prompt", "item"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 Auto = Literal["auto"]
 #: `model.prompt` where nothing is said: the evaluation of the model's authors, or of the papers that these rely on.
 ORIGINAL = "original"
@@ -252,6 +255,8 @@ class EngineSpec:
             released code
         separators: candidates: newline and separator tokens of pictures may be dropped too, as in papers that count
             all positions
+        scope: of methods that act before the decoder; item: they choose in each picture and video by itself, as with
+            backend=vllm; prompt: in all together
         decode: loop that generates answers: loop (the engine's) or generate (the library's, always used for beam
             search)
         threads: null: torch's default; at most the machine's cores, since thousands crash the process
@@ -280,6 +285,7 @@ class EngineSpec:
     batch_size: Count | Auto = 8
     positions: Annotated[PositionPolicy, OneOf(POSITIONS)] = "original"
     separators: Annotated[Separators, OneOf(SEPARATORS)] = "keep"
+    scope: Annotated[Scope, OneOf(SCOPES)] = "prompt"
     decode: Annotated[DecodeLoop, OneOf(DECODE_LOOPS)] = "loop"
     threads: Annotated[int, at_least(1), at_most(os.cpu_count() or 1)] | None = None
     max_errors: Natural = 0
