@@ -155,8 +155,8 @@ class Prefill:
             generators = row_generators(setup.seed, names, number)
             # By row, not by batch: a row must not depend on its neighbours.
             features = [merge_onto is not None and not blended for blended in layout.blended]
-            alone = setup.method.adaptive or setup.by_item
-            group_keys = range(len(keep)) if alone else (0,) * len(keep)
+            by_row = setup.method.adaptive or setup.by_item
+            group_keys = range(len(keep)) if by_row else (0,) * len(keep)
             row_groups = groups(list(zip(stage.counts, keep, features, group_keys, strict=True)))
             plans: list[tuple[Rows, Plan]] = []
             merged: list[MergedTokens] = []

@@ -111,8 +111,8 @@ class Loads:
     def settle(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take rates and limit from the rows of the first life, unless they are known."""
         if not self.rates:
-            most = max(row["requests_per_second"] for row in rows)
-            self.rates = [share * most for share in self.shares]
+            capacity = max(row["requests_per_second"] for row in rows)
+            self.rates = [share * capacity for share in self.shares]
         if self.limit is None:
             self.limit = PATIENCE * rows[0]["first_ms"] / 1e3
 
@@ -241,8 +241,8 @@ def _sides(options: argparse.Namespace, overrides: Sequence[str]) -> list[Side]:
     """Return the unpruned model, then each cell of the command; all is checked before an engine starts."""
     from espalier.harness.runs.served.served_session import setting_of
 
-    given = ["backend=vllm", *(NARROW if options.narrow else ()), *overrides]
-    request = read_command(given)
+    argv = ["backend=vllm", *(NARROW if options.narrow else ()), *overrides]
+    request = read_command(argv)
     if request is None:
         raise UserError(f"{' '.join(overrides)} prints information only; valid: overrides of runs")
     sides = []
@@ -284,7 +284,7 @@ def _options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]
     return options, overrides
 
 
-def _numbers(kind: type, most: int | None = None) -> Any:
+def _numbers(kind: type, limit: int | None = None) -> Any:
     """Return a reader of numbers above zero with commas between them."""
 
     def read(text: str) -> list[Any]:
@@ -292,7 +292,7 @@ def _numbers(kind: type, most: int | None = None) -> Any:
             values = [kind(part) for part in text.split(",")]
         except ValueError:
             values = []
-        if not values or min(values) <= 0 or len(values) > (most or len(values)):
+        if not values or min(values) <= 0 or len(values) > (limit or len(values)):
             raise argparse.ArgumentTypeError(f"{text!r}; valid: numbers above 0, as in 1,4,16")
         return values
 

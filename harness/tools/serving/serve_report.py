@@ -79,30 +79,32 @@ def page(rows: pd.DataFrame, device: str) -> list[str]:
 def sentence(rows: pd.DataFrame, method: str) -> str:
     """Return what a method gains alone and under the largest closed load, and both goodputs."""
     closed = rows[rows.in_flight.notna()]
-    alone, most = closed.in_flight.min(), closed.in_flight.max()
+    single, largest = closed.in_flight.min(), closed.in_flight.max()
     ratio = rows[rows.method == method].ratio.iloc[0]
-    sooner = [gain(closed[closed.in_flight == n], method, "first_ms", False) for n in (alone, most)]
+    sooner = [
+        gain(closed[closed.in_flight == n], method, "first_ms", False) for n in (single, largest)
+    ]
     ended, answered = (
-        gain(closed[closed.in_flight == most], method, column, more)
-        for column, _, more in COMPARED[1:]
+        gain(closed[closed.in_flight == largest], method, column, rising)
+        for column, _, rising in COMPARED[1:]
     )
     parts = [
         f"`{method}` at {ratio:g} is {factor(sooner[0])} sooner alone and {factor(sooner[1])} under load "
-        f"({most:.0f} in flight; whole answers {factor(ended)}, requests a second {factor(answered)})"
+        f"({largest:.0f} in flight; whole answers {factor(ended)}, requests a second {factor(answered)})"
     ]
     if rows.rate.notna().any():
         limit = rows.limit_ms.dropna().iloc[0]
-        both = " against ".join(goodput(rows, name) for name in (method, PLAIN))
-        parts.append(f"goodput within {limit:.0f} ms: {both} requests a second")
+        rates = " against ".join(goodput(rows, name) for name in (method, PLAIN))
+        parts.append(f"goodput within {limit:.0f} ms: {rates} requests a second")
     return "; ".join(parts) + "."
 
 
-def gain(rows: pd.DataFrame, method: str, column: str, more: bool) -> Interval:
+def gain(rows: pd.DataFrame, method: str, column: str, rising: bool) -> Interval:
     """Return how many times better a method is than the unpruned model at one load, over pairs of lives."""
-    plain, own = (
+    plain, reduced = (
         rows[rows.method == name].sort_values("life")[column].to_numpy() for name in (PLAIN, method)
     )
-    return ratio_interval(own, plain) if more else ratio_interval(plain, own)
+    return ratio_interval(reduced, plain) if rising else ratio_interval(plain, reduced)
 
 
 def goodput(rows: pd.DataFrame, method: str) -> str:
@@ -146,7 +148,7 @@ def picture(rows: pd.DataFrame, device: str) -> Figure:
             title,
             [
                 Series(
-                    name, [*_gains(closed, name, column, more)], line_look(styles[name]), key=True
+                    name, [*_gains(closed, name, column, rising)], line_look(styles[name]), key=True
                 )
                 for name in names
             ],
@@ -158,7 +160,7 @@ def picture(rows: pd.DataFrame, device: str) -> Figure:
             shift=0.06,
             level=("equal", Interval(1.0, 1.0, 1.0)),
         )
-        for column, title, more in COMPARED
+        for column, title, rising in COMPARED
     ]
     if len(open_loop):
         waits = [
@@ -181,9 +183,9 @@ def picture(rows: pd.DataFrame, device: str) -> Figure:
     return draw(plots, title, foot)
 
 
-def _gains(rows: pd.DataFrame, method: str, column: str, more: bool) -> Iterator[Spot]:
+def _gains(rows: pd.DataFrame, method: str, column: str, rising: bool) -> Iterator[Spot]:
     for number, part in rows.groupby("in_flight"):
-        interval = gain(part, method, column, more)
+        interval = gain(part, method, column, rising)
         ends = (interval.low, interval.high) if interval.low == interval.low else (None, None)
         yield Spot(float(number), interval.value, *ends)
 
