@@ -27,6 +27,8 @@ from espalier.harness.runs.own_code import is_importable, own_code, source_file
 from espalier.harness.runs.plugin_code import plugins_of
 from espalier.harness.runs.run_settings import Contents, cell_of, settings_of
 from espalier.harness.runs.served.engine_process import engine_version
+from espalier.harness.runs.served.engine_server import server_version
+from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.revisions import model_revision
 from espalier.harness.specs.run_spec import RunSpec
@@ -71,6 +73,9 @@ SERVED = (
     "espalier.serve.plugin",
     "espalier.serve.architectures",
 )
+
+#: Further entries of a run that a server answers.
+SERVER = ("espalier.harness.runs.served.engine_server",)
 
 #: Packages whose version can change an answer, a measurement or a score.
 PACKAGES = (
@@ -143,7 +148,7 @@ def key_parts(
         artifacts=tuple(sorted(digests.file(path) for path in artifacts)),
         data=_data(spec.benchmark, digests),
         words=_words(spec),
-        engine=None if spec.backend.python is None else engine_version(spec.backend.python),
+        engine=_engine(spec.backend),
     )
     # Methods that no module holds: older keys do not have this part.
     digests_of_code = [
@@ -176,6 +181,7 @@ def entry_files(spec: RunSpec, method: Method, code: CodeFiles) -> list[Path]:
     families = {model.adapter for model in (spec.model, identity.draft) if model is not None}
     modules = {*ENTRIES, type(kind_of(method, spec)).__module__}
     modules |= set(SERVED) if spec.backend.served else set()
+    modules |= set(SERVER) if spec.backend.url is not None else set()
     modules |= {f"{METERS}.{name}" for name in spec.engine.meters}
     modules |= {PRODUCERS.module(name) for name in _signals(spec, identity) if name in PRODUCERS}
     files = []
@@ -212,6 +218,13 @@ def _signals(spec: RunSpec, identity: Identity) -> set[str]:
         if identity.draft is not None and reducer is not None:
             signals |= signals_of(reducer, identity.draft.facts)
     return signals
+
+
+def _engine(backend: BackendSpec) -> str | None:
+    """Return the version of the program that answers in the harness's place."""
+    if backend.url is not None:
+        return server_version(backend.url)
+    return None if backend.python is None else engine_version(backend.python)
 
 
 def _words(spec: RunSpec) -> str | None:

@@ -92,8 +92,11 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
         # Other settings of the judge do not change the numbers.
         blocks["judge"] = _judge(spec.judge, contents.words)
     if spec.backend.served:
+        backend = asdict(spec.backend)
         blocks["backend"] = {
-            **asdict(spec.backend),
+            # A server has settings that a run does not know.
+            **({"server": True} if backend.pop("url") is not None else {}),
+            **backend,
             "python": None,  # where it is installed changes no number
             "version": contents.engine,
             "scope": "item",  # a choice in each picture by itself

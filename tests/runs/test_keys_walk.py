@@ -252,6 +252,7 @@ def _without_reading_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CodeFiles, "digest", lambda *_: "")
     # An interpreter that has no engine.
     monkeypatch.setattr(keys, "engine_version", lambda _: "1.0")
+    monkeypatch.setattr(keys, "server_version", lambda _: "1.0")
 
 
 def test_the_walk_reaches_every_description() -> None:

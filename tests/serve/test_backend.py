@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -47,6 +50,44 @@ def check(*argv: str) -> None:
 def test_without_an_engine_the_line_names_what_is_missing(argv: tuple[str, ...], line: str) -> None:
     with pytest.raises(UserError, match=line):
         check(*argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (("backend.url=localhost",), "backend.url='localhost'; valid: the address of a server"),
+        (("backend.url=http://a", "backend.python=b"), "backend.python is set as well"),
+        (("backend.url=http://a", "backend.tensor_parallel=2"), "has its own parallelism"),
+        (
+            ("backend.url=http://127.0.0.1:{closed}/v1",),
+            "Connection refused); valid: the address of",
+        ),
+        (("backend.url=http://127.0.0.1:{open}/empty",), "is no server of vLLM"),
+        (("backend.url=http://127.0.0.1:{open}",), "is no server of vLLM; valid: the address of"),
+    ],
+)
+def test_a_server_is_asked_before_the_run(argv: tuple[str, ...], line: str, tmp_path: Path) -> None:
+    (tmp_path / "version").write_text("nothing", encoding="utf-8")
+    serve = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), serve) as server,
+        ThreadingHTTPServer(("127.0.0.1", 0), serve) as other,
+    ):
+        other.server_close()
+        Thread(target=server.serve_forever, daemon=True).start()
+        ports = {"open": server.server_port, "closed": other.server_port}
+        with pytest.raises(UserError) as error:
+            check(*(argument.format(**ports) for argument in argv))
+        server.shutdown()
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_only_a_run_by_item_has_its_scope_in_the_settings() -> None:
+    for argv, scope in (((), None), (("engine.scope=item",), "item")):
+        spec = spec_of(*argv)
+        engine = key_parts(spec, method_of(spec.method), Digests())["settings"]["engine"]
+        assert engine.get("scope") == scope
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.identity import params_of
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.runs.served.engine_process import engine_version
+from espalier.harness.runs.served.engine_server import server_version
+from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.run_spec import EngineSpec, RunSpec
 from espalier.methods.base import Method, TokenReducer
 from espalier.serve.families import FAMILIES
@@ -33,16 +35,7 @@ def check_backend(spec: RunSpec, method: Method, loads: bool = False) -> None:
     backend = spec.backend
     if not backend.served:
         return
-    if backend.python is None:
-        raise UserError(
-            "backend=vllm needs backend.python; valid: the interpreter of an environment with vllm (docs/serve.md)"
-        )
-    version = engine_version(backend.python)
-    if version not in TESTED:
-        raise UserError(
-            f"backend.python={str(backend.python)!r} has vllm {version}, which was not tested; valid: "
-            f"{', '.join(TESTED)}"
-        )
+    _check_version(backend, loads)
     _check_settings(spec)
     _check_model(spec, loads)
     if not isinstance(method, TokenReducer) or spec.method.code is not None:
@@ -59,6 +52,38 @@ def check_backend(spec: RunSpec, method: Method, loads: bool = False) -> None:
         raise Refused(
             f"method={spec.method.name!r} reads the pooling head of model={spec.model.name!r}, which vLLM does not "
             "build; valid: backend=transformers"
+        )
+
+
+def _check_version(backend: BackendSpec, loads: bool) -> None:
+    url, python = backend.url, backend.python
+    if url is not None and (loads or python is not None):
+        raise UserError(
+            f"backend.url={url!r}: "
+            + (
+                "engines of a benchmark are started anew"
+                if loads
+                else "backend.python is set as well"
+            )
+            + f"; valid: {'backend.python' if loads else 'one of both'}"
+        )
+    if url is not None and backend != BackendSpec(name=backend.name, url=url):
+        raise UserError(
+            f"backend.url={url!r}: a server has its own parallelism and options; valid: those of `vllm serve`"
+        )
+    if python is None and url is None:
+        raise UserError(
+            "backend=vllm needs backend.python, the interpreter of an environment with vllm, or backend.url, a server "
+            "of it; valid: docs/serve.md"
+        )
+    if url is not None:
+        place, version = f"backend.url={url!r}", server_version(url)
+    else:
+        assert python is not None
+        place, version = f"backend.python={str(python)!r}", engine_version(python)
+    if version not in TESTED:
+        raise UserError(
+            f"{place} has vllm {version}, which was not tested; valid: {', '.join(TESTED)}"
         )
 
 

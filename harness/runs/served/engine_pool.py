@@ -1,4 +1,4 @@
-"""The engine that stays open between the runs of a sweep, so that a model is loaded once."""
+"""The engine that stays open between the runs of a sweep, so that a model is loaded once; or the user's server."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from espalier.harness.runs.served.engine_folders import code_folder, model_folder
 from espalier.harness.runs.served.engine_process import EngineProcess
+from espalier.harness.runs.served.engine_server import EngineServer
 from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 from espalier.methods.base import Method, TokenReducer
@@ -33,7 +34,7 @@ class ServedModel:
     """
 
     adapter: Adapter
-    engine: EngineProcess
+    engine: EngineProcess | EngineServer
 
     def open(self, spec: RunSpec, method: Method) -> AbstractContextManager[OpenMethod]:
         """Return a context manager that yields what answers under a method."""
@@ -73,6 +74,10 @@ class EnginePool:
         from espalier.harness.models.adapter import load_adapter_without_weights
 
         adapter = load_adapter_without_weights(spec.model)
+        if spec.backend.url is not None:
+            server = EngineServer(spec.backend.url, spec.model)
+            self._key, self._model = key, ServedModel(adapter, server)
+            return self._model
         engine = self._running(spec.backend)
         self._key = self._model = None
         assert self._folder is not None  # an engine has one

@@ -23,7 +23,8 @@ class ServedPrompt:
     """One prompt.
 
     Attributes:
-        ids: token ids, one placeholder for each picture or video.
+        words: the rendered text, with placeholders.
+        ids: its token ids, one placeholder for each picture or video.
         media: pictures and videos, ready for JSON.
         visual: visual tokens that a method may drop, of each picture or video.
         text: other tokens of the whole prompt.
@@ -32,6 +33,7 @@ class ServedPrompt:
         blended: whether a visual token mixes several units of the projector.
     """
 
+    words: str
     ids: tuple[int, ...]
     media: tuple[Mapping[str, Any], ...]
     visual: tuple[int, ...]
@@ -95,6 +97,7 @@ def served_prompt(adapter: Adapter, chat: Chat) -> ServedPrompt:
             f"backend=vllm: {number} pictures and videos of a prompt have {len(items)} parts; valid: one video a prompt"
         )
     return ServedPrompt(
+        words=text,
         ids=tuple(adapter.processor.tokenizer(text)["input_ids"]),
         media=tuple(encoded_media(media)),
         visual=tuple(items),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -15,7 +15,6 @@ from espalier.harness.errors import UserError
 from espalier.harness.kinds.identity import params_of
 from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.runs.served.engine_process import EngineProcess
 from espalier.harness.runs.served.served_chats import ServedCodec, ServedPrompt
 from espalier.harness.specs.run_spec import AnswerRequest
 from espalier.methods.base import TokenReducer
@@ -36,13 +35,20 @@ SAMPLING: Mapping[str, str] = {
 IDLE = (("num_beams", 1), ("use_cache", True), ("do_sample", False), ("do_sample", True))
 
 
+class Engine(Protocol):
+    """Answers requests, in a process of this program or in a server."""
+
+    def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the answers of requests, which run together; raises UserError or EngineEnded."""
+
+
 class WrongPrompt(RuntimeError):
     """The engine read another number of tokens than the method keeps: it has no plug-in, or another processor."""
 
 
 @contextmanager
 def open_served(
-    spec: AnswerRequest, adapter: Adapter, method: TokenReducer, engine: EngineProcess
+    spec: AnswerRequest, adapter: Adapter, method: TokenReducer, engine: Engine
 ) -> Iterator[OpenMethod]:
     """Yield the generator and the codec of a run that another engine answers."""
     codec = ServedCodec(adapter)
@@ -72,7 +78,7 @@ class ServedGenerator:
     spec: AnswerRequest
     adapter: Adapter
     method: TokenReducer
-    engine: EngineProcess
+    engine: Engine
 
     def generate(
         self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
@@ -82,7 +88,7 @@ class ServedGenerator:
         Raises:
             UserError: the engine refuses a prompt, or lacks a generation setting.
             WrongPrompt: it read another number of tokens than expected.
-            EngineEnded: its process has ended.
+            EngineEnded: it has ended.
         """
         prompts: Sequence[ServedPrompt] = inputs["prompts"]
         setting = setting_of(self.spec, self.method)
@@ -90,6 +96,7 @@ class ServedGenerator:
         answers = self.engine.ask(
             [
                 {
+                    "words": prompt.words,
                     "prompt": prompt.ids,
                     "media": prompt.media,
                     "setting": {**asdict(setting), "sample": sample},
