@@ -35,7 +35,7 @@ $(SERVE_STAMP): $(STAMP) tests/serve/environment.py
 	touch $@
 
 test-serve: $(SERVE_STAMP)  ## answers of vLLM with the plug-in against the harness's own engine
-	SERVE_PYTHON=$(SERVE_VENV)/bin/python $(PY) -m pytest -q tests/serve/equal_answers.py $(ARGS)
+	SERVE_PYTHON=$(SERVE_VENV)/bin/python $(PY) -m pytest -q tests/serve/equal_answers.py tests/serve/running_server.py $(ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

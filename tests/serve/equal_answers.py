@@ -35,7 +35,7 @@ from tests.tiny import chat, load_tiny, picture, save_tiny
 PYTHON = Path(os.environ.get("SERVE_PYTHON", ".venv-serve/bin/python"))
 
 #: Steps of fewer tokens than the prompts in flight have, so that pictures are split, and every cache.
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 512,
     "max_num_seqs": 16,
@@ -130,7 +130,15 @@ def served(engine: EngineProcess, spec: AnswerSpec, side: Side) -> list[list[int
 def own(spec: AnswerSpec, side: Side) -> tuple[list[list[int]], list[Tensor]]:
     """Answers of the harness's engine, prompt by prompt, and the logits (T, V) of each."""
     method = build_method(spec.method.name, {})
-    session = Session(side.adapter, method, spec.budget, positions=spec.engine.positions)
+    # Of InternVL's videos each frame would be an item.
+    several = sum(part["type"] != "text" for part in side.chats[0][0]["content"]) > 1
+    session = Session(
+        side.adapter,
+        method,
+        spec.budget,
+        positions=spec.engine.positions,
+        scope="item" if several else "prompt",
+    )
     answers, logits = [], []
     with session:
         for number, single in enumerate(side.chats):
@@ -210,6 +218,11 @@ def test_what_cannot_be_served_is_one_line_and_the_engine_goes_on(
     ):
         with pytest.raises(UserError, match=line):
             engine.ask([{**request, "setting": setting}])
+    long = ServedCodec(side.adapter).encode([chat("w1 " * OPTIONS["max_model_len"], 0)])
+    (prompt_over,) = long["prompts"]
+    over = {**request, "prompt": prompt_over.ids, "media": prompt_over.media, "setting": {}}
+    with pytest.raises(UserError, match=r"backend=vllm: .*(length|longer)"):
+        engine.ask([over])
     (answer,) = engine.ask([{**request, "setting": {"method": "divprune", "keep": 2}}])
     assert answer["prompt"] == prompt.text + 2
 

@@ -1,0 +1,191 @@
+"""A running server of vLLM: equal answers, refusals before the first sample, its death in a run; and a small load."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pandas as pd
+import pytest
+
+from espalier.harness.paths import ROOT
+from espalier.harness.runs.served.engine_folders import code_folder
+
+PYTHON = Path(os.environ.get("SERVE_PYTHON", ".venv-serve/bin/python"))
+
+MODEL = ROOT / "harness" / "seedling" / "weights" / "seedling"
+
+TRUST = ("--trust-request-mm-kwargs", "--trust-request-chat-template")
+
+#: Seconds that a server may take to load.
+PATIENCE = 600
+
+RUN = ("backend=vllm", "benchmark=seedling_rec", "method=divprune", "ratio=0.75")
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not PYTHON.exists():
+        pytest.exit(f"no vLLM: {PYTHON} does not exist", returncode=1)
+    return code_folder(tmp_path_factory.mktemp("code") / "path")
+
+
+@contextmanager
+def serving(
+    code: Path, log: Path, *options: str, **environment: str
+) -> Iterator[tuple[str, subprocess.Popen]]:
+    """A server of the embedded model: its address and its process; it is gone at the end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL)]
+    command += ["--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1"]
+    variables = {**os.environ, "PYTHONPATH": str(code), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    url = f"http://127.0.0.1:{port}"
+    with log.open("w", encoding="utf-8") as stream:
+        server = subprocess.Popen(
+            [*command, "--port", str(port), *options],
+            env={**variables, **environment},
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            end = time.monotonic() + PATIENCE
+            while not ready(url):
+                assert server.poll() is None, log.read_text(encoding="utf-8")[-2000:]
+                assert time.monotonic() < end
+                time.sleep(0.5)
+            yield url, server
+        finally:
+            stop(server)
+
+
+def ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def stop(server: subprocess.Popen) -> None:
+    """End a server and its engine, which is a process of its session."""
+    if server.poll() is None:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def espalier(store: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "espalier", "run", f"store={store}", "json=true", *argv]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+
+
+def row_of(done: subprocess.CompletedProcess[str]) -> dict:
+    assert done.returncode == 0, done.stderr
+    row: dict = json.loads(done.stdout.strip().splitlines()[-1])
+    return row
+
+
+def test_a_server_answers_as_the_harness_does(code: Path, tmp_path: Path) -> None:
+    settings = ("method=divprune", "ratio=0.75", "benchmark=seedling_rec", "limit=12")
+    with serving(code, tmp_path / "log", *TRUST) as (url, _):
+        served = row_of(espalier(tmp_path / "a", *settings, "backend=vllm", f"backend.url={url}"))
+        wrong = espalier(
+            tmp_path / "b", *RUN, "model=seedling_full", f"backend.url={url}", "limit=1"
+        )
+    own = row_of(espalier(tmp_path / "c", *settings, "engine.paired=0"))
+    for key in ("metrics", "tokens", "flops"):
+        assert served[key] == own[key]
+    assert served["extra"]["answers"] == own["extra"]["answers"]
+    assert served["extra"]["achieved"] == own["extra"]["achieved"]
+    assert served["settings"]["backend"]["version"] == "0.32.0"
+    assert wrong.returncode != 0
+    assert "valid for model='seedling_full': a server of" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "line"),
+    [
+        (TRUST, {"VLLM_PLUGINS": "none"}, "backend.url"),
+        ((), {}, "--trust-request-chat-template"),
+    ],
+)
+def test_a_server_without_the_plug_in_is_refused(
+    code: Path, tmp_path: Path, options: tuple[str, ...], environment: dict, line: str
+) -> None:
+    with serving(code, tmp_path / "log", *options, **environment) as (url, _):
+        done = espalier(tmp_path / "a", *RUN, f"backend.url={url}", "limit=1")
+    print(done.stderr)
+    assert done.returncode != 0
+    assert line in done.stderr
+    assert "valid: a server with the plug-in" in done.stderr or "has no plug-in" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_goes_on_after_its_server_has_died(code: Path, tmp_path: Path) -> None:
+    store, length = tmp_path / "store", ("limit=40", "engine.batch_size=1")
+    with serving(code, tmp_path / "log", *TRUST) as (url, server):
+        command = [sys.executable, "-m", "espalier", "run", f"store={store}", *RUN, *length]
+        with subprocess.Popen(
+            [*command, f"backend.url={url}"], stderr=subprocess.PIPE, encoding="utf-8"
+        ) as running:
+            while running.poll() is None and answered(store) < 3:
+                time.sleep(0.05)
+            stop(server)
+            _, errors = running.communicate()
+    assert running.returncode != 0
+    assert f"the server at backend.url='{url}' ended" in errors
+    assert "Traceback" not in errors
+    before = answered(store)
+    assert before >= 3
+    with serving(code, tmp_path / "log", *TRUST) as (url, _):
+        row = row_of(espalier(store, *RUN, *length, f"backend.url={url}"))
+        again = row_of(espalier(tmp_path / "new", *RUN, *length, f"backend.url={url}"))
+    assert row["status"] == "resumed"
+    assert row["extra"]["resumed_samples"] >= 3
+    assert row["extra"]["answers"] == again["extra"]["answers"]
+
+
+def test_a_small_load_gives_rows_and_a_sentence(code: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "espalier", "bench", "serve", f"backend.python={PYTHON}"]
+    command += ["method=divprune", "ratio=0.75", "+backend.options.enforce_eager=true"]
+    command += [
+        "--in-flight",
+        "1,4",
+        "--load",
+        "1",
+        "--lives",
+        "1",
+        "--requests",
+        "4",
+        "--tokens",
+        "4",
+        "--write",
+    ]
+    done = subprocess.run(
+        [*command, str(tmp_path)], capture_output=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "`divprune` at 0.75 is " in done.stdout
+    rows = pd.read_csv(tmp_path / "serve_seedling.csv")
+    assert rows.groupby("method").size().to_dict() == {"divprune": 3, "none": 3}
+    fewer = rows.groupby("method").prompt_tokens.first()
+    assert fewer["none"] - fewer["divprune"] == 144 - 36
+    assert (rows.selection_ms < rows.encoder_ms).all()
+    assert (rows.blocks_peak >= 1).all()
+
+
+def answered(store: Path) -> int:
+    """Answers in the journals of a store."""
+    return sum(
+        path.read_bytes().count(b"\n") for path in store.rglob("*.jsonl") if "journal" in str(path)
+    )
