@@ -82,9 +82,7 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
             **identity.engine,
             # Rows without meters have no key for them, as rows older than a meter.
             **dict.fromkeys(spec.engine.meters, True),
-            **(
-                {"scope": "item"} if spec.engine.scope == "item" and not spec.backend.served else {}
-            ),
+            **_scope(spec),
         },
         "artifacts": contents.artifacts,
     }
@@ -102,6 +100,12 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
             "scope": "item",  # a choice in each picture by itself
         }
     return {key: _plain(value) for key, value in blocks.items()}
+
+
+def _scope(spec: RunSpec) -> dict[str, str]:
+    """Return the scope of a method's choice, if it is not the whole prompt; served runs have it beside the version."""
+    scope = spec.engine.scope
+    return {} if scope == "prompt" or spec.backend.served else {"scope": scope}
 
 
 def _model(model: ModelSpec, revision: str | None) -> dict[str, Any]:
