@@ -40,13 +40,13 @@ def import_tables(source: Path, target: Path = FOLDER) -> list[Path]:
     """
     if not source.is_dir():
         raise UserError(f"DIR={str(source)!r} is no folder; valid: one with <paper>_table<N>.csv")
-    found = [
+    tables = [
         (paper, number, read_cells(paper, number, source))
         for paper in (read_paper(slug, target) for slug in papers(target))
         for number, entry in paper.tables.items()
         if not entry.grid
     ]
-    names = {f"{paper.slug}_table{number}.csv" for paper, number, _ in found}
+    names = {f"{paper.slug}_table{number}.csv" for paper, number, _ in tables}
     for path in sorted(source.glob("*.csv")):
         # Files about the tables are in the same folder.
         if path.name not in names | {"provenance.csv", "misprints.csv"}:
@@ -54,11 +54,11 @@ def import_tables(source: Path, target: Path = FOLDER) -> list[Path]:
                 f"{path} is no table of {target}/*.yaml; valid: {', '.join(sorted(names))}"
             )
     written = []
-    for paper, number, cells in found:
+    for paper, number, cells in tables:
         path = target / f"{paper.slug}_table{number}.csv"
         durable.replace(path, _text(cells))
         written.append(path)
-    durable.replace(target / "provenance.csv", _provenance(found))
+    durable.replace(target / "provenance.csv", _provenance(tables))
     return [*written, target / "provenance.csv"]
 
 
@@ -66,7 +66,7 @@ def _text(cells: Sequence[PrintedCell]) -> bytes:
     return _csv(COLUMNS, [[getattr(cell, name) for name in COLUMNS] for cell in cells])
 
 
-def _provenance(found: Sequence[tuple[Paper, str, tuple[PrintedCell, ...]]]) -> bytes:
+def _provenance(tables: Sequence[tuple[Paper, str, tuple[PrintedCell, ...]]]) -> bytes:
     head = ("file", "paper", "arxiv", "venue", "table", "cells", "empty", "sha256")
     lines = [
         [
@@ -76,7 +76,7 @@ def _provenance(found: Sequence[tuple[Paper, str, tuple[PrintedCell, ...]]]) -> 
             str(sum(not cell.value for cell in cells)),
             hashlib.sha256(_text(cells)).hexdigest(),
         ]
-        for paper, number, cells in found
+        for paper, number, cells in tables
     ]
     return _csv(head, lines)
 

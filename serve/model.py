@@ -223,8 +223,8 @@ class _Item:
             merged = plan.merge.apply(onto[None], kept)[0]
             if site.where == "vision" and not blended:
                 merged = self._project(merged)
-            behind = plan.merge.apply(visual[None, :, main.shape[1] :], kept)[0]
-            values = torch.cat([merged.to(visual), behind.to(visual)], dim=1)
+            deeper = plan.merge.apply(visual[None, :, main.shape[1] :], kept)[0]
+            values = torch.cat([merged.to(visual), deeper.to(visual)], dim=1)
         places = prunable.nonzero()[:, 0][index]
         stays = ~prunable
         stays[places] = True

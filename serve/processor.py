@@ -224,12 +224,16 @@ def check_served(setting: Setting, config: Any, items: Any) -> None:
         raise SettingError(f"espalier.method={setting.method!r} compares frames; valid: videos")
     depth = getattr(vision, "num_hidden_layers", None) or vision.depth
     built = built_layers(hf_config, depth)
-    whole = getattr(vision, "fullatt_block_indexes", None)
+    full_layers = getattr(vision, "fullatt_block_indexes", None)
     for need in needs:
-        if whole is not None and need.layer is not None and need.layer % depth not in whole:
+        if (
+            full_layers is not None
+            and need.layer is not None
+            and need.layer % depth not in full_layers
+        ):
             raise SettingError(
                 f"espalier.method={setting.method!r} reads layer {need.layer % depth} of the tower, which attends in "
-                f"windows; valid: a method that reads {', '.join(map(str, whole))}"
+                f"windows; valid: a method that reads {', '.join(map(str, full_layers))}"
             )
         if need.layer is not None and need.layer % depth >= built:
             raise SettingError(

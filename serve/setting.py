@@ -209,7 +209,7 @@ def method_class(name: object) -> type[Method]:
     if not isinstance(name, str) or name not in names():
         raise SettingError(f"espalier.method={name!r} is unknown; valid: {', '.join(served())}")
     module = import_module(f"espalier.methods.{name}")
-    (found,) = {
+    (method,) = {
         value
         for value in vars(module).values()
         if isinstance(value, type)
@@ -218,7 +218,7 @@ def method_class(name: object) -> type[Method]:
         and not value.__name__.startswith("_")
         and not isabstract(value)
     }
-    return found
+    return method
 
 
 def build(name: object, params: Mapping[str, Any]) -> Method:
@@ -228,10 +228,10 @@ def build(name: object, params: Mapping[str, Any]) -> Method:
         SettingError: there is no such method, or it does not take them.
     """
     kind = method_class(name)
-    known = [entry.name for entry in fields(kind)]
+    names_of_fields = [entry.name for entry in fields(kind)]
     for key in params:
-        if key not in known:
-            valid = ", ".join(known) or "none"
+        if key not in names_of_fields:
+            valid = ", ".join(names_of_fields) or "none"
             raise SettingError(f"espalier.params.{key} is unknown; method {name} has: {valid}")
     try:
         return kind(**params)

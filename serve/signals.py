@@ -66,12 +66,12 @@ class TowerSignals:
         self, layer: int, module: Any, args: tuple[Tensor, ...], kwargs: Mapping[str, Any]
     ) -> None:
         names = ("query", "key", "value", "cu_seqlens")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        inputs = {**dict(zip(names, args, strict=False)), **kwargs}
         query, key = (
-            given[name].reshape(*given[name].shape[:2], -1, module.head_size).transpose(1, 2)
+            inputs[name].reshape(*inputs[name].shape[:2], -1, module.head_size).transpose(1, 2)
             for name in names[:2]
         )
-        borders = given.get("cu_seqlens")
+        borders = inputs.get("cu_seqlens")
         lengths = [query.shape[2]] if borders is None else borders.diff().tolist()
         parts = zip(query.split(lengths, 2), key.split(lengths, 2), strict=True)
         with self._stopwatch.running():

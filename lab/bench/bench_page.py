@@ -76,15 +76,15 @@ def finish(folder: Path | None, name: str, page: str, result: Mapping[str, Any])
     say(result)
 
 
-def measured_on(here: Mapping[str, Any], *said: str) -> str:
+def measured_on(machine: Mapping[str, Any], *templates: str) -> str:
     """Return a page's description of the machine: its name, relevant conditions, and versions.
 
     Args:
-        here: `lab.bench.speed_bench.conditions`.
-        said: texts with names of it, such as `CORES`.
+        machine: `lab.bench.speed_bench.conditions`.
+        templates: texts with names of it, such as `CORES`.
     """
-    told = ", ".join(said).format(**here)
-    return f"{here['device_name']} ({told}), torch {here['torch']}, transformers {here['transformers']}"
+    conditions = ", ".join(templates).format(**machine)
+    return f"{machine['device_name']} ({conditions}), torch {machine['torch']}, transformers {machine['transformers']}"
 
 
 def verdict(met: bool | None) -> str:
@@ -92,6 +92,6 @@ def verdict(met: bool | None) -> str:
     return {True: "met", False: "missed", None: ""}[met]
 
 
-def goal(what: str, met: bool, value: str) -> str:
+def goal(target: str, met: bool, value: str) -> str:
     """Return the line of a page for one target."""
-    return f"- {verdict(met)}: {what} ({value})"
+    return f"- {verdict(met)}: {target} ({value})"

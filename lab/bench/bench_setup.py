@@ -91,7 +91,7 @@ class Figure:
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> Figure:
         """Rebuild from the JSON form."""
-        stated = {one.name: entry[one.name] for one in fields(cls)}
+        stated = {part.name: entry[part.name] for part in fields(cls)}
         spreads = {
             name: None if stated[name] is None else tuple(stated[name])
             for name in ("quartiles", "interval")
@@ -102,12 +102,12 @@ class Figure:
 def table_lines(figures: Sequence[Figure]) -> list[str]:
     """Return a table in Markdown, one line for each figure."""
     lines = ["| part | measured | value | target | |", "| --- | --- | ---: | --- | --- |"]
-    for one in figures:
-        spread = "" if one.spread is None else " [{:.3g}, {:.3g}]".format(*one.spread)
-        target = f"<= {one.at_most:g}" if one.at_most is not None else ""
-        target = f">= {one.at_least:g}" if one.at_least is not None else target
-        value = f"{one.value:.4g} {one.unit}{spread}"
-        lines.append(f"| {one.part} | {one.name} | {value} | {target} | {one.verdict} |")
+    for figure in figures:
+        spread = "" if figure.spread is None else " [{:.3g}, {:.3g}]".format(*figure.spread)
+        target = f"<= {figure.at_most:g}" if figure.at_most is not None else ""
+        target = f">= {figure.at_least:g}" if figure.at_least is not None else target
+        value = f"{figure.value:.4g} {figure.unit}{spread}"
+        lines.append(f"| {figure.part} | {figure.name} | {value} | {target} | {figure.verdict} |")
     return lines
 
 
@@ -161,7 +161,7 @@ def reducer(spec: RunSpec) -> TokenReducer:
 
 
 @dataclass(frozen=True)
-class Pair:
+class TimedPair:
     """Times of two procedures measured in turns, in seconds, and their ratio pair by pair."""
 
     first: tuple[float, ...]
@@ -184,7 +184,7 @@ def paired(
     repeats: int,
     calls: int = 1,
     clock: Callable[[], float] = perf_counter,
-) -> Pair:
+) -> TimedPair:
     """Time two procedures in turns, the order changing each time, after one untimed call of each.
 
     Machine load and clock speeds drift; two consecutive calls drift
@@ -196,7 +196,7 @@ def paired(
         order: Sequence[int] = (0, 1) if turn % 2 == 0 else (1, 0)
         for side in order:
             times[side].append(_seconds((first, second)[side], calls, clock))
-    return Pair(tuple(times[0]), tuple(times[1]))
+    return TimedPair(tuple(times[0]), tuple(times[1]))
 
 
 def _seconds(procedure: Callable[[], object], calls: int, clock: Callable[[], float]) -> float:

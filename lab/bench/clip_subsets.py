@@ -36,37 +36,37 @@ class SeenClip:
         return objects, events
 
 
-def clip_subsets(seen: SeenClip, keep: int, generator: torch.Generator) -> dict[str, Tensor]:
+def clip_subsets(clip: SeenClip, keep: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Return (keep,) ascending visual tokens by selection criterion.
 
     Args:
-        seen: the clip.
+        clip: the clip.
         keep: tokens of each subset.
         generator: the only source of randomness.
     """
-    count = len(seen.features)
-    size = count // seen.frames
+    count = len(clip.features)
+    size = count // clip.frames
     chance = torch.rand(count, generator=generator)
     frame, cell = torch.arange(count) // size, torch.arange(count) % size
     # In [0, 1), evenly spread whatever prefix of it is taken.
-    in_time, in_space = _spread(seen.frames)[frame], _spread(size)[cell]
-    found = {
+    in_time, in_space = _spread(clip.frames)[frame], _spread(size)[cell]
+    scores = {
         "random": chance,
         "even in time and space": -((torch.arange(count) * keep) % count).float(),
-        "whole frames, even in time": -in_time - in_space / (4 * seen.frames),
+        "whole frames, even in time": -in_time - in_space / (4 * clip.frames),
         "the same places of all frames": -in_space - in_time / (4 * size),
-        "what changed since the frame before": _change(seen),
-        "objects, then random": seen.objects + chance / 2,
-        "events, then objects": 2 * seen.begins + seen.objects + chance / 2,
-        "no object, random": chance / 2 - seen.objects.float(),
+        "what changed since the frame before": _change(clip),
+        "objects, then random": clip.objects + chance / 2,
+        "events, then objects": 2 * clip.begins + clip.objects + chance / 2,
+        "no object, random": chance / 2 - clip.objects.float(),
     }
-    found |= dict(seen.scores)
-    return {name: top(score[None].float(), keep)[0] for name, score in found.items()}
+    scores |= dict(clip.scores)
+    return {name: top(score[None].float(), keep)[0] for name, score in scores.items()}
 
 
-def _change(seen: SeenClip) -> Tensor:
+def _change(clip: SeenClip) -> Tensor:
     """Return (N,) one minus the cosine with the token of the same place a frame before; the first frame comes first."""
-    frames = normalize(seen.features.float(), dim=-1).unflatten(0, (seen.frames, -1))
+    frames = normalize(clip.features.float(), dim=-1).unflatten(0, (clip.frames, -1))
     change = 1 - (frames[1:] * frames[:-1]).sum(-1)
     return torch.cat([torch.full_like(change[:1], 2.0), change]).flatten()
 

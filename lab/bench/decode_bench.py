@@ -65,7 +65,7 @@ NARROW = 0.1
 
 
 @dataclass(frozen=True)
-class Row:
+class DecodeRow:
     """One model, batch and length.
 
     Attributes:
@@ -106,7 +106,7 @@ class Row:
         return self.verdict == "faster" or (self.length < FASTER_FROM and self.verdict == "even")
 
 
-def measure(name: str, filled: Filled, seconds: float, tokens: int) -> Row:
+def measure(name: str, filled: Filled, seconds: float, tokens: int) -> DecodeRow:
     """Time the three loops in turns in changing order, after one warm-up answer of each.
 
     Args:
@@ -121,15 +121,15 @@ def measure(name: str, filled: Filled, seconds: float, tokens: int) -> Row:
         "generate": lambda: filled.library(tokens, indexed=False),
     }
     first = {label: _seconds(run, filled) for label, run in timed.items()}
-    fewest, most = ROUNDS
-    rounds = max(fewest, min(most, round(seconds / first["loop"])))
+    fewest, maximum = ROUNDS
+    rounds = max(fewest, min(maximum, round(seconds / first["loop"])))
     times: dict[str, list[float]] = {label: [] for label in timed}
     order = list(timed)
     for _ in range(rounds):
         for label in order:
             times[label].append(_seconds(timed[label], filled))
         order = [*order[1:], order[0]]
-    return Row(
+    return DecodeRow(
         model=name,
         length=filled.length,
         rows=filled.rows,
@@ -165,23 +165,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imports transformers, which reads the variables above at import time.
     from lab.bench.decode_parts import Filled
 
-    rows: list[Row] = []
+    rows: list[DecodeRow] = []
     with contextlib.redirect_stdout(sys.stderr), one_thread(), torch.inference_mode():
         for name in choose(options.only, MODELS):
             overrides = MODELS[name]
-            given = (*overrides, f"model.device={options.device}")
-            adapter = Setup(model=name, overrides=given).adapter
+            setup_overrides = (*overrides, f"model.device={options.device}")
+            adapter = Setup(model=name, overrides=setup_overrides).adapter
             for length in LENGTHS:
                 for batch in ROWS:
                     filled = Filled(adapter, length, batch)
                     rows.append(measure(name, filled, options.seconds, TOKENS))
                     print(line(entry(rows[-1])), flush=True)
-        here = conditions(options.device)
+        machine = conditions(options.device)
     result: dict[str, Any] = {
         "schema": SCHEMA,
         "tokens": TOKENS,
         "rows": [entry(row) for row in rows],
-        "conditions": here,
+        "conditions": machine,
     }
     print("\n".join(table(result["rows"])))
     if options.write is not None:
@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def entry(row: Row) -> dict[str, Any]:
+def entry(row: DecodeRow) -> dict[str, Any]:
     """Return the JSON form of a row."""
     return {**asdict(row), "verdict": row.verdict, "met": row.met}
 
@@ -229,12 +229,12 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
             **result,
             "rows": together(json.loads(figures.read_text(encoding="utf-8")), result),
         }
-    here = result["conditions"]
+    machine = result["conditions"]
     rounds = [row["rounds"] for row in result["rows"]]
     lines = [
         "# Ordinary answers: the engine's loop beside the library's",
         "",
-        f"Written by `make bench-decode` on {measured_on(here, DEVICE, THREADS, LOAD)}. Answers of "
+        f"Written by `make bench-decode` on {measured_on(machine, DEVICE, THREADS, LOAD)}. Answers of "
         f"{result['tokens']} tokens behind a cache of random content, {min(rounds)} to {max(rounds)} rounds in turns "
         "in one process, on a CPU in processor time of one thread; of four rows one is padded by a third. Times are "
         "medians, ratios geometric means with 95 % intervals (Student's t on the logarithms).",

@@ -73,14 +73,14 @@ class Filled:
         """Generate an answer with the engine's loop."""
         cache = self._caches["indexed"]
         assert isinstance(cache, IndexedCache)
-        behind = _Behind(self._adapter.decoder, self.valid)
-        handle = self._adapter.decoder.register_forward_pre_hook(behind.complete, with_kwargs=True)
+        layout = _Behind(self._adapter.decoder, self.valid)
+        handle = self._adapter.decoder.register_forward_pre_hook(layout.complete, with_kwargs=True)
         try:
-            self._say(tokens, cache, custom_generate=AnswerLoop(self._adapter, behind))
+            self._say(tokens, cache, custom_generate=AnswerLoop(self._adapter, layout))
         finally:
             handle.remove()
 
-    def _say(self, tokens: int, cache: Cache, **more: Any) -> None:
+    def _say(self, tokens: int, cache: Cache, **options: Any) -> None:
         self._adapter.model.generate(
             input_ids=self._ids,
             attention_mask=self.valid.long(),
@@ -88,15 +88,15 @@ class Filled:
             max_new_tokens=tokens,
             min_new_tokens=tokens,
             do_sample=False,
-            **more,
+            **options,
         )
 
     def written(self, run: Callable[[], None]) -> int:
         """Return the bytes of the largest tensor that one operation of a late step writes."""
         self.refill()
-        with written(self._adapter.decoder) as seen:
+        with written(self._adapter.decoder) as writes:
             run()
-        return seen.steps[-2][0]
+        return writes.steps[-2][0]
 
 
 class _Behind:

@@ -71,16 +71,16 @@ def measured(instance: Sequence[str], shares: Sequence[str], rounds: int) -> dic
     """Return the rows of the unreduced model, of D3ToM at each share kept, and of random tokens at the last one."""
     # Both import transformers, which reads the variables above at import time.
     from espalier.harness.models.adapter import load_adapter
-    from lab.bench.diffusion_sides import Side, rows_of
+    from lab.bench.diffusion_sides import DiffusionSide, rows_of
 
     adapter = load_adapter(_spec(instance).model)
     ratios = [KEPT[share] for share in shares]
-    asked = [
+    settings = [
         ("method=none",),
         *((*D3TOM, f"ratio={ratio}") for ratio in ratios),
         ("method=random", f"ratio={ratios[-1]}"),
     ]
-    sides = [Side.of(adapter, _spec([*instance, *side])) for side in asked]
+    sides = [DiffusionSide.of(adapter, _spec([*instance, *side])) for side in settings]
     pixels = np.random.default_rng(0).integers(0, 256, (EDGE, EDGE, 3), dtype=np.uint8)
     content = [
         {"type": "image", "image": Image.fromarray(pixels)},

@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 def page(result: Mapping[str, Any]) -> str:
     """Return the page in Markdown."""
     rows, answer = result["rows"], result["answer"]
-    whole = rows[0]
+    unreduced = rows[0]
     lines = [
         "# Denoising with merged tokens: measured against what its FLOPs promise",
         "",
@@ -29,9 +29,9 @@ def page(result: Mapping[str, Any]) -> str:
         f"one thread. {result['rounds']} rounds, in each of which every side denoises one answer, the order turning.",
         "",
         f"`{result['instance']}`: LaViDa's adapter, view sizes and vocabulary around a scaled text stack with random "
-        f"weights; {whole['tokens']:,} tokens, {whole['visual']} of them visual, {answer['max_new_tokens']} of the "
-        f"answer, which {answer['steps']} steps unveil. `{result['method']}`, whose first step is whole, and random "
-        "tokens before the decoder at every step, the control.",
+        f"weights; {unreduced['tokens']:,} tokens, {unreduced['visual']} of them visual, {answer['max_new_tokens']} of "
+        f"the answer, which {answer['steps']} steps unveil. `{result['method']}`, whose first step is whole, and "
+        "random tokens before the decoder at every step, the control.",
         "",
         "FLOPs and time are shares of the whole model's run, from the prompt on: decoder and head as "
         "`harness/cost` counts them, which leaves out what a method computes itself. Speed-ups and savings (1 - "

@@ -57,13 +57,13 @@ class TimedSession(DenoisingSession):
         """Run one step, timed."""
         started, wall = process_time(), perf_counter()
         logits, records = super().denoise(prompt, answer, samples, budget)
-        method = sum(one.times_ms["select"] for one in records) / MS
+        method = sum(record.times_ms["select"] for record in records) / MS
         self.noted.append(Step(process_time() - started, perf_counter() - wall, method))
         return logits, records
 
 
 @dataclass(frozen=True)
-class Side:
+class DiffusionSide:
     """A method at a ratio on a model; complete runs are timed."""
 
     name: str
@@ -72,7 +72,7 @@ class Side:
     budget: Budget
 
     @classmethod
-    def of(cls, adapter: Adapter, spec: RunSpec) -> Side:
+    def of(cls, adapter: Adapter, spec: RunSpec) -> DiffusionSide:
         """Return the side of a run.
 
         Raises:
@@ -100,13 +100,13 @@ class Side:
         with self._session() as session:
             denoiser = DenoisingGenerator(session, self.adapter, self.method, self.budget)
             started = process_time()
-            found = denoiser.generate(prompt, [SAMPLE], **generation)
+            batch = denoiser.generate(prompt, [SAMPLE], **generation)
             spent = process_time() - started
-        return Run(spent, tuple(session.noted), found.records[0])
+        return Run(spent, tuple(session.noted), batch.records[0])
 
 
 @dataclass(frozen=True)
-class Row:
+class DiffusionRow:
     """Times of one side, compared with the unreduced model.
 
     Attributes:
@@ -152,16 +152,18 @@ class Row:
 
     def entry(self) -> dict[str, Any]:
         """Return the JSON form."""
-        whole = self.flops == 1
+        unreduced = self.flops == 1
         return {
             **asdict(self),
             "time": self.time,
-            "reached": None if whole else self.reached,
-            "reached_interval": None if whole else self.reached_interval,
+            "reached": None if unreduced else self.reached,
+            "reached_interval": None if unreduced else self.reached_interval,
         }
 
 
-def rows_of(sides: Sequence[Side], inputs: Any, rounds: int, **generation: Any) -> list[Row]:
+def rows_of(
+    sides: Sequence[DiffusionSide], inputs: Any, rounds: int, **generation: Any
+) -> list[DiffusionRow]:
     """Denoise one prompt with all sides in turns, in changing order; the first side is the unreduced model.
 
     One untimed run of each comes first.
@@ -169,32 +171,34 @@ def rows_of(sides: Sequence[Side], inputs: Any, rounds: int, **generation: Any) 
     prompt = sides[0].prompt(inputs)
     for side in sides:
         side.run(prompt, **generation)
-    found: list[list[Run]] = [[] for _ in sides]
+    runs_by_side: list[list[Run]] = [[] for _ in sides]
     for turn in range(rounds):
         for place in range(len(sides)):
             number = (place + turn) % len(sides)
-            found[number].append(sides[number].run(prompt, **generation))
-    return [_row(side, runs, found[0]) for side, runs in zip(sides, found, strict=True)]
+            runs_by_side[number].append(sides[number].run(prompt, **generation))
+    return [
+        _row(side, runs, runs_by_side[0]) for side, runs in zip(sides, runs_by_side, strict=True)
+    ]
 
 
-def _row(side: Side, runs: Sequence[Run], whole: Sequence[Run]) -> Row:
+def _row(side: DiffusionSide, runs: Sequence[Run], unreduced: Sequence[Run]) -> DiffusionRow:
     record = runs[0].record
     counted = run_flops(side.method, side.adapter.facts, record)
     assert record.denoising is not None  # always set by denoising
     last = record.denoising["kept"][-1]
-    behind = [step for run in runs for step in run.steps[1:]]
+    later_steps = [step for run in runs for step in run.steps[1:]]
     between = [run.spent - sum(step.spent for step in run.steps) for run in runs]
-    return Row(
+    return DiffusionRow(
         name=side.name,
         kept=(last[-1] if last else record.visual) / record.visual,
         visual=record.visual,
         tokens=record.visual + record.text + record.denoising["length"],
         flops=counted.share_of_full,
         run_s=median(run.spent for run in runs),
-        step_ms=MS * median(step.spent for step in behind),
+        step_ms=MS * median(step.spent for step in later_steps),
         loop_ms=MS * median(between) / len(runs[0].steps),
-        method_share=median(step.method / step.wall for step in behind),
+        method_share=median(step.method / step.wall for step in later_steps),
         gain=Gain.of_pairs(
-            [run.spent for run in whole], [run.spent for run in runs], 1 / counted.share_of_full
+            [run.spent for run in unreduced], [run.spent for run in runs], 1 / counted.share_of_full
         ),
     )

@@ -34,8 +34,8 @@ from espalier.harness.tools.calibration.calibration_images import question
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.uvprune import UVPrune
 from lab.bench.bench_page import bench_command, parser
-from lab.bench.kept_objects import shown
-from lab.bench.token_subsets import Seen, make_up, subsets
+from lab.bench.kept_objects import covered_patches
+from lab.bench.token_subsets import SceneTokens, make_up, subsets
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -54,10 +54,10 @@ LIMIT, AHEAD = 160, 32
 
 @dataclass(frozen=True)
 class Watch(TokenReducer):
-    """Keeps all tokens and stores UV-Prune's inputs in `found`."""
+    """Keeps all tokens and stores UV-Prune's inputs in `signals`."""
 
     rule: UVPrune
-    found: dict[str, Tensor]
+    signals: dict[str, Tensor]
 
     @property
     def adaptive(self) -> bool:
@@ -75,55 +75,57 @@ class Watch(TokenReducer):
     def plan(self, view: View, keep: int) -> Plan:
         """Keep all tokens of one prompt."""
         del keep
-        self.found.update(
+        self.signals.update(
             features=view.signals["projected"][0].clone(), closer=self.rule.scores(view)[0].clone()
         )
         return Plan(torch.arange(view.tokens.shape[1])[None])
 
 
 @dataclass(frozen=True)
-class Pair:
+class DraftPair:
     """The embedded target and its draft."""
 
     target: Adapter
     draft: Adapter
 
-    def scene(self, sample: dict[str, Any]) -> Asked:
+    def scene(self, sample: dict[str, Any]) -> TargetScene:
         """Ask the target about a sample's scene."""
         # transformers reads the variables set in main at import time, and takes seconds to import.
         from espalier.harness.decoding.speculative.samplers import resolved_config
 
-        scene, found = sample_scene(sample), dict[str, Tensor]()
+        scene, signals = sample_scene(sample), dict[str, Tensor]()
         chat = question(scene.to_pil(), sample["question"])
         config = resolved_config(self.target, {"max_new_tokens": LIMIT, "do_sample": False})
-        target = _side(self.target, chat, config, Watch(UVPrune(), found))
+        target = _side(self.target, chat, config, Watch(UVPrune(), signals))
         target.start()
-        count = len(found["closer"])
+        count = len(signals["closer"])
         boxes = [item.box for item in sample_objects(sample)]
-        objects = shown(boxes, round(count**0.5), scene.image.shape[0])
-        return Asked(chat, config, target, Seen(**found, objects=objects))
+        objects = covered_patches(boxes, round(count**0.5), scene.image.shape[0])
+        return TargetScene(chat, config, target, SceneTokens(**signals, objects=objects))
 
-    def accepted(self, asked: Asked, kept: Tensor, places: Places, gamma: int) -> tuple[int, int]:
+    def accepted(
+        self, scene: TargetScene, kept: Tensor, places: Places, gamma: int
+    ) -> tuple[int, int]:
         """Return the numbers of accepted and verified drafted tokens, with a draft that sees `kept`."""
         # Imports transformers, as above.
         from espalier.harness.decoding.speculative.samplers import ends_of
 
-        told = Guidance(kept, len(asked.seen.closer))
-        draft = _side(self.draft, asked.chat, asked.config, GuidedReducer(lambda: told), places)
-        ends = ends_of(asked.config)
-        machine = Machine(draft, asked.target, Greedy(), SequentialTransport(), gamma, True, ends)
+        guidance = Guidance(kept, len(scene.tokens.closer))
+        draft = _side(self.draft, scene.chat, scene.config, GuidedReducer(lambda: guidance), places)
+        ends = ends_of(scene.config)
+        machine = Machine(draft, scene.target, Greedy(), SequentialTransport(), gamma, True, ends)
         rounds = machine.run(LIMIT).rounds
-        return sum(one.accepted for one in rounds), sum(one.checked for one in rounds)
+        return sum(round_.accepted for round_ in rounds), sum(round_.checked for round_ in rounds)
 
 
 @dataclass(frozen=True)
-class Asked:
+class TargetScene:
     """One question, the target's side, and the target's view of the scene."""
 
     chat: Chat
     config: GenerationConfig
     target: CachedModel
-    seen: Seen
+    tokens: SceneTokens
 
 
 def _side(
@@ -160,33 +162,35 @@ class Line:
     parts: Mapping[str, float]
 
 
-def measured(pair: Pair, ratio: float, scenes: int, gamma: int) -> list[Line]:
+def measured(pair: DraftPair, ratio: float, scenes: int, gamma: int) -> list[Line]:
     """Return one line for each kind of subset, the full prompt first. Cost: about a second per scene."""
     counts: dict[tuple[str, Places], list[tuple[int, int]]] = defaultdict(list)
     parts: dict[str, list[dict[str, float]]] = defaultdict(list)
-    asked = [pair.scene(one) for one in samples("seedling_caption", "test", 0, 0, scenes)]
-    for number, one in enumerate(asked):
-        whole = torch.arange(len(one.seen.closer))
-        keep = max(2, round(len(whole) * (1 - ratio)))
+    target_scenes = [
+        pair.scene(sample) for sample in samples("seedling_caption", "test", 0, 0, scenes)
+    ]
+    for number, scene in enumerate(target_scenes):
+        every_token = torch.arange(len(scene.tokens.closer))
+        keep = max(2, round(len(every_token) * (1 - ratio)))
         generator = torch.Generator().manual_seed(number)
-        chosen = subsets(one.seen, asked[number - 1].seen, keep, generator)
-        for name, kept in {"everything": whole, **chosen}.items():
-            parts[name].append(make_up(kept, one.seen))
+        chosen = subsets(scene.tokens, target_scenes[number - 1].tokens, keep, generator)
+        for name, kept in {"everything": every_token, **chosen}.items():
+            parts[name].append(make_up(kept, scene.tokens))
             for places in PLACES:
-                counts[name, places].append(pair.accepted(one, kept, places, gamma))
+                counts[name, places].append(pair.accepted(scene, kept, places, gamma))
     return [
         Line(
             name,
             {places: _share(counts[name, places]) for places in PLACES},
-            {part: fmean(one[part] for one in found) for part in found[0]},
+            {part: fmean(entry[part] for entry in make_ups) for part in make_ups[0]},
         )
-        for name, found in parts.items()
+        for name, make_ups in parts.items()
     ]
 
 
 def _share(counts: Sequence[tuple[int, int]]) -> Interval:
     """Return accepted over verified tokens of all answers."""
-    return share_interval([one for one, _ in counts], [judged for _, judged in counts])
+    return share_interval([accepted for accepted, _ in counts], [judged for _, judged in counts])
 
 
 @bench_command
@@ -196,17 +200,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument("--ratio", type=float, default=0.5, help="share removed for the draft")
     arguments.add_argument("--scenes", type=int, default=40)
     arguments.add_argument("--gamma", type=int, default=3, help="tokens drafted per round")
-    asked = arguments.parse_args(argv)
-    if not 0 <= asked.ratio < 1 or min(asked.scenes - 1, asked.gamma) < 1:
+    options = arguments.parse_args(argv)
+    if not 0 <= options.ratio < 1 or min(options.scenes - 1, options.gamma) < 1:
         raise UserError("0 <= --ratio < 1, --scenes is 2 or more, --gamma 1 or more")
-    for line in measured(embedded_pair(), asked.ratio, asked.scenes, asked.gamma):
+    for line in measured(embedded_pair(), options.ratio, options.scenes, options.gamma):
         shares = "  ".join(f"{line.accepted[places].percent:>19}" for places in PLACES)
-        rest = "  ".join(f"{name} {value:.2f}" for name, value in line.parts.items())
-        print(f"{line.name:26}{shares}  {rest}")
+        measures = "  ".join(f"{name} {value:.2f}" for name, value in line.parts.items())
+        print(f"{line.name:26}{shares}  {measures}")
     return 0
 
 
-def embedded_pair() -> Pair:
+def embedded_pair() -> DraftPair:
     """Load target and draft."""
     # transformers takes seconds to import, which is not needed to refuse bad input.
     from espalier.harness.models.adapter import load_adapter
@@ -216,7 +220,7 @@ def embedded_pair() -> Pair:
         command = read_command([f"model={name}", "method=none", "ratio=0"])
         assert command is not None  # read_command refuses flags
         loaded.append(load_adapter(build_spec(command.cells[0]).model))
-    return Pair(*loaded)
+    return DraftPair(*loaded)
 
 
 if __name__ == "__main__":

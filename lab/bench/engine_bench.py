@@ -62,7 +62,7 @@ EDGE = 768
 
 
 @dataclass(frozen=True)
-class Instance:
+class EngineInstance:
     """A model with random weights, a prompt, and the runs to compare."""
 
     overrides: tuple[str, ...]
@@ -70,7 +70,7 @@ class Instance:
     inputs: Mapping[str, Any]
 
     @classmethod
-    def build(cls, overrides: Sequence[str]) -> Instance:
+    def build(cls, overrides: Sequence[str]) -> EngineInstance:
         """Build the model and encode one noise image with a short question."""
         adapter = load_adapter(_spec(overrides).model)
         return cls(tuple(overrides), adapter, adapter.encode([_chat(EDGE)]))
@@ -90,15 +90,15 @@ class Instance:
         from espalier.harness.engine.session import Session
 
         # Random weights may generate the end token at any time.
-        least = {"min_new_tokens": new_tokens} if new_tokens > 1 else {}
+        length = {"min_new_tokens": new_tokens} if new_tokens > 1 else {}
         with Session(self.adapter, *run) as session:
             done = session.generate(
-                self.inputs, None, do_sample=False, max_new_tokens=new_tokens, **least
+                self.inputs, None, do_sample=False, max_new_tokens=new_tokens, **length
             )
         return done.records[0]
 
 
-def prefill(instance: Instance, ratio: float, repeats: int) -> list[Figure]:
+def prefill(instance: EngineInstance, ratio: float, repeats: int) -> list[Figure]:
     """Time the prefill of each method and of the full run in turns, and compare their ratios with the bounds."""
     full = instance.reducer("method=none")
     runs = {bench_prefill.FULL: lambda: instance.generate(full)}
@@ -109,7 +109,7 @@ def prefill(instance: Instance, ratio: float, repeats: int) -> list[Figure]:
     return bench_prefill.prefill(instance.adapter, runs, repeats)
 
 
-def machinery(instance: Instance, repeats: int) -> list[Figure]:
+def machinery(instance: EngineInstance, repeats: int) -> list[Figure]:
     """Time `generate` in a session at ratio 0 against the model's own, in turns on equal inputs.
 
     A session adds milliseconds to seconds, less than the noise of a shared machine: on a CPU, processor time is
@@ -140,7 +140,7 @@ def machinery(instance: Instance, repeats: int) -> list[Figure]:
     return figures
 
 
-def memory(instance: Instance, ratio: float) -> list[Figure]:
+def memory(instance: EngineInstance, ratio: float) -> list[Figure]:
     """Measure the peak memory of an unreduced and a reduced call, weights included."""
     peaks = {}
     runs = {"full": ("method=none",), "reduced": (METHODS[0], f"ratio={ratio}")}
@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     overrides = tuple(options.overrides) or INSTANCE
     with contextlib.redirect_stdout(sys.stderr):
-        instance = Instance.build(overrides)
+        instance = EngineInstance.build(overrides)
         figures = [
             *prefill(instance, options.ratio, options.repeats),
             *machinery(instance, options.repeats),
@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def summary(figures: Sequence[Figure], instance: Instance) -> dict[str, Any]:
+def summary(figures: Sequence[Figure], instance: EngineInstance) -> dict[str, Any]:
     """Return every figure with its measurement conditions."""
     device = str(instance.adapter.device)
     return {
@@ -216,7 +216,7 @@ def write(result: Mapping[str, Any], figures: Sequence[Figure], folder: Path) ->
 
 def _looked_at(figures: Sequence[Figure]) -> list[str]:
     """Return the page's remarks on figures above their theoretical bound."""
-    doubted = [one.name for one in figures if not one.believable]
+    doubted = [figure.name for figure in figures if not figure.believable]
     if not doubted:
         return []
     return [

@@ -35,7 +35,7 @@ from espalier.methods.compressor import CacheCompressor, CacheView
 from espalier.methods.none import NoReduction
 from espalier.methods.select.attention import rows
 from lab.bench.bench_page import bench_command
-from lab.bench.kept_objects import shown
+from lab.bench.kept_objects import covered_patches
 
 if TYPE_CHECKING:
     from espalier.harness.models.adapter import Adapter
@@ -50,13 +50,13 @@ SIDE = 12
 class Page:
     """A scene to read: its record, its chat, and for each digit in reading order the patches (V,) that show it."""
 
-    asked: dict[str, Any]
+    sample: dict[str, Any]
     chat: list[dict[str, Any]]
     digits: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Told(CacheCompressor):
+class FixedScores(CacheCompressor):
     """Ranks by given scores (1, N) of each layer."""
 
     scores: tuple[Tensor, ...] = ()
@@ -77,16 +77,16 @@ class Reader(CacheCompressor):
         """Return zeros."""
         length = view.queries.shape[1]
         last = torch.arange(length - self.count, length)
-        found = torch.cat([*rows(view.queries, view.keys, view.scaling, last)], dim=1)
-        self.noted.append(found[:, :, view.candidates])
+        attention = torch.cat([*rows(view.queries, view.keys, view.scaling, last)], dim=1)
+        self.noted.append(attention[:, :, view.candidates])
         return torch.zeros(1, len(view.candidates))
 
 
 @dataclass(frozen=True)
-class Watched(CacheCompressor):
+class RecordingCompressor(CacheCompressor):
     """Wraps another compressor and records the kept candidates (H, K) of each layer."""
 
-    inner: CacheCompressor = field(default_factory=Told)
+    inner: CacheCompressor = field(default_factory=FixedScores)
     kept: list[Tensor] = field(default_factory=list)
 
     def score(self, view: CacheView) -> Tensor:
@@ -109,54 +109,59 @@ class Watched(CacheCompressor):
 
 def pages() -> Iterator[Page]:
     """Yield the scenes."""
-    for asked in samples("seedling_ocr", "test", 0, FIRST, SCENES):
-        scene = sample_scene(asked)
-        boxes = [one.box for one in sample_objects(asked) if one.kind == "digit"]
-        digits = tuple(shown([box], SIDE, scene.image.shape[0]) for box in boxes)
-        yield Page(asked, question(scene.to_pil(), asked["question"]), digits)
+    for sample in samples("seedling_ocr", "test", 0, FIRST, SCENES):
+        scene = sample_scene(sample)
+        boxes = [item.box for item in sample_objects(sample) if item.kind == "digit"]
+        digits = tuple(covered_patches([box], SIDE, scene.image.shape[0]) for box in boxes)
+        yield Page(sample, question(scene.to_pil(), sample["question"]), digits)
 
 
 def answered(
-    adapter: Adapter, page: Page, number: int, method: CacheCompressor, ratio: float, said: str = ""
+    adapter: Adapter,
+    page: Page,
+    number: int,
+    method: CacheCompressor,
+    ratio: float,
+    prefix: str = "",
 ) -> str:
-    """Return the answer to a page under a compressor, continuing the words `said`."""
+    """Return the answer to a page under a compressor, continuing the words `prefix`."""
     # Imports transformers, which takes seconds, after main has set it offline.
     from espalier.harness.engine.eviction import CacheBudget
     from espalier.harness.engine.session import Session
 
     inputs, tokenizer = dict(adapter.encode([page.chat])), adapter.processor.tokenizer
-    if said:
-        more = torch.tensor([tokenizer(said, add_special_tokens=False)["input_ids"]])
-        inputs["input_ids"] = torch.cat([inputs["input_ids"], more], dim=1)
+    if prefix:
+        prefix_ids = torch.tensor([tokenizer(prefix, add_special_tokens=False)["input_ids"]])
+        inputs["input_ids"] = torch.cat([inputs["input_ids"], prefix_ids], dim=1)
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     evicting = CacheBudget(method, ratio)
     with Session(adapter, NoReduction(), WHOLE, evicting=evicting, timed=False) as session:
-        length = 1 if said else 16
+        length = 1 if prefix else 16
         ids = session.generate(inputs, [str(number)], max_new_tokens=length, do_sample=False).ids
     return str(tokenizer.decode(ids[0].tolist(), skip_special_tokens=True)).strip()
 
 
 def looks(adapter: Adapter, page: Page) -> list[Tensor]:
     """Return per layer the attention (H, 1 + T, N) of the last word and the T true digits to the picture."""
-    said = page.asked["answer"]
-    reader = Reader(count=1 + len(said.split()))
-    answered(adapter, page, 0, reader, 0.5, said)
+    truth = page.sample["answer"]
+    reader = Reader(count=1 + len(truth.split()))
+    answered(adapter, page, 0, reader, 0.5, truth)
     return reader.noted
 
 
-def say_looks(scenes: Sequence[Page], seen: Sequence[Sequence[Tensor]]) -> None:
+def say_looks(scenes: Sequence[Page], attentions: Sequence[Sequence[Tensor]]) -> None:
     """Print per layer each query's attention to the first digits, mean over heads and scenes."""
     print("attention to digits 1, 2, 3, 4 of the last word, and of the first said digits")
-    for layer in range(len(seen[0])):
+    for layer in range(len(attentions[0])):
         line = []
         for query in range(PLACES):
             paid: list[list[float]] = [[] for _ in range(PLACES)]
-            for page, layers in zip(scenes, seen, strict=True):
+            for page, layers in zip(scenes, attentions, strict=True):
                 if query < layers[layer].shape[1]:
                     row = layers[layer][:, query].mean(dim=0)
                     for place, patches in enumerate(page.digits[:PLACES]):
                         paid[place].append(float(row[patches].sum()))
-            line.append(" ".join(f"{fmean(one):.2f}" for one in paid))
+            line.append(" ".join(f"{fmean(shares):.2f}" for shares in paid))
         print(f"  layer {layer}: {' | '.join(line)}", flush=True)
 
 
@@ -164,31 +169,31 @@ def say(
     name: str,
     adapter: Adapter,
     scenes: Sequence[Page],
-    seen: Sequence[Sequence[Tensor]],
+    attentions: Sequence[Sequence[Tensor]],
     methods: Sequence[CacheCompressor],
     ratio: float,
 ) -> None:
     """Print one line for a compressor; `methods` has one for each scene."""
     scores, mass = list[float](), list[float]()
     right: list[list[float]] = [[] for _ in range(PLACES)]
-    left: list[list[float]] = [[] for _ in range(PLACES)]
-    for number, (page, layers, method) in enumerate(zip(scenes, seen, methods, strict=True)):
-        watched = Watched(inner=method)
+    stored: list[list[float]] = [[] for _ in range(PLACES)]
+    for number, (page, layers, method) in enumerate(zip(scenes, attentions, methods, strict=True)):
+        watched = RecordingCompressor(inner=method)
         answer = answered(adapter, page, number, watched, ratio)
-        scores.append(ocr_metrics(page.asked, answer)["one_minus_ned"])
-        words, truth = answer.split(), page.asked["answer"].split()
+        scores.append(ocr_metrics(page.sample, answer)["one_minus_ned"])
+        words, truth = answer.split(), page.sample["answer"].split()
         stays = [
             torch.zeros(len(kept), page.digits[0].numel()).scatter_(1, kept, 1.0)
             for kept in watched.kept
         ]
         for place, patches in enumerate(page.digits[:PLACES]):
             right[place].append(float(words[place : place + 1] == truth[place : place + 1]))
-            left[place].append(fmean(float(one[:, patches].mean()) for one in stays))
+            stored[place].append(fmean(float(kept_mask[:, patches].mean()) for kept_mask in stays))
         mass += [
-            float((paid[:, 1:] * one.unsqueeze(1)).sum() / paid[:, 1:].sum())
-            for paid, one in zip(layers, stays, strict=True)
+            float((paid[:, 1:] * kept_mask.unsqueeze(1)).sum() / paid[:, 1:].sum())
+            for paid, kept_mask in zip(layers, stays, strict=True)
         ]
-    figures = (" ".join(f"{fmean(one):.2f}" for one in table) for table in (right, left))
+    figures = (" ".join(f"{fmean(values):.2f}" for values in table) for table in (right, stored))
     print(f"{name:44}{fmean(scores):.3f}  {'  '.join(figures)}  {fmean(mass):.2f}", flush=True)
 
 
@@ -206,27 +211,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     specs = [build_spec(cell) for cell in command.cells]
     adapter = load_adapter(specs[0].model)
     scenes = list(pages())
-    seen = [looks(adapter, page) for page in scenes]
-    say_looks(scenes, seen)
+    attentions = [looks(adapter, page) for page in scenes]
+    say_looks(scenes, attentions)
     print(f"{'':44}score  right 1 to 4         left of digits 1 to 4  attention")
     for spec in specs:
         method = build_method(spec.method.name, spec.method.params)
         name = f"{spec.method.name} {label_of(spec)} {spec.budget.ratio:g}"
         if isinstance(method, CacheCompressor):
-            say(name, adapter, scenes, seen, [method] * len(scenes), spec.budget.ratio)
+            say(name, adapter, scenes, attentions, [method] * len(scenes), spec.budget.ratio)
     noise = torch.Generator().manual_seed(0)
     ranks: dict[str, Callable[[Page, Tensor], Tensor]] = {
         "what the answer attends to": lambda page, paid: paid[:, 1:].sum(dim=1).mean(dim=0),
-        "random, digits' patches never": lambda page, paid: _drawn(noise, -_own(page)),
+        "random, digits' patches never": lambda page, paid: _drawn(noise, -_digit_mask(page)),
         "random, and their neighbours never": lambda page, paid: _drawn(noise, -_around(page)),
-        "random, digits' patches first": lambda page, paid: _drawn(noise, _own(page)),
+        "random, digits' patches first": lambda page, paid: _drawn(noise, _digit_mask(page)),
     }
     for name, rank in ranks.items():
         ranked = [
-            Told(scores=tuple(rank(page, paid).unsqueeze(0) for paid in layers))
-            for page, layers in zip(scenes, seen, strict=True)
+            FixedScores(scores=tuple(rank(page, paid).unsqueeze(0) for paid in layers))
+            for page, layers in zip(scenes, attentions, strict=True)
         ]
-        say(name, adapter, scenes, seen, ranked, specs[0].budget.ratio)
+        say(name, adapter, scenes, attentions, ranked, specs[0].budget.ratio)
     return 0
 
 
@@ -235,14 +240,14 @@ def _drawn(noise: torch.Generator, shift: Tensor) -> Tensor:
     return torch.rand(len(shift), generator=noise) + shift
 
 
-def _own(page: Page) -> Tensor:
+def _digit_mask(page: Page) -> Tensor:
     """Return (N,): 1.0 where a digit is."""
     return torch.stack(page.digits).any(dim=0).float()
 
 
 def _around(page: Page) -> Tensor:
     """Return (N,): 1.0 where a digit is, or next to one."""
-    return max_pool2d(_own(page).view(1, SIDE, SIDE), 3, stride=1, padding=1).flatten()
+    return max_pool2d(_digit_mask(page).view(1, SIDE, SIDE), 3, stride=1, padding=1).flatten()
 
 
 if __name__ == "__main__":

@@ -27,9 +27,9 @@ from lab.bench.tables_bench import rows
 ASKED, ANSWER = "What is shown in this picture? " * 3, "a short answer of several words " * 4
 
 
-def fill(store: Path, found: Iterable[Mapping[str, Any]], samples: int) -> None:
+def fill(store: Path, result_rows: Iterable[Mapping[str, Any]], samples: int) -> None:
     """Write rows as finished runs, each with a journal of this many answers and scores."""
-    for row in found:
+    for row in result_rows:
         folder = store / "runs" / row["run_key"]
         folder.mkdir(parents=True)
         (metric,) = row["metrics"]
@@ -73,25 +73,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(measure(name, *map(Path, places))))
         return 0
     with TemporaryDirectory() as name:
-        store, folder, full = (Path(name) / one for one in ("store", "tables", "full"))
+        store, folder, full = (Path(name) / part for part in ("store", "tables", "full"))
 
-        def export(what: str, where: Path) -> None:
-            command = [sys.executable, "-m", "lab.bench.export_bench", "--one", what]
+        def export(label: str, where: Path) -> None:
+            command = [sys.executable, "-m", "lab.bench.export_bench", "--one", label]
             # A separate process, so nothing has been read before.
             subprocess.run([*command, str(store), str(where)], check=True, cwd=ROOT)
 
-        made = rows()
-        fill(store, islice(made, options.rows), options.samples)
+        new_rows = rows()
+        fill(store, islice(new_rows, options.rows), options.samples)
         export("from nothing", folder)
         export("again", folder)
-        fill(store, islice(made, options.new), options.samples)
+        fill(store, islice(new_rows, options.new), options.samples)
         export(f"behind {options.new} new rows", folder)
         export("from nothing", full)
-        same = all(
-            one.read_bytes() == (full / one.name).read_bytes() for one in sorted(folder.iterdir())
+        equal = all(
+            file.read_bytes() == (full / file.name).read_bytes()
+            for file in sorted(folder.iterdir())
         )
-    print("the same files" if same else "the files differ")
-    return 0 if same else 1
+    print("the same files" if equal else "the files differ")
+    return 0 if equal else 1
 
 
 if __name__ == "__main__":

@@ -56,21 +56,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parts()
     names = choose(options.only, arguments)
     plan = plan_for(options.device)
-    here = surroundings(plan.device)
-    found = {} if options.write is None else earlier(options.write, here)
+    machine = surroundings(plan.device)
+    outcomes = {} if options.write is None else earlier(options.write, machine)
     for name in names:
         print(f"bench-gpu: {name}", file=sys.stderr, flush=True)
         with contextlib.redirect_stdout(sys.stderr):
-            found[name] = measured(name, arguments[name], plan)
-        found = {part: found[part] for part in arguments if part in found}
+            outcomes[name] = measured(name, arguments[name], plan)
+        outcomes = {part: outcomes[part] for part in arguments if part in outcomes}
         if options.write is not None:
-            write(result_of(found, plan.counts(), here), options.write)
-    print_table([figure for one in found.values() for figure in one.figures])
-    for one in found.values():
-        for line in one.said():
+            write(result_of(outcomes, plan.counts(), machine), options.write)
+    print_table([figure for outcome in outcomes.values() for figure in outcome.figures])
+    for outcome in outcomes.values():
+        for line in outcome.remarks():
             print(line)
-    say(result_of(found, plan.counts(), here))
-    return 1 if any(note.failed for name in names for note in found[name].notes) else 0
+    say(result_of(outcomes, plan.counts(), machine))
+    return 1 if any(note.failed for name in names for note in outcomes[name].notes) else 0
 
 
 def plan_for(device: str) -> Plan:
@@ -92,12 +92,12 @@ def measured(name: str, part: Part, plan: Plan) -> Outcome:
     started = perf_counter()
     figures: list[Figure] = []
     notes: list[Note] = []
-    for one in tried(name, part(plan)):
-        if isinstance(one, Figure):
-            figures.append(one)
+    for result in tried(name, part(plan)):
+        if isinstance(result, Figure):
+            figures.append(result)
         else:
-            print(f"bench-gpu: {one.text}", file=sys.stderr, flush=True)
-            notes.append(one)
+            print(f"bench-gpu: {result.text}", file=sys.stderr, flush=True)
+            notes.append(result)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -45,10 +45,10 @@ def decoding(plan: Plan) -> Found:
 
 def places(plan: Plan) -> dict[str, tuple[str, str]]:
     """Return the placements of drafts by description, each with its device and transport."""
-    found = {f"both on {plan.device}": (plan.device, "threads")}
+    placements = {f"both on {plan.device}": (plan.device, "threads")}
     if plan.second is not None:
-        found[f"draft on {plan.second}"] = (plan.second, "processes")
-    return found
+        placements[f"draft on {plan.second}"] = (plan.second, "processes")
+    return placements
 
 
 # ---------------------------------------------------------------------- whole answers
@@ -60,46 +60,49 @@ def answers(plan: Plan) -> Found:
     setup = Setup(quick=few_do, overrides=(f"model.device={plan.device}",))
     kinds = [kind for kind in bench_sd.kinds(setup) if kind.name in plan.kinds]
     for where, (device, transport) in places(plan).items():
-        there = (f"method.draft_options={{device: '{device}'}}", f"engine.transport={transport}")
+        placement = (
+            f"method.draft_options={{device: '{device}'}}",
+            f"engine.transport={transport}",
+        )
         for kind in kinds:
             few = replace(kind, chats=kind.chats[: bench_sd.WARMING + plan.answers])
             for setting in plan.decoders:
                 words = " ".join(setting).replace("method.params.", "").replace("method=", "")
                 name = f"{few.name}, {words}, {where}"
-                yield from tried(name, of_decoder(name, setup, few, (*setting, *there)))
+                yield from tried(name, of_decoder(name, setup, few, (*setting, *placement)))
 
 
 def of_decoder(name: str, setup: Setup, kind: bench_sd.Kind, setting: Sequence[str]) -> Found:
     """Yield the figures of one decoder's row: steps, overlap, bounded speed-ups, wrong answers."""
     block = bench_sd.row_of(setup, kind, setting)["extra"]["speculative"]
-    for key, what, unit in (
+    for key, label, unit in (
         ("target_ms", "T_p", "ms"),
         ("draft_ms", "T_q", "ms"),
         ("c", "c", "x"),
         ("overlap_efficiency", "overlap efficiency", ""),
     ):
         if block[key] is not None:  # not defined for two streams of one GPU
-            yield Figure("answers", f"{what}, {name}", block[key], unit)
-    for key, what, bound in (
+            yield Figure("answers", f"{label}, {name}", block[key], unit)
+    for key, label, bound in (
         ("speedup_decode", "decode speed-up", block["speedup_bound"]),
         ("speedup_end_to_end", "end-to-end speed-up", None),
     ):
         if block[key] is not None:
             interval = block[f"{key}_interval"]
             yield Figure(
-                "answers", f"{what}, {name}", block[key], "x", interval=interval, at_best=bound
+                "answers", f"{label}, {name}", block[key], "x", interval=interval, at_best=bound
             )
     for key in ("mismatches", "degraded"):
         count = block[key]["answers"]
-        what = "answers unlike plain ones" if key == "mismatches" else "answers given up"
-        yield Figure("answers", f"{what}, {name}", count, "", at_most=0)
+        label = "answers unlike plain ones" if key == "mismatches" else "answers given up"
+        yield Figure("answers", f"{label}, {name}", count, "", at_most=0)
 
 
 # ---------------------------------------------------------------------- single steps
 
 
 @dataclass(frozen=True)
-class Pair:
+class FilledPair:
     """A target and a draft whose caches can be filled to any length.
 
     Attributes:
@@ -131,48 +134,50 @@ def steps(plan: Plan) -> Found:
 def of_draft(plan: Plan, target: Adapter, device: str, where: str, rate: float) -> Found:
     """Yield the steps of the target and of a draft on one device, which sees all visual tokens and then a few."""
     draft = _loaded(plan.draft, device)
-    for seen in (plan.visual, plan.visual - round(plan.ratio * plan.visual)):
-        name = f"{plan.visual:,} visual tokens, {seen:,} for the draft, {where}"
-        pair = Pair(target, draft, (plan.visual, seen), name)
+    for draft_visual in (plan.visual, plan.visual - round(plan.ratio * plan.visual)):
+        name = f"{plan.visual:,} visual tokens, {draft_visual:,} for the draft, {where}"
+        pair = FilledPair(target, draft, (plan.visual, draft_visual), name)
         for way in WAYS:
             yield from way(pair, rate)
 
 
-def alone_and_beside(pair: Pair, rate: float) -> Iterator[Figure]:
+def alone_and_beside(pair: FilledPair, rate: float) -> Iterator[Figure]:
     """Yield steps of each side alone, with its bandwidth bound, and in parallel with the other."""
     adapters = pair.target, pair.draft
-    alone = Noted(SequentialTransport(*(Meter.of(one.devices) for one in adapters)))
+    sequential = RecordedTransport(
+        SequentialTransport(*(Meter.of(adapter.devices) for adapter in adapters))
+    )
     target, draft = pair.sides()
-    by_itself = measure_forwards(draft, target, alone, False, 0, TOKENS)
+    by_itself = measure_forwards(draft, target, sequential, False, 0, TOKENS)
     times = {
-        "target": (target, [one.verifying.wall for one in alone.counted]),
-        "draft": (draft, [one.drafting.wall / DRAFTED for one in alone.counted]),
+        "target": (target, [timed.verifying.wall for timed in sequential.counted]),
+        "draft": (draft, [timed.drafting.wall / DRAFTED for timed in sequential.counted]),
     }
-    for which, (side, seconds) in times.items():
+    for role, (side, seconds) in times.items():
         n_bytes = step_bytes(side.adapter) + cached_bytes(side)
-        ms = [1e3 * one for one in seconds]
-        yield from against_bandwidth("steps", f"{which} alone, {pair.name}", ms, n_bytes, rate)
+        ms = [1e3 * second for second in seconds]
+        yield from against_bandwidth("steps", f"{role} alone, {pair.name}", ms, n_bytes, rate)
     yield Figure("steps", f"c alone, {pair.name}", by_itself.ratio, "x")
     target, draft = pair.sides()
     with ThreadTransport(pair.target.devices, pair.draft.devices) as threads:
-        beside = Noted(threads)
-        at_once = measure_forwards(draft, target, beside, True, 0, TOKENS)
+        parallel = RecordedTransport(threads)
+        at_once = measure_forwards(draft, target, parallel, True, 0, TOKENS)
     yield Figure("steps", f"T_p beside the draft, {pair.name}", 1e3 * at_once.target, "ms")
     yield Figure("steps", f"T_q beside the target, {pair.name}", 1e3 * at_once.draft, "ms")
     yield Figure("steps", f"c beside one another, {pair.name}", at_once.ratio, "x")
     name = f"one target step and {DRAFTED} drafted tokens, in turn over at once, {pair.name}"
-    yield Figure("steps", name, alone.seconds / beside.seconds, "x")
+    yield Figure("steps", name, sequential.seconds / parallel.seconds, "x")
 
 
 #: Ways to run the steps of a pair; a new one, such as recorded graphs, is added as a function.
-WAYS: Sequence[Callable[[Pair, float], Iterator[Figure]]] = (alone_and_beside,)
+WAYS: Sequence[Callable[[FilledPair, float], Iterator[Figure]]] = (alone_and_beside,)
 
 #: Token that answers of timed steps consist of.
 TOKENS = (5, 6)
 
 
 @dataclass
-class Noted:
+class RecordedTransport:
     """A transport that records every round."""
 
     transport: Transport
@@ -186,7 +191,7 @@ class Noted:
     @property
     def seconds(self) -> float:
         """Median seconds of a round."""
-        return median(one.seconds for one in self.counted)
+        return median(timed.seconds for timed in self.counted)
 
     def in_turn(
         self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]

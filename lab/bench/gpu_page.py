@@ -38,23 +38,23 @@ class Outcome:
     notes: tuple[Note, ...]
     seconds: float
 
-    def said(self) -> list[str]:
+    def remarks(self) -> list[str]:
         """Return everything except the figures."""
-        return [f"{'Failed: ' if one.failed else ''}{one.text}" for one in self.notes]
+        return [f"{'Failed: ' if note.failed else ''}{note.text}" for note in self.notes]
 
     def entry(self) -> dict[str, Any]:
         """Return the JSON form."""
         return {
-            "figures": [one.entry() for one in self.figures],
-            "notes": [asdict(one) for one in self.notes],
+            "figures": [figure.entry() for figure in self.figures],
+            "notes": [asdict(note) for note in self.notes],
             "seconds": self.seconds,
         }
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> Outcome:
         """Rebuild from the JSON form."""
-        figures = tuple(Figure.from_entry(one) for one in entry["figures"])
-        return cls(figures, tuple(Note(**one) for one in entry["notes"]), entry["seconds"])
+        figures = tuple(Figure.from_entry(figure) for figure in entry["figures"])
+        return cls(figures, tuple(Note(**note) for note in entry["notes"]), entry["seconds"])
 
 
 def surroundings(device: str) -> dict[str, Any]:
@@ -88,18 +88,18 @@ def driver() -> str | None:
 
 
 def result_of(
-    found: Mapping[str, Outcome], counts: Mapping[str, str], here: Mapping[str, Any]
+    outcomes: Mapping[str, Outcome], counts: Mapping[str, str], machine: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the result of all parts so far."""
     return {
         "schema": SCHEMA,
-        "parts": {name: one.entry() for name, one in found.items()},
+        "parts": {name: outcome.entry() for name, outcome in outcomes.items()},
         "plan": dict(counts),
-        "conditions": dict(here),
+        "conditions": dict(machine),
     }
 
 
-def earlier(folder: Path, here: Mapping[str, Any]) -> dict[str, Outcome]:
+def earlier(folder: Path, machine: Mapping[str, Any]) -> dict[str, Outcome]:
     """Return the parts in a folder that were measured under the same conditions.
 
     A file in another format gives none.
@@ -110,7 +110,7 @@ def earlier(folder: Path, here: Mapping[str, Any]) -> dict[str, Outcome]:
         return {}
     if not isinstance(result, dict) or result.get("schema") != SCHEMA:
         return {}
-    if any(result["conditions"].get(name) != here[name] for name in SAME):
+    if any(result["conditions"].get(name) != machine[name] for name in SAME):
         return {}
     return {name: Outcome.from_entry(entry) for name, entry in result["parts"].items()}
 
@@ -122,21 +122,24 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
 
 def page_lines(result: Mapping[str, Any]) -> list[str]:
     """Return the page: machine, repetitions, then all parts."""
-    here = result["conditions"]
-    memory = "" if here["memory_gib"] is None else f", {here['memory_gib']:.0f} GiB"
+    machine = result["conditions"]
+    memory = "" if machine["memory_gib"] is None else f", {machine['memory_gib']:.0f} GiB"
     lines = [
         "# On a GPU",
         "",
-        f"Written by `make bench-gpu` on {here['device_name']}{memory} ({here['devices']} such devices seen), "
-        f"driver {here['driver']}, CUDA {here['cuda']}, torch {here['torch']}, transformers {here['transformers']}, "
-        f"commit {here['commit']}. Large models have random weights at their real widths and depth. Brackets hold 95 % "
-        "intervals of speed-ups and quartiles of everything else.",
+        f"Written by `make bench-gpu` on {machine['device_name']}{memory} ({machine['devices']} such devices seen), "
+        f"driver {machine['driver']}, CUDA {machine['cuda']}, torch {machine['torch']}, transformers "
+        f"{machine['transformers']}, commit {machine['commit']}. Large models have random weights at their real "
+        "widths and depth. Brackets hold 95 % intervals of speed-ups and quartiles of everything else.",
         "",
         *(f"- {name}: {count}" for name, count in result["plan"].items()),
     ]
     for name, entry in result["parts"].items():
-        one = Outcome.from_entry(entry)
-        lines += ["", f"## {name}", "", f"{one.seconds:.0f} s.", ""]
-        lines += [*(f"- {said}" for said in one.said()), *([""] if one.said() else [])]
-        lines += table_lines(one.figures) if one.figures else []
+        outcome = Outcome.from_entry(entry)
+        lines += ["", f"## {name}", "", f"{outcome.seconds:.0f} s.", ""]
+        lines += [
+            *(f"- {remark}" for remark in outcome.remarks()),
+            *([""] if outcome.remarks() else []),
+        ]
+        lines += table_lines(outcome.figures) if outcome.figures else []
     return lines

@@ -12,7 +12,7 @@ from espalier.harness.cost.decode_bound import copy_rate, step_bytes
 from espalier.harness.specs.run_spec import RunSpec
 from lab.bench import engine_bench as bench_engine
 from lab.bench.bench_setup import Figure, Setup
-from lab.bench.engine_bench import METHODS, Instance
+from lab.bench.engine_bench import METHODS, EngineInstance
 from lab.bench.gpu_setup import Found, Note, Plan, tried
 from lab.bench.select_parts import ratio_row
 from lab.bench.selection_times import (
@@ -32,14 +32,14 @@ FULL = (torch.OutOfMemoryError, MemoryError)
 
 def engine(plan: Plan) -> Found:
     """Yield the figures of the engine's benchmark, and decoding with its memory-bandwidth bound."""
-    instance = Instance.build((*plan.target, f"model.device={plan.device}"))
+    instance = EngineInstance.build((*plan.target, f"model.device={plan.device}"))
     yield from bench_engine.prefill(instance, plan.ratio, plan.rounds)
     yield from bench_engine.machinery(instance, plan.rounds)
     yield from bench_engine.memory(instance, plan.ratio)
     yield from decode(instance, plan)
 
 
-def decode(instance: Instance, plan: Plan) -> Found:
+def decode(instance: EngineInstance, plan: Plan) -> Found:
     """Yield the time per token after the full and the reduced prompt, with the bandwidth bound.
 
     Uses the library's `generate` in a session, which copies its cache at every step.
@@ -117,13 +117,13 @@ def of_method(
     """Yield the ratio of one config's selection time to the product, if it selects, and store its time in `before`."""
     n, width = tokens.shape[1:]
     try:
-        asked = questions([spec], tokens, n // share)
-        pairs = in_rounds(asked, product_of(tokens), repeats, clock_of(tokens.device))[0]
+        selections = questions([spec], tokens, n // share)
+        pairs = in_rounds(selections, product_of(tokens), repeats, clock_of(tokens.device))[0]
     except FULL:
         yield Note(f"{spec[0]} does not fit the memory at N={n}")
         return
-    for one in asked:
-        row = ratio_row(one, n, width, pairs[one.name])
-        before[one.name] = row.ms
+    for selection in selections:
+        row = ratio_row(selection, n, width, pairs[selection.name])
+        before[selection.name] = row.ms
         name = f"{row.name}, N={n} d={width} keep={row.keep}: {row.ms:.3g} ms"
         yield Figure("selection", name, row.ratio, "x", row.quartiles)

@@ -88,13 +88,13 @@ class Plan:
         }
 
 
-def tried(what: str, found: Found) -> Found:
+def tried(label: str, outcomes: Found) -> Found:
     """Yield all figures; a fault ends them with a note."""
     try:
-        yield from found
+        yield from outcomes
     except FAULTS as error:
         words = " ".join(str(error).split())
-        yield Note(f"{what}: {type(error).__name__}: {words}", failed=True)
+        yield Note(f"{label}: {type(error).__name__}: {words}", failed=True)
 
 
 #: For testing the benchmark without a GPU: every part in seconds, on the embedded models.

@@ -42,19 +42,21 @@ def steps_with_and_without_graphs(
     recorder = graphs or CudaGraphs(adapter.device)
     figures: list[Figure] = []
     for length in lengths:
-        plain, recorded = (_drafting(adapter, length, one) for one in (None, recorder))
+        plain, recorded = (
+            _drafting(adapter, length, graph_recorder) for graph_recorder in (None, recorder)
+        )
         start = perf_counter()
         recorded()
         first = 1000 * (perf_counter() - start)
         pair = paired(plain, recorded, repeats)
         ways = ("launched one by one", pair.first), ("as a graph", pair.second)
-        behind = f"behind {length} tokens"
+        context = f"behind {length} tokens"
         figures += [
-            Figure(PART, f"a step {behind}, {way}", 1000 * median(times) / AHEAD, "ms")
+            Figure(PART, f"a step {context}, {way}", 1000 * median(times) / AHEAD, "ms")
             for way, times in ways
         ]
-        figures.append(Figure(PART, f"recording {behind}, and {AHEAD} steps", first, "ms"))
-        figures.append(pair.figure(PART, f"a graph's gain {behind}"))
+        figures.append(Figure(PART, f"recording {context}, and {AHEAD} steps", first, "ms"))
+        figures.append(pair.figure(PART, f"a graph's gain {context}"))
     return figures
 
 

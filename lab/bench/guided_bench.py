@@ -30,7 +30,7 @@ from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.uvprune import Criterion, UVPrune
 from lab.bench.bench_page import bench_command, parser
 from lab.bench.clip_subsets import SeenClip, clip_subsets
-from lab.bench.guided_words import Setting, Told
+from lab.bench.guided_words import CaptionRecord, Setting
 from lab.bench.held_out_clips import FIRST_CLIP, clip_chat
 from lab.training.clip_features import acts_of, owners_of
 
@@ -49,10 +49,10 @@ LIMIT, CHUNK = 512, 64
 
 @dataclass(frozen=True)
 class Rules(TokenReducer):
-    """Keeps all tokens and stores the scores of every criterion in `found`."""
+    """Keeps all tokens and stores the scores of every criterion in `signals`."""
 
     rules: dict[str, UVPrune]
-    found: dict[str, Tensor]
+    signals: dict[str, Tensor]
 
     @property
     def adaptive(self) -> bool:
@@ -61,8 +61,8 @@ class Rules(TokenReducer):
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the distinct sites of all rules."""
-        found = {site: None for rule in self.rules.values() for site in rule.sites(depth)}
-        return tuple(sorted(found, key=lambda site: site.layer))
+        sites = {site: None for rule in self.rules.values() for site in rule.sites(depth)}
+        return tuple(sorted(sites, key=lambda site: site.layer))
 
     def needs(self, site: Site) -> tuple[Need, ...]:
         """Return the signals that the site's rules read."""
@@ -72,9 +72,9 @@ class Rules(TokenReducer):
     def plan(self, view: View, keep: int) -> Plan:
         """Keep all tokens of one prompt."""
         del keep
-        self.found["features"] = view.signals["projected"][0].clone()
+        self.signals["features"] = view.signals["projected"][0].clone()
         for name, rule in self._at(view.site):
-            self.found[name] = rule.scores(view)[0].clone()
+            self.signals[name] = rule.scores(view)[0].clone()
         return Plan(torch.arange(view.tokens.shape[1])[None])
 
     def _at(self, site: Site) -> Iterator[tuple[str, UVPrune]]:
@@ -89,48 +89,51 @@ def rules() -> dict[str, UVPrune]:
         "attention variation": "attention_variation",
         "attention": "attention",
     }
-    found = {name: UVPrune(LAYERS[0], criterion) for name, criterion in criteria.items()}
-    return found | {f"UV-Prune, layer {layer}": UVPrune(layer) for layer in LAYERS[1:]}
+    by_criterion = {name: UVPrune(LAYERS[0], criterion) for name, criterion in criteria.items()}
+    return by_criterion | {f"UV-Prune, layer {layer}": UVPrune(layer) for layer in LAYERS[1:]}
 
 
-def measured(target: Adapter, draft: Adapter, clips: int, frames: int) -> Iterator[Told]:
+def measured(target: Adapter, draft: Adapter, clips: int, frames: int) -> Iterator[CaptionRecord]:
     """Yield captions one by one. Cost: about ten seconds each on a core."""
-    asked = samples("seedling_video_caption", "test", 0, FIRST_CLIP, clips, frames)
-    for number, sample in enumerate(track(asked, disable=not sys.stderr.isatty())):
-        yield _told(target, draft, sample, torch.Generator().manual_seed(number))
+    clip_samples = samples("seedling_video_caption", "test", 0, FIRST_CLIP, clips, frames)
+    for number, sample in enumerate(track(clip_samples, disable=not sys.stderr.isatty())):
+        yield _caption_record(target, draft, sample, torch.Generator().manual_seed(number))
 
 
-def _told(
+def _caption_record(
     target: Adapter, draft: Adapter, sample: dict[str, Any], generator: torch.Generator
-) -> Told:
+) -> CaptionRecord:
     clip = sample_clip(sample)
     chat: Chat = clip_chat(clip, sample["question"])
-    found: dict[str, Tensor] = {}
-    caption = _answer(_side(target, chat, Rules(rules(), found)))
+    signals: dict[str, Tensor] = {}
+    caption = _answer(_side(target, chat, Rules(rules(), signals)))
     owner = owners_of(clip)
-    seen = SeenClip(
+    clip_tokens = SeenClip(
         len(owner),
-        found.pop("features"),
-        found | {"UV-Prune, sign turned": -found["UV-Prune"]},
+        signals.pop("features"),
+        signals | {"UV-Prune, sign turned": -signals["UV-Prune"]},
         torch.from_numpy(owner.ravel() >= 0),
         torch.from_numpy(acts_of(clip, owner).ravel() > 0),
     )
     right: dict[Setting, list[bool]] = {}
     shares: dict[tuple[str, float], tuple[float, float]] = {}
-    count = len(seen.features)
+    count = len(clip_tokens.features)
     prompt = _prompt(draft, chat)
     for ratio in (0.0, *RATIOS):
         keep = round(count * (1 - ratio))
-        whole = {"everything": torch.arange(count)}
-        for name, kept in (clip_subsets(seen, keep, generator) if ratio else whole).items():
-            shares[name, ratio] = seen.shares(kept)
+        all_tokens = {"everything": torch.arange(count)}
+        for name, kept in (
+            clip_subsets(clip_tokens, keep, generator) if ratio else all_tokens
+        ).items():
+            shares[name, ratio] = clip_tokens.shares(kept)
             for places in PLACES if ratio else PLACES[:1]:
                 side = _side(draft, prompt, GuidedReducer(lambda: Guidance(kept, count)), places)  # noqa: B023
-                said = side.rows([], Draft(tuple(caption)))[:-1]
+                predicted = side.rows([], Draft(tuple(caption)))[:-1]
                 right[name, ratio, places] = [
-                    int(one) == other for one, other in zip(said, caption, strict=True)
+                    int(token) == target_token
+                    for token, target_token in zip(predicted, caption, strict=True)
                 ]
-    return Told(caption, right, shares)
+    return CaptionRecord(caption, right, shares)
 
 
 def _answer(side: CachedModel) -> list[int]:
@@ -184,17 +187,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument(
         "--write", type=Path, help="folder for the page, its figures and its picture"
     )
-    asked = arguments.parse_args(argv)
-    if asked.clips < 2 or not 8 <= asked.frames <= 112:
+    options = arguments.parse_args(argv)
+    if options.clips < 2 or not 8 <= options.frames <= 112:
         raise UserError("--clips is 2 or more, --frames 8 to 112")
     # Plotting takes half a second to import, which is not needed to refuse bad input.
     from lab.bench.guided_page import page, write_page
 
     target, draft = (_loaded(name) for name in ("seedling_video", "seedling_video_draft"))
-    told = list(measured(target, draft, asked.clips, asked.frames))
-    print(page(told, asked.frames))
-    if asked.write is not None:
-        write_page(told, asked.frames, asked.write)
+    captions = list(measured(target, draft, options.clips, options.frames))
+    print(page(captions, options.frames))
+    if options.write is not None:
+        write_page(captions, options.frames, options.write)
     return 0
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from espalier.harness.reports.curves.plot_style import STYLE
 from lab.bench.bench_page import leave
-from lab.bench.guided_words import KINDS, Guided, Setting, Told, summarised
+from lab.bench.guided_words import KINDS, CaptionRecord, Guided, Setting, summarised
 from lab.bench.speed_bench import conditions
 from lab.pages.picture_grid import Estimate, Grid, GridPanel, Mark, draw_grid
 
@@ -30,19 +30,19 @@ CONTROLS = DRAWN[5:]
 RATIOS = (0.5, 0.9, 0.98)
 
 
-def page(told: Sequence[Told], frames: int) -> str:
+def page(captions: Sequence[CaptionRecord], frames: int) -> str:
     """Return the page in Markdown."""
-    summaries = summarised(told)
-    words = sum(len(summary.caption) for summary in told)
+    summaries = summarised(captions)
+    words = sum(len(summary.caption) for summary in captions)
     reference = summaries["everything", 0.0, "original"]
     lines = [
         "# What the guidance has to keep",
         "",
         "Written by `make bench-guided`. The embedded video model tells "
-        f"{len(told)} held-out clips of {frames} frames ({36 * frames:,} visual tokens, {words:,} words in all). Its "
-        "draft sees a part of the tokens and predicts each word behind the words before it. *Accepted* is the share "
-        "of words that it predicts as the target said them (95 % interval over clips), *closed* the same where the "
-        "gaps between its tokens are closed, *run* the words before the first wrong one; "
+        f"{len(captions)} held-out clips of {frames} frames ({36 * frames:,} visual tokens, {words:,} words in all). "
+        "Its draft sees a part of the tokens and predicts each word behind the words before it. *Accepted* is the "
+        "share of words that it predicts as the target said them (95 % interval over clips), *closed* the same where "
+        "the gaps between its tokens are closed, *run* the words before the first wrong one; "
         "*objects* and *events* are the shares of the tokens that show an object, and of those in which something "
         "begins, that the draft sees. No clock and no window is in these figures.",
         "",
@@ -82,36 +82,38 @@ def page(told: Sequence[Told], frames: int) -> str:
 
 
 def _line(summaries: Mapping[Setting, Guided], name: str, ratio: float) -> str:
-    here, closed = (summaries[name, ratio, places] for places in ("original", "renumbered"))
-    kinds = [f"{100 * here.by_kind[kind]:.0f}" if kind in here.by_kind else "-" for kind in KINDS]
+    original, closed = (summaries[name, ratio, places] for places in ("original", "renumbered"))
+    kinds = [
+        f"{100 * original.by_kind[kind]:.0f}" if kind in original.by_kind else "-" for kind in KINDS
+    ]
     cells = [
-        here.accepted.percent,
+        original.accepted.percent,
         f"{100 * closed.accepted.value:.1f}",
-        f"{here.run:.1f}",
-        f"{100 * here.objects:.0f} %",
-        f"{100 * here.events:.0f} %",
+        f"{original.run:.1f}",
+        f"{100 * original.objects:.0f} %",
+        f"{100 * original.events:.0f} %",
         *kinds,
     ]
     return f"| {name} | " + " | ".join(cells) + " |"
 
 
-def write_page(told: Sequence[Told], frames: int, folder: Path) -> None:
+def write_page(captions: Sequence[CaptionRecord], frames: int, folder: Path) -> None:
     """Write `guided.md`, `guided.json` and `speculative/guided.png` into a folder."""
-    summaries = summarised(told)
+    summaries = summarised(captions)
     settings = [
         {"kept": name, "ratio": ratio, "positions": places, **asdict(summary)}
         for (name, ratio, places), summary in summaries.items()
     ]
     result = {
         "conditions": conditions("cpu"),
-        "clips": len(told),
+        "clips": len(captions),
         "frames": frames,
         "settings": settings,
     }
-    leave(folder, "guided", page(told, frames), result)
+    leave(folder, "guided", page(captions, frames), result)
     (folder / "speculative").mkdir(exist_ok=True)
     with matplotlib.rc_context(STYLE):
-        figure = draw(summaries, len(told))
+        figure = draw(summaries, len(captions))
         figure.savefig(folder / "speculative" / "guided.png", dpi=200)
 
 

@@ -22,7 +22,7 @@ _EVENTS = frozenset(
 
 
 @dataclass(frozen=True)
-class Told:
+class CaptionRecord:
     """One caption.
 
     Attributes:
@@ -58,14 +58,14 @@ class Guided:
     events: float
 
 
-def summarised(told: Sequence[Told]) -> dict[Setting, Guided]:
+def summarised(captions: Sequence[CaptionRecord]) -> dict[Setting, Guided]:
     """Return the results of each setting, in the order of measurement."""
-    return {setting: _summary(told, setting) for setting in told[0].right}
+    return {setting: _summary(captions, setting) for setting in captions[0].right}
 
 
-def _summary(told: Sequence[Told], setting: Setting) -> Guided:
-    rows = [(one.caption, one.right[setting]) for one in told]
-    objects, events = zip(*(one.kept[setting[:2]] for one in told), strict=True)
+def _summary(captions: Sequence[CaptionRecord], setting: Setting) -> Guided:
+    rows = [(record.caption, record.right[setting]) for record in captions]
+    objects, events = zip(*(record.kept[setting[:2]] for record in captions), strict=True)
     of_kind, right_of_kind, first = Counter[str](), Counter[str](), Counter[str]()
     for caption, right in rows:
         kinds = [kind_of_word(token) for token in caption]

@@ -50,9 +50,9 @@ class Timed(CellRunner):
 
     storing: float = 0.0
 
-    def _store(self, *asked: Any) -> dict[str, Any]:
+    def _store(self, *arguments: Any) -> dict[str, Any]:
         row: dict[str, Any]
-        row, seconds = timed(lambda: super(Timed, self)._store(*asked))
+        row, seconds = timed(lambda: super(Timed, self)._store(*arguments))
         self.storing += seconds
         return row
 
@@ -70,28 +70,28 @@ def starting(store: Path) -> list[tuple[str, str]]:
     specs, building = timed(lambda: [build_spec(cell) for cell in command.cells])
     runner = Runner(sweep=True)
     _, checking = timed(lambda: runner.admit(specs))
-    cells, whole = len(specs), composing + building + checking
+    cells, total = len(specs), composing + building + checking
     return [
         (f"composing {cells} cells", f"{composing:.2f} s, {1e3 * composing / cells:.2f} ms a cell"),
         ("values checked", f"{building:.2f} s, {1e3 * building / cells:.2f} ms a cell"),
         ("admitted, with their keys", f"{checking:.2f} s, {1e3 * checking / cells:.2f} ms a cell"),
-        ("until the first may start", f"{whole:.2f} s, and the imports of Python's packages"),
+        ("until the first may start", f"{total:.2f} s, and the imports of Python's packages"),
     ]
 
 
 def processes() -> list[tuple[str, str]]:
     """Return the times of commands that run no cell, as the fastest of three."""
-    found = []
-    for asked, code in ASKED:
-        command = [sys.executable, str(ROOT / "run.py"), asked]
+    times = []
+    for argument, code in ASKED:
+        command = [sys.executable, str(ROOT / "run.py"), argument]
         call = partial(subprocess.run, command, capture_output=True, check=False)
         runs = [timed(call) for _ in range(3)]
         assert {done.returncode for done, _ in runs} == {code}
-        found.append((f"run.py {asked}", f"{min(seconds for _, seconds in runs):.2f} s"))
-    return found
+        times.append((f"run.py {argument}", f"{min(seconds for _, seconds in runs):.2f} s"))
+    return times
 
 
-def beside(store: Path) -> list[tuple[str, str]]:
+def cell_overheads(store: Path) -> list[tuple[str, str]]:
     """Return the overhead of cells of 100 samples; models and packages are loaded before."""
     warm, _ = prepared(store, [*CELL, "limit=1"])
     warm.run(warm.jobs[0][0])
@@ -105,25 +105,25 @@ def beside(store: Path) -> list[tuple[str, str]]:
     ]
 
 
-def share_of(store: Path, asked: Sequence[str]) -> str:
+def share_of(store: Path, overrides: Sequence[str]) -> str:
     """Return the overhead per cell and its share of the cell's time, as text."""
     with tempfile.TemporaryDirectory(dir=store) as folder:
-        runner, own = prepared(Path(folder), asked)
+        runner, costs_by_step = prepared(Path(folder), overrides)
         runner.cells = cells = Timed(board=runner.board)
         running = sum(timed(partial(runner.run, spec))[1] for spec, _ in runner.jobs)
-    own["store"] = cells.storing
-    costs, count = sum(own.values()), len(runner.jobs)
-    whole = costs + running - cells.storing
-    parts = ", ".join(f"{name} {seconds / count:.3f}" for name, seconds in own.items())
+    costs_by_step["store"] = cells.storing
+    costs, count = sum(costs_by_step.values()), len(runner.jobs)
+    total = costs + running - cells.storing
+    parts = ", ".join(f"{name} {seconds / count:.3f}" for name, seconds in costs_by_step.items())
     return (
-        f"{costs / count:.3f} s of {whole / count:.2f} s are the harness's, "
-        f"{costs / whole:.1%} ({parts})"
+        f"{costs / count:.3f} s of {total / count:.2f} s are the harness's, "
+        f"{costs / total:.1%} ({parts})"
     )
 
 
-def prepared(store: Path, asked: Sequence[str]) -> tuple[Runner, dict[str, float]]:
+def prepared(store: Path, overrides: Sequence[str]) -> tuple[Runner, dict[str, float]]:
     """Return a runner with admitted cells, and the time in seconds."""
-    command, composing = timed(lambda: read_command([*asked, *HERE, f"store={store}"]))
+    command, composing = timed(lambda: read_command([*overrides, *HERE, f"store={store}"]))
     specs, building = timed(lambda: [build_spec(cell) for cell in command.cells])
     runner = Runner(sweep=len(specs) > 1)
     _, checking = timed(lambda: runner.admit(specs))
@@ -134,18 +134,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table, and write it if requested."""
     parser = argparse.ArgumentParser(prog="python -m lab.bench.harness_overhead")
     parser.add_argument("--write", type=Path, help="file for the page")
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        lines = [*processes(), *starting(Path(folder)), *beside(Path(folder))]
-    here = conditions("cpu")
+        lines = [*processes(), *starting(Path(folder)), *cell_overheads(Path(folder))]
+    machine = conditions("cpu")
     page = (
-        f"Written by `python -m lab.bench.harness_overhead` on {measured_on(here, DEVICE, THREADS, LOAD)}.\n\n"
+        f"Written by `python -m lab.bench.harness_overhead` on {measured_on(machine, DEVICE, THREADS, LOAD)}.\n\n"
         "| what | how long |\n| --- | --- |\n"
     )
-    page += "".join(f"| {what} | {how_long} |\n" for what, how_long in lines)
+    page += "".join(f"| {label} | {how_long} |\n" for label, how_long in lines)
     print(page, end="")
-    if asked.write is not None:
-        asked.write.write_text(
+    if options.write is not None:
+        options.write.write_text(
             f"# What the harness costs beside answering\n\n{page}", encoding="utf-8"
         )
     return 0

@@ -101,15 +101,16 @@ def simulated(population: Population, n: int, loss: float, runs: int) -> Iterato
         ),
     }
     for name, (truth, interval, parts, means) in intervals.items():
-        found = [interval(*pair) for pair in drawn[:MEASURED]]
-        covered, width = _covered([one.low for one in found], [one.high for one in found], truth)
-        held = [_holds(interval, parts, pair, truth) for pair in drawn]
-        if abs(np.mean(held[:MEASURED]) - covered) > 1e-9:
+        results = [interval(*pair) for pair in drawn[:MEASURED]]
+        lows, highs = [result.low for result in results], [result.high for result in results]
+        covered, width = _covered(lows, highs, truth)
+        covers = [_holds(interval, parts, pair, truth) for pair in drawn]
+        if abs(np.mean(covers[:MEASURED]) - covered) > 1e-9:
             raise AssertionError(f"ends and roots differ: {population.name}, {n}, {loss}, {name}")
         low, high = np.quantile(means, (0.025, 0.975), axis=0)
         yield Cell(
             *(population.kind, population.name, n, loss, name),
-            *(float(np.mean(held)), width),
+            *(float(np.mean(covers)), width),
             *_covered(low, high, truth),
         )
 
@@ -120,8 +121,8 @@ def _holds(interval: Rule, parts: Split, pair: tuple[Array, Array], truth: float
     Means of right-or-wrong answers have a cheap closed form.
     """
     if interval is mean_of_first and is_binary(pair[0]):
-        found = interval(*pair)
-        return found.low - 1e-9 <= truth <= found.high + 1e-9
+        bounds = interval(*pair)
+        return bounds.low - 1e-9 <= truth <= bounds.high + 1e-9
     lower, upper = (_root(*part, truth) for part in parts(*pair))
     return lower <= NORMAL and upper >= -NORMAL
 
@@ -177,7 +178,7 @@ def table_seconds(cells: int = 100, n: int = 500) -> dict[str, float]:
 
 def page(cells: Sequence[Cell], runs: int, seconds: dict[str, float]) -> str:
     """Return the Markdown page."""
-    least = min(cell.coverage for cell in cells)
+    lowest = min(cell.coverage for cell in cells)
     lines = [
         "# Do the intervals hold what they say?\n",
         "`python -m lab.bench.interval_coverage --write lab/measured` writes this page: share of simulated runs "
@@ -186,7 +187,7 @@ def page(cells: Sequence[Cell], runs: int, seconds: dict[str, float]) -> str:
         f"({math.ceil(runs * AVERAGED / RUNS)} of averages; widths over {min(runs, MEASURED)}). "
         "Small: the percentile bootstrap over samples, which this harness used before; of averages the Bayesian "
         f"bootstrap over samples, over which the goal is a width of at most {WIDTH} times. "
-        f"The lowest coverage of all {len(cells)} cells is {least:.3f}; {GOAL} is the goal.\n",
+        f"The lowest coverage of all {len(cells)} cells is {lowest:.3f}; {GOAL} is the goal.\n",
         "A coverage of 1.000 at a loss of 0 or 0.2 % is no mistake: with hardly a changed answer to be seen an "
         "interval can only say how much could have gone unseen, and a bound of 3.7 / n is always true there.\n",
         *_widths(cells),
@@ -211,9 +212,9 @@ def _widths(cells: Sequence[Cell]) -> Iterator[str]:
             f"{widest.width / (widest.bootstrap_width or 1.0):.2f} at a loss of {100 * loss:g} % "
             f"({widest.population}, n = {widest.samples}; the bootstrap covers {widest.bootstrap_coverage:.3f} there)"
         )
-    least = min(cell.coverage for cell in averages_only)
+    lowest = min(cell.coverage for cell in averages_only)
     yield (
-        f"Averages cover {least:.3f} at least. Their largest width over that of the Bayesian bootstrap: "
+        f"Averages cover {lowest:.3f} at least. Their largest width over that of the Bayesian bootstrap: "
         f"{', '.join(widths)}. What the benchmarks of an average share (harness/stats/score_intervals.py) was chosen "
         "on populations of this page, not on others.\n"
     )
@@ -234,10 +235,10 @@ def _table(cells: Sequence[Cell], name: str) -> Iterator[str]:
 
 def _text(cell: Cell) -> str:
     mark = "**" if cell.coverage < GOAL else ""
-    told = f"{mark}{cell.coverage:.3f}{mark} / {100 * cell.width:.2f}"
+    text = f"{mark}{cell.coverage:.3f}{mark} / {100 * cell.width:.2f}"
     if cell.bootstrap_coverage is None or cell.bootstrap_width is None:
-        return told
-    return f"{told} <sub>{cell.bootstrap_coverage:.3f} / {100 * cell.bootstrap_width:.2f}</sub>"
+        return text
+    return f"{text} <sub>{cell.bootstrap_coverage:.3f} / {100 * cell.bootstrap_width:.2f}</sub>"
 
 
 def _covered(
@@ -263,14 +264,14 @@ def grid(runs: int, journal: Path | None) -> Iterator[Cell]:
             for place in places:
                 name = average_name(place) if isinstance(place, int) else place.name
                 if (name, n, loss) not in done:
-                    found = (
+                    new_cells = (
                         [averages(place, n, loss, math.ceil(runs * AVERAGED / RUNS))]
                         if isinstance(place, int)
                         else list(simulated(place, n, loss, runs))
                     )
-                    done[name, n, loss] = found
+                    done[name, n, loss] = new_cells
                     if journal is not None:
-                        line = {"runs": runs, "cells": [asdict(one) for one in found]}
+                        line = {"runs": runs, "cells": [asdict(cell) for cell in new_cells]}
                         with journal.open("a", encoding="utf-8") as file:
                             file.write(json.dumps(line) + "\n")
                 yield from done[name, n, loss]
@@ -278,16 +279,16 @@ def grid(runs: int, journal: Path | None) -> Iterator[Cell]:
 
 def read_journal(path: Path, runs: int) -> dict[tuple[str, int, float], list[Cell]]:
     """Return the cells of a journal with `runs` draws, by population, samples and loss; incomplete lines are none."""
-    found = {}
+    cells_by_key = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
-            told = json.loads(line)
+            entry = json.loads(line)
         except json.JSONDecodeError:
             continue
-        if told["runs"] == runs:
-            cells = [Cell(**one) for one in told["cells"]]
-            found[cells[0].population, cells[0].samples, cells[0].loss] = cells
-    return found
+        if entry["runs"] == runs:
+            cells = [Cell(**cell) for cell in entry["cells"]]
+            cells_by_key[cells[0].population, cells[0].samples, cells[0].loss] = cells
+    return cells_by_key
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -301,12 +302,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     seconds = table_seconds()
     cells = list(grid(options.runs, options.journal))
-    places = {one.name: place for place, one in enumerate(POPULATIONS)}
+    places = {population.name: place for place, population in enumerate(POPULATIONS)}
     cells.sort(key=lambda cell: places.get(cell.population, 0))
     text = page(cells, options.runs, seconds)
     print(text)
-    told = {"runs": options.runs, "seconds": seconds, "cells": [asdict(one) for one in cells]}
-    leave(options.write, "coverage", text, told)
+    result = {"runs": options.runs, "seconds": seconds, "cells": [asdict(cell) for cell in cells]}
+    leave(options.write, "coverage", text, result)
     return 0
 
 

@@ -37,16 +37,16 @@ SCENES, BATCH = 100, 50
 KINDS = ("objects", "asked", "ground", "lost")
 
 
-def shown(boxes: Sequence[Sequence[int]], side: int, pixels: int) -> Tensor:
+def covered_patches(boxes: Sequence[Sequence[int]], side: int, pixels: int) -> Tensor:
     """Return (side^2,) booleans: the patches of a square raster that a box (x0, y0, x1, y1) covers by half or more."""
     edge = pixels / side
-    found = torch.zeros(side, side, dtype=torch.bool)
+    covered = torch.zeros(side, side, dtype=torch.bool)
     low = torch.arange(side) * edge
     for x0, y0, x1, y1 in boxes:
         across = (torch.clamp(low + edge, max=x1) - low.clamp(min=x0)).clamp(min=0)
         down = (torch.clamp(low + edge, max=y1) - low.clamp(min=y0)).clamp(min=0)
-        found |= down[:, None] * across[None] >= edge**2 / 2
-    return found.flatten()
+        covered |= down[:, None] * across[None] >= edge**2 / 2
+    return covered.flatten()
 
 
 def kept_shares(job: Job, adapter: Adapter) -> dict[str, float]:
@@ -54,33 +54,35 @@ def kept_shares(job: Job, adapter: Adapter) -> dict[str, float]:
     # These import transformers, which takes seconds, after main has set it offline.
     from espalier.harness.engine.session import Session
 
-    spec, found = job.spec, {kind: list[float]() for kind in KINDS}
-    asked = [one for one in samples("seedling_rec", "test", 0, 0, SCENES) if one["box"]]
+    spec, shares = job.spec, {kind: list[float]() for kind in KINDS}
+    drawn = [sample for sample in samples("seedling_rec", "test", 0, 0, SCENES) if sample["box"]]
     prior = prior_for(spec.model, job.method, spec.store)
     # Decoders do not drop tokens of the model.
     method = job.method if isinstance(job.method, TokenReducer) else NoReduction()
     with Session(adapter, method, spec.budget, seed=spec.seed, prior=prior) as session:
-        for first in range(0, len(asked), BATCH):
-            part = asked[first : first + BATCH]
-            scenes = [sample_scene(one) for one in part]
+        for first in range(0, len(drawn), BATCH):
+            part = drawn[first : first + BATCH]
+            scenes = [sample_scene(sample) for sample in part]
             chats = [
-                question(scene.to_pil(), one["question"])
-                for scene, one in zip(scenes, part, strict=True)
+                question(scene.to_pil(), sample["question"])
+                for scene, sample in zip(scenes, part, strict=True)
             ]
             names = [str(first + place) for place in range(len(part))]
             records = session.generate(
                 adapter.encode(chats), names, max_new_tokens=1, do_sample=False
             ).records
-            for one, scene, record in zip(part, scenes, records, strict=True):
+            for sample, scene, record in zip(part, scenes, records, strict=True):
                 side, pixels = round(record.visual**0.5), scene.image.shape[0]
                 alive = torch.zeros(record.visual, dtype=torch.bool)
                 alive[record.origin] = True
-                objects = shown([item.box for item in sample_objects(one)], side, pixels)
-                target = shown([one["box"]], side, pixels)
+                objects = covered_patches(
+                    [item.box for item in sample_objects(sample)], side, pixels
+                )
+                target = covered_patches([sample["box"]], side, pixels)
                 for kind, patches in zip(KINDS, (objects, target, ~objects), strict=False):
-                    found[kind].append(float(alive[patches].float().mean()))
-                found["lost"].append(float(not alive[target].any()))
-    return {kind: fmean(values) for kind, values in found.items()}
+                    shares[kind].append(float(alive[patches].float().mean()))
+                shares["lost"].append(float(not alive[target].any()))
+    return {kind: fmean(values) for kind, values in shares.items()}
 
 
 @bench_command

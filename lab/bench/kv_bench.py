@@ -23,7 +23,7 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from lab.bench.bench_page import bench_command, finish, parser
 from lab.bench.kv_page import page
-from lab.bench.kv_sides import Asked, Row, Side, rows_of
+from lab.bench.kv_sides import CacheRow, CacheSide, Purpose, rows_of
 from lab.bench.speed_bench import conditions
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Length:
     warmup: int
     new_tokens: int
     instance: tuple[str, ...] = INSTANCE
-    asked: Asked = "steps"
+    purpose: Purpose = "steps"
 
 
 def evicting(names: Sequence[str], *ratios: str) -> tuple[tuple[str, ...], ...]:
@@ -103,7 +103,7 @@ FULL_PLAN = (
         warmup=0,
         new_tokens=2,
         instance=LAYER,
-        asked="scores",
+        purpose="scores",
     ),
 )
 QUICK_PLAN = (
@@ -118,16 +118,21 @@ def adapter_of(overrides: Sequence[str]) -> Adapter:
     return load_adapter(_spec(overrides).model)
 
 
-def measured(plan: Sequence[Length]) -> list[Row]:
+def measured(plan: Sequence[Length]) -> list[CacheRow]:
     """Return one row per side and length."""
-    rows: list[Row] = []
-    for instance, lengths in groupby(plan, lambda one: one.instance):
+    rows: list[CacheRow] = []
+    for instance, lengths in groupby(plan, lambda length: length.instance):
         adapter = adapter_of(instance)
-        for one in lengths:
-            print(f"bench: {one.tokens} tokens", file=sys.stderr, flush=True)
-            sides = [Side.of(adapter, _spec([*instance, *side])) for side in one.sides]
-            found = rows_of(adapter, sides, one.tokens, one.rounds, one.warmup, one.new_tokens)
-            rows += [replace(row, instance=" ".join(instance), asked=one.asked) for row in found]
+        for length in lengths:
+            print(f"bench: {length.tokens} tokens", file=sys.stderr, flush=True)
+            sides = [CacheSide.of(adapter, _spec([*instance, *side])) for side in length.sides]
+            side_rows = rows_of(
+                adapter, sides, length.tokens, length.rounds, length.warmup, length.new_tokens
+            )
+            rows += [
+                replace(row, instance=" ".join(instance), purpose=length.purpose)
+                for row in side_rows
+            ]
     return rows
 
 
@@ -137,14 +142,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     plan: Sequence[Length] = QUICK_PLAN if options.quick else FULL_PLAN
     if options.rounds is not None:
-        plan = tuple(replace(one, rounds=options.rounds) for one in plan)
+        plan = tuple(replace(length, rounds=options.rounds) for length in plan)
     if options.overrides:
-        plan = tuple(replace(one, instance=tuple(options.overrides)) for one in plan)
+        plan = tuple(replace(length, instance=tuple(options.overrides)) for length in plan)
     with contextlib.redirect_stdout(sys.stderr):
         rows = measured(plan)
     result = {
         "schema": SCHEMA,
-        "rows": [one.entry() for one in rows],
+        "rows": [row.entry() for row in rows],
         "conditions": conditions("cpu"),
     }
     text = page(rows, result)

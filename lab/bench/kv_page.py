@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lab.bench.bench_page import CORES, LOAD, THREADS, goal, measured_on
-from lab.bench.kv_sides import Row
+from lab.bench.kv_sides import CacheRow
 
 MIB = 2**20
 
@@ -19,7 +19,7 @@ HEAD = (
 )
 
 
-def page(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
+def page(rows: Sequence[CacheRow], result: Mapping[str, Any]) -> str:
     """Return the page in Markdown."""
     lines = [
         "# Cache compression: measured against what its bytes allow",
@@ -30,34 +30,34 @@ def page(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
         "allowed by the bytes that it reads: weights and cache.",
     ]
     for instance, tokens in dict.fromkeys((row.instance, row.tokens) for row in rows):
-        some = [row for row in rows if (row.instance, row.tokens) == (instance, tokens)]
-        lines += ["", f"## {tokens:,} tokens, {some[0].visual:,} of them visual", ""]
+        part = [row for row in rows if (row.instance, row.tokens) == (instance, tokens)]
+        lines += ["", f"## {tokens:,} tokens, {part[0].visual:,} of them visual", ""]
         lines += [
-            f"`{instance}`; a step reads {some[0].weights / MIB:.0f} MiB of weights; a copy moved "
-            f"{some[0].rate / 1e9:.1f} GB/s, read and written both counted.",
+            f"`{instance}`; a step reads {part[0].weights / MIB:.0f} MiB of weights; a copy moved "
+            f"{part[0].rate / 1e9:.1f} GB/s, read and written both counted.",
             "",
             HEAD,
         ]
-        lines += ["| --- |" + " ---: |" * 10, *map(_line, some)]
+        lines += ["| --- |" + " ---: |" * 10, *map(_line, part)]
     return "\n".join([*lines, "", "## Targets", "", *targets(rows)])
 
 
-def targets(rows: Sequence[Row]) -> list[str]:
+def targets(rows: Sequence[CacheRow]) -> list[str]:
     """Return a line with the result for each target."""
-    steps = [row for row in rows if row.asked == "steps"]
+    steps = [row for row in rows if row.purpose == "steps"]
     longest = max((row.tokens for row in steps), default=0)
     evicted = [row for row in rows if row.ratio > 0]
-    long = [row for row in evicted if row.asked == "steps" and row.tokens == longest]
-    found = [
+    long = [row for row in evicted if row.purpose == "steps" and row.tokens == longest]
+    lines = [
         goal(
             f"{row.name} {row.ratio:g}, {row.tokens:,} tokens: scores at most {SCORING:.0%} of prefill",
             row.scoring_share <= SCORING,
             f"{row.scoring_share:.2%}",
         )
         for row in evicted
-        if row.asked == "scores"
+        if row.purpose == "scores"
     ]
-    found += [
+    lines += [
         goal(
             f"{row.name} {row.ratio:g}, {row.tokens:,} tokens: at least {REACHED:g} of the allowed gain",
             row.reached >= REACHED,
@@ -67,23 +67,23 @@ def targets(rows: Sequence[Row]) -> list[str]:
         if row.ratio >= TIGHT
     ]
     exact = all(abs(row.visual_share - (1 - row.ratio)) * row.visual < 1 for row in evicted)
-    found.append(goal("visual entries held are 1 - ratio to an entry", exact, "all sides"))
+    lines.append(goal("visual entries held are 1 - ratio to an entry", exact, "all sides"))
     if long:
-        whole = next(row for row in steps if row.tokens == longest and row.ratio == 0).kv_bytes
+        full_bytes = next(row for row in steps if row.tokens == longest and row.ratio == 0).kv_bytes
         worst = max(row.above_bytes for row in long)
-        found.append(
+        lines.append(
             goal(
                 f"{longest:,} tokens: less than the whole cache once more while evicting",
-                worst < whole,
-                f"{worst / MIB:.0f} of {whole / MIB:.0f} MiB",
+                worst < full_bytes,
+                f"{worst / MIB:.0f} of {full_bytes / MIB:.0f} MiB",
             )
         )
-    return found
+    return lines
 
 
-def _line(row: Row) -> str:
+def _line(row: CacheRow) -> str:
     # Answers for timing scores have only a few tokens, so step times are not given.
-    stepped = row.asked == "steps"
+    stepped = row.purpose == "steps"
     step = f"{row.step_ms:.2f}" if stepped else ""
     if row.ratio == 0:
         cells = [row.name, "0", f"{row.prefill_ms:.0f}", "", "", step]

@@ -31,11 +31,11 @@ from espalier.methods.none import NoReduction
 MS = 1e3
 
 #: Purpose of a prompt length: decoding steps against their byte bound, or scores against the prefill.
-Asked = Literal["steps", "scores"]
+Purpose = Literal["steps", "scores"]
 
 
 @dataclass
-class Noted:
+class PassTimes:
     """Records of one pass: seconds of scores and of eviction, and peak bytes above the full cache."""
 
     scoring: float = 0.0
@@ -48,7 +48,7 @@ class WatchedEviction:
     """Implements PassEviction: wraps another one and measures time and peak memory."""
 
     inner: PassEviction
-    noted: Noted
+    noted: PassTimes
 
     @property
     def held_visual(self) -> Sequence[Sequence[int]]:
@@ -77,11 +77,11 @@ class WatchedEviction:
 
 
 @dataclass(frozen=True)
-class Watched:
+class RecordingEvictor:
     """Implements CacheEvictor: a compressor with its budget, recording every pass."""
 
     budget: CacheBudget
-    passes: list[Noted] = field(default_factory=list)
+    passes: list[PassTimes] = field(default_factory=list)
 
     @property
     def acts(self) -> bool:
@@ -90,28 +90,28 @@ class Watched:
 
     def begin(self, prefill: Any, depth: int) -> WatchedEviction:
         """Begin a pass."""
-        self.passes.append(Noted())
+        self.passes.append(PassTimes())
         return WatchedEviction(self.budget.begin(prefill, depth), self.passes[-1])
 
 
 @dataclass(frozen=True)
-class Side:
+class CacheSide:
     """A model with the full or a compressed cache. Implements Generator."""
 
     name: str
     ratio: float
     adapter: Adapter
-    watched: Watched | None
+    watched: RecordingEvictor | None
 
     @classmethod
-    def of(cls, adapter: Adapter, spec: RunSpec) -> Side:
+    def of(cls, adapter: Adapter, spec: RunSpec) -> CacheSide:
         """Return the side of a run."""
         method = build_method(spec.method.name, spec.method.params)
         if not isinstance(method, CacheCompressor):
             return cls("whole cache", 0.0, adapter, None)
         name = " ".join(filter(None, (spec.method.name, label_of(spec))))
         ratio = spec.budget.ratio
-        return cls(name, ratio, adapter, Watched(CacheBudget(method, ratio)))
+        return cls(name, ratio, adapter, RecordingEvictor(CacheBudget(method, ratio)))
 
     def generate(
         self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
@@ -122,7 +122,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Row:
+class CacheRow:
     """Times of one side at one length, medians over its turns.
 
     Attributes:
@@ -137,7 +137,7 @@ class Row:
         weights, rate: bytes of weights that a step reads; bytes per second of a copy.
         bound_ms: lower bound of a step from these.
         instance: model overrides.
-        asked: purpose of the measurement.
+        purpose: of the measurement.
     """
 
     tokens: int
@@ -157,7 +157,7 @@ class Row:
     rate: float
     bound_ms: float
     instance: str = ""
-    asked: Asked = "steps"
+    purpose: Purpose = "steps"
 
     @property
     def scoring_share(self) -> float:
@@ -171,57 +171,61 @@ class Row:
 
     def entry(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {**asdict(self), "scoring_share": self.scoring_share, "reached": self.reached}
+        entry = asdict(self)
+        entry["asked"] = entry.pop("purpose")  # the last field, so the order stays
+        return {**entry, "scoring_share": self.scoring_share, "reached": self.reached}
 
 
 def rows_of(
     adapter: Adapter,
-    sides: Sequence[Side],
+    sides: Sequence[CacheSide],
     tokens: int,
     rounds: int,
     warmup: int,
     new_tokens: int,
-) -> list[Row]:
+) -> list[CacheRow]:
     """Answer one prompt with all sides in turns; the first has the full cache."""
-    made = compose_prompt(lambda one: tokens_of(adapter.encode, one, 0), tokens)
+    composed = compose_prompt(lambda prompt: tokens_of(adapter.encode, prompt, 0), tokens)
     content = [
         {"type": "text", "text": part}
         if isinstance(part, str)
         else {"type": "image", "image": part}
-        for part in parts(made, 0, 0)
+        for part in parts(composed, 0, 0)
     ]
     inputs = adapter.encode([[{"role": "user", "content": content}]])
     keyed = {f"{side.name} {side.ratio:g}": side for side in sides}
-    found = alternate(keyed, inputs, ["0"], new_tokens, adapter.devices, rounds, warmup)
+    turns = alternate(keyed, inputs, ["0"], new_tokens, adapter.devices, rounds, warmup)
     reads = StepReads.of(adapter)
-    whole = found[next(iter(keyed))]
-    return [_row(side, found[key], whole, reads, rounds, new_tokens) for key, side in keyed.items()]
+    full_turns = turns[next(iter(keyed))]
+    return [
+        _row(side, turns[key], full_turns, reads, rounds, new_tokens) for key, side in keyed.items()
+    ]
 
 
 def _row(
-    side: Side,
+    side: CacheSide,
     turns: Sequence[LatencyRound],
-    whole: Sequence[LatencyRound],
+    full_turns: Sequence[LatencyRound],
     reads: StepReads,
     rounds: int,
     new_tokens: int,
-) -> Row:
+) -> CacheRow:
     record = turns[0].records[0]
-    noted = [Noted()] if side.watched is None else side.watched.passes[-rounds:]
-    return Row(
+    noted = [PassTimes()] if side.watched is None else side.watched.passes[-rounds:]
+    return CacheRow(
         tokens=record.visual + record.text,
         visual=record.visual,
         name=side.name,
         ratio=side.ratio,
-        prefill_ms=median(one.prefill for one in turns),
-        scoring_ms=MS * median(one.scoring for one in noted),
-        evicting_ms=MS * median(one.evicting for one in noted),
-        step_ms=median(one.step for one in turns),
+        prefill_ms=median(turn.prefill for turn in turns),
+        scoring_ms=MS * median(times.scoring for times in noted),
+        evicting_ms=MS * median(times.evicting for times in noted),
+        step_ms=median(turn.step for turn in turns),
         kv_bytes=turns[0].kv_bytes,
         visual_share=record.kv_entries / sum(record.entering),
-        above_bytes=max(one.above for one in noted),
-        allowed=reads.bound(whole[0], new_tokens) / reads.bound(turns[0], new_tokens),
-        gain=Gain.of_pairs([one.step for one in whole], [one.step for one in turns]),
+        above_bytes=max(times.above for times in noted),
+        allowed=reads.bound(full_turns[0], new_tokens) / reads.bound(turns[0], new_tokens),
+        gain=Gain.of_pairs([turn.step for turn in full_turns], [turn.step for turn in turns]),
         weights=reads.weights,
         rate=reads.rate,
         bound_ms=reads.bound(turns[0], new_tokens),

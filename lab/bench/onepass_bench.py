@@ -44,7 +44,7 @@ RATIOS = "0.5,0.6,0.7,0.8,0.9"
 
 
 @dataclass(frozen=True)
-class Instance:
+class SweepInstance:
     """A model and a benchmark.
 
     Attributes:
@@ -58,10 +58,10 @@ class Instance:
     target: float
 
 
-INSTANCES: Mapping[str, Instance] = {
-    "seedling": Instance(("model=seedling", "benchmark=seedling_rec"), 100, 0.45),
+INSTANCES: Mapping[str, SweepInstance] = {
+    "seedling": SweepInstance(("model=seedling", "benchmark=seedling_rec"), 100, 0.45),
     # Adapter, views and vocabulary of LLaVA-NeXT with a tower and text stack small enough for a CPU.
-    "llava_next": Instance(
+    "llava_next": SweepInstance(
         (
             "model=llava_next_7b",
             "benchmark=seedling_rec",
@@ -86,21 +86,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     names = choose(options.only, INSTANCES)
     with contextlib.redirect_stdout(sys.stderr):
-        found = {
+        measurements = {
             name: measured(INSTANCES[name], options.limit or INSTANCES[name].limit, options.turns)
             for name in names
         }
-        result = {"schema": SCHEMA, "instances": found, "conditions": conditions("cpu")}
+        result = {"schema": SCHEMA, "instances": measurements, "conditions": conditions("cpu")}
     text = page(result)
     print(text)
     finish(options.write, "bench_onepass", text, result)
     return 0
 
 
-def measured(instance: Instance, limit: int, turns: int) -> dict[str, Any]:
+def measured(instance: SweepInstance, limit: int, turns: int) -> dict[str, Any]:
     """Return the seconds of both ways, and the theoretical bound."""
     pool = Pool()
-    asked = (
+    settings = (
         f"method={METHODS}",
         f"ratio={RATIOS}",
         f"limit={limit}",
@@ -109,24 +109,24 @@ def measured(instance: Instance, limit: int, turns: int) -> dict[str, Any]:
         "engine.warmup=0",
         "json=false",
     )
-    alone: list[float] = []
+    separate: list[float] = []
     together: list[float] = []
-    sweep(pool, [*instance.overrides, *asked, "limit=2"], "none")  # loads and warms up
+    sweep(pool, [*instance.overrides, *settings, "limit=2"], "none")  # loads and warms up
     spent: dict[str, float] = {}
     for turn in range(turns):
         for share in ("none", "prefix") if turn % 2 == 0 else ("prefix", "none"):
-            seconds, phases = sweep(pool, [*instance.overrides, *asked], share)
-            (alone if share == "none" else together).append(seconds)
+            seconds, phases = sweep(pool, [*instance.overrides, *settings], share)
+            (separate if share == "none" else together).append(seconds)
             spent = phases or spent
-    whole, one = min(alone), min(together)
-    best = 1 - sum(spent[name] for name in ("reading", "vision", "layers")) / whole
+    separate_s, together_s = min(separate), min(together)
+    best = 1 - sum(spent[name] for name in ("reading", "vision", "layers")) / separate_s
     return {
         "overrides": list(instance.overrides),
         "limit": limit,
-        "cells": len(specs_of([*instance.overrides, *asked])),
-        "alone_s": alone,
+        "cells": len(specs_of([*instance.overrides, *settings])),
+        "alone_s": separate,
         "together_s": together,
-        "ratio": one / whole,
+        "ratio": together_s / separate_s,
         "target": instance.target,
         "spared_s": spent,
         "at_best": best,
@@ -165,7 +165,10 @@ def spared(runner: Runner, store: Path) -> dict[str, float]:
         times = [entry["record"]["times_ms"] for entry in entries if "record" in entry]
         row = next(row for row in runner.rows if row["run_key"] == job.key)
         answering = len(times) / row["extra"]["samples_per_second"] * 1e3
-        phases = {name: sum(one[name] for one in times) for name in ("vision", "prefill", "decode")}
+        phases = {
+            name: sum(sample_times[name] for sample_times in times)
+            for name in ("vision", "prefill", "decode")
+        }
         vision += phases["vision"]
         reading += answering - sum(phases.values())
         layers += phases["prefill"] * _untouched(spec, row)
@@ -187,28 +190,31 @@ def _untouched(spec: RunSpec, row: Mapping[str, Any]) -> float:
 
 def page(result: Mapping[str, Any]) -> str:
     """Return the page that docs/ holds."""
-    here = result["conditions"]
+    machine = result["conditions"]
     lines = [
         "# One pass against cell by cell",
         "",
-        f"Written by `make bench-onepass`: torch {here['torch']}, transformers {here['transformers']}, "
-        f"{here['threads']} threads, load {here['load_average']:.1f} at the end. Methods `{METHODS}` at ratios "
+        f"Written by `make bench-onepass`: torch {machine['torch']}, transformers {machine['transformers']}, "
+        f"{machine['threads']} threads, load {machine['load_average']:.1f} at the end. Methods `{METHODS}` at ratios "
         f"`{RATIOS}`; the best of the turns of each way, model loaded, from checked cells to committed rows.",
         "",
         "| model | cells | samples | cell by cell s | one pass s | share | target | at best |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, one in result["instances"].items():
-        verdict = "" if one["ratio"] <= one["target"] else " missed"
+    for name, entry in result["instances"].items():
+        verdict = "" if entry["ratio"] <= entry["target"] else " missed"
         lines.append(
-            f"| {name} | {one['cells']} | {one['limit']} | {min(one['alone_s']):.1f} | {min(one['together_s']):.1f} | "
-            f"{one['ratio']:.3f} | {one['target']:g}{verdict} | {one['at_best']:.3f} |"
+            f"| {name} | {entry['cells']} | {entry['limit']} | {min(entry['alone_s']):.1f} | "
+            f"{min(entry['together_s']):.1f} | {entry['ratio']:.3f} | {entry['target']:g}{verdict} | "
+            f"{entry['at_best']:.3f} |"
         )
     lines += ["", "Of the cell-by-cell time one pass can spare:", ""]
-    for name, one in result["instances"].items():
-        whole = min(one["alone_s"])
-        parts = ", ".join(f"{part} {spent / whole:.1%}" for part, spent in one["spared_s"].items())
-        lines.append(f"- {name}: {parts}. `{' '.join(one['overrides'])}`")
+    for name, entry in result["instances"].items():
+        total = min(entry["alone_s"])
+        parts = ", ".join(
+            f"{part} {spent / total:.1%}" for part, spent in entry["spared_s"].items()
+        )
+        lines.append(f"- {name}: {parts}. `{' '.join(entry['overrides'])}`")
     lines += [
         "",
         "`reading` is what answering takes beside the engine's phases: documents, chats, pixels and encoding; the "

@@ -41,8 +41,8 @@ def binary(right: float, mended: float) -> Draw:
         broken = (loss * right + mended) / right
         full = rng.random(n) < right
         turn = rng.random(n)
-        again = mended / (1 - right) if right < 1 else 0.0
-        ours = np.where(full, turn >= broken, turn < again)
+        repaired = mended / (1 - right) if right < 1 else 0.0
+        ours = np.where(full, turn >= broken, turn < repaired)
         return ours.astype(float), full.astype(float)
 
     return draw
@@ -71,13 +71,15 @@ def f1(right: float, yes: float = 0.5, mended: float = 0.01) -> Draw:
     """Return contributions to an F1 of yes and no: of objects that are there some are no longer seen."""
 
     def draw(rng: np.random.Generator, n: int, loss: float) -> tuple[Array, Array]:
-        there = rng.random(n) < yes
-        said = np.where(rng.random(n) < right, there, ~there)
+        present = rng.random(n) < yes
+        answered = np.where(rng.random(n) < right, present, ~present)
         turn = rng.random(n)
         # Answers that change either way at random cost both models' scores alike; the loss is of hits alone.
-        flip = turn < np.where(said == there, mended * (1 - right) / right, mended)
-        ours = np.where(there & said, turn >= _missed(right, yes, loss), said ^ (flip & ~there))
-        return f1_shares(ours, there), f1_shares(said, there)
+        flip = turn < np.where(answered == present, mended * (1 - right) / right, mended)
+        ours = np.where(
+            present & answered, turn >= _missed(right, yes, loss), answered ^ (flip & ~present)
+        )
+        return f1_shares(ours, present), f1_shares(answered, present)
 
     return draw
 
@@ -90,9 +92,9 @@ def _missed(right: float, yes: float, loss: float) -> float:
     return (2 * hits - goal * (2 * hits + wrong)) / (2 * hits - goal * hits)
 
 
-def f1_shares(said: NDArray[np.bool_], there: NDArray[np.bool_]) -> Array:
+def f1_shares(answered: NDArray[np.bool_], present: NDArray[np.bool_]) -> Array:
     """Return what each answer contributes to F1 by leaving it out, as harness/evaluation/influence.py has it."""
-    hits, odd = (said & there).astype(float), (said != there).astype(float)
+    hits, odd = (answered & present).astype(float), (answered != present).astype(float)
     return _left_out(2 * hits, 2 * hits + odd)
 
 
@@ -109,19 +111,21 @@ def rate(wrong: float, failing: bool) -> Draw:
         full = rng.binomial(words, 1 - wrong)
         lost = full * (rng.random(n) < loss) if failing else rng.binomial(full, loss)
         read = [(full - lost).astype(float), full.astype(float)]
-        ours, whole = (_left_out(one, words.astype(float)) for one in read)
-        return ours, whole
+        ours, unpruned = (_left_out(words_read, words.astype(float)) for words_read in read)
+        return ours, unpruned
 
     return draw
 
 
 def _left_out(above: Array, below: Array) -> Array:
     """Return the contributions to sum(above) / sum(below): all + (n - 1) (all - all without one), centred."""
-    whole = above.sum() / below.sum()
-    rest = below.sum() - below
-    without = np.divide(above.sum() - above, rest, out=np.full(len(above), whole), where=rest > 0)
-    moved = (len(above) - 1) * (whole - without)
-    shares: Array = whole + moved - moved.mean()
+    ratio = above.sum() / below.sum()
+    others_below = below.sum() - below
+    without = np.divide(
+        above.sum() - above, others_below, out=np.full(len(above), ratio), where=others_below > 0
+    )
+    moved = (len(above) - 1) * (ratio - without)
+    shares: Array = ratio + moved - moved.mean()
     return shares
 
 

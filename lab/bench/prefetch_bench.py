@@ -60,7 +60,7 @@ NARROW = (
 
 
 @dataclass(frozen=True)
-class Side:
+class FileSide:
     """Files to read and the model.
 
     Attributes:
@@ -74,13 +74,13 @@ class Side:
     overrides: tuple[str, ...]
 
 
-SIDES: Mapping[str, Side] = {
-    "pictures": Side(
+SIDES: Mapping[str, FileSide] = {
+    "pictures": FileSide(
         "image",
         write_pictures,
         ("model=llava15_7b", *NARROW),
     ),
-    "videos": Side(
+    "videos": FileSide(
         "video",
         write_videos,
         ("model=llava_ov_7b", *NARROW, "model.video.frames=8"),
@@ -89,7 +89,7 @@ SIDES: Mapping[str, Side] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class PrefetchRow:
     """One kind of file.
 
     Attributes:
@@ -139,8 +139,8 @@ class Evaluations:
             folder / name, f"feeding_{name}", side.kind, side.write(folder, files)
         )
         common = ("method=none", "ratio=0", "engine.batch_size=1", "engine.paired=0")
-        given = (*overrides, *written, *common, "model.device=cpu")
-        self._setup = Setup(model=model.partition("=")[2], overrides=given)
+        setup_overrides = (*overrides, *written, *common, "model.device=cpu")
+        self._setup = Setup(model=model.partition("=")[2], overrides=setup_overrides)
         self._folder = folder
         self._done = 0
 
@@ -156,7 +156,7 @@ class Evaluations:
         return evaluate(spec, self._setup.adapter, reducer(spec), journal)
 
 
-def measure(name: str, folder: Path, files: int, rounds: int) -> Row:
+def measure(name: str, folder: Path, files: int, rounds: int) -> PrefetchRow:
     """Find a length of answers that takes a little longer than the reading, then evaluate both ways in turns."""
     evaluations = Evaluations(name, folder, files)
     tokens = _length(evaluations)
@@ -167,23 +167,23 @@ def measure(name: str, folder: Path, files: int, rounds: int) -> Row:
             print(f"{name} prefetch={ahead}: {turns[ahead][-1].seconds:.2f} s", flush=True)
     plain, fed = turns.values()
     shares = [
-        (one.seconds - other.seconds) / (files * _ms(one)["took"] / 1e3)
-        for one, other in zip(plain, fed, strict=True)
+        (turn.seconds - fed_turn.seconds) / (files * _ms(turn)["took"] / 1e3)
+        for turn, fed_turn in zip(plain, fed, strict=True)
     ]
-    reading = fmean(_ms(one)["took"] / 1e3 for one in plain)
-    in_turn = fmean(one.seconds for one in plain)
-    return Row(
+    reading = fmean(_ms(turn)["took"] / 1e3 for turn in plain)
+    in_turn = fmean(turn.seconds for turn in plain)
+    return PrefetchRow(
         name=name,
         files=files,
         rounds=rounds,
         new_tokens=tokens,
-        reading=(reading, fmean(_ms(one)["took"] / 1e3 for one in fed)),
+        reading=(reading, fmean(_ms(turn)["took"] / 1e3 for turn in fed)),
         answering=in_turn / files - reading,
         in_turn=in_turn,
-        ahead=fmean(one.seconds for one in fed),
+        ahead=fmean(turn.seconds for turn in fed),
         share=_interval(shares),
-        waited=fmean(_ms(one)["waited"] / 1e3 for one in fed),
-        equal=len({_answers(one) for one in (*plain, *fed)}) == 1,
+        waited=fmean(_ms(turn)["waited"] / 1e3 for turn in fed),
+        equal=len({_answers(turn) for turn in (*plain, *fed)}) == 1,
     )
 
 
@@ -191,7 +191,7 @@ def _length(evaluations: Evaluations) -> int:
     """Return the answer length that takes `LONGER` times the reading of its file, from two evaluations."""
     few, many = 8, 40
     runs = {tokens: evaluations.run(0, tokens) for tokens in (few, many)}
-    answer = {n: one.seconds / one.n_samples - _ms(one)["took"] / 1e3 for n, one in runs.items()}
+    answer = {n: run.seconds / run.n_samples - _ms(run)["took"] / 1e3 for n, run in runs.items()}
     token = max((answer[many] - answer[few]) / (many - few), 1e-4)
     wanted = LONGER * _ms(runs[many])["took"] / 1e3
     return max(few, round(few + (wanted - answer[few]) / token))
@@ -216,7 +216,7 @@ def _interval(values: Sequence[float]) -> tuple[float, float, float]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 2 for bad input, else 0 (also if targets are missed)."""
     options = _options(argv)
-    rows: list[Row] = []
+    rows: list[PrefetchRow] = []
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.redirect_stdout(sys.stderr),
@@ -225,9 +225,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ["HF_DATASETS_CACHE"] = f"{folder}/cache"
         for name in choose(options.only, SIDES):
             rows.append(measure(name, Path(folder), options.files, options.rounds))
-        here = conditions("cpu")
-    told = [asdict(row) | {"met": row.met} for row in rows]
-    result: dict[str, Any] = {"schema": SCHEMA, "rows": told, "conditions": here}
+        machine = conditions("cpu")
+    entries = [asdict(row) | {"met": row.met} for row in rows]
+    result: dict[str, Any] = {"schema": SCHEMA, "rows": entries, "conditions": machine}
     print("\n".join(table(result["rows"])))
     if options.write is not None:
         write(result, options.write)
@@ -243,10 +243,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- |",
     ]
     for row in rows:
-        first, beside = row["reading"]
+        first, ahead = row["reading"]
         share = "{:.3f} [{:.3f}, {:.3f}]".format(*row["share"])
         lines.append(
-            f"| {row['files']} {row['name']} | {row['new_tokens']} tokens | {first:.3f} s | {beside:.3f} s "
+            f"| {row['files']} {row['name']} | {row['new_tokens']} tokens | {first:.3f} s | {ahead:.3f} s "
             f"| {row['answering']:.3f} s | {row['in_turn']:.2f} s | {row['ahead']:.2f} s | {share} "
             f"| {verdict(row['met'])} |"
         )

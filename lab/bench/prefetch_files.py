@@ -44,27 +44,27 @@ def score(doc, results):
 
 def write_pictures(folder: Path, count: int) -> list[Path]:
     """Write JPEG files of some megabytes each, all different."""
-    found = [folder / f"picture_{number}.jpg" for number in range(count)]
-    for number, path in enumerate(found):
+    paths = [folder / f"picture_{number}.jpg" for number in range(count)]
+    for number, path in enumerate(paths):
         Image.fromarray(_pixels(number, *PICTURE)).save(path, quality=90)
-    return found
+    return paths
 
 
 def write_videos(folder: Path, count: int) -> list[Path]:
     """Write mp4 files in H.264 of ten seconds, a keyframe a second, all different."""
-    found = [folder / f"video_{number}.mp4" for number in range(count)]
-    for number, path in enumerate(found):
+    paths = [folder / f"video_{number}.mp4" for number in range(count)]
+    for number, path in enumerate(paths):
         wide = _pixels(number, 2 * FRAME[0], FRAME[1])
         with av.open(str(path), "w") as container:
             stream = container.add_stream("libx264", rate=RATE)
             stream.width, stream.height, stream.pix_fmt = *FRAME, "yuv420p"
             stream.options = {"preset": "veryfast", "g": str(RATE)}
             for index in range(FRAMES):
-                left = index * FRAME[0] // FRAMES  # the camera turns
-                pixels = np.ascontiguousarray(wide[:, left : left + FRAME[0]])
+                offset = index * FRAME[0] // FRAMES  # the camera turns
+                pixels = np.ascontiguousarray(wide[:, offset : offset + FRAME[0]])
                 container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
             container.mux(stream.encode(None))
-    return found
+    return paths
 
 
 def write_benchmark(folder: Path, name: str, kind: str, files: Sequence[Path]) -> list[str]:

@@ -45,15 +45,15 @@ def prefill(adapter: Adapter, runs: Runs, repeats: int) -> list[Figure]:
     Each run occurs once per round; the order is reversed every round, and an extra first round is not counted.
     """
     on_cpu = adapter.device.type == "cpu"
-    alone: AbstractContextManager[None] = one_thread() if on_cpu else nullcontext()
-    with alone:
+    threads: AbstractContextManager[None] = one_thread() if on_cpu else nullcontext()
+    with threads:
         records = {name: run() for name, run in runs.items()}
-        lengths = sorted({length for one in records.values() for length in _lengths(one)})
-        asked: dict[Any, Callable[[], float]] = {
+        lengths = sorted({length for record in records.values() for length in _lengths(record)})
+        timers: dict[Any, Callable[[], float]] = {
             **{name: _timed(adapter, run, on_cpu) for name, run in runs.items()},
             **{length: _layer(adapter, length, on_cpu) for length in lengths},
         }
-        times = in_rounds(asked, repeats)
+        times = in_rounds(timers, repeats)
     figures: list[Figure] = []
     facts = adapter.facts
     for name, record in records.items():
@@ -82,9 +82,9 @@ def compared(
     rounds = range(len(times[name]))
     gain = Gain.of_pairs(times[FULL], times[name], prefill_bound([counted]))
     assert gain.bound is not None
-    whole = record.visual + record.text
+    length = record.visual + record.text
     layers = [
-        len(record.entering) * times[whole][turn] / sum(times[n][turn] for n in _lengths(record))
+        len(record.entering) * times[length][turn] / sum(times[n][turn] for n in _lengths(record))
         for turn in rounds
     ]
     gains = [times[FULL][turn] / times[name][turn] for turn in rounds]
@@ -92,34 +92,34 @@ def compared(
     return [
         _figure(f"speed-up, {label}", gains),
         Figure(PART, f"speed-up that FLOPs allow, {label}", gain.bound, "x"),
-        _figure(f"share of it reached, {label}", [one / gain.bound for one in gains], 0.9),
+        _figure(f"share of it reached, {label}", [gained / gain.bound for gained in gains], 0.9),
         _figure(f"speed-up that single layers allow, {label}", layers),
         _figure(
             f"share of that reached, {label}",
-            [one / allowed for one, allowed in zip(gains, layers, strict=True)],
+            [gained / allowed for gained, allowed in zip(gains, layers, strict=True)],
             0.9,
         ),
         Figure(PART, f"selection within it, {label}", record.times_ms["select"], "ms"),
     ]
 
 
-def in_rounds(asked: Mapping[Any, Callable[[], float]], repeats: int) -> dict[Any, list[float]]:
+def in_rounds(calls: Mapping[Any, Callable[[], float]], repeats: int) -> dict[Any, list[float]]:
     """Call each once per round, in reverse order every second round; return the results after a warm-up round."""
-    found: dict[Any, list[float]] = {name: [] for name in asked}
+    results: dict[Any, list[float]] = {name: [] for name in calls}
     for turn in range(repeats + 1):
-        for name in list(asked)[:: -1 if turn % 2 else 1]:
-            value = asked[name]()
+        for name in list(calls)[:: -1 if turn % 2 else 1]:
+            value = calls[name]()
             if turn:
-                found[name].append(value)
-    return found
+                results[name].append(value)
+    return results
 
 
 def _figure(name: str, values: Sequence[float], target: float | None = None) -> Figure:
     """Return the geometric mean over rounds with its 95 % interval; a share has `target` below and 1 above it."""
-    found = ratio_interval(values, [1.0] * len(values))
-    interval = None if len(values) == 1 else (found.low, found.high)
+    mean = ratio_interval(values, [1.0] * len(values))
+    interval = None if len(values) == 1 else (mean.low, mean.high)
     at_best = None if target is None else 1.0
-    return Figure(PART, name, found.value, "x", interval=interval, at_least=target, at_best=at_best)
+    return Figure(PART, name, mean.value, "x", interval=interval, at_least=target, at_best=at_best)
 
 
 def _lengths(record: SampleRecord) -> list[int]:

@@ -15,7 +15,7 @@ import torch
 from espalier.harness.cost.peak_memory import peak_memory, reset_resident_peak, resident_peak
 from espalier.harness.evaluation.evaluate import evaluate
 from espalier.harness.store import Store
-from lab.bench.bench_setup import Figure, Pair, Setup, paired, reducer
+from lab.bench.bench_setup import Figure, Setup, TimedPair, paired, reducer
 
 if TYPE_CHECKING:
     from espalier.harness.evaluation.evaluate import Evaluation
@@ -69,14 +69,14 @@ def batching(setup: Setup) -> list[Figure]:
     limit, turns = setup.repeats(64, 32), setup.repeats(5, 2)
     speeds: dict[int, list[float]] = {1: [], 8: []}
     for _ in range(turns):
-        for rows, found in speeds.items():
+        for rows, rates in speeds.items():
             speed = _evaluate(setup, "none", 0, limit, rows).samples_per_second
             assert speed is not None  # no answers from a journal here
-            found.append(speed)
-    pair = Pair(tuple(speeds[8]), tuple(speeds[1]))
+            rates.append(speed)
+    pair = TimedPair(tuple(speeds[8]), tuple(speeds[1]))
     each = [
-        Figure("batching", f"samples/s, batch {rows}", median(found), "/s")
-        for rows, found in speeds.items()
+        Figure("batching", f"samples/s, batch {rows}", median(rates), "/s")
+        for rows, rates in speeds.items()
     ]
     return [*each, replace(pair.figure("batching", "batch 8 over batch 1"), at_least=2)]
 
@@ -87,10 +87,10 @@ def samples(setup: Setup) -> list[Figure]:
     setup.adapter  # noqa: B018  loading is not timed
     started = perf_counter()
     done = _evaluate(setup, "none", 0, limit, 8)
-    whole = perf_counter() - started
+    seconds = perf_counter() - started
     target = None if setup.quick else 90
     return [
-        Figure("samples", f"{limit} samples of seedling_vqa", whole, "s", at_most=target),
+        Figure("samples", f"{limit} samples of seedling_vqa", seconds, "s", at_most=target),
         Figure("samples", "of which answering", done.seconds, "s"),
     ]
 
@@ -102,19 +102,23 @@ def memory(setup: Setup) -> list[Figure]:
     setup.adapter  # noqa: B018  weights count as resident before the block
     reset_resident_peak()
     figures = [Figure("memory", "resident before, model loaded", resident_peak() / MIB, "MiB")]
-    held = {}
+    cache_bytes = {}
     for ratio in (0, 0.75):
         with peak_memory(device) as peak:
             done = _evaluate(setup, "uniform", ratio, limit, 8)
-        held[ratio] = fmean(sample.record.kv_bytes for sample in done.samples)
+        cache_bytes[ratio] = fmean(sample.record.kv_bytes for sample in done.samples)
         name = f"ratio {ratio}, batch 8: {peak.note}"
         figures.append(Figure("memory", name, peak.bytes / MIB, "MiB"))
         figures.append(
-            Figure("memory", f"cache of one sample, ratio {ratio}", held[ratio] / 1024, "KiB")
+            Figure(
+                "memory", f"cache of one sample, ratio {ratio}", cache_bytes[ratio] / 1024, "KiB"
+            )
         )
     return [
         *figures,
-        Figure("memory", "cache at ratio 0.75 over ratio 0", held[0.75] / held[0], "x"),
+        Figure(
+            "memory", "cache at ratio 0.75 over ratio 0", cache_bytes[0.75] / cache_bytes[0], "x"
+        ),
     ]
 
 

@@ -53,7 +53,7 @@ PEAK_MIB = 300.0
 
 
 @dataclass(frozen=True)
-class Row:
+class SelectionRow:
     """One line of the table.
 
     Attributes:
@@ -94,56 +94,63 @@ class Row:
             (self.growth, self.growth_at_most),
             (self.peak_mib, self.peak_at_most),
         )
-        held = [value <= most for value, most in pairs if value is not None and most is not None]
-        return all(held) if held else None
+        verdicts = [
+            value <= limit for value, limit in pairs if value is not None and limit is not None
+        ]
+        return all(verdicts) if verdicts else None
 
 
-def ratio_target(asked: Question, n: int, way: str = "") -> float | None:
+def ratio_target(question: Question, n: int, way: str = "") -> float | None:
     """Return what the ratio may be for this method at this size, or None."""
-    if asked.name in SCORES or asked.method in SCORES:
+    if question.name in SCORES or question.method in SCORES:
         return 0.1 if n >= 2880 else None
-    if asked.method in THIN:
+    if question.method in THIN:
         return 0.2 if n >= 2880 else None
-    if asked.method in DETERMINANTS:
+    if question.method in DETERMINANTS:
         return 1.5 if n == 2880 else None
-    if asked.method in PRODUCTS:
+    if question.method in PRODUCTS:
         large = 2.5 if way == "computed" else 1.5
         return 1.3 if n <= 2880 else large
     return None
 
 
-def growth_target(asked: Question) -> float | None:
+def growth_target(question: Question) -> float | None:
     """Return what the growth exponent may be, or None."""
-    if asked.name in SCORES or asked.method in SCORES:
+    if question.name in SCORES or question.method in SCORES:
         return 1.3
-    return 2.15 if asked.method in PRODUCTS else None
+    return 2.15 if question.method in PRODUCTS else None
 
 
-def ratios(setup: Setup) -> list[Row]:
+def ratios(setup: Setup) -> list[SelectionRow]:
     """Time all configs at the usual sizes, round after round."""
     specs = [(name, setup.spec(f"method={name}")) for name in configured_methods()]
-    rows: list[Row] = []
+    rows: list[SelectionRow] = []
     for n, width, repeats in RATIOS:
         tokens = features(n, width)
-        asked = questions(specs, tokens, n // RATIO_KEEP)
-        found, products = in_rounds(asked, product_of(tokens), setup.repeats(repeats, 2))
-        rows.append(Row("X X^T", n, width, n, "", median(products) * 1e3, 1.0))
-        rows += [ratio_row(one, n, width, found[one.name], ratio_target(one, n)) for one in asked]
+        selections = questions(specs, tokens, n // RATIO_KEEP)
+        times, products = in_rounds(selections, product_of(tokens), setup.repeats(repeats, 2))
+        rows.append(SelectionRow("X X^T", n, width, n, "", median(products) * 1e3, 1.0))
+        rows += [
+            ratio_row(question, n, width, times[question.name], ratio_target(question, n))
+            for question in selections
+        ]
     return rows
 
 
 def ratio_row(
-    asked: Question,
+    question: Question,
     n: int,
     width: int,
     pairs: Sequence[tuple[float, float]],
     target: float | None = None,
-) -> Row:
+) -> SelectionRow:
     """Return the row of one question out of its rounds, (seconds, the product's seconds) each."""
     shares = [seconds / product for seconds, product in pairs]
     low, _, high = quantiles(shares, n=4, method="inclusive")
     ms = median(seconds for seconds, _ in pairs) * 1e3
-    return Row(asked.name, n, width, asked.keep, "", ms, median(shares), (low, high), target)
+    return SelectionRow(
+        question.name, n, width, question.keep, "", ms, median(shares), (low, high), target
+    )
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,7 @@ class Alone:
     kept: Tensor
 
 
-def growth(setup: Setup) -> tuple[list[Row], list[str]]:
+def growth(setup: Setup) -> tuple[list[SelectionRow], list[str]]:
     """Time one config of each method at both sizes; return also, in words, what was compared and what left out."""
     small, large = GROWTH
     specs = [(name, setup.spec(f"method={name}")) for name in configured_methods()]
@@ -163,46 +170,46 @@ def growth(setup: Setup) -> tuple[list[Row], list[str]]:
     short, long = (questions(chosen, features(n, GROWTH_WIDTH), n // GROWTH_KEEP) for n in GROWTH)
     product = product_of(features(large, GROWTH_WIDTH))
     products = [seconds_of(product), seconds_of(product)]
-    rows: list[Row] = []
+    rows: list[SelectionRow] = []
     notes: list[str] = []
-    for one, other in zip(short, long, strict=True):
-        before = [alone(one, way, 5) for way in ways(one)]
+    for small_question, large_question in zip(short, long, strict=True):
+        before = [timed_alone(small_question, way, 5) for way in ways(small_question)]
         reason = too_large(before, (large / small) ** 2)
         if reason:
-            notes.append(f"{one.name} was not measured at {large} tokens: {reason}.")
+            notes.append(f"{small_question.name} was not measured at {large} tokens: {reason}.")
             continue
-        after = [alone(other, way, 1) for way in ways(other)]
+        after = [timed_alone(large_question, way, 1) for way in ways(large_question)]
         if sum(run.seconds for run in after) > products[-1] / 5:
             products.append(seconds_of(product))
         unit = mean(products[-2:])
         rows += [
-            _grown(other, way, run, earlier, unit)
-            for way, run, earlier in zip(ways(other), after, before, strict=True)
+            _grown(large_question, way, run, earlier, unit)
+            for way, run, earlier in zip(ways(large_question), after, before, strict=True)
         ]
         if len(after) > 1:
-            same = torch.equal(after[0].kept, after[1].kept)
-            verdict = "the same tokens" if same else "DIFFERENT tokens"
+            equal = torch.equal(after[0].kept, after[1].kept)
+            verdict = "the same tokens" if equal else "DIFFERENT tokens"
             notes.append(
-                f"{one.name} at {large} tokens keeps {verdict} with the matrix held and without."
+                f"{small_question.name} at {large} tokens keeps {verdict} with the matrix held and without."
             )
     unit = median(products)
-    return [Row("X X^T", large, GROWTH_WIDTH, large, "", unit * 1e3, 1.0), *rows], notes
+    return [SelectionRow("X X^T", large, GROWTH_WIDTH, large, "", unit * 1e3, 1.0), *rows], notes
 
 
-def ways(asked: Question) -> tuple[str, ...]:
+def ways(question: Question) -> tuple[str, ...]:
     """Return how a config is measured: with the matrix and without, or as it comes."""
-    return ("held", "computed") if asked.name in BOTH_WAYS else ("",)
+    return ("held", "computed") if question.name in BOTH_WAYS else ("",)
 
 
-def alone(asked: Question, way: str, repeats: int) -> Alone:
+def timed_alone(question: Question, way: str, repeats: int) -> Alone:
     """Time a method by itself and watch the resident set of the process."""
     limits = {"held": 2**62, "computed": 0}
     with memory_limit(limits[way]) if way else nullcontext():
         with peak_memory() as peak:
             resident, started = resident_peak(), process_time()
-            kept = asked.ask()
+            kept = question.ask()
             times = [process_time() - started]
-        times += [seconds_of(asked.ask) for _ in range(repeats - 1)]
+        times += [seconds_of(question.ask) for _ in range(repeats - 1)]
     return Alone(median(times), peak.bytes - resident, kept)
 
 
@@ -217,19 +224,19 @@ def too_large(runs: Sequence[Alone], factor: float) -> str:
     return ""
 
 
-def _grown(asked: Question, way: str, run: Alone, before: Alone, unit: float) -> Row:
+def _grown(question: Question, way: str, run: Alone, before: Alone, unit: float) -> SelectionRow:
     small, large = GROWTH
-    return Row(
-        asked.name,
+    return SelectionRow(
+        question.name,
         large,
         GROWTH_WIDTH,
-        asked.keep,
+        question.keep,
         way,
         run.seconds * 1e3,
         run.seconds / unit,
-        at_most=ratio_target(asked, large, way),
+        at_most=ratio_target(question, large, way),
         growth=log(run.seconds / before.seconds) / log(large / small),
-        growth_at_most=growth_target(asked),
+        growth_at_most=growth_target(question),
         peak_mib=run.peak / MIB,
         peak_at_most=PEAK_MIB if way == "computed" else None,
     )

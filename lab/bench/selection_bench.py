@@ -50,17 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows, notes = growth(setup)
         else:
             rows, notes = ratios(setup), []
-        here = conditions("cpu")
+        machine = conditions("cpu")
     result: dict[str, Any] = {
         "schema": SCHEMA,
         "rows": [{**asdict(row), "met": row.met} for row in rows],
         "notes": notes,
-        "conditions": here,
+        "conditions": machine,
     }
     if options.part is None:
-        more = _second_process(argv)
-        result["rows"] += more["rows"]
-        result["notes"] += more["notes"]
+        second = _second_process(argv)
+        result["rows"] += second["rows"]
+        result["notes"] += second["notes"]
     if options.part != "growth":
         print_table(result["rows"], result["notes"])
     if options.write is not None:
@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _second_process(argv: Sequence[str] | None) -> dict[str, Any]:
     """Run the part `growth` in its own process, which returns freed memory to the system."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    command = [sys.executable, "-m", "lab.bench.selection_bench", "--part", "growth", *given]
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = [sys.executable, "-m", "lab.bench.selection_bench", "--part", "growth", *arguments]
     if "--write" in command:
         place = command.index("--write")
         del command[place : place + 2]

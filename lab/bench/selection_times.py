@@ -81,7 +81,9 @@ class Question:
 def questions(specs: Sequence[tuple[str, RunSpec]], tokens: Tensor, keep: int) -> list[Question]:
     """Return what to ask of the methods that select: at their first site, on a view of these tokens."""
     return [
-        asked for name, spec in specs if (asked := _question(name, spec, tokens, keep)) is not None
+        question
+        for name, spec in specs
+        if (question := _question(name, spec, tokens, keep)) is not None
     ]
 
 
@@ -113,11 +115,11 @@ def _at_size(setup: Setup, specs: Sequence[RunSpec], n: int, width: int) -> list
     figures: list[Figure] = []
     products: list[float] = []
     named = list(zip(configured_methods(), specs, strict=True))
-    for asked in questions(named, tokens, n // KEEP_ONE_IN):
-        calls = max(1, round(LONG_ENOUGH / min(paired(asked.ask, product, 2).first)))
-        pair = paired(asked.ask, product, repeats, calls)
+    for question in questions(named, tokens, n // KEEP_ONE_IN):
+        calls = max(1, round(LONG_ENOUGH / min(paired(question.ask, product, 2).first)))
+        pair = paired(question.ask, product, repeats, calls)
         products += pair.second
-        figures.append(pair.figure(PART, f"{asked.name}, N={n} d={width} keep={asked.keep}"))
+        figures.append(pair.figure(PART, f"{question.name}, N={n} d={width} keep={question.keep}"))
     unit = Figure(PART, f"the product itself, N={n} d={width}", median(products) * 1e3, "ms")
     return [unit, *figures]
 
@@ -132,7 +134,7 @@ def product_of(tokens: Tensor) -> Callable[[], Tensor]:
 
 
 def in_rounds(
-    asked: Sequence[Question],
+    selections: Sequence[Question],
     product: Callable[[], Tensor],
     repeats: int,
     clock: Callable[[], float] = process_time,
@@ -142,19 +144,19 @@ def in_rounds(
     The product is timed before and after every few questions, which are compared with the mean of the two: what
     drifts, drifts for both. One untimed round comes first.
     """
-    for one in asked:
-        one.ask()
-    found: dict[str, list[tuple[float, float]]] = {one.name: [] for one in asked}
+    for question in selections:
+        question.ask()
+    times: dict[str, list[tuple[float, float]]] = {question.name: [] for question in selections}
     seconds_of(product, clock)
     products = [seconds_of(product, clock)]
     for turn in range(repeats):
-        order = list(asked) if turn % 2 == 0 else list(reversed(asked))
+        order = list(selections) if turn % 2 == 0 else list(reversed(selections))
         for group in (order[start : start + GROUP] for start in range(0, len(order), GROUP)):
-            times = [seconds_of(one.ask, clock) for one in group]
+            group_seconds = [seconds_of(question.ask, clock) for question in group]
             products.append(seconds_of(product, clock))
-            for one, seconds in zip(group, times, strict=True):
-                found[one.name].append((seconds, mean(products[-2:])))
-    return found, products
+            for question, seconds in zip(group, group_seconds, strict=True):
+                times[question.name].append((seconds, mean(products[-2:])))
+    return times, products
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:

@@ -121,18 +121,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     setup = Setup(model=options.model, quick=options.quick)
     with contextlib.redirect_stdout(sys.stderr), one_thread():
-        asked = [kind for kind in kinds(setup) if kind.name in (options.only or KINDS)]
-        rows = [row for kind in asked for row in rows_of(setup, kind)]
+        chosen = [kind for kind in kinds(setup) if kind.name in (options.only or KINDS)]
+        rows = [row for kind in chosen for row in rows_of(setup, kind)]
         overhead = 1000 * machine_seconds(setup.repeats(20, 5))
-        here = conditions("cpu")
+        machine = conditions("cpu")
     before = earlier(options.write) if options.only else {}
-    rows, places = joined(rows, here, before)
+    rows, places = joined(rows, machine, before)
     result = {
         "schema": SCHEMA,
         "rows": rows,
         "machine_ms": overhead,
         "targets": targets(rows, overhead),
-        "conditions": here,
+        "conditions": machine,
         "conditions_of": places,
     }
     lines = page_lines(result)
@@ -161,31 +161,31 @@ def earlier(folder: Path | None) -> Mapping[str, Any]:
 
 
 def joined(
-    rows: Sequence[dict[str, Any]], here: Mapping[str, Any], before: Mapping[str, Any]
+    rows: Sequence[dict[str, Any]], machine: Mapping[str, Any], before: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], dict[str, Mapping[str, Any]]]:
     """Return rows, with earlier rows of kinds not measured now, and where each kind was measured.
 
     Args:
         rows: rows of this run.
-        here: the machine of this run.
+        machine: the machine of this run.
         before: earlier figures, or empty.
     """
     fresh = {row["kind"] for row in rows}
     kept = [row for row in before.get("rows", ()) if row["kind"] not in fresh]
     places = before.get("conditions_of", {})
-    machines = {kind: here for kind in fresh}
+    machines = {kind: machine for kind in fresh}
     machines |= {row["kind"]: places.get(row["kind"], before["conditions"]) for row in kept}
     return sorted([*rows, *kept], key=lambda row: KINDS.index(row["kind"])), machines
 
 
 def kinds(setup: Setup) -> tuple[Kind, ...]:
     """Return the kinds of answers in :data:`KINDS`, in order."""
-    clips, count, more = (setup.repeats(*answers) for answers in (VIDEO, CAPTIONS, LONG))
+    clips, count, longs = (setup.repeats(*answers) for answers in (VIDEO, CAPTIONS, LONG))
     long = {"max_new_tokens": 160, "min_new_tokens": 160, "do_sample": False}
     short = {"max_new_tokens": 160, "do_sample": False}
-    told = {"max_new_tokens": 512, "do_sample": False}
+    full = {"max_new_tokens": 512, "do_sample": False}
     return (
-        Kind("video", clip_chats(clips + 1), told, VIDEO_SETTINGS, "seedling_video"),
+        Kind("video", clip_chats(clips + 1), full, VIDEO_SETTINGS, "seedling_video"),
         Kind(
             "captions",
             [chat_of((index,)) for index in range(count + WARMING)],
@@ -193,15 +193,15 @@ def kinds(setup: Setup) -> tuple[Kind, ...]:
             warming=WARMING,
         ),
         Kind(
-            "long", [chat_of((i, i + 1000)) for i in range(more + WARMING)], long, warming=WARMING
+            "long", [chat_of((i, i + 1000)) for i in range(longs + WARMING)], long, warming=WARMING
         ),
     )
 
 
 def clip_chats(count: int) -> list[list[dict[str, Any]]]:
     """Return chats that ask for all events in held-out clips. Cost: drawing the clips."""
-    asked = samples("seedling_video_caption", "test", 0, FIRST_CLIP, count, MOST_FRAMES)
-    return [clip_chat(sample_clip(sample), sample["question"]) for sample in asked]
+    drawn = samples("seedling_video_caption", "test", 0, FIRST_CLIP, count, MOST_FRAMES)
+    return [clip_chat(sample_clip(sample), sample["question"]) for sample in drawn]
 
 
 def chat_of(scenes: Sequence[int]) -> list[dict[str, Any]]:
@@ -231,10 +231,12 @@ def row_of(setup: Setup, kind: Kind, setting: Sequence[str]) -> dict[str, Any]:
     decoder = job.method
     assert isinstance(decoder, Decoder)  # by SETTINGS
     decodings: list[Mapping[str, Any]] = []
-    with Speculation(job.spec, setup.adapter, decoder) as both:
+    with Speculation(job.spec, setup.adapter, decoder) as pair:
         for number, chat in enumerate(kind.chats):
-            answer = both.generate(both.encode([chat]), [str(number)], **kind.generation)
-            decodings += [one.decoding for one in answer.records if one.decoding is not None]
+            answer = pair.generate(pair.encode([chat]), [str(number)], **kind.generation)
+            decodings += [
+                record.decoding for record in answer.records if record.decoding is not None
+            ]
     block = speculative_block(decodings[kind.warming :], decoder.overlap)
     return {
         "kind": kind.name,
@@ -242,12 +244,12 @@ def row_of(setup: Setup, kind: Kind, setting: Sequence[str]) -> dict[str, Any]:
             "method.params.", ""
         ),
         "answers": len(decodings) - kind.warming,
-        "tokens": sum(one["spent"]["tokens"] for one in decodings[kind.warming :]),
+        "tokens": sum(decoding["spent"]["tokens"] for decoding in decodings[kind.warming :]),
         # Seconds of plain decoding and of this decoder per answer, for intervals over pairs.
         "seconds": [
-            [plain.total, one.spent.total]
-            for one in map(DecodingRecord.from_entry, decodings[kind.warming :])
-            if (plain := one.plain) is not None
+            [plain.total, record.spent.total]
+            for record in map(DecodingRecord.from_entry, decodings[kind.warming :])
+            if (plain := record.plain) is not None
         ],
         "extra": {"speculative": block},
     }
@@ -307,7 +309,7 @@ def page_lines(result: Mapping[str, Any]) -> list[str]:
         [row["kind"], row["method"], str(row["answers"]), *figures(row), *_sure(row)]
         for row in result["rows"]
     ]
-    asked = [
+    goals = [
         [
             goal["kind"],
             goal["method"],
@@ -327,7 +329,7 @@ def page_lines(result: Mapping[str, Any]) -> list[str]:
         "",
         *_table(
             ["answers", "method", "target of parallel decoding", "measured", "95 %", "asked", ""],
-            asked,
+            goals,
         ),
     ]
 
@@ -352,8 +354,8 @@ def write(result: Mapping[str, Any], lines: Sequence[str], folder: Path) -> None
     """Write the figures as JSON and as a page."""
     places = result["conditions_of"]
     about = [
-        f"- {said} On {measured_on(places[kind], CORES, LOAD)}."
-        for kind, said in ABOUT.items()
+        f"- {remark} On {measured_on(places[kind], CORES, LOAD)}."
+        for kind, remark in ABOUT.items()
         if kind in places
     ]
     page = "\n".join([PAGE, *about, "", *lines])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from espalier.harness.stats import rate_ratio_interval
@@ -14,18 +14,18 @@ OVERLAP, REACHED, OVERHEAD = 0.8, 0.85, 0.02
 
 def targets(rows: Sequence[Mapping[str, Any]], overhead: float) -> list[dict[str, Any]]:
     """Return what parallel decoding has to reach, and whether it does."""
-    found = []
+    lines = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
-        own = [row for row in rows if row["kind"] == kind]
-        plain_sd = [row for row in own if row["method"].startswith("vanilla_sd")]
+        of_kind = [row for row in rows if row["kind"] == kind]
+        plain_sd = [row for row in of_kind if row["method"].startswith("vanilla_sd")]
         best = max(plain_sd, key=lambda row: row["extra"]["speculative"]["speedup_end_to_end"])
-        for row in own:
+        for row in of_kind:
             if row["extra"]["speculative"]["overlap"]:
-                found += [
-                    {"kind": kind, "method": row["method"], **asdict(goal), "verdict": goal.verdict}
+                lines += [
+                    {"kind": kind, "method": row["method"], **goal.entry()}
                     for goal in goals(row, best, overhead)
                 ]
-    return found
+    return lines
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,20 @@ class Goal:
     """Something to be reached.
 
     Attributes:
-        what: in words.
+        name: the goal in words.
         value: as measured.
-        asked: at least so much, or with `least` False less.
+        target: the bound on the value.
         interval: of the value, None where it has none.
         bound: what the value cannot exceed, where that is known.
-        least: whether more is better.
+        lower_bound: whether the value must reach the target, else stay below it.
     """
 
-    what: str
+    name: str
     value: float
-    asked: float
+    target: float
     interval: tuple[float, float] | None = None
     bound: float | None = None
-    least: bool = True
+    lower_bound: bool = True
 
     @property
     def verdict(self) -> str:
@@ -54,9 +54,21 @@ class Goal:
         low, high = self.interval or (self.value, self.value)
         if self.bound is not None and low > self.bound:
             return "not believable"
-        if not self.least:
-            return "met" if high < self.asked else "missed" if low >= self.asked else "open"
-        return "met" if low >= self.asked else "missed" if high < self.asked else "open"
+        if not self.lower_bound:
+            return "met" if high < self.target else "missed" if low >= self.target else "open"
+        return "met" if low >= self.target else "missed" if high < self.target else "open"
+
+    def entry(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "what": self.name,
+            "value": self.value,
+            "asked": self.target,
+            "interval": self.interval,
+            "bound": self.bound,
+            "least": self.lower_bound,
+            "verdict": self.verdict,
+        }
 
 
 def goals(row: Mapping[str, Any], best: Mapping[str, Any], overhead: float) -> list[Goal]:
@@ -67,12 +79,12 @@ def goals(row: Mapping[str, Any], best: Mapping[str, Any], overhead: float) -> l
         best: that of the best window of plain speculative decoding, on the same answers.
         overhead: milliseconds of a round of the state machine alone.
     """
-    block, other = row["extra"]["speculative"], best["extra"]["speculative"]
+    block, best_block = row["extra"]["speculative"], best["extra"]["speculative"]
     decode, bound = block["speedup_decode_interval"], block["speedup_bound"]
     over = rate_ratio_interval(
         [[*ours, *theirs] for ours, theirs in zip(row["seconds"], best["seconds"], strict=True)]
     )
-    found = [
+    reached = [
         Goal("decode over plain decoding", block["speedup_decode"], 1.0, decode, bound),
         Goal(
             "end to end over plain decoding",
@@ -84,16 +96,16 @@ def goals(row: Mapping[str, Any], best: Mapping[str, Any], overhead: float) -> l
         ),
         Goal(
             "end to end over the best vanilla SD",
-            block["speedup_end_to_end"] / other["speedup_end_to_end"],
+            block["speedup_end_to_end"] / best_block["speedup_end_to_end"],
             1.0,
             (over.low, over.high),
         ),
-        Goal("machine over T_p", overhead / block["target_ms"], OVERHEAD, least=False),
+        Goal("machine over T_p", overhead / block["target_ms"], OVERHEAD, lower_bound=False),
     ]
     if block["overlap_efficiency"] is not None:  # two streams of one GPU cannot tell
-        found.append(Goal("overlap", block["overlap_efficiency"], OVERLAP))
+        reached.append(Goal("overlap", block["overlap_efficiency"], OVERLAP))
     for name, promised in (("", "speedup_predicted"), (" by windows", "speedup_predicted_window")):
         scaled = tuple(end / block[promised] for end in decode)
         value = block["speedup_decode"] / block[promised]
-        found.append(Goal(f"measured over predicted{name}", value, REACHED, scaled))
-    return found
+        reached.append(Goal(f"measured over predicted{name}", value, REACHED, scaled))
+    return reached

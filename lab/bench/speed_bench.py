@@ -72,20 +72,20 @@ def choose(only: str | None, parts: Iterable[str] | None = None) -> tuple[str, .
     valid = tuple(PARTS if parts is None else parts)
     if only is None:
         return valid
-    asked = [name.strip() for name in only.split(",")]
-    for name in asked:
+    names = [name.strip() for name in only.split(",")]
+    for name in names:
         if name not in valid:
             raise unknown_name("--only", name, valid)
-    return tuple(name for name in valid if name in asked)
+    return tuple(name for name in valid if name in names)
 
 
 def summary(figures: Sequence[Figure], setup: Setup) -> dict[str, object]:
     """Return the last line: every figure, with its measurement conditions."""
-    here = conditions(setup.spec().model.device)
+    machine = conditions(setup.spec().model.device)
     return {
         "schema": SCHEMA,
         "figures": [{**asdict(figure), "met": figure.met} for figure in figures],
-        "conditions": {"model": setup.model, "quick": setup.quick, **here},
+        "conditions": {"model": setup.model, "quick": setup.quick, **machine},
     }
 
 
@@ -107,10 +107,10 @@ def print_table(figures: Sequence[Figure]) -> None:
     table = Table()
     for title in ("part", "measured", "value", "spread", "target", ""):
         table.add_column(title, justify="right" if title in ("value", "spread") else "left")
-    for one in figures:
-        spread = "" if one.spread is None else "{:.3g} .. {:.3g}".format(*one.spread)
-        value = f"{one.value:.4g} {one.unit}"
-        table.add_row(one.part, one.name, value, spread, _target(one), one.verdict)
+    for figure in figures:
+        spread = "" if figure.spread is None else "{:.3g} .. {:.3g}".format(*figure.spread)
+        value = f"{figure.value:.4g} {figure.unit}"
+        table.add_row(figure.part, figure.name, value, spread, _target(figure), figure.verdict)
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 

@@ -31,11 +31,11 @@ class Written(TorchDispatchMode):
         """Run an operation and note what it wrote."""
         results = func(*args, **(kwargs or {}))
         if self.steps:
-            given = results if isinstance(results, tuple | list) else (results,)
-            for one, stated in zip(given, func._schema.returns, strict=False):
+            tensors = results if isinstance(results, tuple | list) else (results,)
+            for tensor, stated in zip(tensors, func._schema.returns, strict=False):
                 written = stated.alias_info is None or stated.alias_info.is_write
-                if isinstance(one, Tensor) and written:
-                    size = one.numel() * one.element_size()
+                if isinstance(tensor, Tensor) and written:
+                    size = tensor.numel() * tensor.element_size()
                     self.steps[-1] = max(self.steps[-1], (size, str(func)))
         return results
 

@@ -82,6 +82,6 @@ def signal(name: str, tokens: Tensor) -> Tensor:
 
 def axes_of(name: str) -> list[str]:
     """Return the axes of a signal as its description states them: `["B", "T", "N"]`."""
-    found = re.match(r"\(([^)]*)\)", SIGNALS[name])
-    assert found is not None  # every description starts with the shape
-    return found[1].split(", ")
+    match = re.match(r"\(([^)]*)\)", SIGNALS[name])
+    assert match is not None  # every description starts with the shape
+    return match[1].split(", ")

@@ -117,13 +117,13 @@ READERS: dict[str, Callable[[Path], int]] = {"tables": tables, "load": load, "pa
 
 def measure(reader: str, folder: Path) -> dict[str, Any]:
     """Return a reader's result, its seconds, and the peak memory of this process in MiB."""
-    there = (folder / INDEX).exists()
+    indexed = (folder / INDEX).exists()
     clock, processor = time.perf_counter(), time.process_time()
-    given = READERS[reader](folder)
+    result = READERS[reader](folder)
     return {
         "reader": reader,
-        "index": "there" if there else "made",
-        "given": given,
+        "index": "there" if indexed else "made",
+        "given": result,
         "processor_s": round(time.process_time() - processor, 2),
         "clock_s": round(time.perf_counter() - clock, 2),
         "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),

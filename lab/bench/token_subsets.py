@@ -12,7 +12,7 @@ from espalier.methods.select.topk import top
 
 
 @dataclass(frozen=True)
-class Seen:
+class SceneTokens:
     """What the target saw of one scene.
 
     Attributes:
@@ -26,32 +26,34 @@ class Seen:
     objects: Tensor
 
 
-def subsets(seen: Seen, other: Seen, keep: int, generator: torch.Generator) -> dict[str, Tensor]:
+def subsets(
+    scene: SceneTokens, next_scene: SceneTokens, keep: int, generator: torch.Generator
+) -> dict[str, Tensor]:
     """Return (keep,) ascending visual tokens by selection criterion.
 
     Args:
-        seen: the scene.
-        other: another one, whose choice has the same shape here and shows something else.
+        scene: the scene.
+        next_scene: another one, whose choice has the same shape here and shows something else.
         keep: tokens of each subset.
         generator: the only source of randomness.
     """
-    count = len(seen.closer)
+    count = len(scene.closer)
     chance = torch.rand(count, generator=generator)
-    objects = seen.objects.float()
-    unit = normalize(seen.features.float(), dim=-1)
+    objects = scene.objects.float()
+    unit = normalize(scene.features.float(), dim=-1)
     centre = int(torch.randint(count, (), generator=generator))
     side = round(count**0.5)
     raster = torch.stack([torch.arange(count) // side, torch.arange(count) % side], dim=1)
     away = (raster - raster[centre]).abs().sum(1)
-    rank = seen.closer.argsort().argsort() / count  # in [0, 1): breaks ties of whole numbers
+    rank = scene.closer.argsort().argsort() / count  # in [0, 1): breaks ties of whole numbers
     mixed = chance.clone()
-    mixed[_top(seen.closer, keep // 2)] = 2.0
+    mixed[_top(scene.closer, keep // 2)] = 2.0
     return {
         "random": _top(chance, keep),
         "uniform": torch.arange(keep) * count // keep,
-        "uvprune": _top(seen.closer, keep),
-        "uvprune, sign turned": _top(-seen.closer, keep),
-        "uvprune of another scene": _top(other.closer, keep),
+        "uvprune": _top(scene.closer, keep),
+        "uvprune, sign turned": _top(-scene.closer, keep),
+        "uvprune of another scene": _top(next_scene.closer, keep),
         "half uvprune, half random": _top(mixed, keep),
         "objects, then random": _top(objects + chance / 2, keep),
         "objects, then uvprune": _top(objects + rank / 2, keep),
@@ -62,21 +64,21 @@ def subsets(seen: Seen, other: Seen, keep: int, generator: torch.Generator) -> d
     }
 
 
-def make_up(kept: Tensor, seen: Seen) -> dict[str, float]:
+def make_up(kept: Tensor, scene: SceneTokens) -> dict[str, float]:
     """Return of what a subset (K,) consists: objects kept, neighbours kept, mean cosine of two kept tokens."""
-    count = len(seen.closer)
+    count = len(scene.closer)
     side = round(count**0.5)
     mask = torch.zeros(count, dtype=torch.bool)
     mask[kept] = True
     square = mask.view(side, side)
     pairs = [(square[1:], square[:-1]), (square[:, 1:], square[:, :-1])]
-    touching = sum(int((one & two).sum()) for one, two in pairs)
+    touching = sum(int((first & two).sum()) for first, two in pairs)
     # Of each kept token the neighbours that the raster has.
-    present = sum(int(one.sum() + two.sum()) for one, two in pairs)
-    unit = normalize(seen.features[kept].float(), dim=-1)
+    present = sum(int(first.sum() + two.sum()) for first, two in pairs)
+    unit = normalize(scene.features[kept].float(), dim=-1)
     alike = (unit.sum(0).square().sum() - len(kept)) / (len(kept) * (len(kept) - 1))
     return {
-        "objects": float(mask[seen.objects].float().mean()),
+        "objects": float(mask[scene.objects].float().mean()),
         "neighbours": 2 * touching / present,
         "alike": float(alike),
     }

@@ -61,14 +61,14 @@ def digests(tree: Path, files: CodeFiles, walk: Walk) -> dict[tuple[str, str], s
         table(tree / name)
         for name in ("harness/adapters/base.py", "harness/engine/signals/table.py")
     )
-    found = {}
+    run_digests = {}
     for name, (method, base, families, tasks) in RUNS.items():
         module, _, _ = method.partition(":")
         quoted = set(
             re.findall(r'"(\w+)"', (tree / f"methods/{module}.py").read_text(encoding="utf-8"))
         )
         task = [path for folder in tasks for path in sorted((tree / folder).rglob("*.py"))]
-        own = [
+        method_modules = [
             f"methods.{module}",
             *(adapters[family] for family in families if family in adapters),
         ]
@@ -79,10 +79,10 @@ def digests(tree: Path, files: CodeFiles, walk: Walk) -> dict[tuple[str, str], s
         def paths(*modules: str) -> list[Path]:
             return [path for item in modules if (path := files.path(item)) is not None]
 
-        found[name, "files"] = files.digest(
-            [*paths(*own, *entries, *producers, *KINDS[base]), *task], excluded
+        run_digests[name, "files"] = files.digest(
+            [*paths(*method_modules, *entries, *producers, *KINDS[base]), *task], excluded
         )
-        whole = [
+        package_files = [
             path
             for package in (*PACKAGES, *DECODING.get(base, ()))
             for path in sorted((tree / "harness" / package).rglob("*.py"))
@@ -90,11 +90,11 @@ def digests(tree: Path, files: CodeFiles, walk: Walk) -> dict[tuple[str, str], s
         outside = {
             f"harness.{folder.name.removesuffix('.py')}" for folder in (tree / "harness").iterdir()
         }
-        mine = files.closure(paths(*own), outside - {"harness.adapters"})
+        mine = files.closure(paths(*method_modules), outside - {"harness.adapters"})
         shared = paths(*(f"harness.{item}" for item in ("budget", "facts", "generation")))
-        found[name, "packages"] = files.digest(
+        run_digests[name, "packages"] = files.digest(
             [
-                *whole,
+                *package_files,
                 *shared,
                 *(stamp.path for stamp in mine),
                 *paths("harness.running.row"),
@@ -102,7 +102,7 @@ def digests(tree: Path, files: CodeFiles, walk: Walk) -> dict[tuple[str, str], s
             ],
             {"harness", "methods"},
         )
-        found[name, "walk"] = walk.digest(
+        run_digests[name, "walk"] = walk.digest(
             symbols=(*roots["ENTRIES"], f"methods.{method}"),
             task=tuple(task),
             choices=(
@@ -112,7 +112,7 @@ def digests(tree: Path, files: CodeFiles, walk: Walk) -> dict[tuple[str, str], s
             ),
             stops=frozenset(roots["STOPPED"]),
         )
-    return found
+    return run_digests
 
 
 class Walk:
@@ -126,20 +126,22 @@ class Walk:
 
         self._roots, self._reaches = Roots, Reaches(Codebase(tree))
 
-    def digest(self, symbols: tuple[str, ...], task: tuple[Path, ...], **more: Any) -> str:
+    def digest(self, symbols: tuple[str, ...], task: tuple[Path, ...], **roots: Any) -> str:
         """Return the digest of the code reachable from some roots."""
         outside = tuple(path for path in task if "harness" not in path.parts)
-        found: str = self._reaches.digest(self._roots(tuple(sorted(set(symbols))), outside, **more))
-        return found
+        digest: str = self._reaches.digest(
+            self._roots(tuple(sorted(set(symbols))), outside, **roots)
+        )
+        return digest
 
 
 def constants(path: Path) -> dict[str, Any]:
     """Return the literal constants that a file assigns."""
-    found = {}
+    literals = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found[node.targets[0].id] = ast.literal_eval(node.value)
-    return found
+            literals[node.targets[0].id] = ast.literal_eval(node.value)
+    return literals
 
 
 def table(path: Path) -> dict[str, str]:
@@ -169,7 +171,7 @@ def main() -> None:
     parser.add_argument("last")
     parser.add_argument("--count", type=int, default=200)
     options = parser.parse_args()
-    known: dict[str, Mapping[tuple[str, str], str]] = {}
+    digests_of: dict[str, Mapping[tuple[str, str], str]] = {}
     stale: Counter[tuple[str, str]] = Counter()
     number = 0
     with TemporaryDirectory() as folder:
@@ -180,12 +182,14 @@ def main() -> None:
         try:
             for commit, parent in sides(options.repository, options.last, options.count):
                 for name in (parent, commit):
-                    if name not in known:
+                    if name not in digests_of:
                         git(tree, "checkout", "--quiet", "--detach", name)
-                        known[name] = digests(tree, files, walk)
+                        digests_of[name] = digests(tree, files, walk)
                 number += 1
                 stale.update(
-                    key for key in known[commit] if known[commit][key] != known[parent].get(key)
+                    key
+                    for key in digests_of[commit]
+                    if digests_of[commit][key] != digests_of[parent].get(key)
                 )
         finally:
             for place in (code, tree):

@@ -127,13 +127,13 @@ def _facts(spec: BenchmarkSpec) -> tuple[str, ...]:
         or "-",
         "-" if data.samples is None else f"{data.samples:,}",
         data.licence or "-",
-        ", ".join(NEEDS[one] for one in spec.needs) or "-",
+        ", ".join(NEEDS[need] for need in spec.needs) or "-",
     )
 
 
 def _scores(spec: BenchmarkSpec) -> tuple[str, ...]:
     printed = [f"{how.name} x {how.scale:g}" for how in (spec.reported.get(spec.headline),) if how]
-    others = [
+    metrics = [
         f"`{metric}`{_as(spec, metric)}" for metric in spec.metrics if metric != spec.headline
     ]
     settings = [f"`{key}: {str(value).lower()}`" for key, value in spec.prompt.items()]
@@ -143,9 +143,9 @@ def _scores(spec: BenchmarkSpec) -> tuple[str, ...]:
         f"`{spec.name}`",
         f"`{spec.headline}`" + ("" if spec.higher_is_better else ", less is better"),
         printed[0] if printed else "-",
-        ", ".join(others) or "-",
+        ", ".join(metrics) or "-",
         ", ".join([*settings, *texts]) or "the task's",
-        ", ".join(PAPERS[one] for one in spec.papers) or "-",
+        ", ".join(PAPERS[paper] for paper in spec.papers) or "-",
     )
 
 
@@ -169,27 +169,27 @@ def _index(spec: BenchmarkSpec) -> Index:
 
 def _task(spec: BenchmarkSpec, leaves: Sequence[Leaf], index: Index) -> str:
     stated = {str(_version(leaf)) for leaf in leaves if _version(leaf) is not None}
-    behind = f" ({', '.join(sorted(stated))})" if stated else ""
+    suffix = f" ({', '.join(sorted(stated))})" if stated else ""
     path = index.files.get(spec.task)
     # The repository folder may contain an environment with lmms-eval.
     if path is not None and path.is_relative_to(ROOT / "tasks"):
-        return f"[{spec.task}](../{path.relative_to(ROOT).as_posix()}){behind}"
-    return f"`{spec.task}`{behind}"
+        return f"[{spec.task}](../{path.relative_to(ROOT).as_posix()}){suffix}"
+    return f"`{spec.task}`{suffix}"
 
 
 def _version(leaf: Leaf) -> Any:
     """Return the version in a task's table or list of tables, or None."""
     metadata = leaf.settings.get("metadata") or {}
     tables = metadata if isinstance(metadata, list) else [metadata]
-    return next((one["version"] for one in tables if "version" in one), None)
+    return next((entry["version"] for entry in tables if "version" in entry), None)
 
 
 def _limit(spec: BenchmarkSpec, leaves: Sequence[Leaf]) -> str:
     key = "max_new_tokens"
     if key in spec.generation:
         return str(spec.generation[key])
-    found = {(leaf.settings.get("generation_kwargs") or {}).get(key) for leaf in leaves}
-    limit = found.pop() if len(found) == 1 else None
+    limits = {(leaf.settings.get("generation_kwargs") or {}).get(key) for leaf in leaves}
+    limit = limits.pop() if len(limits) == 1 else None
     return "-" if limit is None else str(limit)
 
 
@@ -197,12 +197,12 @@ def _keys() -> list[tuple[str, str, str]]:
     """Return the defaults of every key with their comments."""
     rows = []
     for line in (CONF / "base" / "benchmark.yaml").read_text(encoding="utf-8").splitlines():
-        code, _, what = line.partition(" # ")
+        code, _, note = line.partition(" # ")
         key, _, default = code.partition(":")
         if code.startswith("#") or not key:
             continue
         prefix = "dataset." if key.startswith("  ") else ""
-        rows.append((f"`{prefix}{key.strip()}`", f"`{default.strip() or '...'}`", what or "-"))
+        rows.append((f"`{prefix}{key.strip()}`", f"`{default.strip() or '...'}`", note or "-"))
     return rows
 
 

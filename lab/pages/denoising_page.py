@@ -53,7 +53,7 @@ LEGEND = (
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepSelection:
     """Selection of one step: scores (N,) of the visual tokens, and kept tokens (K,)."""
 
     scores: Tensor
@@ -61,76 +61,80 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Watched(D3ToM):
+class RecordingD3ToM(D3ToM):
     """D3ToM that records the selection of each step, for a single row."""
 
-    seen: dict[int, Seen] = field(default_factory=dict, compare=False)
+    selections: dict[int, StepSelection] = field(default_factory=dict, compare=False)
 
     def plan(self, view: View, keep: int) -> Plan:
         """Plan as D3ToM does."""
         plan = super().plan(view, keep)
-        self.seen[view.step] = Seen(view.signals["decider_attention"][0], plan.kept[0])
+        self.selections[view.step] = StepSelection(
+            view.signals["decider_attention"][0], plan.kept[0]
+        )
         return plan
 
 
-class NotingSession(DenoisingSession):
+class RecordingSession(DenoisingSession):
     """A session that records the answer at the start of each step."""
 
-    found: list[AnswerState]
+    states: list[AnswerState]
 
     def denoise(
         self, prompt: Prompt, answer: AnswerState, samples: Sequence[str], budget: Budget
     ) -> tuple[Tensor, tuple[SampleRecord, ...]]:
         """Run one step."""
-        self.found.append(answer)
+        self.states.append(answer)
         return super().denoise(prompt, answer, samples, budget)
 
 
 @dataclass(frozen=True)
-class Shown:
+class PlottedStep:
     """One plotted step: the word at each position, the decider positions, and the selection.
 
-    `seen` is None for the first step, which has no deciders.
+    `selection` is None for the first step, which has no deciders.
     """
 
     words: tuple[str, ...]
     deciders: tuple[bool, ...]
-    seen: Seen | None
+    selection: StepSelection | None
 
 
-def steps_of(adapter: Adapter, scene: Scene, ratio: float) -> tuple[list[Shown], str]:
+def steps_of(adapter: Adapter, scene: Scene, ratio: float) -> tuple[list[PlottedStep], str]:
     """Read a scene's digits; return the steps, and the answer."""
-    method, budget = Watched(), Budget("kept", ratio)
+    method, budget = RecordingD3ToM(), Budget("kept", ratio)
     (question,) = questions_for(scene, {"ocr": 1})
     parts: list[dict[str, Any]] = [
         {"type": "image", "image": scene.to_pil()},
         {"type": "text", "text": question.text},
     ]
     inputs = adapter.encode([[{"role": "user", "content": parts}]])
-    session = NotingSession(adapter, method, budget)
-    session.found = []
+    session = RecordingSession(adapter, method, budget)
+    session.states = []
     with session:
         denoiser = DenoisingGenerator(session, adapter, method, budget)
-        found = denoiser.generate(inputs, ["0"], max_new_tokens=PLACES)
-    shown = [
-        Shown(
+        batch = denoiser.generate(inputs, ["0"], max_new_tokens=PLACES)
+    steps = [
+        PlottedStep(
             tuple(_words(adapter, answer.ids[0].tolist())),
             tuple(answer.deciders[0].tolist()),
-            method.seen.get(answer.step) if answer.deciders.any() else None,
+            method.selections.get(answer.step) if answer.deciders.any() else None,
         )
-        for answer in session.found
+        for answer in session.states
     ]
-    return shown, adapter.decode(found.ids)[0]
+    return steps, adapter.decode(batch.ids)[0]
 
 
 def _words(adapter: Adapter, ids: Sequence[int]) -> list[str]:
     facts = adapter.facts.diffusion
     assert facts is not None  # the model denoises
     special = {facts.mask_id: MASKED, **dict.fromkeys(facts.end_ids, ENDED)}
-    return [special.get(one) or adapter.processor.tokenizer.decode([one]).strip() for one in ids]
+    return [
+        special.get(token) or adapter.processor.tokenizer.decode([token]).strip() for token in ids
+    ]
 
 
-def draw(scene: Scene, steps: Sequence[Shown]) -> Figure:
+def draw(scene: Scene, steps: Sequence[PlottedStep]) -> Figure:
     """Return the figure: patches fade with low scores; kept tokens are outlined.
 
     Drawing and saving both belong inside `matplotlib.rc_context(STYLE)`.
@@ -149,19 +153,19 @@ def draw(scene: Scene, steps: Sequence[Shown]) -> Figure:
     return figure
 
 
-def _draw_step(axes: Axes, pixels: np.ndarray, number: int, step: Shown) -> None:
+def _draw_step(axes: Axes, pixels: np.ndarray, number: int, step: PlottedStep) -> None:
     edge = len(pixels)
     axes.imshow(pixels, extent=(0, edge, edge, 0))
     axes.set_title(f"step {number + 1}", loc="left", fontsize=9, pad=3)
-    if step.seen is not None:
-        scores = step.seen.scores.float().cpu()
+    if step.selection is not None:
+        scores = step.selection.scores.float().cpu()
         side = math.isqrt(len(scores))
         share = (scores / scores.max()).sqrt().view(side, side).numpy()
         fog = np.ones((side, side, 4))
         fog[..., 3] = 0.9 * (1 - share)
         axes.imshow(fog, extent=(0, edge, edge, 0), interpolation="nearest")
         patch = edge / side
-        for token in step.seen.kept.tolist():
+        for token in step.selection.kept.tolist():
             row, column = divmod(token, side)
             corner = (column * patch + 0.6, row * patch + 0.6)
             size = patch - 1.2

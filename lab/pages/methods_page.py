@@ -155,16 +155,16 @@ def _reducer_row(name: str, tests: dict[str, str]) -> tuple[str, ...]:
 def _decoder_row(name: str) -> tuple[str, ...]:
     method = build_method(name, {})
     assert isinstance(method, Decoder)  # guaranteed by the name
-    alone = method.source == "nobody"
+    draftless = method.source == "nobody"
     levels = f"tree of {len(method.tree)} on {method.window} levels"
     rounds = "at once" if method.overlap else "in turn"
     sites = method.sites(DEPTH)
     return (
         _link(name, _module(method)),
         {"nobody": "nobody", "model": "a draft model", "cache": "the target"}[method.source],
-        "-" if alone else rounds,
-        "-" if alone else levels if method.tree else str(method.window),
-        "-" if alone else _seen(method),
+        "-" if draftless else rounds,
+        "-" if draftless else levels if method.tree else str(method.window),
+        "-" if draftless else _draft_view(method),
         places(sites),
         _signals(method, sites),
         _cost(type(method).choose),
@@ -186,7 +186,7 @@ def _compressor_row(name: str) -> tuple[str, ...]:
     )
 
 
-def _seen(method: Decoder) -> str:
+def _draft_view(method: Decoder) -> str:
     if method.text_only:
         return "words alone"
     if method.guided:
@@ -233,20 +233,20 @@ def _run_of(layers: Sequence[int]) -> str:
 
 
 def _cost(rule: Callable[..., object]) -> str:
-    found = re.search(r"Cost: (.*?)(?:\n\s*\n|$)", inspect.getdoc(rule) or "", re.S)
-    return " ".join(found[1].split()).rstrip(".") if found else "-"
+    match = re.search(r"Cost: (.*?)(?:\n\s*\n|$)", inspect.getdoc(rule) or "", re.S)
+    return " ".join(match[1].split()).rstrip(".") if match else "-"
 
 
 def _paper(module: ModuleType) -> str:
     """Return the title's sentence up to the closing bracket, with a link to arXiv if it has an id."""
     first = (inspect.getdoc(module) or "").split("\n\n")[0]
-    found = re.search(
+    match = re.search(
         r"\(([^()]*\b(?:19|20)\d\d[^()]*|[^()]*arXiv[^()]*)\)", " ".join(first.split())
     )
-    if found is None:
+    if match is None:
         return "control"
     number = r"arXiv (\d{4}\.\d{5})"
-    return re.sub(number, r"[arXiv \1](https://arxiv.org/abs/\1)", found[1])
+    return re.sub(number, r"[arXiv \1](https://arxiv.org/abs/\1)", match[1])
 
 
 def _own_tests(subject: Subject, module: ModuleType, tests: dict[str, str]) -> str:
@@ -256,10 +256,10 @@ def _own_tests(subject: Subject, module: ModuleType, tests: dict[str, str]) -> s
     """
     named = f"test_{module.__name__.rpartition('.')[2]}"
     imported = re.compile(rf"^from {re.escape(module.__name__)} import", re.MULTILINE)
-    own = [file for file in tests if file.startswith((f"{named}.", f"{named}_"))]
-    own = own or [file for file in ("test_rules.py",) if imported.search(tests[file])]
+    files = [file for file in tests if file.startswith((f"{named}.", f"{named}_"))]
+    files = files or [file for file in ("test_rules.py",) if imported.search(tests[file])]
     cells = []
-    for file in own:
+    for file in files:
         kinds = ", ".join(kinds_of(tests[file], subject))
         cells.append(f"[{file}](../tests/methods/{file})" + (f": {kinds}" if kinds else ""))
     return "; ".join(cells) or "-"

@@ -44,17 +44,17 @@ def kinds_of(source: str, subject: Subject) -> tuple[str, ...]:
         subject: the method.
     """
     uses = {name: set(_names(node)) for name, node in _definitions(ast.parse(source))}
-    found: set[str] = set()
+    kinds: set[str] = set()
     for test in uses:
         used = _reach(test, uses)
         if test.startswith("test_") and used & {subject.cls, BY_NAME + subject.name}:
-            found |= {kind for kind, words in CALLED.items() if re.search(words, test)}
-            found |= {
+            kinds |= {kind for kind, words in CALLED.items() if re.search(words, test)}
+            kinds |= {
                 kind
                 for kind, words in USED.items()
-                if any(re.fullmatch(words, one) for one in used)
+                if any(re.fullmatch(words, name) for name in used)
             }
-    return tuple(kind for kind in KINDS if kind in found)
+    return tuple(kind for kind in KINDS if kind in kinds)
 
 
 def _definitions(module: ast.Module) -> Iterator[tuple[str, ast.AST]]:

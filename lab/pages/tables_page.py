@@ -96,8 +96,8 @@ def _row(paper: Paper, number: str) -> tuple[str, ...]:
 
 
 def _embedded(runs: Sequence[CellRun]) -> str:
-    known = stand_ins()
-    if not runs or any(run.overrides["benchmark"] not in known.benchmarks for run in runs):
+    embedded = stand_ins()
+    if not runs or any(run.overrides["benchmark"] not in embedded.benchmarks for run in runs):
         return "-"
     denoises = any(_denoises(str(run.overrides["model"])) for run in runs)
     return "`model=seedling_diffusion`" if denoises else "`model=seedling`"
@@ -125,19 +125,19 @@ def _uncompared(paper: Paper) -> str:
 
 def _listed(title: str, paper: Paper, reason_of: Callable[[CellRun | str], str]) -> str:
     """Return the number of printed cells per reason, by table; empty without reasons."""
-    found: dict[str, dict[str, int]] = {}
+    reasons: dict[str, dict[str, int]] = {}
     for number in paper.tables:
         for cell in read_cells(paper, number):
             reason = reason_of(run_of_cell(paper, cell)) if cell.value else ""
             if reason:
-                counts = found.setdefault(reason, {})
+                counts = reasons.setdefault(reason, {})
                 counts[number] = counts.get(number, 0) + 1
     lines = [
         f"- {reason}: "
         + ", ".join(
             f"{count} of {display_name(number).lower()}" for number, count in counts.items()
         )
-        for reason, counts in found.items()
+        for reason, counts in reasons.items()
     ]
     return f"{title}:\n\n" + "\n".join(lines) + "\n" if lines else ""
 

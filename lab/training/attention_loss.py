@@ -17,7 +17,7 @@ from espalier.harness.seedling.sprites import SHAPES
 from espalier.harness.seedling.video.clip_vocabulary import FIRST_TIME, MOST_FRAMES
 from espalier.harness.seedling.video.story import STRIDE
 from espalier.harness.seedling.video_model import FRAME_TOKENS
-from lab.training.clip_features import Seen, Shown
+from lab.training.clip_features import ClipTokens, ShownTokens
 from lab.training.dialogue_packs import IGNORE, Packed
 from lab.training.video_drills import Talk
 from lab.training.video_packs import Read
@@ -52,19 +52,25 @@ def shown_by(talk: Talk) -> list[Look | None]:
     words = talk.answer.split()
     if talk.family == "caption":
         return [
-            what for one in zip(_sentences(words), talk.shows, strict=True) for what in _told(*one)
+            look
+            for sentence in zip(_sentences(words), talk.shows, strict=True)
+            for look in _sentence_looks(*sentence)
         ]
     if talk.family == "digits":
-        return [_same((what,)) for what in talk.shows for _ in ("time", "digit")]
+        return [_constant_look((item,)) for item in talk.shows for _ in ("time", "digit")]
     if talk.family == "order" and len(talk.shows) == 2:
-        first, second = ((what,) for what in talk.shows)
+        first, second = ((item,) for item in talk.shows)
         if words[-1] in ("before", "after"):
-            return [_same(first), _same(second), Look((first, second), (first, second))]
+            return [
+                _constant_look(first),
+                _constant_look(second),
+                Look((first, second), (first, second)),
+            ]
         then = Look((first, first), (second, second))
-        return [_same(first), then, *[_same(second)] * (len(words) - 2)]
+        return [_constant_look(first), then, *[_constant_look(second)] * (len(words) - 2)]
     if talk.family == "how_many" and talk.shows:
-        return [*_counted(words[:-1], talk.shows), _same(talk.shows)]
-    return [_same(talk.shows) if talk.shows else None] * len(words)
+        return [*_counted(words[:-1], talk.shows), _constant_look(talk.shows)]
+    return [_constant_look(talk.shows) if talk.shows else None] * len(words)
 
 
 def _counted(words: Sequence[str], shows: Things) -> list[Look | None]:
@@ -73,17 +79,17 @@ def _counted(words: Sequence[str], shows: Things) -> list[Look | None]:
     coming = iter(shows)
     for word in words:
         if word in COLOUR_NAMES:
-            what = next(coming)
-        told = word in (*COLOUR_NAMES, *SHAPES, "frame")
-        looks.append(_among((what,), shows) if told else None)
+            item = next(coming)
+        named = word in (*COLOUR_NAMES, *SHAPES, "frame")
+        looks.append(_among((item,), shows) if named else None)
     return looks
 
 
-def _among(things: Things, others: Things) -> Look:
-    return Look((others, things), (things, things))
+def _among(things: Things, all_things: Things) -> Look:
+    return Look((all_things, things), (things, things))
 
 
-def _same(things: Things) -> Look:
+def _constant_look(things: Things) -> Look:
     return Look((things, things), (things, things))
 
 
@@ -92,21 +98,21 @@ def _sentences(words: Sequence[str]) -> list[list[str]]:
     return [list(words[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _told(words: Sequence[str], shown: tuple[int, int]) -> list[Look | None]:
+def _sentence_looks(words: Sequence[str], item: tuple[int, int]) -> list[Look | None]:
     """Returns targets as in `shown_by` for one sentence; the target of a move is visible at its end."""
-    frame, track = shown
+    frame, track = item
     goal = words.index("to") if "moves" in words else len(words)
     return [
-        None if word in _BARE else _same(((frame + (STRIDE - 1) * (place > goal), track),))
+        None if word in _BARE else _constant_look(((frame + (STRIDE - 1) * (place > goal), track),))
         for place, word in enumerate(words)
     ]
 
 
-def tokens_of(one: Seen, chosen: np.ndarray, frame: int, track: int) -> np.ndarray:
+def tokens_of(clip: ClipTokens, chosen: np.ndarray, frame: int, track: int) -> np.ndarray:
     """Returns the shown tokens ``(V,)`` with an object in a frame, or at its last place if it just disappeared."""
-    here: np.ndarray = chosen // FRAME_TOKENS == frame
-    owned: np.ndarray = here & (one.owner[chosen] == track)
-    begun: np.ndarray = here & (one.act[chosen] > 0)
+    in_frame: np.ndarray = chosen // FRAME_TOKENS == frame
+    owned: np.ndarray = in_frame & (clip.owner[chosen] == track)
+    begun: np.ndarray = in_frame & (clip.act[chosen] > 0)
     return owned if owned.any() else begun
 
 
@@ -129,7 +135,7 @@ class Looks(NamedTuple):
 
     def to(self, device: torch.device | str) -> Looks:
         """Returns the same on a device."""
-        return Looks(*(one.to(device) for one in self))
+        return Looks(*(tensor.to(device) for tensor in self))
 
     def right(self, late: bool, first: bool) -> torch.Tensor:
         """Returns the target tokens of each row ``(B, R, V)``, by layer (last or not) and head (first or not)."""
@@ -137,22 +143,24 @@ class Looks(NamedTuple):
         return self.sets[lines, self.wanted[:, :, int(late), int(not first)]]
 
 
-class _Row(NamedTuple):
+class _SupervisedRow(NamedTuple):
     place: int
     wanted: Sequence[Hashable]
     worth: float
 
 
 def _looks(
-    lines: Sequence[Sequence[_Row]], known: Sequence[dict[Any, np.ndarray]], shown: int
+    lines: Sequence[Sequence[_SupervisedRow]],
+    token_sets: Sequence[dict[Any, np.ndarray]],
+    count: int,
 ) -> Looks:
-    """Returns the rows of each clip, padded to the longest; `known` are its sets of tokens by name."""
-    most = max(map(len, lines))
-    sets = np.zeros((len(lines), 1 + max(map(len, known)), shown), bool)
+    """Returns the rows of each clip, padded to the longest; `token_sets` are its sets of tokens by name."""
+    longest = max(map(len, lines))
+    sets = np.zeros((len(lines), 1 + max(map(len, token_sets)), count), bool)
     sets[:, 0] = True
-    places = np.zeros((len(lines), most), np.int64)
+    places = np.zeros((len(lines), longest), np.int64)
     wanted, worth = np.zeros((*places.shape, 2, 2), np.int64), np.zeros(places.shape, np.float32)
-    for line, (rows, named) in enumerate(zip(lines, known, strict=True)):
+    for line, (rows, named) in enumerate(zip(lines, token_sets, strict=True)):
         number = {name: place for place, name in enumerate(named, start=1)}
         for place, tokens in enumerate(named.values(), start=1):
             sets[line, place] = tokens
@@ -163,21 +171,24 @@ def _looks(
 
 
 def evidence(
-    talks: Sequence[Sequence[Talk]], packed: Packed, seen: Sequence[Seen], shown: Shown
+    talks: Sequence[Sequence[Talk]],
+    packed: Packed,
+    clips: Sequence[ClipTokens],
+    shown_tokens: ShownTokens,
 ) -> Looks:
     """Returns the words of answers with visible targets, and those tokens; a row has the weight of its word.
 
     Args:
         talks: Per clip.
         packed: The same, packed.
-        seen: The clips.
-        shown: The tokens shown.
+        clips: The clips.
+        shown_tokens: The tokens shown.
     """
-    lines: list[list[_Row]] = []
+    lines: list[list[_SupervisedRow]] = []
     sets: list[dict[Things, np.ndarray]] = []
     for line, items in enumerate(talks):
-        rows: list[_Row] = []
-        known: dict[Things, np.ndarray] = {}
+        rows: list[_SupervisedRow] = []
+        token_sets: dict[Things, np.ndarray] = {}
         segments, labels = packed.segments[line].numpy(), packed.labels[line].numpy()
         for number, talk in enumerate(items):
             places = np.flatnonzero((segments == number) & (labels != IGNORE))
@@ -187,13 +198,13 @@ def evidence(
                     continue
                 wanted = [*look.early, *look.late]
                 for things in wanted:
-                    if things not in known:
-                        known[things] = _union(seen[line], shown.chosen[line], things)
-                if all(known[things].any() for things in wanted):
-                    rows.append(_Row(place, wanted, float(packed.weights[line, place])))
+                    if things not in token_sets:
+                        token_sets[things] = _union(clips[line], shown_tokens.chosen[line], things)
+                if all(token_sets[things].any() for things in wanted):
+                    rows.append(_SupervisedRow(place, wanted, float(packed.weights[line, place])))
         lines.append(rows)
-        sets.append(known)
-    return _looks(lines, sets, shown.chosen.shape[1])
+        sets.append(token_sets)
+    return _looks(lines, sets, shown_tokens.chosen.shape[1])
 
 
 def of_times(
@@ -202,24 +213,24 @@ def of_times(
     """Returns the rows of `looks` with a time as target, in answers of some families."""
     labels = packed.labels.gather(1, looks.places)
     segments = packed.segments.gather(1, looks.places)
-    asked = torch.tensor(
+    of_families = torch.tensor(
         [
             [number >= 0 and talks[line][number].family in families for number in row]
             for line, row in enumerate(segments.tolist())
         ]
     )
     times = (labels >= FIRST_TIME) & (labels < FIRST_TIME + MOST_FRAMES)
-    worth = looks.worth * (asked.view_as(times) & times)
+    worth = looks.worth * (of_families.view_as(times) & times)
     kept = worth.any(0)
     return Looks(looks.places[:, kept], looks.sets, looks.wanted[:, kept], worth[:, kept])
 
 
-def _union(one: Seen, chosen: np.ndarray, things: Things) -> np.ndarray:
-    union: np.ndarray = np.any([tokens_of(one, chosen, *what) for what in things], axis=0)
+def _union(clip: ClipTokens, chosen: np.ndarray, things: Things) -> np.ndarray:
+    union: np.ndarray = np.any([tokens_of(clip, chosen, *thing) for thing in things], axis=0)
     return union
 
 
-def looking_back(seen: Sequence[Seen], shown: Shown, since_what: str) -> Looks:
+def looking_back(clips: Sequence[ClipTokens], shown_tokens: ShownTokens, since_what: str) -> Looks:
     """Returns the visual tokens in which an event begins, and the target tokens of the time that they name.
 
     The next event is hard to find from a time, as the smallest of all larger times. A token that
@@ -227,28 +238,28 @@ def looking_back(seen: Sequence[Seen], shown: Shown, since_what: str) -> Looks:
     appears, with the time of the previous digit.
 
     Args:
-        seen: The clips.
-        shown: The tokens shown.
+        clips: The clips.
+        shown_tokens: The tokens shown.
         since_what: "since" or "since_digit".
     """
-    lines: list[list[_Row]] = []
+    lines: list[list[_SupervisedRow]] = []
     sets: list[dict[int, np.ndarray]] = []
-    for one, chosen in zip(seen, shown.chosen, strict=True):
-        frame, since = chosen // FRAME_TOKENS, getattr(one, since_what)[chosen]
+    for clip, chosen in zip(clips, shown_tokens.chosen, strict=True):
+        frame, since = chosen // FRAME_TOKENS, getattr(clip, since_what)[chosen]
         begins = since >= 0
         # The first event refers to the first frame.
-        told = begins | ((frame == 0) & (one.owner[chosen] >= 0))
-        known = {before: told & (frame == before) for before in set(since[begins].tolist())}
-        known = {before: tokens for before, tokens in known.items() if tokens.any()}
+        timed = begins | ((frame == 0) & (clip.owner[chosen] >= 0))
+        token_sets = {before: timed & (frame == before) for before in set(since[begins].tolist())}
+        token_sets = {before: tokens for before, tokens in token_sets.items() if tokens.any()}
         lines.append(
             [
-                _Row(place, [int(since[place])] * 4, 1.0)
+                _SupervisedRow(place, [int(since[place])] * 4, 1.0)
                 for place in np.flatnonzero(begins).tolist()
-                if int(since[place]) in known
+                if int(since[place]) in token_sets
             ]
         )
-        sets.append(known)
-    return _looks(lines, sets, shown.chosen.shape[1])
+        sets.append(token_sets)
+    return _looks(lines, sets, shown_tokens.chosen.shape[1])
 
 
 def looking_loss(model: Any, read: Read, plan: dict[str, Any], looks: Looks) -> torch.Tensor:
@@ -276,17 +287,17 @@ def time_heads_loss(
         looks: Rows by kind, from :func:`of_times`.
     """
     losses = []
-    for name, one in plan.items():
-        last = max(one["heads"])
-        found = [
+    for name, kind in plan.items():
+        last = max(kind["heads"])
+        layer_losses = [
             gaze_loss(
                 *(model, read, layer, range(head, head + 1), looks[name]),
                 of_words=True,
                 late=layer == last,
             )
-            for layer, head in one["heads"].items()
+            for layer, head in kind["heads"].items()
         ]
-        losses.append(torch.stack(found).mean())
+        losses.append(torch.stack(layer_losses).mean())
     return torch.stack(losses).sum()
 
 
@@ -304,8 +315,8 @@ def looking_back_loss(
     events, digits = plan["heads"], plan.get("digit_heads", 0)
     heads = {"since": range(events), "since_digit": range(events, events + digits)}
     losses = [
-        gaze_loss(model, read, plan["layer"], heads[name], found, of_words=False)
-        for name, found in looks.items()
+        gaze_loss(model, read, plan["layer"], heads[name], rows, of_words=False)
+        for name, rows in looks.items()
         if heads[name]
     ]
     return torch.stack(losses).sum()
@@ -339,12 +350,16 @@ def gaze_loss(
     places = looks.places + (read.prefix if of_words else read.visual.start)
     lines = torch.arange(len(hidden), device=hidden.device)[:, None]
 
-    def rotary(projection: Any, states: torch.Tensor, there: Any) -> torch.Tensor:
-        found = torch.nn.functional.linear(states, projection.weight[width], projection.bias[width])
-        found = found.unflatten(-1, (len(heads), attention.head_dim))
-        low, high = found.chunk(2, dim=-1)
+    def rotary(projection: Any, states: torch.Tensor, positions: Any) -> torch.Tensor:
+        projected = torch.nn.functional.linear(
+            states, projection.weight[width], projection.bias[width]
+        )
+        projected = projected.unflatten(-1, (len(heads), attention.head_dim))
+        low, high = projected.chunk(2, dim=-1)
         rotated = torch.cat([-high, low], dim=-1)
-        turned: torch.Tensor = found * cos[there][..., None, :] + rotated * sin[there][..., None, :]
+        turned: torch.Tensor = (
+            projected * cos[positions][..., None, :] + rotated * sin[positions][..., None, :]
+        )
         return turned
 
     queries = rotary(attention.q_proj, hidden[lines, places], (lines, places))
@@ -352,7 +367,7 @@ def gaze_loss(
     scores = torch.einsum("brhd,bshd->hbrs", queries, keys) * attention.scaling
     scores = scores + read.bias(places, of_words)
     right = [looks.right(late, first=head == 0) for head in range(len(heads))]
-    found = scores[..., read.visual].masked_fill(~torch.stack(right), float("-inf"))
-    lost = (scores.logsumexp(-1) - found.logsumexp(-1)) * looks.worth
+    target_scores = scores[..., read.visual].masked_fill(~torch.stack(right), float("-inf"))
+    lost = (scores.logsumexp(-1) - target_scores.logsumexp(-1)) * looks.worth
     mean: torch.Tensor = lost.sum() / (len(heads) * looks.worth.sum()).clamp(min=1e-6)
     return mean

@@ -27,7 +27,7 @@ _KINDS = ("", "enter", "leave", "move", "turn", "cover", "uncover", "change")
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class ClipTokens:
     """A clip and its tower features; N is 36 tokens for each of T frames.
 
     Attributes:
@@ -60,12 +60,12 @@ class Seen:
 
 def blocks(patches: _Patches) -> _Patches:
     """Regroups patches ``(T, 144, ...)`` into tokens of 2 x 2 ``(T, 36, 4, ...)``, in raster order."""
-    frames, rest, half = len(patches), patches.shape[2:], GRID // 2
-    grid = patches.reshape(frames, half, 2, half, 2, *rest).swapaxes(2, 3)
-    return grid.reshape(frames, half * half, 4, *rest)
+    frames, shape, half = len(patches), patches.shape[2:], GRID // 2
+    grid = patches.reshape(frames, half, 2, half, 2, *shape).swapaxes(2, 3)
+    return grid.reshape(frames, half * half, 4, *shape)
 
 
-def see(tower: Any, split: str, seed: int, index: int, frames: int) -> Seen:
+def see(tower: Any, split: str, seed: int, index: int, frames: int) -> ClipTokens:
     """Draws a clip, runs the frozen tower over its frames and labels its tokens."""
     drawn = clip(split, seed, index, frames)
     features = features_of(tower, torch.from_numpy(drawn.frames))
@@ -80,14 +80,14 @@ def features_of(tower: Any, frames: torch.Tensor) -> torch.Tensor:
     """
     device = next(tower.parameters()).device
     parts = frames.split(16 if device.type == "cpu" else 1024)
-    found = [
+    features = [
         blocks(patch_features(tower, normalise(part.to(device)))[:, 1:]).bfloat16()
         for part in parts
     ]
-    return torch.cat(found).flatten(0, 1)
+    return torch.cat(features).flatten(0, 1)
 
 
-def labelled(drawn: DrawnClip) -> Seen:
+def labelled(drawn: DrawnClip) -> ClipTokens:
     """Labels the tokens of a clip without running the tower."""
     owner = owners_of(drawn)
     kind, colour = np.full(owner.shape, -1), np.full(owner.shape, -1)
@@ -103,17 +103,17 @@ def labelled(drawn: DrawnClip) -> Seen:
         *(owner, kind, colour, act, was_kind, was_colour),
         *(events_before(drawn, act), digits_before(drawn, act)),
     )
-    return Seen(drawn, None, *(one.ravel() for one in arrays))
+    return ClipTokens(drawn, None, *(array.ravel() for array in arrays))
 
 
 def owners_of(drawn: DrawnClip) -> np.ndarray:
     """Returns the object with most patches of each token ``(T, 36)``, -1 for none."""
     patches = blocks(drawn.patches)
-    owner, most = np.full(patches.shape[:2], -1), np.zeros(patches.shape[:2], np.int64)
+    owner, largest = np.full(patches.shape[:2], -1), np.zeros(patches.shape[:2], np.int64)
     for number in range(len(drawn.tracks)):
         count = (patches == number).sum(-1)
-        owner[count > most] = number
-        most = np.maximum(most, count)
+        owner[count > largest] = number
+        largest = np.maximum(largest, count)
     return owner
 
 
@@ -160,7 +160,7 @@ def digits_before(drawn: DrawnClip, act: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class ShownTokens:
     """The visual tokens shown of a batch of B clips, V per clip.
 
     Attributes:
@@ -190,35 +190,35 @@ class Shown:
         return torch.from_numpy(np.take_along_axis(np.stack(values), self.chosen, 1))
 
 
-def needed(one: Seen, shows: Iterable[tuple[int, int]]) -> np.ndarray:
+def needed(clip: ClipTokens, shows: Iterable[tuple[int, int]]) -> np.ndarray:
     """Returns the tokens ``(N,)`` that show described objects, from the frame before to the end of a move.
 
     Args:
-        one: The clip.
+        clip: The clip.
         shows: (frame, track number) of each described object.
     """
-    owner, act = (values.reshape(-1, FRAME_TOKENS) for values in (one.owner, one.act))
-    found = np.zeros(owner.shape, bool)
+    owner, act = (values.reshape(-1, FRAME_TOKENS) for values in (clip.owner, clip.act))
+    tokens = np.zeros(owner.shape, bool)
     for frame, track in shows:
         around = slice(max(frame - 1, 0), frame + STRIDE)
-        found[around] |= owner[around] == track
+        tokens[around] |= owner[around] == track
         # Objects that disappeared are labelled at their last place.
-        found[frame] |= act[frame] > 0
-    return found.ravel()
+        tokens[frame] |= act[frame] > 0
+    return tokens.ravel()
 
 
 def show(
-    seen: Sequence[Seen],
+    clips: Sequence[ClipTokens],
     keep: int,
     tilt: float,
     rng: np.random.Generator,
     first: int = 0,
     needs: Sequence[np.ndarray] = (),
-) -> Shown:
+) -> ShownTokens:
     """Chooses visual tokens, at their original positions.
 
     Args:
-        seen: Clips of equal length.
+        clips: Clips of equal length.
         keep: Tokens to keep per clip.
         tilt: Maximum preference for objects; each clip draws one up to it. 0 is uniformly random
             and 1 goes up to objects first.
@@ -226,16 +226,16 @@ def show(
         first: See :class:`Shown`.
         needs: Tokens ``(N,)`` of each clip that are kept before all others.
     """
-    inside = np.stack([one.owner >= 0 for one in seen])
+    inside = np.stack([clip.owner >= 0 for clip in clips])
     score = rng.random(inside.shape)
-    score += tilt * rng.random((len(seen), 1)) * inside
+    score += tilt * rng.random((len(clips), 1)) * inside
     if needs:
         score += (1 + tilt) * np.stack(needs)
         keep = max(keep, *(int(tokens.sum()) for tokens in needs))
     chosen = np.sort(np.argsort(-score, axis=1)[:, :keep], axis=1)
-    known = [one.features for one in seen if one.features is not None]
-    features = taken(torch.stack(known), chosen) if known else None
-    return Shown(chosen, features, first, len(seen[0].clip.frames))
+    features_of_clips = [clip.features for clip in clips if clip.features is not None]
+    features = taken(torch.stack(features_of_clips), chosen) if features_of_clips else None
+    return ShownTokens(chosen, features, first, len(clips[0].clip.frames))
 
 
 def taken(features: torch.Tensor, chosen: np.ndarray) -> torch.Tensor:
@@ -244,7 +244,7 @@ def taken(features: torch.Tensor, chosen: np.ndarray) -> torch.Tensor:
     return features[torch.arange(len(places), device=places.device)[:, None], places].float()
 
 
-def visual_tokens(model: Any, shown: Shown) -> torch.Tensor:
+def visual_tokens(model: Any, shown_tokens: ShownTokens) -> torch.Tensor:
     """Projects the patches of the tokens shown and pools four to a token ``(B, V, D)``.
 
     The mean of 2 x 2 equals the model's bilinear pooling of an even grid.
@@ -252,8 +252,8 @@ def visual_tokens(model: Any, shown: Shown) -> torch.Tensor:
     Raises:
         ValueError: The tower has not run on the clips.
     """
-    if shown.features is None:
+    if shown_tokens.features is None:
         raise ValueError("these tokens have no features; see() runs the tower, labelled() does not")
-    features = shown.features.to(model.device)
+    features = shown_tokens.features.to(model.device)
     tokens: torch.Tensor = model.model.multi_modal_projector(features).mean(-2)
     return tokens

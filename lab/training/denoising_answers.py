@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from espalier.harness.seedling.vocabulary import EOS, MASK, VOCABULARY
-from lab.training.denoising import Noised, text_hidden, without_mask
 from lab.training.dialogue_packs import PREFIX, TEXT_START
+from lab.training.noised_batch import Noised, text_hidden, without_mask
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class Sampler:
 
     Attributes:
         steps_per_token: Steps per position of an answer; 0.5 unmasks two positions per step.
-        alone: Whether the image sees question and answer, see :mod:`~lab.training.denoising`.
+        single: Whether the image sees question and answer, see :mod:`~lab.training.noised_batch`.
         opened: Whether the prompt sees the answer.
     """
 
     steps_per_token: float = 0.5
-    alone: bool = True
+    single: bool = True
     opened: bool = True
 
     @torch.no_grad()
@@ -49,18 +49,18 @@ class Sampler:
         Returns:
             The answers as words, up to the first ``<eos>``.
         """
-        asked = questions.shape[1]
+        start = questions.shape[1]
         batch = _all_masked(questions, room, self.opened)
-        visible = batch.visible(len(PREFIX) + visual.shape[1], self.alone)
+        visible = batch.visible(len(PREFIX) + visual.shape[1], self.single)
         tokens = batch.tokens
         for count in reveals(room, max(1, round(self.steps_per_token * room))):
             hidden = text_hidden(model, visual, tokens, batch.positions, visible, positions)
-            shares = without_mask(model.lm_head(hidden[:, asked:])).softmax(-1)
+            shares = without_mask(model.lm_head(hidden[:, start:])).softmax(-1)
             sure, words = shares.max(-1)
-            masked = tokens[:, asked:] == MASK
+            masked = tokens[:, start:] == MASK
             best = sure.masked_fill(~masked, -1.0).topk(count, dim=1).indices
-            tokens[:, asked:].scatter_(1, best, words.gather(1, best))
-        return [_words(row) for row in tokens[:, asked:].tolist()]
+            tokens[:, start:].scatter_(1, best, words.gather(1, best))
+        return [_words(row) for row in tokens[:, start:].tolist()]
 
 
 def reveals(room: int, steps: int) -> list[int]:
@@ -69,15 +69,15 @@ def reveals(room: int, steps: int) -> list[int]:
 
 
 def _all_masked(questions: torch.Tensor, room: int, opened: bool) -> Noised:
-    rows, asked = questions.shape
-    shape = (rows, asked + room)
-    answers = (torch.arange(asked + room) >= asked).expand(shape)
+    rows, start = questions.shape
+    shape = (rows, start + room)
+    answers = (torch.arange(start + room) >= start).expand(shape)
     return Noised(
         tokens=torch.cat([questions, torch.full((rows, room), MASK)], dim=1),
         targets=torch.zeros(shape, dtype=torch.long),
         weights=torch.ones(shape),
         shares=torch.ones(shape),
-        positions=torch.arange(TEXT_START, TEXT_START + asked + room).expand(shape),
+        positions=torch.arange(TEXT_START, TEXT_START + start + room).expand(shape),
         segments=torch.zeros(shape, dtype=torch.long),
         answers=answers,
         opened=torch.full(shape, opened),

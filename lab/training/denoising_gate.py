@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from espalier.harness.seedling.seedling_model import DENOISER, weights_dir
-from lab.training.denoising import use_denoising_attention
 from lab.training.denoising_answers import Sampler
 from lab.training.greedy_scores import QuestionSet, Scores, objects_first_keep, random_keep
+from lab.training.noised_batch import use_denoising_attention
 from lab.training.release_stage import load_exported, missed_targets, rounded
 
 WAYS = {"full": True, "prefix": False}
@@ -57,8 +57,8 @@ def gate_denoiser(recipe: dict[str, Any], split: str = "val") -> None:
     use_denoising_attention(model.model.language_model)
     results = measure_denoiser(model, plan, split)
     path = weights_dir(DENOISER).parent / f"gate_denoising_{split}.json"
-    found = rounded({DENOISER: results})
-    path.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
+    scores = rounded({DENOISER: results})
+    path.write_text(json.dumps(scores, separators=(",", ":")) + "\n", encoding="utf-8")
     for way in WAYS:
         if missed := missed_targets(results[f"{way} 0.5"], plan["targets"]):
             raise SystemExit(f"{DENOISER}, {way} attention, misses on {split}: {', '.join(missed)}")

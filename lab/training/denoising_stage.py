@@ -14,19 +14,19 @@ from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.seedling.scenes import Scenes
 from espalier.harness.seedling.seedling_model import weights_dir
 from espalier.harness.seedling.vocabulary import MASK
-from lab.training.denoising import (
-    Noised,
-    denoising_loss,
-    noise,
-    text_hidden,
-    use_denoising_attention,
-)
 from lab.training.denoising_answers import Sampler
 from lab.training.dialogue_packs import IGNORE, PREFIX
 from lab.training.fast_math import use_bf16_products
 from lab.training.greedy_scores import QuestionSet
 from lab.training.language_losses import draw
 from lab.training.language_stage import maybe_subset
+from lab.training.noised_batch import (
+    Noised,
+    denoising_loss,
+    noise,
+    text_hidden,
+    use_denoising_attention,
+)
 from lab.training.release_stage import load_exported
 from lab.training.stage_runtime import (
     TrainingLog,
@@ -72,12 +72,12 @@ def single_rows(
     """
     pairs = [(image, question) for image, row in enumerate(dialogues) for question in row]
     order = [pairs[number] for number in rng.permutation(len(pairs))]
-    found = []
-    for wanted, most in ((False, short), (True, captions)):
-        chosen = [pair for pair in order if (pair[1].family == "caption") == wanted][:most]
+    groups = []
+    for wanted, limit in ((False, short), (True, captions)):
+        chosen = [pair for pair in order if (pair[1].family == "caption") == wanted][:limit]
         if chosen:
-            found.append(([image for image, _ in chosen], [[question] for _, question in chosen]))
-    return found
+            groups.append(([image for image, _ in chosen], [[question] for _, question in chosen]))
+    return groups
 
 
 def shown_alone(step: int, plan: dict[str, Any]) -> bool:
@@ -94,11 +94,11 @@ def masked_logits(
     model: Any,
     visual: torch.Tensor,
     batch: Noised,
-    alone: bool,
+    single: bool,
     visual_positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns the logits ``(T, vocabulary)`` of the T masked positions of a batch."""
-    visible = batch.visible(len(PREFIX) + visual.shape[1], alone)
+    visible = batch.visible(len(PREFIX) + visual.shape[1], single)
     hidden = text_hidden(model, visual, batch.tokens, batch.positions, visible, visual_positions)
     logits: torch.Tensor = model.lm_head(hidden[batch.targets != IGNORE])
     return logits
@@ -110,7 +110,7 @@ def batch_loss(
     positions: torch.Tensor | None,
     parts: Sequence[Rows],
     plan: dict[str, Any],
-    alone: bool,
+    single: bool,
     rng: np.random.Generator,
 ) -> torch.Tensor:
     """Noises all rows and returns their loss, a mean over the positions of all answers.
@@ -121,14 +121,14 @@ def batch_loss(
         positions: Position ids ``(B, V)`` of a subset, or None.
         parts: Groups of rows, each its own forward pass.
         plan: The recipe's "denoising".
-        alone: Whether each row is one dialogue, which the image sees.
+        single: Whether each row is one dialogue, which the image sees.
         rng: Source of noise.
     """
     total, weight = torch.zeros(()), torch.zeros(())
     for images, rows in parts:
         batch = noise(rows, plan, rng)
         chosen = None if positions is None else positions[images]
-        logits = masked_logits(model, visual[images], batch, alone, chosen)
+        logits = masked_logits(model, visual[images], batch, single, chosen)
         total = total + denoising_loss(logits, batch, plan["clip"])
         weight = weight + batch.weights.sum()
     return total / weight
@@ -159,20 +159,20 @@ def validation(model: Any, tower: Any, scenes: Scenes, plan: dict[str, Any]) -> 
         scenes: Scene source.
         plan: The recipe's "denoising"; "validation" sets the scenes and questions.
     """
-    asked = plan["validation"]
+    settings = plan["validation"]
     mixes = {"mixes": plan["mixes"]}
-    drawn = draw(scenes, tower, "val", 0, range(asked["scenes"]), mixes)
+    drawn = draw(scenes, tower, "val", 0, range(settings["scenes"]), mixes)
     rng = np.random.default_rng(0)
-    parts = single_rows(drawn.questions, 10 * asked["scenes"], asked["scenes"], rng)
+    parts = single_rows(drawn.questions, 10 * settings["scenes"], settings["scenes"], rng)
     visual = model.model.multi_modal_projector(drawn.features)
     loss = batch_loss(model, visual, None, parts, plan, True, rng)
-    found: dict[str, Any] = {"loss": loss.item()}
-    questions = QuestionSet(model, "val", asked["scenes"], asked["questions"])
+    results: dict[str, Any] = {"loss": loss.item()}
+    questions = QuestionSet(model, "val", settings["scenes"], settings["questions"])
     for name, opened in (("full", True), ("prefix", False)):
-        sampler = Sampler(asked["steps_per_token"], opened=opened)
-        scores = questions.scores(model, None, sampler.decode, asked["rooms"])
-        found[name] = {key: mean for key, (mean, _) in scores.items() if "/" not in key}
-    return found
+        sampler = Sampler(settings["steps_per_token"], opened=opened)
+        scores = questions.scores(model, None, sampler.decode, settings["rooms"])
+        results[name] = {key: mean for key, (mean, _) in scores.items() if "/" not in key}
+    return results
 
 
 def train_denoising(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
@@ -201,18 +201,18 @@ def train_denoising(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     losses: list[float] = []
     for step in range(first_step, plan["steps"]):
         set_lr(optimiser, cosine_lr(step, plan["steps"], plan["warmup"], plan["lr"]))
-        alone = shown_alone(step, plan)
+        single = shown_alone(step, plan)
         index = worker.share(step, plan["batch"], plan["first_index"])
         drawn = draw(scenes, tower, "train", seed, index, plan)
         rng = np.random.default_rng([seed, 7, step, worker.rank])
         parts = packed_rows(drawn.questions)
-        if alone:
+        if single:
             short, captions = (plan["alone"][key] // worker.count for key in ("short", "captions"))
             parts = single_rows(drawn.questions, short, captions, rng)
         visual = model.model.multi_modal_projector(drawn.features)
         inside = drawn.targets.owner >= 0
         visual, positions = maybe_subset(visual, inside, plan["mixtures"], seed, step)
-        loss = batch_loss(model, visual, positions, parts, plan, alone, rng)
+        loss = batch_loss(model, visual, positions, parts, plan, single, rng)
         optimiser.zero_grad()
         loss.backward()
         worker.average_gradients(parameters)

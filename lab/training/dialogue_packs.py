@@ -51,20 +51,20 @@ class Packed:
 
     def to(self, device: torch.device | str) -> Packed:
         """Returns the same on a device."""
-        return Packed(*(getattr(self, one.name).to(device) for one in fields(self)))
+        return Packed(*(getattr(self, field.name).to(device) for field in fields(self)))
 
     def mask(self, prefix: int) -> torch.Tensor:
         """Returns the additive text-row mask ``(B, 1, L, prefix + L)`` for a prefix length."""
         length, device = self.segments.shape[1], self.segments.device
-        same = self.segments[:, :, None] == self.segments[:, None, :]
+        together = self.segments[:, :, None] == self.segments[:, None, :]
         causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-        text = torch.zeros(same.shape, device=device)
-        text.masked_fill_(~(same & causal), float("-inf"))
+        text = torch.zeros(together.shape, device=device)
+        text.masked_fill_(~(together & causal), float("-inf"))
         return F.pad(text, (prefix, 0))[:, None]
 
 
 @dataclass
-class _Row:
+class _DialogueRow:
     tokens: list[int]
     labels: list[int]
     weights: list[float]
@@ -75,21 +75,21 @@ def _encoded(text: str) -> tuple[int, ...]:
     return tuple(encode(text))
 
 
-def _question_row(question: SceneQuestion, weight: float, end_weight: float) -> _Row:
-    asked, answer = list(_encoded(question.text)), encode(question.answer)
-    silent = len(asked)
-    return _Row(
-        tokens=[*asked, ASSISTANT, *answer],
+def _question_row(question: SceneQuestion, weight: float, end_weight: float) -> _DialogueRow:
+    question_ids, answer = list(_encoded(question.text)), encode(question.answer)
+    silent = len(question_ids)
+    return _DialogueRow(
+        tokens=[*question_ids, ASSISTANT, *answer],
         labels=[IGNORE] * silent + [*answer, EOS],
         weights=[0.0] * silent + [weight] * len(answer) + [weight * end_weight],
     )
 
 
-def _drill_row(drill: Drill, first: float, later: float) -> _Row:
-    words = encode(f"{drill.key} {drill.rest}")
+def _drill_row(drill: Drill, first: float, later: float) -> _DialogueRow:
+    words = encode(f"{drill.key} {drill.continuation}")
     labels = words[1:]
     weights = [first] * min(len(labels), 2) + [later] * max(len(labels) - 2, 0)
-    return _Row(words[:-1], labels, weights)
+    return _DialogueRow(words[:-1], labels, weights)
 
 
 def pack(dialogues: Sequence[Sequence[SceneQuestion | Drill]], weights: dict[str, float]) -> Packed:
@@ -121,7 +121,7 @@ def pack(dialogues: Sequence[Sequence[SceneQuestion | Drill]], weights: dict[str
     return Packed(*(torch.from_numpy(array) for array in arrays))
 
 
-def _row(item: SceneQuestion | Drill, weights: dict[str, float]) -> _Row:
+def _row(item: SceneQuestion | Drill, weights: dict[str, float]) -> _DialogueRow:
     if isinstance(item, Drill):
         return _drill_row(item, weights["drill"], weights["drill_later"])
     return _question_row(item, weights[item.family], weights["end"])

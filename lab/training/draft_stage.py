@@ -44,9 +44,12 @@ def draft_from_target(target: Any, layers: list[int]) -> Any:
     for key in draft.state_dict():
         source = key
         for number, layer in enumerate(layers):
-            here, there = f"language_model.layers.{number}.", f"language_model.layers.{layer}."
-            if here in key:
-                source = key.replace(here, there)
+            draft_name, target_name = (
+                f"language_model.layers.{number}.",
+                f"language_model.layers.{layer}.",
+            )
+            if draft_name in key:
+                source = key.replace(draft_name, target_name)
         wanted[key] = state[source]
     draft.load_state_dict(wanted)
     use_packed_attention(draft.model.language_model)

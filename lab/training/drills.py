@@ -24,7 +24,7 @@ class Drill:
     """A word and the words that follow from it; every following word has a loss."""
 
     key: str
-    rest: str
+    continuation: str
 
 
 def drills_for(
@@ -49,9 +49,9 @@ def drills_for(
     ]
     colours = [item.colour for item in objects]
     for _ in range(counts["present"]):
-        present, known = (colours, COLOUR_NAMES) if rng.random() < 0.4 else (kinds, _KINDS)
+        present, words = (colours, COLOUR_NAMES) if rng.random() < 0.4 else (kinds, _KINDS)
         wanted = rng.random() < 0.5
-        pool = present if wanted else [word for word in known if word not in present]
+        pool = present if wanted else [word for word in words if word not in present]
         drills.append(Drill(pool[rng.integers(len(pool))], "yes" if wanted else "no"))
     return drills
 

@@ -147,11 +147,11 @@ def bf16_pays() -> bool:
     rows, weight = torch.ones(1024, 192), torch.ones(192, 384)
     pairs = [(rows.to(dtype), weight.to(dtype)) for dtype in (torch.bfloat16, torch.float32)]
     seconds = []
-    for left, right in pairs:
+    for first, right in pairs:
         turns = []
         for _ in range(12):
             began = time.perf_counter()
-            left @ right
+            first @ right
             turns.append(time.perf_counter() - began)
         # The minimum: the first run prepares the kernel, and others may be interrupted.
         seconds.append(min(turns))

@@ -65,7 +65,7 @@ def objects_first_keep(split: str, index: Iterable[int], count: int) -> Keep:
 
 
 @dataclass
-class Asked:
+class SceneEntry:
     """A question with the row of its scene in the batch and the scene's objects."""
 
     row: int
@@ -73,15 +73,15 @@ class Asked:
     objects: tuple[SceneObject, ...]
 
 
-def score_answer(asked: Asked, answer: str) -> float:
+def score_answer(entry: SceneEntry, answer: str) -> float:
     """Returns the headline score of one answer in 0..1."""
-    question = asked.question
+    question = entry.question
     if question.family == "rec" and question.target is not None:
         return float(box_score(answer, question.target.box)[0] >= 0.5)
     if question.family == "ocr":
         return reading_score(answer, question.answer)
     if question.family == "caption":
-        return caption_score(answer, asked.objects).recall
+        return caption_score(answer, entry.objects).recall
     return exact_match(answer, question.answer)
 
 
@@ -164,10 +164,10 @@ class QuestionSet:
         scenes = Scenes()
         self.layout, images = scenes.batch(split, seed, self.index)
         streams = question_streams(split, seed, self.index)
-        self.asked = []
+        self.entries = []
         for row, stream in enumerate(streams):
             objects = self.layout.objects(row)
-            self.asked += [Asked(row, q, objects) for q in ask(objects, stream, counts)]
+            self.entries += [SceneEntry(row, q, objects) for q in ask(objects, stream, counts)]
         chunks = normalise(images).split(64)
         with torch.no_grad():
             tower = tower_of(model)
@@ -181,7 +181,7 @@ class QuestionSet:
         decode: Decode = greedy_answers,
         rooms: Mapping[str, int] = MAX_NEW_TOKENS,
     ) -> list[str]:
-        """Answers every question, one answer per entry of ``asked``.
+        """Answers every question, one answer per entry of ``entries``.
 
         Args:
             model: The model.
@@ -195,18 +195,18 @@ class QuestionSet:
         positions = torch.from_numpy(kept)
         visual = torch.gather(visual, 1, positions[..., None].expand(-1, -1, visual.shape[-1]))
         groups: dict[tuple[str, int], list[tuple[int, list[int]]]] = defaultdict(list)
-        for place, asked in enumerate(self.asked):
-            ids = [*encode(asked.question.text), ASSISTANT]
-            groups[asked.question.family, len(ids)].append((place, ids))
-        answers = [""] * len(self.asked)
+        for place, entry in enumerate(self.entries):
+            ids = [*encode(entry.question.text), ASSISTANT]
+            groups[entry.question.family, len(ids)].append((place, ids))
+        answers = [""] * len(self.entries)
         for (family, _), items in groups.items():
             for start in range(0, len(items), BATCH):
                 part = items[start : start + BATCH]
-                rows = torch.tensor([self.asked[place].row for place, _ in part])
+                rows = torch.tensor([self.entries[place].row for place, _ in part])
                 words = torch.tensor([ids for _, ids in part])
                 seats = positions[rows] + len(PREFIX)
-                found = decode(model, visual[rows], seats, words, rooms[family])
-                for (place, _), answer in zip(part, found, strict=True):
+                batch_answers = decode(model, visual[rows], seats, words, rooms[family])
+                for (place, _), answer in zip(part, batch_answers, strict=True):
                     answers[place] = answer
         return answers
 
@@ -220,10 +220,10 @@ class QuestionSet:
         """Returns (mean score, number of questions) per family and per "family/template"."""
         answers = self.answers(model, keep, decode, rooms)
         scores: dict[str, list[float]] = defaultdict(list)
-        for asked, answer in zip(self.asked, answers, strict=True):
-            score = score_answer(asked, answer)
-            scores[asked.question.family].append(score)
-            scores[f"{asked.question.family}/{asked.question.template}"].append(score)
+        for entry, answer in zip(self.entries, answers, strict=True):
+            score = score_answer(entry, answer)
+            scores[entry.question.family].append(score)
+            scores[f"{entry.question.family}/{entry.question.template}"].append(score)
         return {name: (float(np.mean(s)), len(s)) for name, s in sorted(scores.items())}
 
 
@@ -241,8 +241,8 @@ def agreement(target: Any, draft: Any, questions: QuestionSet) -> Scores:
     """
     answers = questions.answers(target)
     rows: list[list[SceneQuestion]] = [[] for _ in questions.index]
-    for asked, answer in zip(questions.asked, answers, strict=True):
-        rows[asked.row].append(replace(asked.question, answer=answer))
+    for entry, answer in zip(questions.entries, answers, strict=True):
+        rows[entry.row].append(replace(entry.question, answer=answer))
     packed = pack(rows, dict.fromkeys([*MAX_NEW_TOKENS, "end"], 1.0))
     use_packed_attention(draft.model.language_model)
     projected = draft.model.multi_modal_projector(questions.features)
@@ -251,6 +251,6 @@ def agreement(target: Any, draft: Any, questions: QuestionSet) -> Scores:
     for line, items in enumerate(rows):
         for number, question in enumerate(items):
             spot = (packed.segments[line] == number) & (packed.labels[line] != IGNORE)
-            same = guess[line][spot] == packed.labels[line][spot]
-            hits[question.family] += same.float().tolist()
+            equal = guess[line][spot] == packed.labels[line][spot]
+            hits[question.family] += equal.float().tolist()
     return {name: (float(np.mean(s)), len(s)) for name, s in sorted(hits.items())}

@@ -110,7 +110,9 @@ def make_batch(
         min_objects: Minimum number of objects in a scene.
     """
     drawn = draw(scenes, tower, split, seed, index, plan, min_objects)
-    dialogues: list[list[SceneQuestion | Drill]] = [list(asked) for asked in drawn.questions]
+    dialogues: list[list[SceneQuestion | Drill]] = [
+        list(questions) for questions in drawn.questions
+    ]
     if "drills" in plan:
         rng = np.random.default_rng([seed, int(index[0])])
         for items, objects in zip(dialogues, drawn.objects, strict=True):

@@ -50,9 +50,9 @@ def model_with_tower(name: str, tower_file: Path, init_range: float) -> Any:
 
 def resume_point(out: Path, branch: str) -> dict[str, Any] | None:
     """Returns where to continue: the branch's own checkpoint, else the fork unless "full"."""
-    own = load_checkpoint(out / f"language_{branch}.pt")
-    if own or branch == "full":
-        return own
+    checkpoint = load_checkpoint(out / f"language_{branch}.pt")
+    if checkpoint or branch == "full":
+        return checkpoint
     fork = load_checkpoint(out / "language_fork.pt")
     if fork is None:
         raise FileNotFoundError(f"{out}/language_fork.pt: run the language stage first")

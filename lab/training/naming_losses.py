@@ -13,7 +13,7 @@ from espalier.harness.seedling.scenes import COLOUR_NAMES
 from espalier.harness.seedling.sprites import SHAPES
 from espalier.harness.seedling.video.clip_vocabulary import FIRST_TIME, MOST_FRAMES, TOKEN_ID
 from espalier.harness.seedling.video_model import FRAME_TOKENS
-from lab.training.clip_features import ACTS, Seen, Shown
+from lab.training.clip_features import ACTS, ClipTokens, ShownTokens
 from lab.training.video_labels import PARTS
 from lab.training.video_packs import Read
 
@@ -26,19 +26,19 @@ LAST = ("since", "since_digit")
 """Heads that name the time of the previous event and digit."""
 
 
-def labels_of(seen: Sequence[Seen], shown: Shown) -> dict[str, torch.Tensor]:
+def labels_of(clips: Sequence[ClipTokens], shown_tokens: ShownTokens) -> dict[str, torch.Tensor]:
     """Returns the labels ``(B, V)`` of the tokens shown by name: those of :class:`Seen` and "frame".
 
     Frames are counted from the start of the longer video that contains the clips.
     """
     labels = {
-        name: shown.labels([getattr(one, name) for one in seen])
+        name: shown_tokens.labels([getattr(clip, name) for clip in clips])
         for name in ("kind", "colour", "act", "owner", "was_kind", "was_colour")
     }
     for name in LAST:
-        since = shown.labels([getattr(one, name) for one in seen])
-        labels[name] = torch.where(since >= 0, since + shown.first, -1)
-    labels["frame"] = torch.from_numpy(shown.chosen // FRAME_TOKENS + shown.first)
+        since = shown_tokens.labels([getattr(clip, name) for clip in clips])
+        labels[name] = torch.where(since >= 0, since + shown_tokens.first, -1)
+    labels["frame"] = torch.from_numpy(shown_tokens.chosen // FRAME_TOKENS + shown_tokens.first)
     return labels
 
 
@@ -61,8 +61,8 @@ class Namers(nn.Module):
         self.before = nn.Parameter(torch.eye(WIDTH_OF_TEXT))
         self.asked_gain = nn.Parameter(torch.ones(1 + len(PARTS)))
         for name in (*LAST, "last", *PARTS):
-            apart = nn.init.orthogonal_(torch.empty(WIDTH_OF_TEXT, WIDTH_OF_TEXT))
-            self.register_parameter(name, nn.Parameter(apart))
+            direction = nn.init.orthogonal_(torch.empty(WIDTH_OF_TEXT, WIDTH_OF_TEXT))
+            self.register_parameter(name, nn.Parameter(direction))
 
     def losses(
         self,
@@ -94,7 +94,7 @@ class Namers(nn.Module):
         was = self._unit(hidden[layers["act"]][events], 2) @ self.before
         count = events.sum().clamp(min=1)
         times = words[FIRST_TIME : FIRST_TIME + MOST_FRAMES]
-        found = {
+        terms = {
             "look": F.cross_entropy(look @ words[_LOOKS].T, kind[inside])
             + F.cross_entropy(look @ words[_COLOURS].T, colour[inside]),
             "time": F.cross_entropy(when @ times.T, labels["frame"].flatten()),
@@ -106,25 +106,25 @@ class Namers(nn.Module):
             )
             / count,
         }
-        for which, name in enumerate(LAST, start=3):
+        for number, name in enumerate(LAST, start=3):
             if name in layers:
-                since, told = labels[name], labels[name] >= 0
-                rows = self._unit(hidden[layers[name]][told], which)
+                since, named = labels[name], labels[name] >= 0
+                rows = self._unit(hidden[layers[name]][named], number)
                 last = rows @ self.get_parameter(name) @ times.T
-                error = F.cross_entropy(last, since[told], reduction="sum")
-                found[name] = error / told.sum().clamp(min=1)
+                error = F.cross_entropy(last, since[named], reduction="sum")
+                terms[name] = error / named.sum().clamp(min=1)
         if "last" in layers:
-            told = read.layers[layers["last"]][:, read.prefix :]
-            found["last"] = self._sought(words, told, labels["last"][..., None], ("last",), 0)
+            states = read.layers[layers["last"]][:, read.prefix :]
+            terms["last"] = self._sought(words, states, labels["last"][..., None], ("last",), 0)
         if "asked" in layers:
-            told = read.layers[layers["asked"]][:, read.prefix :]
-            found["asked"] = self._sought(words, told, labels["asked"], PARTS, 1)
-        return found
+            states = read.layers[layers["asked"]][:, read.prefix :]
+            terms["asked"] = self._sought(words, states, labels["asked"], PARTS, 1)
+        return terms
 
     def _sought(
         self,
         words: torch.Tensor,
-        told: torch.Tensor,
+        states: torch.Tensor,
         wanted: torch.Tensor,
         parts: Sequence[str],
         first: int,
@@ -133,19 +133,19 @@ class Namers(nn.Module):
 
         Args:
             words: Embeddings ``(W, D)``.
-            told: Hidden states of the dialogue words ``(B, L, D)``.
+            states: Hidden states of the dialogue words ``(B, L, D)``.
             wanted: Numbers of the words to name, -1 for none ``(B, L, P)``.
             parts: Names of the matrices.
             first: Number of the first one's gain.
         """
         losses = []
         for slot, part in enumerate(parts):
-            known = wanted[..., slot] >= 0
-            rows = F.rms_norm(told[known], told.shape[-1:], eps=1e-6)
+            wanted_here = wanted[..., slot] >= 0
+            rows = F.rms_norm(states[wanted_here], states.shape[-1:], eps=1e-6)
             scores = self.asked_gain[first + slot] * rows @ self.get_parameter(part) @ words.T
-            error = F.cross_entropy(scores, wanted[..., slot][known], reduction="sum")
-            losses.append(error / known.sum().clamp(min=1))
+            error = F.cross_entropy(scores, wanted[..., slot][wanted_here], reduction="sum")
+            losses.append(error / wanted_here.sum().clamp(min=1))
         return torch.stack(losses).sum()
 
-    def _unit(self, rows: torch.Tensor, which: int) -> torch.Tensor:
-        return self.gain[which] * rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + 1e-6)
+    def _unit(self, rows: torch.Tensor, number: int) -> torch.Tensor:
+        return self.gain[number] * rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + 1e-6)

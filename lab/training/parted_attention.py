@@ -32,9 +32,9 @@ class Group(NamedTuple):
 
     def take(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns rows ``(B, heads, L, ...)`` as ``(S, heads, T, ...)``, zeros for padding."""
-        found = rows.transpose(1, 2).flatten(0, 1)[self.words]
-        found[self.filled] = 0
-        return found.transpose(1, 2)
+        taken = rows.transpose(1, 2).flatten(0, 1)[self.words]
+        taken[self.filled] = 0
+        return taken.transpose(1, 2)
 
     def put(self, into: torch.Tensor, rows: torch.Tensor) -> None:
         """Writes rows ``(S, heads, T, ...)`` into ``(B, L, heads, ...)``, which is contiguous."""
@@ -61,9 +61,9 @@ def groups_of(segments: torch.Tensor) -> list[Group]:
 def _spans(segments: torch.Tensor) -> Iterator[range]:
     length = segments.shape[1]
     for line, numbers in enumerate(segments):
-        found, counts = torch.unique_consecutive(numbers, return_counts=True)
+        values, counts = torch.unique_consecutive(numbers, return_counts=True)
         start = line * length
-        for number, count in zip(found.tolist(), counts.tolist(), strict=True):
+        for number, count in zip(values.tolist(), counts.tolist(), strict=True):
             if number >= 0:
                 yield range(start, start + count)
             start += count
@@ -79,13 +79,13 @@ class _Parted(torch.autograd.Function):
         groups: list[Group],
         scale: float,
     ) -> torch.Tensor:
-        prefix, own = _split(query, key, value)
+        prefix, dialogue = _split(query, key, value)
         result: torch.Tensor
         result, prefix_lse = _forward(query, *prefix, scale=scale)
         own_result = torch.zeros_like(query.transpose(1, 2), memory_format=torch.contiguous_format)
         own_lse = own_result.new_full(own_result.shape[:-1], float("-inf"))
         for group in groups:
-            rows, lse = _forward(*map(group.take, (query, *own)), is_causal=True, scale=scale)
+            rows, lse = _forward(*map(group.take, (query, *dialogue)), is_causal=True, scale=scale)
             group.put(own_result, rows)
             group.put(own_lse, lse)
         own_lse = own_lse.transpose(1, 2)
@@ -99,7 +99,7 @@ class _Parted(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, result, lse = context.saved_tensors
-        prefix, own = _split(query, key, value)
+        prefix, dialogue = _split(query, key, value)
         grad = grad.contiguous()
         grad_query, *prefix_grads = _backward(
             grad, query, *prefix, result, lse, 0.0, False, scale=context.scale
@@ -107,13 +107,15 @@ class _Parted(torch.autograd.Function):
         shape = query.transpose(1, 2).shape
         own_grads = [query.new_zeros(shape) for _ in range(3)]
         for group in context.groups:
-            parts = map(group.take, (grad, query, *own, result, lse))
-            found = _backward(*parts, 0.0, True, scale=context.scale)
-            for into, rows in zip(own_grads, found, strict=True):
+            parts = map(group.take, (grad, query, *dialogue, result, lse))
+            group_grads = _backward(*parts, 0.0, True, scale=context.scale)
+            for into, rows in zip(own_grads, group_grads, strict=True):
                 group.put(into, rows)
-        own_query, *own_rest = (one.transpose(1, 2) for one in own_grads)
-        both = (torch.cat(pair, dim=2) for pair in zip(prefix_grads, own_rest, strict=True))
-        return (grad_query + own_query, *both, None, None)
+        own_query, *own_rest = (grads.transpose(1, 2) for grads in own_grads)
+        key_value_grads = (
+            torch.cat(pair, dim=2) for pair in zip(prefix_grads, own_rest, strict=True)
+        )
+        return (grad_query + own_query, *key_value_grads, None, None)
 
 
 def _split(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[Pair, Pair]:

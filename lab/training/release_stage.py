@@ -165,8 +165,8 @@ def gate(recipe: dict[str, Any], out: Path, split: str = "val") -> None:
     models = {name: load_exported(folder) for name, folder in folders.items()}
     results = {name: measure(model, plan, split) for name, model in models.items()}
     questions = QuestionSet(models["seedling"], split, plan["subset_scenes"], plan["questions"])
-    found = agreement(models["seedling"], models["seedling_draft"], questions)
-    results["seedling_draft"]["agreement"] = found
+    agreed = agreement(models["seedling"], models["seedling_draft"], questions)
+    results["seedling_draft"]["agreement"] = agreed
     path = weights_dir().parent / f"gate_{split}.json"
     path.write_text(json.dumps(rounded(results), separators=(",", ":")) + "\n", encoding="utf-8")
     missed = missed_targets(results["seedling"]["all"], plan["targets"])

@@ -120,14 +120,16 @@ def make_optimisers(
         plan: "lr", "betas" and "weight_decay".
     """
     taken = {id(matrix) for matrix in matrices}
-    rest = [one for one in parameters if id(one) not in taken]
+    adam_parameters = [parameter for parameter in parameters if id(parameter) not in taken]
     lr, decay = plan["lr"], plan["weight_decay"]
-    found: list[torch.optim.Optimizer] = [make_optimiser(rest, lr, plan["betas"], decay)]
+    optimisers: list[torch.optim.Optimizer] = [
+        make_optimiser(adam_parameters, lr, plan["betas"], decay)
+    ]
     if matrices:
-        found.append(
+        optimisers.append(
             torch.optim.Muon(matrices, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
         )
-    return found
+    return optimisers
 
 
 def cosine_lr(step: int, steps: int, warmup: int, peak: float, floor: float = 0.01) -> float:

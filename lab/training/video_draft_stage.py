@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from espalier.harness.seedling.video_model import build_video_model, video_weights_dir
 from lab.training.attention_loss import looking_loss
-from lab.training.clip_features import Shown, visual_tokens
+from lab.training.clip_features import ShownTokens, visual_tokens
 from lab.training.dialogue_packs import IGNORE, Packed
 from lab.training.fast_math import use_fast_products
 from lab.training.language_losses import answer_loss
@@ -61,9 +61,9 @@ def video_draft_from(target: Any, layers: list[int], start: str = "target") -> A
     for key in draft.state_dict():
         wanted = key
         for number, layer in enumerate(layers):
-            here = f"language_model.layers.{number}."
-            if here in key:
-                wanted = key.replace(here, f"language_model.layers.{layer}.")
+            draft_name = f"language_model.layers.{number}."
+            if draft_name in key:
+                wanted = key.replace(draft_name, f"language_model.layers.{layer}.")
         state[key] = source[wanted]
     draft.load_state_dict(state)
     return prepared(draft)
@@ -86,8 +86,8 @@ def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None
     draft = video_draft_from(target, plan["target_layers"], plan["start"])
     use_fast_products(draft.model.multi_modal_projector, worker.device)
     use_fast_products(draft.model.language_model, worker.device)
-    for one in (target, draft, namers):
-        one.to(worker.device)
+    for module in (target, draft, namers):
+        module.to(worker.device)
     parameters = [*(p for p in draft.parameters() if p.requires_grad), *namers.parameters()]
     optimiser = make_optimiser(parameters, plan["lr"], plan["betas"], plan["weight_decay"])
     log = TrainingLog(out / "log.jsonl", stage_of("video_draft", plan))
@@ -102,9 +102,9 @@ def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None
     for step in range(first_step, plan["steps"]):
         set_lr(optimiser, restarted_lr(step, plan))
         optimiser.zero_grad()
-        for lesson, whole in islice(lessons, plan["parts"]):
-            asked = target if step >= plan["distilled_from"] else None
-            learn(_losses(draft, asked, namers, plan, lesson, whole), plan, sums)
+        for lesson, features in islice(lessons, plan["parts"]):
+            teacher = target if step >= plan["distilled_from"] else None
+            learn(_losses(draft, teacher, namers, plan, lesson, features), plan, sums)
         worker.average_gradients(parameters)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
@@ -114,7 +114,8 @@ def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None
             continue
         if done % plan["log_every"] == 0:
             log.write(
-                step=done, **{name: one.item() / plan["log_every"] for name, one in sums.items()}
+                step=done,
+                **{name: total.item() / plan["log_every"] for name, total in sums.items()},
             )
             sums = {}
         if done % plan["save_every"] == 0 or done == plan["steps"]:
@@ -130,19 +131,19 @@ def _losses(
     namers: Namers,
     plan: dict[str, Any],
     lesson: Lesson,
-    whole: torch.Tensor,
+    features: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
     """Returns the loss terms of a lesson, including "target" if there are target logits."""
-    shown, packed = lesson.shown, lesson.packed
+    shown_tokens, packed = lesson.shown_tokens, lesson.packed
     answered = packed.labels != IGNORE
     labels, weights = packed.labels[answered], packed.weights[answered]
-    read = video_hidden(draft, visual_tokens(draft, shown), shown, packed)
+    read = video_hidden(draft, visual_tokens(draft, shown_tokens), shown_tokens, packed)
     logits = draft.lm_head(read.words[answered])
     terms = namers.losses(draft, read, plan["named_after"], lesson.labels)
     terms["gaze"] = looking_loss(draft, read, plan["gaze"], lesson.looks)
     terms["answers"] = plan["answer_weight"] * answer_loss(logits, labels, weights)
     if target is not None:
-        wanted = _wanted(target, whole, shown, packed)
+        wanted = _wanted(target, features, shown_tokens, packed)
         distance = F.kl_div(
             logits.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="none"
         ).sum(-1)
@@ -151,10 +152,12 @@ def _losses(
 
 
 @torch.no_grad()
-def _wanted(target: Any, whole: torch.Tensor, shown: Shown, packed: Packed) -> torch.Tensor:
+def _wanted(
+    target: Any, features: torch.Tensor, shown_tokens: ShownTokens, packed: Packed
+) -> torch.Tensor:
     """Returns the target's logits of the answers' words, given all tokens of the clips ``(B, N, 4, 128)``."""
-    every = np.tile(np.arange(whole.shape[1]), (len(whole), 1))
-    shown = replace(shown, chosen=every, features=whole.float())
-    words = video_hidden(target, visual_tokens(target, shown), shown, packed).words
+    every = np.tile(np.arange(features.shape[1]), (len(features), 1))
+    every_token = replace(shown_tokens, chosen=every, features=features.float())
+    words = video_hidden(target, visual_tokens(target, every_token), every_token, packed).words
     logits: torch.Tensor = target.lm_head(words[packed.labels != IGNORE])
     return logits

@@ -22,14 +22,14 @@ class Talk(NamedTuple):
     """A question and its answer as words; in the family "drill" a key and its result.
 
     The answer's content is given as (frame, track number), as in a dialogue. The answer may continue words
-    that are already given in `told`, correct or not.
+    that are already given in `beginning`, correct or not.
     """
 
     family: str
     question: str
     answer: str
     shows: tuple[tuple[int, int], ...] = ()
-    told: str = ""
+    beginning: str = ""
 
 
 def talks_about(clip: DrawnClip, visit: int, counts: dict[str, int], drills: int) -> list[Talk]:
@@ -45,11 +45,11 @@ def talks_about(clip: DrawnClip, visit: int, counts: dict[str, int], drills: int
     if len(named_once(clip)) < 2:  # a short clip may have too few objects for questions
         counts = {f: n for f, n in counts.items() if f not in ("order", "when", "find")}
     stream = DrawStream(draws(clip.seed + _OFFSET, clip.split, [address], _DRAWS)[0])
-    talks = [Talk(*found[:3], found.shows) for found in dialogues(clip, stream, counts)]
+    talks = [Talk(*dialogue[:3], dialogue.shows) for dialogue in dialogues(clip, stream, counts)]
     for number in range(counts.get("goes_on", 0)):
         family = ("caption", "digits")[number % 2]
-        (found,) = dialogues(clip, stream, {family: 1})
-        talks.append(_gone_on(Talk(*found[:3], found.shows), stream))
+        (dialogue,) = dialogues(clip, stream, {family: 1})
+        talks.append(_gone_on(Talk(*dialogue[:3], dialogue.shows), stream))
     for _ in range(drills):
         talks += [_object_at(clip, stream), _place_at(clip, stream), _begins_at(clip, stream)]
     return talks
@@ -71,27 +71,29 @@ def _gone_on(talk: Talk, stream: DrawStream) -> Talk:
     )
     parts = [words[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     cut = 1 + stream.below(len(parts))
-    told: list[str] = []
+    beginning: list[str] = []
     for number, part in enumerate(parts[:cut]):
         fate = stream.below(12)
         if number < cut - 1 and fate < 4:
             continue
         copies = 1 + (fate in (4, 5))
-        said = _misread(part, parts, stream) if stream.below(4) == 0 else part
-        told += said * copies
-    rest = [word for part in parts[cut:] for word in part]
-    return talk._replace(answer=" ".join(rest), shows=talk.shows[cut:], told=" ".join(told))
+        copied = _misread(part, parts, stream) if stream.below(4) == 0 else part
+        beginning += copied * copies
+    remaining = [word for part in parts[cut:] for word in part]
+    return talk._replace(
+        answer=" ".join(remaining), shows=talk.shows[cut:], beginning=" ".join(beginning)
+    )
 
 
 def _misread(part: list[str], parts: list[list[str]], stream: DrawStream) -> list[str]:
     """Returns a part with one word other than the time replaced by that of another part."""
     time = next(place for place, word in enumerate(part) if word[0] == "t" and word[1:].isdigit())
-    other = stream.pick(parts)
-    places = range(time + 1, min(len(part), len(other)) - (part[-1] == ";"))
+    donor = stream.pick(parts)
+    places = range(time + 1, min(len(part), len(donor)) - (part[-1] == ";"))
     if not places:
         return part
     place = stream.pick(places)
-    return [*part[:place], other[place], *part[place + 1 :]]
+    return [*part[:place], donor[place], *part[place + 1 :]]
 
 
 def _resting(clip: DrawnClip, stream: DrawStream) -> tuple[int, int]:
@@ -105,9 +107,9 @@ def _resting(clip: DrawnClip, stream: DrawStream) -> tuple[int, int]:
 def _object_at(clip: DrawnClip, stream: DrawStream) -> Talk:
     """Time and colour, then the object with that colour and its place; "no" for an absent colour."""
     frame, number = _resting(clip, stream)
-    seen = {int(t.colour[frame]) for t in clip.tracks if t.present(frame)}
+    colours = {int(t.colour[frame]) for t in clip.tracks if t.present(frame)}
     if stream.below(4) == 0:
-        absent = stream.pick([c for c in range(len(COLOUR_NAMES)) if c not in seen])
+        absent = stream.pick([c for c in range(len(COLOUR_NAMES)) if c not in colours])
         return Talk("drill", f"{time_word(frame)} {COLOUR_NAMES[absent]}", "no")
     track = clip.tracks[number]
     digit = f" {track.digit[frame]}" if track.digit[frame] >= 0 else ""

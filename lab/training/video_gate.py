@@ -17,7 +17,7 @@ from espalier.harness.seedling.video_model import (
     video_weights_dir,
 )
 from espalier.harness.seedling.vocabulary import ASSISTANT, EOS
-from lab.training.clip_features import Seen, Shown, see, show, taken, visual_tokens
+from lab.training.clip_features import ClipTokens, ShownTokens, see, show, taken, visual_tokens
 from lab.training.dialogue_packs import PREFIX
 from lab.training.release_stage import LOG, load_exported, merged_log, record_sums
 from lab.training.stage_runtime import load_checkpoint
@@ -55,29 +55,33 @@ def export_video(recipe: dict[str, Any], out: Path, unfinished: bool = False) ->
         LOG.write_text(merged_log(LOG, out / "log.jsonl"), encoding="utf-8")
 
 
-class Watched:
+class ClipReader:
     """One clip processed by a video model, for any number of questions.
 
     Args:
         model: A video model with ordinary attention.
-        shown: The visual tokens of one clip.
+        shown_tokens: The visual tokens of one clip.
     """
 
     @torch.no_grad()
-    def __init__(self, model: Any, shown: Shown) -> None:
+    def __init__(self, model: Any, shown_tokens: ShownTokens) -> None:
         """Runs the model over the clip. For long clips this is most of the cost of an answer."""
         # transformers takes half a second to import, and most of this file does not need it.
         from transformers import DynamicCache
 
-        self._model, self._shown = model, shown
+        self._model, self._shown = model, shown_tokens
         language = model.model.language_model
         self._cache = DynamicCache(config=language.config)
         parts = [
             language.embed_tokens(torch.tensor([PREFIX])),
-            visual_tokens(model, shown),
+            visual_tokens(model, shown_tokens),
             model.model.image_newline[None, None],
         ]
-        places = [torch.arange(len(PREFIX))[None], shown.positions, torch.tensor([[shown.end]])]
+        places = [
+            torch.arange(len(PREFIX))[None],
+            shown_tokens.positions,
+            torch.tensor([[shown_tokens.end]]),
+        ]
         self._run(torch.cat(parts, dim=1), torch.cat(places, dim=1))
         self._length = self._cache.get_seq_length()
 
@@ -95,9 +99,9 @@ class Watched:
         if asked_before := self._cache.get_seq_length() - self._length:
             self._cache.crop(-asked_before)
         embed = self._model.model.language_model.embed_tokens
-        asked = torch.tensor([[*encode(question), ASSISTANT]])
-        rows = embed(asked)
-        positions = self._shown.end + 1 + torch.arange(asked.shape[1])[None]
+        ids = torch.tensor([[*encode(question), ASSISTANT]])
+        rows = embed(ids)
+        positions = self._shown.end + 1 + torch.arange(ids.shape[1])[None]
         answer: list[int] = []
         while len(answer) < room:
             hidden = self._run(rows, positions)
@@ -121,9 +125,9 @@ def _text(tokens: list[int]) -> str:
     return " ".join(WORDS[token] for token in tokens if token != EOS)
 
 
-def _score(talk: Talk, answer: str, seen: Seen) -> float:
+def _score(talk: Talk, answer: str, clip: ClipTokens) -> float:
     if talk.family == "caption":
-        return caption_score(answer, seen.clip.events).recall
+        return caption_score(answer, clip.clip.events).recall
     if talk.family == "digits":
         return digits_score(answer, talk.answer)
     return float(conclusion(talk.family, answer) == conclusion(talk.family, talk.answer))
@@ -133,12 +137,12 @@ def measure_video(model: Any, plan: dict[str, Any], split: str, frames: int) -> 
     """Returns the mean score of each family over clips of one length, all tokens shown."""
     scores: dict[str, list[float]] = {}
     for index in range(plan["clips"][frames]):
-        seen = see(tower_of(model), split, 1, index, frames)
-        watched = Watched(model, _all(seen))
-        for talk in talks_about(seen.clip, 0, plan["questions"], 0):
+        clip = see(tower_of(model), split, 1, index, frames)
+        watched = ClipReader(model, _all(clip))
+        for talk in talks_about(clip.clip, 0, plan["questions"], 0):
             room = len(encode(talk.answer)) + plan["spare"]
             answer = _text(watched.answer(talk.question, room))
-            scores.setdefault(talk.family, []).append(_score(talk, answer, seen))
+            scores.setdefault(talk.family, []).append(_score(talk, answer, clip))
     means = {family: float(np.mean(values)) for family, values in scores.items()}
     means["questions"] = float(np.mean([means[family] for family in SHORT]))
     return means
@@ -159,25 +163,27 @@ def accepted(
     """
     right = total = 0
     for index in range(plan["drafted"][frames]):
-        seen = see(tower_of(target), split, 2, index, frames)
-        whole = _all(seen)
-        (talk,) = talks_about(seen.clip, 0, {"caption": 1}, 0)
+        clip = see(tower_of(target), split, 2, index, frames)
+        every_token = _all(clip)
+        (talk,) = talks_about(clip.clip, 0, {"caption": 1}, 0)
         room = len(encode(talk.answer)) + plan["spare"]
-        answer = Watched(target, whole).answer(talk.question, room)
-        few = whole if keep == 1 else spread(seen, keep)
-        told = led(draft, few, talk.question, answer)
-        right += sum(one == other for one, other in zip(told, answer, strict=True))
+        answer = ClipReader(target, every_token).answer(talk.question, room)
+        few = every_token if keep == 1 else spread(clip, keep)
+        predicted = led(draft, few, talk.question, answer)
+        right += sum(
+            word == target_word for word, target_word in zip(predicted, answer, strict=True)
+        )
         total += len(answer)
     return right / total
 
 
 @torch.no_grad()
-def led(model: Any, shown: Shown, question: str, answer: list[int]) -> list[int]:
+def led(model: Any, shown_tokens: ShownTokens, question: str, answer: list[int]) -> list[int]:
     """Returns the model's most likely word at each position of an answer, given the words before it.
 
     Args:
         model: A video model with ordinary attention.
-        shown: The visual tokens of one clip that it sees.
+        shown_tokens: The visual tokens of one clip that it sees.
         question: Words.
         answer: Token ids.
     """
@@ -186,9 +192,9 @@ def led(model: Any, shown: Shown, question: str, answer: list[int]) -> list[int]
     embed = language.embed_tokens
     newline = model.model.image_newline[None, None]
     text = embed(torch.tensor([words]))
-    rows = [embed(torch.tensor([PREFIX])), visual_tokens(model, shown), newline, text]
-    after = shown.end + torch.arange(len(words) + 1)
-    places = [torch.arange(len(PREFIX))[None], shown.positions, after[None]]
+    rows = [embed(torch.tensor([PREFIX])), visual_tokens(model, shown_tokens), newline, text]
+    after = shown_tokens.end + torch.arange(len(words) + 1)
+    places = [torch.arange(len(PREFIX))[None], shown_tokens.positions, after[None]]
     inputs = torch.cat(rows, dim=1)
     # Without a mask, transformers treats position gaps as borders between separate packed sequences.
     hidden = language(
@@ -197,20 +203,20 @@ def led(model: Any, shown: Shown, question: str, answer: list[int]) -> list[int]
         position_ids=torch.cat(places, dim=1),
         use_cache=False,
     ).last_hidden_state
-    found: list[int] = model.lm_head(hidden[0, -len(answer) :]).argmax(-1).tolist()
-    return found
+    predicted: list[int] = model.lm_head(hidden[0, -len(answer) :]).argmax(-1).tolist()
+    return predicted
 
 
-def _all(seen: Seen) -> Shown:
-    return show([seen], len(seen.owner), 0.0, np.random.default_rng(0))
+def _all(clip: ClipTokens) -> ShownTokens:
+    return show([clip], len(clip.owner), 0.0, np.random.default_rng(0))
 
 
-def spread(seen: Seen, keep: float) -> Shown:
+def spread(clip: ClipTokens, keep: float) -> ShownTokens:
     """Returns a share of a clip's tokens, evenly spaced, at their original positions."""
-    total = len(seen.owner)
+    total = len(clip.owner)
     chosen = np.linspace(0, total - 1, round(keep * total)).round().astype(np.int64)[None]
-    features = None if seen.features is None else taken(seen.features[None], chosen)
-    return Shown(chosen, features, 0, len(seen.clip.frames))
+    features = None if clip.features is None else taken(clip.features[None], chosen)
+    return ShownTokens(chosen, features, 0, len(clip.clip.frames))
 
 
 def gate_video(recipe: dict[str, Any], split: str = "val") -> None:
@@ -236,13 +242,13 @@ def gate_video(recipe: dict[str, Any], split: str = "val") -> None:
                 for name, keep in (("accepted", 1.0), ("accepted_tenth", 0.1))
             }
     path = video_weights_dir().parent / f"gate_video_{split}.json"
-    rounded = {s: {n: round(v, 4) for n, v in found.items()} for s, found in results.items()}
+    rounded = {s: {n: round(v, 4) for n, v in scores.items()} for s, scores in results.items()}
     path.write_text(json.dumps(rounded, separators=(",", ":")) + "\n", encoding="utf-8")
     missed = [
-        f"{setting} {name} {found[name]:.3f} < {wanted}"
-        for setting, found in results.items()
+        f"{setting} {name} {scores[name]:.3f} < {wanted}"
+        for setting, scores in results.items()
         for name, wanted in plan["targets"].items()
-        if name in found and found[name] < wanted
+        if name in scores and scores[name] < wanted
     ]
     if missed:
         raise SystemExit(f"the video models miss their targets on {split}: {'; '.join(missed)}")

@@ -38,7 +38,7 @@ def asked_for(talks: Sequence[Sequence[Talk]], packed: Packed) -> dict[str, torc
     """
     tokens, labels = packed.tokens.numpy(), packed.labels.numpy()
     last = np.full(tokens.shape, -1)
-    asked = np.full((*tokens.shape, len(PARTS)), -1)
+    event_parts = np.full((*tokens.shape, len(PARTS)), -1)
     for line, items in enumerate(talks):
         for number, talk in enumerate(items):
             (mine,) = np.nonzero(packed.segments[line].numpy() == number)
@@ -53,8 +53,8 @@ def asked_for(talks: Sequence[Sequence[Talk]], packed: Packed) -> dict[str, torc
                     last[line, place] = named
             if talk.family in ASKING:
                 for place, event in zip(answer, clauses(talk.question), strict=False):
-                    asked[line, place] = event
-    return {"last": torch.from_numpy(last), "asked": torch.from_numpy(asked)}
+                    event_parts[line, place] = event
+    return {"last": torch.from_numpy(last), "asked": torch.from_numpy(event_parts)}
 
 
 def clauses(question: str) -> list[list[int]]:
@@ -69,10 +69,10 @@ def clauses(question: str) -> list[list[int]]:
         if word == "the" and words[place + 1] in COLOUR_NAMES
     ]
     ends = [*(start - 2 for start in starts[1:]), len(words)]
-    found = []
+    events = []
     for start, end in zip(starts, ends, strict=True):
-        colour, thing, *told = words[start:end]
-        act = told[1] if told[0] == "is" else told[0]
-        outcome = TOKEN_ID[told[-1]] if act in ("turns", "changes") else -1
-        found.append([TOKEN_ID[colour], TOKEN_ID[thing], TOKEN_ID[act], outcome])
-    return found[::-1]
+        colour, thing, *rest_words = words[start:end]
+        act = rest_words[1] if rest_words[0] == "is" else rest_words[0]
+        outcome = TOKEN_ID[rest_words[-1]] if act in ("turns", "changes") else -1
+        events.append([TOKEN_ID[colour], TOKEN_ID[thing], TOKEN_ID[act], outcome])
+    return events[::-1]

@@ -15,7 +15,15 @@ from espalier.harness.seedling.video.clip_vocabulary import MOST_FRAMES
 from espalier.harness.seedling.video.clips import clip
 from espalier.harness.seedling.video_model import FRAME_TOKENS
 from lab.training.attention_loss import Looks, evidence, looking_back, of_times
-from lab.training.clip_features import Seen, Shown, features_of, labelled, needed, show, taken
+from lab.training.clip_features import (
+    ClipTokens,
+    ShownTokens,
+    features_of,
+    labelled,
+    needed,
+    show,
+    taken,
+)
 from lab.training.dialogue_packs import Packed
 from lab.training.naming_losses import LAST, labels_of
 from lab.training.stage_runtime import Worker
@@ -33,7 +41,7 @@ class Lesson:
 
     Attributes:
         clips: Numbers of the clips in their pool ``(B,)``.
-        shown: The tokens shown.
+        shown_tokens: The tokens shown.
         packed: The dialogues.
         labels: Naming labels of the tokens, see :func:`labels_of`, and of the words, see :func:`asked_for`.
         looks: Attention targets of the words of answers.
@@ -42,24 +50,24 @@ class Lesson:
     """
 
     clips: list[int]
-    shown: Shown
+    shown_tokens: ShownTokens
     packed: Packed
     labels: dict[str, torch.Tensor]
     looks: Looks
     looks_back: dict[str, Looks]
     times: dict[str, Looks]
 
-    def given(self, pool: torch.Tensor) -> Lesson:
+    def on_device_of(self, pool: torch.Tensor) -> Lesson:
         """Returns the lesson on the device of the tower's features of all clips ``(P, N, 4, 128)``, with its own."""
         device = pool.device
         return Lesson(
             self.clips,
-            replace(self.shown, features=taken(pool[self.clips], self.shown.chosen)),
+            replace(self.shown_tokens, features=taken(pool[self.clips], self.shown_tokens.chosen)),
             self.packed.to(device),
-            {name: one.to(device) for name, one in self.labels.items()},
+            {name: tensor.to(device) for name, tensor in self.labels.items()},
             self.looks.to(device),
-            {name: one.to(device) for name, one in self.looks_back.items()},
-            {name: one.to(device) for name, one in self.times.items()},
+            {name: look.to(device) for name, look in self.looks_back.items()},
+            {name: look.to(device) for name, look in self.times.items()},
         )
 
 
@@ -103,47 +111,53 @@ class Feed:
         first = plan["first_index"] + (number * self.worker.count + self.worker.rank) * 4096
         pool = [labelled(clip("train", self.seed, first + place, frames)) for place in range(size)]
         lessons = [self._lesson(number * block + place, pool, count) for place in range(block)]
-        return torch.from_numpy(np.stack([one.clip.frames for one in pool])), lessons
+        return torch.from_numpy(np.stack([drawn.clip.frames for drawn in pool])), lessons
 
-    def _lesson(self, lesson: int, pool: list[Seen], count: int) -> Lesson:
+    def _lesson(self, lesson: int, pool: list[ClipTokens], count: int) -> Lesson:
         """Returns a lesson, by its number, on `count` clips of its block's."""
         plan, size = self.plan, len(pool)
         number, place = divmod(lesson, plan["block"])
         phase, frames = self.phase(number * plan["block"]), len(pool[0].clip.frames)
         visit, start = place * count // size, place * count % size
         order = np.random.default_rng([self.seed, 78, number, visit]).permutation(size)
-        clips = [int(order[(start + one) % size]) for one in range(count)]
-        chosen = [pool[one] for one in clips]
+        clips = [int(order[(start + offset) % size]) for offset in range(count)]
+        chosen = [pool[number] for number in clips]
         draw = np.random.default_rng([self.seed, 79, lesson, self.worker.rank])
         total = FRAME_TOKENS * frames
         low, high = phase["keep"]
         # All workers show all tokens in the same step, because it takes several times as long.
-        whole = np.random.default_rng([self.seed, 80, lesson]).random() < phase["whole"]
-        keep = total if whole else int(total * draw.uniform(low, high))
+        complete = np.random.default_rng([self.seed, 80, lesson]).random() < phase["whole"]
+        keep = total if complete else int(total * draw.uniform(low, high))
         first_frame = 0
         if draw.random() < plan["later"]:
             first_frame = int(draw.integers(MOST_FRAMES - frames + 1))
         mix = plan["mixes"][lesson % len(plan["mixes"])]
-        more = plan["more"] if frames >= plan["long"] else 1
-        counts = {family: n if family in ONCE else more * n for family, n in mix.items()}
-        talks = [talks_about(one.clip, visit, counts, more * plan["drills"]) for one in chosen]
+        factor = plan["more"] if frames >= plan["long"] else 1
+        counts = {family: n if family in ONCE else factor * n for family, n in mix.items()}
+        talks = [
+            talks_about(drawn.clip, visit, counts, factor * plan["drills"]) for drawn in chosen
+        ]
         needs = []
         if plan["needed"] and draw.random() < plan["needed"]:
-            for one, items in zip(chosen, talks, strict=True):
-                needs.append(needed(one, [what for talk in items for what in talk.shows]))
-        shown = show(chosen, keep, plan["tilt"], draw, first_frame, needs)
-        packed = pack_talks(talks, plan["weights"], shown)
-        looks = evidence(talks, packed, chosen, shown)
+            for drawn, items in zip(chosen, talks, strict=True):
+                needs.append(needed(drawn, [item for talk in items for item in talk.shows]))
+        shown_tokens = show(chosen, keep, plan["tilt"], draw, first_frame, needs)
+        packed = pack_talks(talks, plan["weights"], shown_tokens)
+        looks = evidence(talks, packed, chosen, shown_tokens)
         return Lesson(
             clips,
-            shown,
+            shown_tokens,
             packed,
-            labels_of(chosen, shown) | asked_for(talks, packed),
+            labels_of(chosen, shown_tokens) | asked_for(talks, packed),
             looks,
-            {name: looking_back(chosen, shown, name) for name in LAST if plan["looking_back"]},
             {
-                name: of_times(looks, talks, packed, one["families"])
-                for name, one in plan["time_heads"].items()
+                name: looking_back(chosen, shown_tokens, name)
+                for name in LAST
+                if plan["looking_back"]
+            },
+            {
+                name: of_times(looks, talks, packed, kind["families"])
+                for name, kind in plan["time_heads"].items()
             },
         )
 
@@ -159,7 +173,7 @@ class Feed:
             pool = pool.unflatten(0, (len(frames), -1))
             for place, lesson in enumerate(lessons, start=number * block):
                 if first <= place < self.count:
-                    yield lesson.given(pool), pool[lesson.clips]
+                    yield lesson.on_device_of(pool), pool[lesson.clips]
 
     def _blocks(self, numbers: range) -> Iterable[tuple[torch.Tensor, list[Lesson]]]:
         if not self.worker.feeders:

@@ -13,7 +13,7 @@ from torch import nn
 
 from espalier.harness.seedling.video.clip_vocabulary import FIRST_TIME, MOST_FRAMES, encode
 from espalier.harness.seedling.vocabulary import ASSISTANT, EOS, PAD
-from lab.training.clip_features import Shown
+from lab.training.clip_features import ShownTokens
 from lab.training.dialogue_packs import IGNORE, PREFIX, Packed
 from lab.training.parted_attention import Group, attend_in_parts, groups_of
 from lab.training.video_drills import Talk
@@ -22,16 +22,18 @@ ATTENTION = "seedling_video_packed"
 _TIMES = range(FIRST_TIME, FIRST_TIME + MOST_FRAMES)
 
 
-def pack_talks(talks: Sequence[Sequence[Talk]], weights: dict[str, float], shown: Shown) -> Packed:
+def pack_talks(
+    talks: Sequence[Sequence[Talk]], weights: dict[str, float], shown_tokens: ShownTokens
+) -> Packed:
     """Packs the dialogues of B clips; each sees its clip and itself.
 
     Args:
         talks: Per clip.
         weights: Loss weight per family, of "end", and of "soon": times at most one frame after the
             previous time.
-        shown: Gives the start of the text and the shift of times.
+        shown_tokens: Gives the start of the text and the shift of times.
     """
-    rows = [[_row(talk, weights, shown.first) for talk in items] for items in talks]
+    rows = [[_row(talk, weights, shown_tokens.first) for talk in items] for items in talks]
     longest = max(sum(len(tokens) for tokens, _, _ in items) for items in rows)
     shape = (len(rows), -(-longest // 8) * 8)
     tokens, labels = np.full(shape, PAD), np.full(shape, IGNORE)
@@ -42,7 +44,7 @@ def pack_talks(talks: Sequence[Sequence[Talk]], weights: dict[str, float], shown
         for number, (words, wanted, worth) in enumerate(items):
             span = slice(start, start + len(words))
             tokens[line, span], labels[line, span], loss_weights[line, span] = words, wanted, worth
-            positions[line, span] = shown.end + 1 + np.arange(len(words))
+            positions[line, span] = shown_tokens.end + 1 + np.arange(len(words))
             segments[line, span] = number
             start = span.stop
     arrays = (tokens, labels, loss_weights, positions, segments)
@@ -53,34 +55,34 @@ def _row(
     talk: Talk, weights: dict[str, float], first: int
 ) -> tuple[list[int], list[int], list[float]]:
     """Returns tokens, labels and weights of one dialogue, its times shifted by `first` frames."""
-    texts = (talk.question, talk.told, talk.answer)
-    asked, told, answer = (_later(encode(text), first) for text in texts)
+    texts = (talk.question, talk.beginning, talk.answer)
+    question, beginning, answer = (_later(encode(text), first) for text in texts)
     weight = weights[talk.family]
     if talk.family == "drill":
-        words = [*asked, *answer]
-        silent = len(asked) - 1
+        words = [*question, *answer]
+        silent = len(question) - 1
         return words[:-1], [IGNORE] * silent + answer, [0.0] * silent + [weight] * len(answer)
-    silent = len(asked) + len(told)
+    silent = len(question) + len(beginning)
     worth = [weight] * len(answer)
     if talk.family in ("caption", "digits"):
-        for place in _soon(told, answer):
+        for place in _soon(beginning, answer):
             worth[place] *= weights.get("soon", 1.0)
     return (
-        [*asked, ASSISTANT, *told, *answer],
+        [*question, ASSISTANT, *beginning, *answer],
         [IGNORE] * silent + [*answer, EOS],
         [0.0] * silent + worth + [weight * weights["end"]],
     )
 
 
-def _soon(told: Sequence[int], answer: Sequence[int]) -> list[int]:
+def _soon(beginning: Sequence[int], answer: Sequence[int]) -> list[int]:
     """Returns the positions in an answer of times at most one frame after the previous time."""
-    found, last = [], None
-    for place, token in enumerate([*told, *answer], start=-len(told)):
+    positions, last = [], None
+    for place, token in enumerate([*beginning, *answer], start=-len(beginning)):
         if token in _TIMES:
             if place >= 0 and last is not None and token in (last, last + 1):
-                found.append(place)
+                positions.append(place)
             last = token
-    return found
+    return positions
 
 
 def _later(tokens: list[int], frames: int) -> list[int]:
@@ -148,7 +150,9 @@ class Read:
         return torch.zeros(hidden.shape, device=device).masked_fill(hidden, float("-inf"))
 
 
-def video_hidden(model: Any, visual: torch.Tensor, shown: Shown, packed: Packed) -> Read:
+def video_hidden(
+    model: Any, visual: torch.Tensor, shown_tokens: ShownTokens, packed: Packed
+) -> Read:
     """Runs the language model over a packed batch."""
     language = model.model.language_model
     (batch, count), device = visual.shape[:2], visual.device
@@ -157,8 +161,8 @@ def video_hidden(model: Any, visual: torch.Tensor, shown: Shown, packed: Packed)
     text = language.embed_tokens(packed.tokens)
     places = [
         torch.arange(len(PREFIX), device=device).expand(batch, -1),
-        shown.positions.to(device),
-        torch.full((batch, 1), shown.end, device=device),
+        shown_tokens.positions.to(device),
+        torch.full((batch, 1), shown_tokens.end, device=device),
         packed.positions,
     ]
     prefix = len(PREFIX) + count + 1

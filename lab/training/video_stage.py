@@ -14,7 +14,7 @@ import torch
 from espalier.harness.seedling.seedling_model import weights_dir
 from espalier.harness.seedling.video_model import FRAME_TOKENS, build_video_model, video_weights_dir
 from lab.training.attention_loss import looking_back_loss, looking_loss, time_heads_loss
-from lab.training.clip_features import Shown, see, show, visual_tokens
+from lab.training.clip_features import ShownTokens, see, show, visual_tokens
 from lab.training.dialogue_packs import IGNORE, Packed
 from lab.training.fast_math import use_attention, use_fast_products
 from lab.training.language_losses import answer_loss
@@ -139,7 +139,7 @@ def train_stage(
         set_lr(optimisers[-1], cosine_lr(step, plan["steps"], 1, plan["lr"]))
         for lesson, _ in islice(lessons, plan["parts"]):
             learn(losses_of(model, namers, plan, lesson), plan, sums)
-            tokens += lesson.shown.chosen.size + lesson.packed.tokens.numel()
+            tokens += lesson.shown_tokens.chosen.size + lesson.packed.tokens.numel()
         worker.average_gradients(parameters)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for optimiser in optimisers:
@@ -171,8 +171,8 @@ def losses_of(
     model: Any, namers: Namers, plan: dict[str, Any], lesson: Lesson
 ) -> dict[str, torch.Tensor]:
     """Returns the loss terms of a lesson, by their names in the recipe's "terms"."""
-    shown, packed = lesson.shown, lesson.packed
-    read = video_hidden(model, visual_tokens(model, shown), shown, packed)
+    shown_tokens, packed = lesson.shown_tokens, lesson.packed
+    read = video_hidden(model, visual_tokens(model, shown_tokens), shown_tokens, packed)
     answered = packed.labels != IGNORE
     logits = model.lm_head(read.words[answered])
     named = plan["named_after"]
@@ -230,25 +230,25 @@ def validate_video(model: Any, plan: dict[str, Any], keep: float = 1.0) -> dict[
     """
     rng = np.random.default_rng(0)
     totals: dict[str, list[float]] = {}
-    for frames, clips in plan["clips"].items():
-        for index in range(clips):
-            seen = [see(tower_of(model), "val", 0, index, frames)]
-            shown = show(seen, round(keep * FRAME_TOKENS * frames), 0.5, rng)
-            talks = [talks_about(seen[0].clip, 0, plan["questions"], plan["drills"])]
-            for family, right in exact_talks(model, shown, talks):
+    for frames, count in plan["clips"].items():
+        for index in range(count):
+            clips = [see(tower_of(model), "val", 0, index, frames)]
+            shown_tokens = show(clips, round(keep * FRAME_TOKENS * frames), 0.5, rng)
+            talks = [talks_about(clips[0].clip, 0, plan["questions"], plan["drills"])]
+            for family, right in exact_talks(model, shown_tokens, talks):
                 totals.setdefault(f"{frames}/{family}", []).append(right)
     return {name: sum(values) / len(values) for name, values in sorted(totals.items())}
 
 
 @torch.no_grad()
 def exact_talks(
-    model: Any, shown: Shown, talks: Sequence[Sequence[Talk]]
+    model: Any, shown_tokens: ShownTokens, talks: Sequence[Sequence[Talk]]
 ) -> list[tuple[str, float]]:
     """Returns (family, 1 or 0) of each answer, and (family/words, share) of long ones."""
     weights = dict.fromkeys([*(t.family for items in talks for t in items), "end"], 1.0)
-    packed = pack_talks(talks, weights, shown)
-    here = packed.to(model.device)
-    read = video_hidden(model, visual_tokens(model, shown), shown, here)
+    packed = pack_talks(talks, weights, shown_tokens)
+    moved = packed.to(model.device)
+    read = video_hidden(model, visual_tokens(model, shown_tokens), shown_tokens, moved)
     predicted = model.lm_head(read.words).argmax(-1).cpu()
     return [
         result
@@ -263,7 +263,7 @@ def _scored(
 ) -> list[tuple[str, float]]:
     mine = (packed.segments[row] == number) & (packed.labels[row] != IGNORE)
     right = (predicted[row] == packed.labels[row])[mine].float()
-    found = [(family, float(right.all()))]
+    scores = [(family, float(right.all()))]
     if family in ("caption", "digits"):
-        found.append((f"{family}/words", float(right.mean())))
-    return found
+        scores.append((f"{family}/words", float(right.mean())))
+    return scores

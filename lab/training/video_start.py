@@ -52,16 +52,16 @@ def start_from_seedling(model: Any, seedling: Any) -> None:
     projector.linear_2.weight.mul_(SHRINK)
     projector.linear_2.bias.mul_(SHRINK)
     words = language.embed_tokens.weight
-    known, fresh = words[: len(VOCABULARY)], words[len(VOCABULARY) :]
-    size = float(known.norm(dim=1).median())
+    old, fresh = words[: len(VOCABULARY)], words[len(VOCABULARY) :]
+    size = float(old.norm(dim=1).median())
     fresh.mul_(size / fresh.norm(dim=1, keepdim=True))
     # Directions that no known word uses.
-    span = torch.linalg.qr(torch.cat([known.T, torch.randn(known.shape[1], 88)], dim=1)).Q
+    span = torch.linalg.qr(torch.cat([old.T, torch.randn(old.shape[1], 88)], dim=1)).Q
     count = 2 * sum(map(len, CLOCKS))
     hands = iter(span[:, -count:].T * CODE / (count / 2) ** 0.5)
     readings = []
     for number, pairs in enumerate(CLOCKS, BEHIND):
-        first = _behind(language, number)
+        first = _first_words(language, number)
         layer = language.layers[number]
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
@@ -85,7 +85,7 @@ def _copy(model: Any, seedling: Any) -> None:
             part.bias.zero_()
 
 
-def _behind(language: Any, layers: int) -> torch.Tensor:
+def _first_words(language: Any, layers: int) -> torch.Tensor:
     """Returns the first two words behind some layers ``(2, D)``."""
     words = language.embed_tokens(torch.tensor([PREFIX]))
     output = language(inputs_embeds=words, use_cache=False, output_hidden_states=True)
@@ -99,9 +99,9 @@ def _shifted(key: str) -> str:
     if mark not in key:
         return key
     before, after = key.split(mark)
-    number, rest = after.split(".", 1)
+    number, suffix = after.split(".", 1)
     layer = int(number) + (len(CLOCKS) if int(number) >= BEHIND else 0)
-    return f"{before}{mark}{layer}.{rest}"
+    return f"{before}{mark}{layer}.{suffix}"
 
 
 def _set_clock(
@@ -113,16 +113,16 @@ def _set_clock(
     half, start = width // 2, head * width
     rows = slice(start, start + width)
     swing = math.sqrt(_SWING * math.sqrt(width))
-    rest = math.sqrt(_IGNORED * math.sqrt(width))
+    level = math.sqrt(_IGNORED * math.sqrt(width))
     attention.q_proj.weight[rows] = 0
     attention.q_proj.bias[start + pair] = swing
-    attention.q_proj.bias[start + _REST] = rest
-    attention.k_proj.bias[start + _REST] = -rest
+    attention.q_proj.bias[start + _REST] = level
+    attention.k_proj.bias[start + _REST] = -level
     keys, values = torch.zeros(width, 2), torch.zeros(width, 2)
     for word, sign in enumerate((1.0, -1.0)):
         keys[pair, word] = sign * swing * math.cos(phase)
         keys[pair + half, word] = sign * swing * math.sin(phase)
-        keys[_REST, word] = rest
+        keys[_REST, word] = level
         values[0, word] = sign
     inverse = torch.linalg.pinv(layer.input_layernorm(first).T)
     attention.k_proj.weight[rows] = keys @ inverse

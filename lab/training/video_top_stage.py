@@ -74,15 +74,15 @@ def fit_time_heads(
     """
     fit, layers = plan["fit"], time_heads_of(plan)
     lessons = Feed(worker, {**plan, "first_index": fit["first_index"]}, seed)
-    held = [
-        (_held(model, lesson, layers), lesson.times)
+    states = [
+        (_layer_states(model, lesson, layers), lesson.times)
         for lesson, _ in islice(lessons.lessons(tower_of(model), 0), fit["clips"])
     ]
     attentions = [model.model.language_model.layers[layer].self_attn for layer in layers]
     learned = [
         weight.requires_grad_(True)
-        for one in attentions
-        for projection in (one.q_proj, one.k_proj)
+        for attention in attentions
+        for projection in (attention.q_proj, attention.k_proj)
         for weight in projection.parameters()
     ]
     optimiser = torch.optim.Adam(learned, betas=(0.9, 0.99))
@@ -91,8 +91,8 @@ def fit_time_heads(
     for step in range(fit["steps"]):
         set_lr(optimiser, fit["lr"] * (1 - step / fit["steps"]))
         optimiser.zero_grad()
-        for number in draw.integers(len(held), size=fit["parts"]).tolist():
-            loss = time_heads_loss(model, held[number][0], plan["time_heads"], held[number][1])
+        for number in draw.integers(len(states), size=fit["parts"]).tolist():
+            loss = time_heads_loss(model, states[number][0], plan["time_heads"], states[number][1])
             (loss / fit["parts"]).backward()
             total += loss.item() / fit["parts"]
         worker.average_gradients(learned)
@@ -103,9 +103,11 @@ def fit_time_heads(
 
 
 @torch.no_grad()
-def _held(model: Any, lesson: Lesson, layers: Iterable[int]) -> Read:
+def _layer_states(model: Any, lesson: Lesson, layers: Iterable[int]) -> Read:
     """Returns what stands in front of some layers, in 16 bit."""
-    read = video_hidden(model, visual_tokens(model, lesson.shown), lesson.shown, lesson.packed)
+    read = video_hidden(
+        model, visual_tokens(model, lesson.shown_tokens), lesson.shown_tokens, lesson.packed
+    )
     return replace(
         read, words=read.words[:, :0], layers={n: read.layers[n].bfloat16() for n in layers}
     )
@@ -113,11 +115,11 @@ def _held(model: Any, lesson: Lesson, layers: Iterable[int]) -> Read:
 
 def time_heads_of(plan: dict[str, Any]) -> dict[int, list[int]]:
     """Returns the heads that look for times alone, by layer."""
-    found: dict[int, list[int]] = {}
-    for one in plan["time_heads"].values():
-        for layer, head in one["heads"].items():
-            found.setdefault(layer, []).append(head)
-    return found
+    heads: dict[int, list[int]] = {}
+    for kind in plan["time_heads"].values():
+        for layer, head in kind["heads"].items():
+            heads.setdefault(layer, []).append(head)
+    return heads
 
 
 @torch.no_grad()

@@ -68,8 +68,8 @@ def parse(answer: str) -> Box | None:
     match = _BOX.search(answer)
     if match is None:
         return None
-    left, top, right, bottom = (float(number) for number in match.groups() if number is not None)
-    return left, top, right, bottom
+    x0, y0, x1, y1 = (float(number) for number in match.groups() if number is not None)
+    return x0, y0, x1, y1
 
 
 def to_picture(
@@ -102,12 +102,12 @@ def to_picture(
         wide, high = resized.size(width, height)
     else:
         wide = high = int(LARGEST[boxes])
-    left, top, right, bottom = box
+    x0, y0, x1, y1 = box
     return (
-        left * across / wide - aside,
-        top * down / high - above,
-        right * across / wide - aside,
-        bottom * down / high - above,
+        x0 * across / wide - aside,
+        y0 * down / high - above,
+        x1 * across / wide - aside,
+        y1 * down / high - above,
     )
 
 

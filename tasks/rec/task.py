@@ -88,10 +88,10 @@ def process_results(
 ) -> Mapping[str, float]:
     """Score an answer; an answer without a box is wrong."""
     answer = results[0] if results else ""
-    left, top, width, height = doc["bbox"]
+    x0, y0, width, height = doc["bbox"]
     return score(
         answer if isinstance(answer, str) else "",
-        (left, top, left + width, top + height),
+        (x0, y0, x0 + width, y0 + height),
         settings["boxes"],
         (doc["width"], doc["height"]),
         resized(settings),

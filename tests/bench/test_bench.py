@@ -28,7 +28,7 @@ from lab.bench import selection_bench as bench_select
 from lab.bench import selection_times as bench_selection
 from lab.bench import speed_bench as bench
 from lab.bench import synthetic_views as bench_views
-from lab.bench.bench_setup import Figure, Pair, Setup, paired
+from lab.bench.bench_setup import Figure, Setup, TimedPair, paired
 
 
 def test_pairs_run_in_turns_with_the_order_changing() -> None:
@@ -40,7 +40,7 @@ def test_pairs_run_in_turns_with_the_order_changing() -> None:
 
 
 def test_the_ratio_is_the_median_over_pairs_and_not_of_medians() -> None:
-    pair = Pair((1.0, 10.0, 3.0), (1.0, 5.0, 1.0))
+    pair = TimedPair((1.0, 10.0, 3.0), (1.0, 5.0, 1.0))
     assert pair.ratios == (1, 2, 3)
     figure = pair.figure("machinery", "x", at_most=1.5)
     assert (figure.value, figure.quartiles) == (2, (1.5, 2.5))
@@ -143,7 +143,7 @@ def test_targets_depend_on_method_size_and_way() -> None:
 
 
 def test_a_row_is_met_when_all_its_targets_are() -> None:
-    row = bench_select_parts.Row("x", 9, 2, 1, "computed", 1.0, 2.0, at_most=2.5)
+    row = bench_select_parts.SelectionRow("x", 9, 2, 1, "computed", 1.0, 2.0, at_most=2.5)
     assert row.met is True
     assert replace(row, growth=2.2, growth_at_most=2.15).met is False
     assert replace(row, peak_mib=300.5, peak_at_most=300).met is False

@@ -11,7 +11,7 @@ import pytest
 from espalier.harness.errors import UserError
 from lab.bench import decode_bench as decode
 
-ROW = decode.Row(
+ROW = decode.DecodeRow(
     model="seedling",
     length=144,
     rows=1,

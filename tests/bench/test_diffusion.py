@@ -11,7 +11,7 @@ import pytest
 from espalier.harness.cost.speedup_bound import Gain
 from lab.bench import diffusion_bench as diffusion
 from lab.bench.diffusion_page import targets
-from lab.bench.diffusion_sides import Row
+from lab.bench.diffusion_sides import DiffusionRow
 
 TINY = (
     *(one for one in diffusion.INSTANCE if ".text" not in one and "projector" not in one),
@@ -19,7 +19,7 @@ TINY = (
     "model.facts.projector=[144, 32, 32]",
 )
 
-ROW = Row(
+ROW = DiffusionRow(
     name="d3tom",
     kept=0.1,
     visual=980,
@@ -33,7 +33,7 @@ ROW = Row(
 )
 
 
-def verdicts(*rows: Row) -> list[str]:
+def verdicts(*rows: DiffusionRow) -> list[str]:
     return [line.split(":")[0] for line in targets([row.entry() for row in rows])]
 
 

@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from lab.bench import draft_needs as drafted
-from lab.bench.draft_needs import Seen, make_up, subsets
+from lab.bench.draft_needs import SceneTokens, make_up, subsets
 
 SIDE = 6
 
 
-def scene(seed: int) -> Seen:
+def scene(seed: int) -> SceneTokens:
     """A raster whose first two rows show objects, which the target's layer moved away from the words."""
     generator = torch.Generator().manual_seed(seed)
     objects = torch.arange(SIDE * SIDE) < 2 * SIDE
     features = torch.randn(SIDE * SIDE, 8, generator=generator)
     features[~objects] = features[-1] + 0.1 * features[~objects]
     closer = torch.rand(SIDE * SIDE, generator=generator) - 2 * objects.float()
-    return Seen(features, closer, objects)
+    return SceneTokens(features, closer, objects)
 
 
 def chosen(keep: int = 18) -> dict[str, torch.Tensor]:
@@ -52,7 +52,7 @@ def test_subsets_are_what_they_are_called() -> None:
 
 
 def test_the_make_up_of_a_subset_by_hand() -> None:
-    seen = Seen(torch.eye(9), torch.arange(9.0), torch.arange(9) < 2)
+    seen = SceneTokens(torch.eye(9), torch.arange(9.0), torch.arange(9) < 2)
     corner = make_up(torch.tensor([0, 1, 3]), seen)
     # Of 2 + 3 + 3 neighbours in a raster of three by three, 0 has two that are kept and 1 and 3 have one each.
     assert corner == {"objects": 1.0, "neighbours": 4 / 8, "alike": 0.0}

@@ -11,7 +11,7 @@ import torch
 from espalier.harness.seedling.video.clip_vocabulary import encode
 from lab.bench.clip_subsets import SeenClip, clip_subsets
 from lab.bench.guided_page import DRAWN, page, write_page
-from lab.bench.guided_words import Told, kind_of_word, summarised
+from lab.bench.guided_words import CaptionRecord, kind_of_word, summarised
 
 FRAMES, PLACES = 8, 6
 
@@ -78,13 +78,13 @@ def test_words_have_kinds() -> None:
     assert {word: kind_of_word(*encode(word)) for word in words} == words
 
 
-def told() -> list[Told]:
+def told() -> list[CaptionRecord]:
     caption = encode("at time t3 the red star leaves from the top left ; <eos>")
     right, wrong = [True] * len(caption), [True, True, False, *[True] * 9, False]
     settings = [(name, 0.9, places) for name in DRAWN for places in ("original", "renumbered")]
     answers = {setting: wrong for setting in settings}
     kept = {("everything", 0.0): (1.0, 1.0)} | {(name, 0.9): (0.25, 0.5) for name in DRAWN}
-    return [Told(caption, {("everything", 0.0, "original"): right, **answers}, kept)] * 2
+    return [CaptionRecord(caption, {("everything", 0.0, "original"): right, **answers}, kept)] * 2
 
 
 def test_shares_kinds_and_first_mistakes() -> None:

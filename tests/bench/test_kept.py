@@ -9,10 +9,12 @@ from lab.bench import kept_objects as kept
 
 
 def test_a_patch_shows_a_box_that_covers_half_of_it() -> None:
-    found = kept.shown([(4, 0, 16, 8)], side=3, pixels=24).view(3, 3)  # patches of 8 pixels
+    found = kept.covered_patches([(4, 0, 16, 8)], side=3, pixels=24).view(
+        3, 3
+    )  # patches of 8 pixels
     assert found.tolist() == [[True, True, False], [False] * 3, [False] * 3]
-    assert not kept.shown([(5, 0, 8, 8)], side=3, pixels=24).any()
-    assert torch.equal(kept.shown([], 2, 8), torch.zeros(4, dtype=torch.bool))
+    assert not kept.covered_patches([(5, 0, 8, 8)], side=3, pixels=24).any()
+    assert torch.equal(kept.covered_patches([], 2, 8), torch.zeros(4, dtype=torch.bool))
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from espalier.harness.cost.speedup_bound import Gain
 from lab.bench import kv_bench as kv
 from lab.bench.kv_page import page, targets
-from lab.bench.kv_sides import Row
+from lab.bench.kv_sides import CacheRow
 
 TINY = (
     *(one for one in kv.INSTANCE if ".text" not in one and "projector" not in one),
@@ -19,7 +19,7 @@ TINY = (
     "model.facts.projector=[128, 64, 64]",
 )
 
-ROW = Row(
+ROW = CacheRow(
     tokens=1000,
     visual=900,
     name="snapkv",
@@ -40,7 +40,7 @@ ROW = Row(
 WHOLE = replace(ROW, name="whole cache", ratio=0.0, kv_bytes=10 * 2**20, gain=Gain(1, 1, 1))
 
 
-def verdicts(*rows: Row) -> list[str]:
+def verdicts(*rows: CacheRow) -> list[str]:
     return [line.split(":")[0] for line in targets([WHOLE, *rows])]
 
 

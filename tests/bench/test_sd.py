@@ -34,7 +34,9 @@ def test_a_target_is_met_where_the_whole_interval_says_so(interval, bound, verdi
 
 
 def test_some_targets_are_upper_ones() -> None:
-    assert [Goal("machine", value, 0.02, least=False).verdict for value in (0.01, 0.02, 0.03)] == [
+    assert [
+        Goal("machine", value, 0.02, lower_bound=False).verdict for value in (0.01, 0.02, 0.03)
+    ] == [
         "met",
         "missed",
         "missed",

@@ -14,15 +14,6 @@ from espalier.harness.seedling.scenes import Scenes
 from espalier.harness.seedling.seedling_model import DENOISER, build_model
 from espalier.harness.seedling.vocabulary import ASSISTANT, EOS, MASK, PAD, VOCABULARY, encode
 from lab.training import denoising_stage
-from lab.training.denoising import (
-    Noised,
-    denoising_loss,
-    noise,
-    stratified_shares,
-    text_hidden,
-    use_denoising_attention,
-    without_mask,
-)
 from lab.training.denoising_answers import Sampler, reveals
 from lab.training.denoising_stage import (
     batch_loss,
@@ -33,6 +24,15 @@ from lab.training.denoising_stage import (
     train_denoising,
 )
 from lab.training.dialogue_packs import IGNORE, PREFIX, TEXT_START
+from lab.training.noised_batch import (
+    Noised,
+    denoising_loss,
+    noise,
+    stratified_shares,
+    text_hidden,
+    use_denoising_attention,
+    without_mask,
+)
 from lab.training.release_stage import export_model, load_exported, merged_log
 from lab.training.stage_runtime import Worker, load_checkpoint, load_recipe
 

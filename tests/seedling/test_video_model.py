@@ -29,7 +29,7 @@ from lab.training import video_packs as video_packing
 from lab.training import video_stage
 from lab.training.__main__ import main
 from lab.training.attention_loss import evidence, gaze_loss, looking_back, looking_back_loss
-from lab.training.clip_features import ACTS, Shown, blocks, needed, see, show, visual_tokens
+from lab.training.clip_features import ACTS, ShownTokens, blocks, needed, see, show, visual_tokens
 from lab.training.dialogue_packs import IGNORE, PREFIX
 from lab.training.naming_losses import LAST
 from lab.training.release_stage import load_exported
@@ -43,7 +43,7 @@ from lab.training.stage_runtime import (
 from lab.training.tower_stage import tower_of
 from lab.training.video_draft_stage import train_video_draft, video_draft_from
 from lab.training.video_drills import talks_about
-from lab.training.video_gate import Watched, led, spread
+from lab.training.video_gate import ClipReader, led, spread
 from lab.training.video_lessons import Feed
 from lab.training.video_packs import pack_talks, video_hidden
 from lab.training.video_stage import (
@@ -93,7 +93,7 @@ def seen(started):
     return see(tower_of(started), "val", 0, 0, FRAMES)
 
 
-def whole(seen) -> Shown:
+def whole(seen) -> ShownTokens:
     return show([seen], TOTAL, 0.0, np.random.default_rng(0))
 
 
@@ -196,7 +196,7 @@ def test_a_model_led_by_its_own_answer_says_it_again(seen):
     few, question = spread(seen, 0.1), "describe the video ."
     assert few.chosen.shape == (1, round(TOTAL / 10))
     assert len(set(np.diff(few.chosen[0]))) <= 2
-    answer = Watched(draft, few).answer(question, 60)
+    answer = ClipReader(draft, few).answer(question, 60)
     assert led(draft, few, question, answer) == answer
 
 
@@ -290,12 +290,13 @@ def test_long_answers_go_on_behind_damaged_ones(seen):
             front = full.answer[: len(full.answer) - len(talk.answer)].split()
             last_time = [word for word in front if word[0] == "t" and word[1:].isdigit()][-1]
             assert (
-                last_time == [w for w in talk.told.split() if w[0] == "t" and w[1:].isdigit()][-1]
+                last_time
+                == [w for w in talk.beginning.split() if w[0] == "t" and w[1:].isdigit()][-1]
             )
-            damaged += talk.told.split() != front
+            damaged += talk.beginning.split() != front
             mine = packed.labels[0][(packed.segments[0] == number) & (packed.labels[0] != IGNORE)]
             assert mine.tolist() == [*encode(talk.answer), EOS]
-            assert {WORDS[token] for token in encode(talk.told)} <= set(full.answer.split())
+            assert {WORDS[token] for token in encode(talk.beginning)} <= set(full.answer.split())
     assert damaged > 12
 
 
@@ -465,14 +466,14 @@ def test_a_feed_depends_on_the_step_alone(started, parts):
         for (one, pool), (other, same_pool) in zip(straight[parts * first :], again, strict=True):
             assert _tensors(one)
             assert all(map(torch.equal, _tensors(one), _tensors(other)))
-            assert np.array_equal(one.shown.chosen, other.shown.chosen)
+            assert np.array_equal(one.shown_tokens.chosen, other.shown_tokens.chosen)
             assert torch.equal(pool, same_pool)
 
 
 def _tensors(lesson) -> list[torch.Tensor]:
     packed = [getattr(lesson.packed, one.name) for one in fields(lesson.packed)]
     looks = [tensor for found in (lesson.looks, *lesson.looks_back.values()) for tensor in found]
-    return [lesson.shown.features, *packed, *lesson.labels.values(), *looks]
+    return [lesson.shown_tokens.features, *packed, *lesson.labels.values(), *looks]
 
 
 def test_muon_takes_the_matrices_of_the_layers_and_adamw_all_else(started):
@@ -575,7 +576,7 @@ def test_a_saved_model_answers_through_the_librarys_generate_as_through_the_gate
     assert inputs["input_ids"].shape[1] == places + len(encode(question)) + 1
     assert inputs["input_ids"][0, -1] == ASSISTANT
     answer = loaded.generate(**inputs, max_new_tokens=6)[0, inputs["input_ids"].shape[1] :]
-    watched = Watched(loaded, whole(seen))
+    watched = ClipReader(loaded, whole(seen))
     for _ in range(2):  # the first question leaves nothing behind
         assert watched.answer(question, 6) == answer.tolist()
 

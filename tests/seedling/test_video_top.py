@@ -109,7 +109,7 @@ def test_a_time_at_most_one_frame_behind_the_last_counts_more(model):
         "at time t3 the disk leaves ; at time t3 a disk ;",
     )
     talks = [
-        Talk("caption", "tell all", answer, told=told),
+        Talk("caption", "tell all", answer, beginning=told),
         Talk("digits", "read all", "t4 7 t5 1 t7 2 t3 9 t4 5"),
         Talk("order", "which ?", "t1 t2 before"),
     ]

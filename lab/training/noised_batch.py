@@ -54,20 +54,20 @@ class Noised:
     answers: torch.Tensor
     opened: torch.Tensor
 
-    def visible(self, prefix: int, alone: bool) -> torch.Tensor:
+    def visible(self, prefix: int, single: bool) -> torch.Tensor:
         """Returns the visible keys of each query; the first ``prefix`` keys are BOS, ``USER:`` and the image.
 
         Returns:
-            Booleans ``(B, prefix + L, prefix + L)`` where the image sees its dialogue (``alone``), and
+            Booleans ``(B, prefix + L, prefix + L)`` where the image sees its dialogue (``single``), and
             ``(B, L, prefix + L)``, the text's queries, where it sees itself only.
         """
-        same = self.segments[:, :, None] == self.segments[:, None, :]
+        together = self.segments[:, :, None] == self.segments[:, None, :]
         ahead = ~self.answers[:, :, None] & self.answers[:, None, :] & ~self.opened[:, :, None]
-        text = F.pad(same & ~ahead, (prefix, 0), value=True)
-        if not alone:
+        text = F.pad(together & ~ahead, (prefix, 0), value=True)
+        if not single:
             return text
-        seen = (self.segments >= 0) & (~self.answers | self.opened)
-        image = F.pad(seen, (prefix, 0), value=True)[:, None].expand(-1, prefix, -1)
+        visible = (self.segments >= 0) & (~self.answers | self.opened)
+        image = F.pad(visible, (prefix, 0), value=True)[:, None].expand(-1, prefix, -1)
         return torch.cat([image, text], dim=1)
 
 
@@ -93,7 +93,7 @@ def noise(
     """
     shares = iter(stratified_shares(sum(map(len, rows)), rng))
     laid = [[_noised(question, float(next(shares)), plan, rng) for question in row] for row in rows]
-    longest = max(sum(one.tokens.shape[1] for one in row) for row in laid)
+    longest = max(sum(dialogue.tokens.shape[1] for dialogue in row) for row in laid)
     length = -(-longest // 8) * 8
     return _stacked([_row(row, length) for row in laid])
 
@@ -101,15 +101,15 @@ def noise(
 def _noised(
     question: SceneQuestion, share: float, plan: dict[str, Any], rng: np.random.Generator
 ) -> Noised:
-    asked, words = [*encode(question.text), ASSISTANT], encode(question.answer)
+    question_ids, words = [*encode(question.text), ASSISTANT], encode(question.answer)
     rooms = [room for room in plan["rooms"][question.family] if room >= len(words)]
     room = int(rng.choice(rooms))
-    silent, weight = len(asked), plan["weights"][question.family]
-    clean = torch.tensor([*asked, *words, *[EOS] * (room - len(words))])
+    silent, weight = len(question_ids), plan["weights"][question.family]
+    clean = torch.tensor([*question_ids, *words, *[EOS] * (room - len(words))])
     answers = torch.arange(silent + room) >= silent
     hidden = answers & torch.from_numpy(rng.random(silent + room) < share)
     weights = torch.where(clean == EOS, weight * plan["weights"]["end"], weight)
-    one = Noised(
+    dialogue = Noised(
         tokens=clean.masked_fill(hidden, MASK),
         targets=clean.masked_fill(~hidden, IGNORE),
         weights=weights * answers,
@@ -119,7 +119,7 @@ def _noised(
         answers=answers,
         opened=torch.full((silent + room,), bool(rng.random() < plan["opened"])),
     )
-    return _stacked([one])
+    return _stacked([dialogue])
 
 
 EMPTY = Noised(*map(torch.tensor, (PAD, IGNORE, 0.0, 1.0, 0, -1, False, False)))
@@ -129,9 +129,9 @@ EMPTY = Noised(*map(torch.tensor, (PAD, IGNORE, 0.0, 1.0, 0, -1, False, False)))
 def _row(dialogues: Sequence[Noised], length: int) -> Noised:
     parts = {}
     for field in fields(Noised):
-        row = torch.cat([getattr(one, field.name)[0] for one in dialogues])
+        row = torch.cat([getattr(dialogue, field.name)[0] for dialogue in dialogues])
         if field.name == "segments":
-            lengths = torch.tensor([one.tokens.shape[1] for one in dialogues])
+            lengths = torch.tensor([dialogue.tokens.shape[1] for dialogue in dialogues])
             row = torch.arange(len(dialogues)).repeat_interleave(lengths)
         parts[field.name] = F.pad(row, (0, length - len(row)), value=getattr(EMPTY, field.name))
     return Noised(**parts)
@@ -155,10 +155,10 @@ def denoising_attention(
 
     Shapes are ``(B, heads, S, head_dim)``.
     """
-    alone = attention_mask.shape[-1] - attention_mask.shape[-2]
-    masked = attend(query[:, :, alone:], key, value, attention_mask, scaling)
-    if alone:
-        query, key, value = (part[:, :, :alone] for part in (query, key, value))
+    prefix = attention_mask.shape[-1] - attention_mask.shape[-2]
+    masked = attend(query[:, :, prefix:], key, value, attention_mask, scaling)
+    if prefix:
+        query, key, value = (part[:, :, :prefix] for part in (query, key, value))
         masked = torch.cat([attend(query, key, value, None, scaling), masked], dim=2)
     return masked.transpose(1, 2).contiguous(), None
 
