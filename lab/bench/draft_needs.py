@@ -53,7 +53,7 @@ LIMIT, AHEAD = 160, 32
 
 
 @dataclass(frozen=True)
-class Watch(TokenReducer):
+class RecordingReducer(TokenReducer):
     """Keeps all tokens and stores UV-Prune's inputs in `signals`."""
 
     rule: UVPrune
@@ -96,7 +96,7 @@ class DraftPair:
         scene, signals = sample_scene(sample), dict[str, Tensor]()
         chat = question(scene.to_pil(), sample["question"])
         config = resolved_config(self.target, {"max_new_tokens": LIMIT, "do_sample": False})
-        target = _side(self.target, chat, config, Watch(UVPrune(), signals))
+        target = _side(self.target, chat, config, RecordingReducer(UVPrune(), signals))
         target.start()
         count = len(signals["closer"])
         boxes = [item.box for item in sample_objects(sample)]

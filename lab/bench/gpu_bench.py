@@ -30,14 +30,14 @@ import torch
 from espalier.harness.errors import UserError
 from lab.bench.bench_page import bench_command, parser, say
 from lab.bench.bench_setup import Figure
-from lab.bench.gpu_page import Outcome, earlier, result_of, surroundings, write
-from lab.bench.gpu_setup import SMALL, Plan, tried
+from lab.bench.gpu_page import PartOutcome, earlier, result_of, surroundings, write
+from lab.bench.gpu_setup import SMALL, GpuPlan, tried
 from lab.bench.speed_bench import choose, print_table
 
 if TYPE_CHECKING:
     from lab.bench.gpu_setup import Found, Note
 
-Part = Callable[["Plan"], "Found"]
+Part = Callable[["GpuPlan"], "Found"]
 
 
 def parts() -> Mapping[str, Part]:
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if any(note.failed for name in names for note in outcomes[name].notes) else 0
 
 
-def plan_for(device: str) -> Plan:
+def plan_for(device: str) -> GpuPlan:
     """Return the plan for a device: the full one for a GPU, the small one for a CPU.
 
     Raises:
@@ -84,10 +84,10 @@ def plan_for(device: str) -> Plan:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         raise UserError("bench-gpu needs a CUDA device; torch sees none on this machine")
-    return replace(Plan(), device="cuda:0", second="cuda:1" if count > 1 else None)
+    return replace(GpuPlan(), device="cuda:0", second="cuda:1" if count > 1 else None)
 
 
-def measured(name: str, part: Part, plan: Plan) -> Outcome:
+def measured(name: str, part: Part, plan: GpuPlan) -> PartOutcome:
     """Run one part; figures from before a failure count, and its memory is released."""
     started = perf_counter()
     figures: list[Figure] = []
@@ -101,7 +101,7 @@ def measured(name: str, part: Part, plan: Plan) -> Outcome:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return Outcome(tuple(figures), tuple(notes), perf_counter() - started)
+    return PartOutcome(tuple(figures), tuple(notes), perf_counter() - started)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

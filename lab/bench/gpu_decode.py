@@ -33,17 +33,17 @@ from espalier.harness.engine.text.kv_cache import IndexedCache
 from espalier.harness.models.adapter import Adapter, load_adapter
 from lab.bench import speculative_bench as bench_sd
 from lab.bench.bench_setup import Figure, Setup
-from lab.bench.gpu_setup import Found, Plan, tried
+from lab.bench.gpu_setup import Found, GpuPlan, tried
 from lab.bench.step_bandwidth import against_bandwidth
 
 
-def decoding(plan: Plan) -> Found:
+def decoding(plan: GpuPlan) -> Found:
     """Yield the figures of the embedded pair, then those of single steps of the large one."""
     yield from tried("answers", answers(plan))
     yield from tried("steps", steps(plan))
 
 
-def places(plan: Plan) -> dict[str, tuple[str, str]]:
+def places(plan: GpuPlan) -> dict[str, tuple[str, str]]:
     """Return the placements of drafts by description, each with its device and transport."""
     placements = {f"both on {plan.device}": (plan.device, "threads")}
     if plan.second is not None:
@@ -54,7 +54,7 @@ def places(plan: Plan) -> dict[str, tuple[str, str]]:
 # ---------------------------------------------------------------------- whole answers
 
 
-def answers(plan: Plan) -> Found:
+def answers(plan: GpuPlan) -> Found:
     """Yield times, speed-ups and faults of complete answers by the embedded pair."""
     few_do = plan.answers <= min(bench_sd.CAPTIONS[1], bench_sd.LONG[1])
     setup = Setup(quick=few_do, overrides=(f"model.device={plan.device}",))
@@ -72,7 +72,7 @@ def answers(plan: Plan) -> Found:
                 yield from tried(name, of_decoder(name, setup, few, (*setting, *placement)))
 
 
-def of_decoder(name: str, setup: Setup, kind: bench_sd.Kind, setting: Sequence[str]) -> Found:
+def of_decoder(name: str, setup: Setup, kind: bench_sd.AnswerKind, setting: Sequence[str]) -> Found:
     """Yield the figures of one decoder's row: steps, overlap, bounded speed-ups, wrong answers."""
     block = bench_sd.row_of(setup, kind, setting)["extra"]["speculative"]
     for key, label, unit in (
@@ -122,7 +122,7 @@ class FilledPair:
         return filled(self.target, self.lengths[0]), filled(self.draft, self.lengths[1])
 
 
-def steps(plan: Plan) -> Found:
+def steps(plan: GpuPlan) -> Found:
     """Yield the times of single steps of the large pair, for each placement of the draft."""
     target = _loaded(plan.target, plan.device)
     rate = copy_rate(target.device, plan.copied)
@@ -131,7 +131,7 @@ def steps(plan: Plan) -> Found:
         yield from tried(f"steps, {where}", of_draft(plan, target, device, where, rate))
 
 
-def of_draft(plan: Plan, target: Adapter, device: str, where: str, rate: float) -> Found:
+def of_draft(plan: GpuPlan, target: Adapter, device: str, where: str, rate: float) -> Found:
     """Yield the steps of the target and of a draft on one device, which sees all visual tokens and then a few."""
     draft = _loaded(plan.draft, device)
     for draft_visual in (plan.visual, plan.visual - round(plan.ratio * plan.visual)):

@@ -25,7 +25,7 @@ SAME = ("device", "device_name", "devices", "driver", "cuda", "torch", "transfor
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PartOutcome:
     """The result of one part.
 
     Attributes:
@@ -51,7 +51,7 @@ class Outcome:
         }
 
     @classmethod
-    def from_entry(cls, entry: Mapping[str, Any]) -> Outcome:
+    def from_entry(cls, entry: Mapping[str, Any]) -> PartOutcome:
         """Rebuild from the JSON form."""
         figures = tuple(Figure.from_entry(figure) for figure in entry["figures"])
         return cls(figures, tuple(Note(**note) for note in entry["notes"]), entry["seconds"])
@@ -88,7 +88,7 @@ def driver() -> str | None:
 
 
 def result_of(
-    outcomes: Mapping[str, Outcome], counts: Mapping[str, str], machine: Mapping[str, Any]
+    outcomes: Mapping[str, PartOutcome], counts: Mapping[str, str], machine: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the result of all parts so far."""
     return {
@@ -99,7 +99,7 @@ def result_of(
     }
 
 
-def earlier(folder: Path, machine: Mapping[str, Any]) -> dict[str, Outcome]:
+def earlier(folder: Path, machine: Mapping[str, Any]) -> dict[str, PartOutcome]:
     """Return the parts in a folder that were measured under the same conditions.
 
     A file in another format gives none.
@@ -112,7 +112,7 @@ def earlier(folder: Path, machine: Mapping[str, Any]) -> dict[str, Outcome]:
         return {}
     if any(result["conditions"].get(name) != machine[name] for name in SAME):
         return {}
-    return {name: Outcome.from_entry(entry) for name, entry in result["parts"].items()}
+    return {name: PartOutcome.from_entry(entry) for name, entry in result["parts"].items()}
 
 
 def write(result: Mapping[str, Any], folder: Path) -> None:
@@ -135,7 +135,7 @@ def page_lines(result: Mapping[str, Any]) -> list[str]:
         *(f"- {name}: {count}" for name, count in result["plan"].items()),
     ]
     for name, entry in result["parts"].items():
-        outcome = Outcome.from_entry(entry)
+        outcome = PartOutcome.from_entry(entry)
         lines += ["", f"## {name}", "", f"{outcome.seconds:.0f} s.", ""]
         lines += [
             *(f"- {remark}" for remark in outcome.remarks()),

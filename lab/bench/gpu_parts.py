@@ -13,7 +13,7 @@ from espalier.harness.specs.run_spec import RunSpec
 from lab.bench import engine_bench as bench_engine
 from lab.bench.bench_setup import Figure, Setup
 from lab.bench.engine_bench import METHODS, EngineInstance
-from lab.bench.gpu_setup import Found, Note, Plan, tried
+from lab.bench.gpu_setup import Found, GpuPlan, Note, tried
 from lab.bench.select_parts import ratio_row
 from lab.bench.selection_times import (
     clock_of,
@@ -30,7 +30,7 @@ from lab.bench.synthetic_views import features
 FULL = (torch.OutOfMemoryError, MemoryError)
 
 
-def engine(plan: Plan) -> Found:
+def engine(plan: GpuPlan) -> Found:
     """Yield the figures of the engine's benchmark, and decoding with its memory-bandwidth bound."""
     instance = EngineInstance.build((*plan.target, f"model.device={plan.device}"))
     yield from bench_engine.prefill(instance, plan.ratio, plan.rounds)
@@ -39,7 +39,7 @@ def engine(plan: Plan) -> Found:
     yield from decode(instance, plan)
 
 
-def decode(instance: EngineInstance, plan: Plan) -> Found:
+def decode(instance: EngineInstance, plan: GpuPlan) -> Found:
     """Yield the time per token after the full and the reduced prompt, with the bandwidth bound.
 
     Uses the library's `generate` in a session, which copies its cache at every step.
@@ -58,7 +58,7 @@ def decode(instance: EngineInstance, plan: Plan) -> Found:
         yield from against_bandwidth("decode", name, times, weights + records[0].kv_bytes, rate)
 
 
-def select(plan: Plan) -> Found:
+def select(plan: GpuPlan) -> Found:
     """Yield each method's selection time relative to the similarity product, at each size on the device, in fp32.
 
     The last size has one config per method. Configs that would take too long or do not fit are skipped and noted.
@@ -82,7 +82,7 @@ def select(plan: Plan) -> Found:
 def at_size(
     specs: Sequence[tuple[str, RunSpec]],
     size: tuple[int, int, int, int],
-    plan: Plan,
+    plan: GpuPlan,
     before: dict[str, float],
     small: int,
 ) -> Found:
@@ -90,7 +90,7 @@ def at_size(
 
     Args:
         specs: configs by name.
-        size: as in `Plan.sizes`.
+        size: as in `GpuPlan.sizes`.
         plan: the run.
         before: milliseconds of each config at the size before, `small` tokens; replaced by those of this size.
         small: tokens of the size before.

@@ -30,7 +30,7 @@ RANDOM = ("model.weights=random", "model.dtype=bfloat16")
 
 
 @dataclass(frozen=True)
-class Plan:
+class GpuPlan:
     """One run of the benchmark; the defaults take less than ten minutes on a data-centre GPU.
 
     Attributes:
@@ -98,7 +98,7 @@ def tried(label: str, outcomes: Found) -> Found:
 
 
 #: For testing the benchmark without a GPU: every part in seconds, on the embedded models.
-SMALL = Plan(
+SMALL = GpuPlan(
     device="cpu",
     target=("model=seedling",),
     draft=("model=seedling_draft",),

@@ -13,7 +13,7 @@ from espalier.harness.reports.curves.plot_style import STYLE
 from lab.bench.bench_page import leave
 from lab.bench.guided_words import KINDS, CaptionRecord, Guided, Setting, summarised
 from lab.bench.speed_bench import conditions
-from lab.pages.picture_grid import Estimate, Grid, GridPanel, Mark, draw_grid
+from lab.pages.picture_grid import Estimate, GridPanel, Mark, PictureGrid, draw_grid
 
 #: Subsets in the picture, in its order, with those that no paper proposes, and the shares removed.
 DRAWN = (
@@ -134,7 +134,7 @@ def draw(summaries: Mapping[Setting, Guided], clips: int) -> Figure:
     line, *band = (100 * end for end in (everything.value, everything.low, everything.high))
     panel = GridPanel("", rows, line, (band[0], band[1]))
     return draw_grid(
-        Grid(
+        PictureGrid(
             "What does a draft have to see of a video? (embedded pair)",
             f"words predicted (%), with 95 % intervals over {clips} clips; left: visual tokens that it sees",
             [panel],

@@ -95,7 +95,7 @@ VIDEO, CAPTIONS, LONG = (6, 2), (32, 6), (24, 4)
 
 
 @dataclass(frozen=True)
-class Kind:
+class AnswerKind:
     """Answers of one kind.
 
     Attributes:
@@ -178,21 +178,21 @@ def joined(
     return sorted([*rows, *kept], key=lambda row: KINDS.index(row["kind"])), machines
 
 
-def kinds(setup: Setup) -> tuple[Kind, ...]:
+def kinds(setup: Setup) -> tuple[AnswerKind, ...]:
     """Return the kinds of answers in :data:`KINDS`, in order."""
     clips, count, longs = (setup.repeats(*answers) for answers in (VIDEO, CAPTIONS, LONG))
     long = {"max_new_tokens": 160, "min_new_tokens": 160, "do_sample": False}
     short = {"max_new_tokens": 160, "do_sample": False}
     full = {"max_new_tokens": 512, "do_sample": False}
     return (
-        Kind("video", clip_chats(clips + 1), full, VIDEO_SETTINGS, "seedling_video"),
-        Kind(
+        AnswerKind("video", clip_chats(clips + 1), full, VIDEO_SETTINGS, "seedling_video"),
+        AnswerKind(
             "captions",
             [chat_of((index,)) for index in range(count + WARMING)],
             short,
             warming=WARMING,
         ),
-        Kind(
+        AnswerKind(
             "long", [chat_of((i, i + 1000)) for i in range(longs + WARMING)], long, warming=WARMING
         ),
     )
@@ -212,7 +212,7 @@ def chat_of(scenes: Sequence[int]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*images, {"type": "text", "text": question}]}]
 
 
-def rows_of(setup: Setup, kind: Kind) -> list[dict[str, Any]]:
+def rows_of(setup: Setup, kind: AnswerKind) -> list[dict[str, Any]]:
     """Measure every decoder on one kind of answers."""
     setup = Setup(kind.model, setup.quick) if kind.model else setup
     rows = []
@@ -222,7 +222,7 @@ def rows_of(setup: Setup, kind: Kind) -> list[dict[str, Any]]:
     return rows
 
 
-def row_of(setup: Setup, kind: Kind, setting: Sequence[str]) -> dict[str, Any]:
+def row_of(setup: Setup, kind: AnswerKind, setting: Sequence[str]) -> dict[str, Any]:
     """Decode all chats of one kind by one decoder and return its figures."""
     # Imports transformers' models, two seconds that --help does not need.
     from espalier.harness.decoding.speculative.speculation import Speculation

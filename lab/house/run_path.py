@@ -25,7 +25,7 @@ ARGUMENTS = (
 )
 
 
-class Trace:
+class CallTrace:
     """Calls in this repository's files, recorded by a profile hook."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ def measure(arguments: Sequence[str] = ARGUMENTS) -> dict[str, object]:
     """
     from espalier.harness.cli import run
 
-    trace = Trace()
+    trace = CallTrace()
     with tempfile.TemporaryDirectory() as store:
         threading.setprofile(trace.hook)
         sys.setprofile(trace.hook)

@@ -68,7 +68,7 @@ class GridPanel:
 
 
 @dataclass(frozen=True)
-class Grid:
+class PictureGrid:
     """A picture: panels side by side over the same rows, and what their marks and lines mean."""
 
     title: str
@@ -84,7 +84,7 @@ class Grid:
         return list(dict.fromkeys(row for panel in self.panels for row in panel.estimates))
 
 
-def draw_grid(grid: Grid) -> Figure:
+def draw_grid(grid: PictureGrid) -> Figure:
     """Return the picture. Draw and save inside `matplotlib.rc_context(STYLE)`."""
     places, ends = _places(grid.rows)
     figure = Figure(
@@ -130,7 +130,7 @@ def _places(
 def _draw_panel(
     axes: Axes,
     panel: GridPanel,
-    grid: Grid,
+    grid: PictureGrid,
     places: Mapping[tuple[str, str], float],
     ends: Mapping[str, tuple[float, float]],
 ) -> None:
@@ -190,7 +190,7 @@ def _name_rows(
         axes.set_yticks(list(places.values()), [name for name, _ in places], fontsize=SMALL)
 
 
-def _legend(grid: Grid) -> list[Line2D]:
+def _legend(grid: PictureGrid) -> list[Line2D]:
     handles = []
     for mark, meaning in grid.meanings.items():
         shape, colour, filled = mark.value

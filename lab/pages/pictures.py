@@ -25,7 +25,7 @@ from espalier import results
 from espalier.harness.paths import DEMO, ROOT
 from espalier.harness.reports.curves.plot_style import STYLE
 from espalier.harness.specs.commands import command
-from lab.pages.picture_grid import Estimate, Grid, GridPanel, Mark, draw_grid
+from lab.pages.picture_grid import Estimate, GridPanel, Mark, PictureGrid, draw_grid
 from lab.pages.picture_tables import PageTable, demo_gains, gains, interval_of, scores, tables_with
 
 MEASURED = ROOT / "lab" / "measured"
@@ -87,7 +87,7 @@ def beats_random() -> Figure:
         for benchmark, of_benchmark in points.groupby("benchmark")
     ]
     title = "Which methods beat random dropping? (embedded model)"
-    return draw_grid(Grid(title, DROPPED, panels, TESTED, zero=True))
+    return draw_grid(PictureGrid(title, DROPPED, panels, TESTED, zero=True))
 
 
 def beats_random_of_500() -> Figure:
@@ -98,7 +98,7 @@ def beats_random_of_500() -> Figure:
         for table in tables
     ]
     title = "Which methods beat random dropping? (embedded model, n = 500)"
-    return draw_grid(Grid(title, DROPPED, panels, TESTED, zero=True))
+    return draw_grid(PictureGrid(title, DROPPED, panels, TESTED, zero=True))
 
 
 def video_scores() -> Figure:
@@ -113,7 +113,7 @@ def video_scores() -> Figure:
         rows = scores(table, table.columns, ("random", "uniform"))
         panels.append(GridPanel(title, _renamed(rows), value, (ends[0], ends[1])))
     return draw_grid(
-        Grid(
+        PictureGrid(
             "How much of a video must be kept? (embedded model)",
             "score in percent, with 95 % intervals; left: visual tokens kept",
             panels,
@@ -131,7 +131,7 @@ def cache_gains(folder: str) -> Figure:
         title = f"{TITLES[_benchmark(table)]}, n = {n_samples}"
         panels.append(GridPanel(title, _renamed(gains(table, table.columns))))
     return draw_grid(
-        Grid(
+        PictureGrid(
             "Which compressors beat random entries? (embedded model)",
             GAINS.format(floor="keeping random entries", of="visual cache entries"),
             panels,
@@ -163,7 +163,7 @@ def decoders() -> Figure:
     }
     unit = "times as fast as plain decoding; n = 40 answers each, no interval was recorded"
     title = "How much faster do decoders generate? (embedded pair)"
-    return draw_grid(Grid(title, unit, panels, meanings, "as fast as plain decoding"))
+    return draw_grid(PictureGrid(title, unit, panels, meanings, "as fast as plain decoding"))
 
 
 def merging() -> Figure:
@@ -183,7 +183,9 @@ def merging() -> Figure:
         panels.append(GridPanel(f"{TITLES[_benchmark(table)]}, n = 40", rows))
     title = "Merge tokens, or take fewer steps? (D3ToM, embedded model)"
     unit = "score in percent, with 95 % intervals; left: visual tokens kept, and FLOPs of an answer"
-    return draw_grid(Grid(title, unit, panels, {Mark.METHOD: "merging", Mark.OPEN: "every token"}))
+    return draw_grid(
+        PictureGrid(title, unit, panels, {Mark.METHOD: "merging", Mark.OPEN: "every token"})
+    )
 
 
 def _flops(tables: Sequence[PageTable], steps: str, share: str) -> float:

@@ -19,7 +19,7 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-class Group(NamedTuple):
+class DialogueGroup(NamedTuple):
     """S dialogues of similar length, at most T words; shorter ones are padded at the end.
 
     Attributes:
@@ -42,7 +42,7 @@ class Group(NamedTuple):
         into.flatten(0, 1)[self.words[kept]] = rows.transpose(1, 2)[kept]
 
 
-def groups_of(segments: torch.Tensor) -> list[Group]:
+def groups_of(segments: torch.Tensor) -> list[DialogueGroup]:
     """Groups the dialogues of a batch by length; each is contiguous with one number in ``(B, L)``, -1 is none."""
     by_size: dict[int, list[range]] = {}
     for span in _spans(segments):
@@ -54,7 +54,7 @@ def groups_of(segments: torch.Tensor) -> list[Group]:
         for row, span in enumerate(spans):
             words[row, : len(span)] = torch.arange(span.start, span.stop)
             filled[row, : len(span)] = False
-        groups.append(Group(words, filled))
+        groups.append(DialogueGroup(words, filled))
     return groups
 
 
@@ -76,7 +76,7 @@ class _Parted(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        groups: list[Group],
+        groups: list[DialogueGroup],
         scale: float,
     ) -> torch.Tensor:
         prefix, dialogue = _split(query, key, value)
@@ -128,7 +128,7 @@ def attend_in_parts(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    groups: list[Group],
+    groups: list[DialogueGroup],
     scale: float,
 ) -> torch.Tensor:
     """Softmax attention of words over a prefix and the earlier words of their dialogues, on a CPU.

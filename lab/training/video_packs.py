@@ -15,7 +15,7 @@ from espalier.harness.seedling.video.clip_vocabulary import FIRST_TIME, MOST_FRA
 from espalier.harness.seedling.vocabulary import ASSISTANT, EOS, PAD
 from lab.training.clip_features import ShownTokens
 from lab.training.dialogue_packs import IGNORE, PREFIX, Packed
-from lab.training.parted_attention import Group, attend_in_parts, groups_of
+from lab.training.parted_attention import DialogueGroup, attend_in_parts, groups_of
 from lab.training.video_drills import Talk
 
 ATTENTION = "seedling_video_packed"
@@ -96,7 +96,7 @@ def video_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor,
     scaling: float,
-    groups: list[Group] | None,
+    groups: list[DialogueGroup] | None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Attends causally inside the prefix, then lets the text rows see prefix and own dialogue.

@@ -27,7 +27,7 @@ from lab.bench import step_bandwidth as bench_bandwidth
 from lab.bench import synthetic_views as bench_views
 from lab.bench.bench_setup import Figure, Setup
 from lab.bench.gpu_decode import cached_bytes, filled, places
-from lab.bench.gpu_setup import SMALL, Found, Note, Plan
+from lab.bench.gpu_setup import SMALL, Found, GpuPlan, Note
 from lab.bench.selection_times import Question, configured_methods
 
 Capture = pytest.CaptureFixture[str]
@@ -42,7 +42,7 @@ def last_line(capsys: Capture) -> dict[str, Any]:
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Put other parts in the place of the real ones."""
 
-    def put(**parts: Callable[[Plan], Found]) -> None:
+    def put(**parts: Callable[[GpuPlan], Found]) -> None:
         monkeypatch.setattr(bench_gpu, "parts", lambda: parts)
 
     return put
@@ -105,9 +105,9 @@ def test_without_a_gpu_it_says_so_in_one_line_and_builds_nothing(
     monkeypatch: pytest.MonkeyPatch, stand_ins: Callable[..., None], capsys: Capture
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    built: list[Plan] = []
+    built: list[GpuPlan] = []
 
-    def engine(plan: Plan) -> Found:
+    def engine(plan: GpuPlan) -> Found:
         built.append(plan)
         yield Note("built")
 
@@ -134,13 +134,13 @@ def test_the_second_gpu_is_the_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_part_that_fails_is_a_line_and_the_others_go_on(
     stand_ins: Callable[..., None], tmp_path: Path, capsys: Capture
 ) -> None:
-    def engine(plan: Plan) -> Found:
+    def engine(plan: GpuPlan) -> Found:
         yield Figure("decode", "one token", 3.0, "ms")
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 16 GiB")
 
     written: list[list[str]] = []
 
-    def select(plan: Plan) -> Found:
+    def select(plan: GpuPlan) -> Found:
         written.append(list(json.loads((tmp_path / "bench_gpu.json").read_text())["parts"]))
         yield Figure("selection", "the product itself", 5.0, "ms")
 
@@ -158,7 +158,7 @@ def test_a_part_that_fails_is_a_line_and_the_others_go_on(
 
 
 def test_a_mistake_of_ours_is_no_line(stand_ins: Callable[..., None]) -> None:
-    def engine(plan: Plan) -> Found:
+    def engine(plan: GpuPlan) -> Found:
         yield Note("")
         raise KeyError("no figure")
 
@@ -171,8 +171,8 @@ def test_a_mistake_of_ours_is_no_line(stand_ins: Callable[..., None]) -> None:
 def test_parts_of_an_earlier_run_stay_where_nothing_has_changed(
     stand_ins: Callable[..., None], tmp_path: Path, capsys: Capture
 ) -> None:
-    def part(value: float) -> Callable[[Plan], Found]:
-        def measured(plan: Plan) -> Found:
+    def part(value: float) -> Callable[[GpuPlan], Found]:
+        def measured(plan: GpuPlan) -> Found:
             yield Figure("p", f"of {value}", value, "x", (0.5, 1.5), interval=(0.25, 2.0))
             yield Note("left out")
 
@@ -237,9 +237,9 @@ def test_views_lie_where_their_tokens_are() -> None:
 
 
 def test_the_plan_asks_every_method() -> None:
-    assert Plan().methods is None
+    assert GpuPlan().methods is None
     assert {name for name in SMALL.methods or ()} < set(configured_methods())
-    assert [n for n, *_ in Plan().sizes] == [576, 2880, 25088]
+    assert [n for n, *_ in GpuPlan().sizes] == [576, 2880, 25088]
 
 
 # ------------------------------------------------------------------ bandwidth and filled caches

@@ -11,7 +11,7 @@ from PIL import Image
 from espalier import results
 from espalier.harness.errors import UserError
 from espalier.harness.paths import DEMO, ROOT
-from lab.pages.picture_grid import Estimate, Grid, GridPanel, Mark, draw_grid
+from lab.pages.picture_grid import Estimate, GridPanel, Mark, PictureGrid, draw_grid
 from lab.pages.picture_tables import demo_gains, gains, page_tables, scores, tables_with
 from lab.pages.pictures import NAMES, PICTURES, main, merging
 
@@ -87,7 +87,9 @@ def test_a_grid_names_each_method_once_and_draws_each_interval() -> None:
         ("b", "50 %"): [Estimate(-5.0, None, Mark.WORSE)],
     }
     panels = [GridPanel("one", rows), GridPanel("two", {("c", "5 %"): rows["a", "10 %"]}, 2.0)]
-    figure = draw_grid(Grid("title", "points", panels, {Mark.OPEN: "none"}, "whole", zero=True))
+    figure = draw_grid(
+        PictureGrid("title", "points", panels, {Mark.OPEN: "none"}, "whole", zero=True)
+    )
     assert texts(figure) == ["a", "b", "c"]
     assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == [
         *("50 %", "10 %", "50 %", "5 %")
