@@ -44,10 +44,10 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(PY) -m mypy
 
-layers: $(STAMP)  ## an import only goes down: the order of the rooms is in pyproject.toml
+layers: $(STAMP)  ## an import only goes down: the order of the packages is in pyproject.toml
 	$(VENV)/bin/lint-imports --no-cache
 
-words: $(STAMP)  ## names that say nothing: counts may only fall (lab/house/ceilings.json)
+words: $(STAMP)  ## vague names: counts may only fall (lab/house/ceilings.json)
 	$(PY) -m lab.house.names --check
 
 check: lint types layers words test  ## what CI runs, less the tests marked slow and the recipes
@@ -74,7 +74,7 @@ bench-select: $(STAMP)  ## selection over the similarity product, growth and mem
 bench-sd: $(STAMP)  ## speculative decoding: speed-ups, overlap and what was predicted
 	$(PY) -m lab.bench.speculative_bench --write lab/measured $(ARGS)
 
-bench-decode: $(STAMP)  ## ordinary answers: the engine's loop beside generate, behind caches of three lengths
+bench-decode: $(STAMP)  ## ordinary answers: the engine's loop and generate, after caches of three lengths
 	$(PY) -m lab.bench.decode_bench --write lab/measured $(ARGS)
 
 bench-kv: $(STAMP)  ## cache compression: steps against what their bytes allow, scores, memory while evicting
@@ -86,7 +86,7 @@ bench-diffusion: $(STAMP)  ## denoising with merged tokens: time against what th
 bench-onepass: $(STAMP)  ## sweeps in one pass over sweeps cell by cell
 	$(PY) -m lab.bench.onepass_bench --write lab/measured $(ARGS)
 
-bench-feeding: $(STAMP)  ## what of reading and preprocessing 12-megapixel pictures and videos is hidden behind the answers
+bench-feeding: $(STAMP)  ## how much of reading and preprocessing 12-megapixel pictures and videos overlaps with the answers
 	$(PY) -m lab.bench.prefetch_bench --write lab/measured $(ARGS)
 
 bench-guided: $(STAMP)  ## what a draft has to see of a video: words accepted, by what is kept

@@ -7,7 +7,7 @@ Keeps the set S of projected tokens x that greedily maximises the determinant of
 (MAP of a determinantal point process: tokens dissimilar to each other and relevant to the prompt), in their order. The
 authors take the relevance r from CLIP's text tower, which multimodal models do not include. Here r_i is the mean over
 the prompt's words w of cos(x_i, w) between a projected token and the words' embeddings, both as they enter the
-decoder, and more similar is more relevant (the authors' code negates the cosine, which they say is particular to
+decoder, and more similar is more relevant (the authors' code negates the cosine, which they call particular to
 CLIP's patches). Words are all text of the prompt, the template included. If all tokens are equally relevant
 (max = min), r~ is 1.
 

@@ -10,7 +10,7 @@ only choose; visual pivots are kept, too.
 
 The visual pivots choose first, then the words, both by descending norm; the released code goes through a Python set,
 an order that means nothing. It lets each pivot choose floor(T / pivots) and so keeps up to a dozen tokens more or less
-than the T it is asked for; here the count is exact: what the division leaves over goes to the first pivots, one each,
+than the T requested; here the count is exact: the remainder of the division goes to the first pivots, one each,
 and the visual pivots count. A prompt with fewer words has fewer pivots.
 """
 

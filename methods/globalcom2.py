@@ -47,7 +47,7 @@ class GlobalCom2(TokenReducer):
     Attributes:
         tau: temperature of the softmax over crops.
         alpha: weight of the global view's scores against a crop's own.
-        scores: what the class token is asked for.
+        scores: the signal of the class token.
         normalise: whether both scores are brought to unit length in each crop.
     """
 

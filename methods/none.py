@@ -19,7 +19,7 @@ class NoReduction(TokenReducer):
         return ()
 
     def plan(self, view: View, keep: int) -> Plan:
-        """Keep all tokens; the engine never asks, because there is no site."""
+        """Keep all tokens; the engine never calls it, because there is no site."""
         del keep
         n_rows, n_tokens, _ = view.tokens.shape
         return Plan(torch.arange(n_tokens, device=view.tokens.device).expand(n_rows, n_tokens))

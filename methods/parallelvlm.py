@@ -63,7 +63,7 @@ class ParallelVLM(AtOnce):
         blind = self.text_only and self.guidance != "none"
         require(not blind, "guidance", self.guidance, "none, where text_only=true leaves no choice")
         UVPrune(self.L)  # which checks L, read or not
-        self._rule()  # some criteria ask more of L
+        self._rule()  # some criteria have stricter bounds on L
 
     @property
     def takes_separators(self) -> bool:

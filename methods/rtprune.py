@@ -18,8 +18,8 @@ over the tokens not kept, W from the same tokens T:
     gtp         D^-1/2 A D^-1/2 over all N tokens; A_ij = 1 if j is one of i's 8 neighbours in the grid or one of the 8
                 nearest to i in cosine, which is directed as in GTP-ViT's code; D are the sums of A's rows
 
-The paper does not say how these were adapted. Here their own selection is not used, nothing flows between kept tokens,
-and no kept token gives up its own weight.
+The paper does not describe how these were adapted. Here their own selection is not used, nothing flows between kept
+tokens, and no kept token gives up its own weight.
 
 `ratio=dynamic` lets each sample keep a share of its own. The paper removes r of its tokens,
 

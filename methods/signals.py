@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: Every signal a method may ask for. Shapes are those of `View.signals`; producers live in harness/engine/signals/.
+#: Every signal that a method may request. Shapes are those of `View.signals`; producers are in harness/engine/signals/.
 SIGNALS: Mapping[str, str] = {
     "cls_attention": "(B, N) attention that the tower's class token pays each patch, mean over heads, fp32; on towers "
     "without one the substitute that `model.facts.class_attention` names",

@@ -65,7 +65,7 @@ class Need:
 
 
 class _Signals(dict[str, Tensor]):
-    """The signals of a view; the error for a missing one lists those that `needs` asks for."""
+    """The signals of a view; the error for a missing one lists those that `needs` requests."""
 
     def __missing__(self, key: str) -> Tensor:
         raise KeyError(f"view.signals has no {key!r}; valid: {_signals(self)}")
@@ -88,12 +88,12 @@ class View:
     padding.
 
     Attributes:
-        site: where the method is asked.
+        site: where the method acts.
         tokens: (B, N, D) visual tokens as they stand at the site, in sequence order.
         grid: (B, N, 4) integer coordinates of each token: image or frame, view, row, column. Views are an image's
             global view (0), its stitched crops (1), or its single tiles where a model does not stitch them. Tokens of
             one view stand together and fill one rectangle.
-        signals: tensors asked for through `TokenReducer.needs`, by `Need.key`.
+        signals: tensors requested through `TokenReducer.needs`, by `Need.key`.
         generators: one CPU `torch.Generator` for each row, seeded by (run seed, sample); the only source of chance.
         step: denoising step of a diffusion model, 0 otherwise.
     """

@@ -1,4 +1,4 @@
-"""The pruned model classes, one for each architecture, built when vLLM asks this module for their name."""
+"""The pruned model classes, one for each architecture, built when vLLM looks up their name in this module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole numbers in the channels behind an embedding, exact in every type: bfloat16 holds them to 256 only."""
+"""Whole numbers in the channels after an embedding, exact in every type: bfloat16 holds them to 256 only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 #: A number is written in this many digits of this many bits: up to 2^21.
 DIGITS, BITS = 3, 7
 
-#: Numbers behind each embedding: time, row and column from the item's start, and the item's span.
+#: Numbers after each embedding: time, row and column from the item's start, and the item's span.
 NUMBERS = 4
 
 WIDTH = DIGITS * NUMBERS

@@ -142,7 +142,7 @@ class PrunedModel:
         return positions, at - done
 
     def _span(self, feature: Any, length: int) -> int:
-        """Return after how many positions the prompt continues behind an item of `length` tokens."""
+        """Return the number of positions from an item's start to the text after it, for `length` tokens."""
         data = {name: element.data for name, element in feature.data.items()}
         setting, counts, layout, _ = read_fields(data)
         if setting.positions == "renumbered":
@@ -204,7 +204,7 @@ class _Item:
         if site is None:
             return tokens, torch.ones_like(prunable)
         visual = tokens[prunable]
-        # Features for the decoder's first layers stand behind the embedding.
+        # Features for the decoder's first layers follow the embedding.
         main = visual[:, : self._model.config.get_text_config().hidden_size]
         blended = self._places.blended
         features = self._of_units("features") if site.where == "vision" else main

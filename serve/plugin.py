@@ -126,7 +126,7 @@ def prepare(model_config: Any) -> None:
 
 
 def _wrap_runners() -> None:
-    """Let vLLM's runners ask a pruned model for positions; by themselves they do so only under its own pruning."""
+    """Make vLLM's runners request positions from a pruned model; vLLM does so only for its own pruning."""
     runners = (
         ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner"),
         ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner"),

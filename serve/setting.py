@@ -1,4 +1,4 @@
-"""What a request asks of the plug-in: method, budget, positions and seed, checked before anything runs."""
+"""Setting of a request: method, budget, positions and seed, checked before anything runs."""
 
 from __future__ import annotations
 

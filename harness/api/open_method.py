@@ -90,7 +90,7 @@ def settle(spec: RunSpec, method: Method, borrowed: bool, draft: ModelSpec | Non
 
 
 def require_amount(spec: RunSpec, *amounts: object) -> None:
-    """Raise UserError if a method removes tokens and the caller has not said how many.
+    """Raise UserError if a method removes tokens and the caller set no budget.
 
     Args:
         spec: the settled run.

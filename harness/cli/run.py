@@ -250,7 +250,7 @@ def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
 
 
 def hydra_help(argv: Sequence[str]) -> None:
-    """Print the help, or let Hydra answer a command line that asks for the config or the like; no cell is run.
+    """Print the help, or let Hydra print the config or the like if the command line requests it; no cell is run.
 
     Raises:
         UserError: Hydra refuses what `read_command` has let through.

@@ -188,7 +188,7 @@ def _rm(options: argparse.Namespace) -> int:
 
 
 def _move(options: argparse.Namespace, removable: Sequence[Waste]) -> int:
-    """Move items to the trash with `--yes`, else say what would be moved."""
+    """Move items to the trash with `--yes`, else print what would be moved."""
     trash = options.store / TRASH
     size = sum(waste.size for waste in removable)
     if not options.yes:

@@ -94,10 +94,11 @@ def read_command(
     typed: bool = False,
     progress: Callable[[int, int], None] = lambda cell, cells: None,
 ) -> Command | None:
-    """Compose every cell of a command line; None for one that only asks Hydra for information (`--help`, `--cfg`).
+    """Compose every cell of a command line; None for one that only requests information from Hydra (`--help`, `--cfg`).
 
     Of a key given twice the last one counts, so that programs can add to defaults; if a person `typed` the line, it is
-    a contradiction. `progress` is told which cell of how many is composed next. Cost: 0.5 s, and see `Composer.cell`.
+    a contradiction. `progress` receives the number of the next cell and the number of cells. Cost: 0.5 s, and see
+    `Composer.cell`.
 
     Raises:
         UserError: an unknown option, key, group or choice, or a value that does not parse, refers to nothing or is
@@ -204,7 +205,7 @@ def compose_section(
     _register()
     if group == checkpoint_names.GROUP:
         name = checkpoint_names.model_choice(name, key or group)
-    # `compose` needs Hydra's global state, which belongs to the run that asks.
+    # `compose` needs Hydra's global state, which belongs to the calling run.
     loader = loader_of(CONF)
     search_also(loader, COMMAND_LINE, map(place_of, folders))
     options = loader.get_group_options(group)

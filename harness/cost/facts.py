@@ -16,7 +16,7 @@ CLASS_ATTENTION = ("token", "mean", "probe")
 #: Signals that are the class token's where a tower has one.
 OF_CLASS_TOKEN = frozenset({"cls_attention", "cls_logits", "wide_cls_attention"})
 
-#: What a row says where the class token is not there.
+#: Text in a row if the model has no class token.
 SUBSTITUTES = {
     "mean": "what a patch receives, mean over queries and heads",
     "probe": "what the tower's pooling query pays, mean over heads",
@@ -36,7 +36,7 @@ class StackFacts:
         head_dim: width of a head.
         gated: whether the MLP has three matrices (SwiGLU) or two.
         causal: whether attention is.
-        window_layers: layers whose attention stays inside windows.
+        window_layers: layers with attention inside windows.
         first_intermediate: MLP width of layer 0 where it differs; None: it does not.
         experts: experts that a router chooses from, 0 for a plain MLP.
     """
@@ -56,14 +56,14 @@ class StackFacts:
 
 @dataclass(frozen=True)
 class DiffusionFacts:
-    """What a masked-diffusion model says of its answers: all words at once, unveiled step by step.
+    """Facts of a masked-diffusion model's answers: all words at once, unmasked step by step.
 
     The logits in a place are of the token that stands there, not of the next one.
 
     Attributes:
-        mask_id: token that stands where nothing has been said yet.
-        end_ids: tokens that end an answer; what stands behind the first of them is no part of it.
-        forbidden_ids: tokens that are never said; the mask itself never is.
+        mask_id: token of positions that are not decided yet.
+        end_ids: tokens that end an answer; the answer stops before the first of them.
+        forbidden_ids: tokens that are never generated; neither is the mask.
         prefix_cache: whether the model was trained so that the prompt sees itself alone: then its keys and values may
             be kept from step to step.
     """

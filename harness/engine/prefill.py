@@ -226,7 +226,7 @@ class Prefill:
         return index
 
     def spares(self) -> list[int | None]:
-        """Return for each row the tokens that only fill up, over all sites; None if the method never says."""
+        """Return for each row the tokens that only fill up, over all sites; None if the method never states it."""
         if not self.spare:
             return [None] * self.layout.rows
         site_spares = torch.stack([site.cpu() for site in self.spare])

@@ -1,4 +1,4 @@
-"""Pass the model's box format to tasks, which ask for boxes in it and read them.
+"""Pass the model's box format to tasks, which request boxes in it and parse them.
 
 A task lists the settings it needs under `of_model` of its prompt settings (lmms_eval_specific_kwargs).
 """
@@ -20,7 +20,7 @@ def fill_box_settings(tasks: Iterable[Task], model: ModelSpec, benchmark: Benchm
     Settings of the user (benchmark.prompt) stay.
 
     Raises:
-        UserError: boxes are written in pixels of a picture whose resizing the model's file does not state.
+        UserError: boxes are written in pixels of a resized picture, and the model's file does not state the resizing.
     """
     for task in tasks:
         settings = task.lmms_eval_specific_kwargs

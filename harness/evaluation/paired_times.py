@@ -90,7 +90,7 @@ def plan_pairs(
 def measure_run(
     spec: RunSpec, pair: PairedSessions, model: ChatModel, processes: int = 1
 ) -> PairedTimes:
-    """Return the speed-up on answered requests that `engine.paired` asks for, or why there is none."""
+    """Return the speed-up on answered requests that `engine.paired` requests, or why there is none."""
     paired = spec.engine.paired
     if paired == 0:
         return PairedTimes(None, "engine.paired=0")

@@ -54,7 +54,7 @@ def check_cells(cells: Iterable[Cell], dry: bool) -> None:
         if cell["offline"] is True:
             # huggingface_hub reads them when it is imported.
             os.environ.update(dict.fromkeys(OFFLINE, "1"))
-        if None not in (names[0], names[3], *settings):  # a name that is missing is told later
+        if None not in (names[0], names[3], *settings):  # a missing name is reported later
             _check_pair(cell)
         if not dry:
             _check_checkpoint(model, cell["offline"])

@@ -42,7 +42,7 @@ PROGRAMS = ("__main__", "__mp_main__")
 #: Folders that package managers install into.
 LIBRARY_FOLDERS = frozenset(["site-packages", "dist-packages"])
 
-#: Entries of a class that say where it is defined, or that dataclasses and ABC derive from the others.
+#: Entries of a class that state where it is defined, or that dataclasses and ABC derive from the others.
 DERIVED = frozenset(
     [
         *("__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "_abc_impl"),

@@ -59,7 +59,7 @@ def job_of_row(row: Mapping[str, Any], store: Path, overrides: Sequence[str] = (
 
 def _job(overrides: Sequence[str]) -> Job:
     command = read_command(overrides)
-    assert command is not None  # only options ask Hydra for information
+    assert command is not None  # only options request information from Hydra
     (cell,) = command.cells
     return admit(replace(build_spec(cell), offline=True), Digests(), places=False)
 

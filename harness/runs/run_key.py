@@ -124,8 +124,8 @@ def key_parts(
 ) -> dict[str, Any]:
     """Return everything that the key is computed from, ready for JSON.
 
-    `cell` and `settings` are stored in the row, so that a row says what made its numbers; the rest is code. Left out on
-    purpose: log back ends, the store, `force`, threads, error limits, the places of files, and `engine.paired`, which
+    `cell` and `settings` are stored in the row, so that a row states what made its numbers; the rest is code. Left out
+    on purpose: log back ends, the store, `force`, threads, error limits, the places of files, and `engine.paired`, which
     measures after a run has ended: a stored row without the speed-up gets it without answering again.
 
     Args:

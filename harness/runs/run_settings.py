@@ -190,7 +190,7 @@ def _score(records: RecordSettings | None) -> dict[str, Any] | None:
 
 
 def _boxes(spec: RunSpec) -> dict[str, str]:
-    # The format of boxes only changes rows of benchmarks that ask for boxes.
+    # The format of boxes only changes rows of benchmarks that request boxes.
     return {"boxes": spec.model.boxes} if spec.benchmark.kind == "localization" else {}
 
 

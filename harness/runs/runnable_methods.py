@@ -31,7 +31,7 @@ def refused_methods(model: str, folders: Sequence[Path] = ()) -> dict[str, str]:
     names = own_choices("method", folders).all_names
     line = ["-m", f"model={model}", f"method={','.join(names)}"]
     command = read_command([*line, *override_of(folders)])
-    assert command is not None  # none of these asks for information
+    assert command is not None  # none of these requests information
     reasons = ((name, _reason(cell)) for name, cell in zip(names, command.cells, strict=True))
     return {name: reason for name, reason in reasons if reason is not None}
 

@@ -1,6 +1,6 @@
 """The five scene benchmarks: their questions, and the metrics of each answer.
 
-Each benchmark asks one question per scene, and no two benchmarks share scenes.
+Each benchmark has one question per scene, and no two benchmarks share scenes.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class DatasetSpec:
         split: name of the split, or what it holds.
         samples: how many the split has.
         video: whether its samples are videos.
-        licence: what its owner says of its use.
+        licence: its terms of use.
     """
 
     path: Text | None = None
@@ -164,7 +164,7 @@ class BenchmarkSpec:
         note: one sentence for the page that lists all benchmarks.
         prompt_tokens: length of the prompts that the harness composes; None: the samples are what they are. With it the
             clock scores, and the row has times and memory of both sides (harness/evaluation/latency.py).
-        new_tokens: tokens of every answer, no fewer and no more; None: as the generation settings say.
+        new_tokens: tokens of every answer, no fewer and no more; None: as in the generation settings.
         records: of a benchmark on the user's own data, which `path` names; None: of a published data set.
     """
 

@@ -27,7 +27,7 @@ FAILURES = (
     *(RuntimeError, MemoryError, AssertionError),
 )
 
-#: Methods and filters that a number makes as long as it says.
+#: Methods and filters with a result as long as their number.
 WIDTHS = (
     *("center", "ljust", "rjust", "zfill", "expandtabs", "safe_range", "indent", "batch", "slice"),
     *("round", "tojson", "wordwrap", "truncate"),

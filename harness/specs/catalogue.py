@@ -23,7 +23,7 @@ LONGEST_NAME = 200
 class Catalogue:
     """The methods that a folder holds: `methods/<name>.py` with `conf/method/<name>.yaml` is the method `<name>`.
 
-    A file without a config of its name (bases, checks) is no method. Nothing is imported until a method is asked for.
+    A file without a config of its name (bases, checks) is no method. Nothing is imported before a method is used.
 
     Attributes:
         package: the folder of the methods, as it is imported.

@@ -1,6 +1,6 @@
 """Which rows fill one cell of a table, and which may stand beside each other: the one rule for every reader of rows.
 
-A row names its cell by keys of its own and says under `settings` what else changed its numbers (docs/rows.md). Rows of
+A row names its cell by its keys and lists under `settings` what else changed its numbers (docs/rows.md). Rows of
 one cell must agree in all of it, rows along a curve in all but what comes with the ratio or costs time alone, rows of
 one comparison in the model and the benchmark.
 """
@@ -61,7 +61,7 @@ def settings(row: Row) -> dict[str, Any]:
 def policy(row: Row) -> str:
     """Return the engine's settings that are off their default and may change answers, for the name of a curve.
 
-    `positions=renumbered` for example; empty where all are as usual, or where the row does not say.
+    `positions=renumbered` for example; empty where all are as usual, or where the row does not state it.
     """
     engine = row.get("settings", {}).get("engine", {})
     usual = EngineSpec()
@@ -186,5 +186,5 @@ def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
 
 
 def passed_over(number: int, what: str) -> list[str]:
-    """Return a line that says how many rows are left out and what they are; none for none."""
+    """Return a line with the number and the kind of the rows left out; none for none."""
     return [f"{number} row{'s' if number > 1 else ''} passed over: {what}"] if number else []

@@ -1,4 +1,4 @@
-"""Generation settings: what a task asks for, in the words of `generate`."""
+"""Generation settings of a task, by their names in `generate`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_NEW_TOKENS = 1024
 #: Settings that only mean something when sampling; `generate` warns about them otherwise.
 SAMPLING_ONLY = ("temperature", "top_p", "top_k", "min_p", "typical_p")
 
-#: What sampling means where nothing is said of it: the library's defaults, stated so that a row can tell them.
+#: Sampling settings where none are given: the library's defaults, stated so that a row holds them.
 SAMPLING: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}
 
 #: Settings of answers that are denoised (harness/decoding/diffusion/denoising_settings.py), which `generate` does not

@@ -1,4 +1,4 @@
-"""Questions of one's own: `benchmark.text` is a template over the columns of a sample, in Jinja's words."""
+"""Custom questions: `benchmark.text` is a Jinja template over the columns of a sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from espalier.harness.specs.bounded_templates import FAILURES, Bounded, TooMuch,
 
 
 class _Column(StrictUndefined):
-    """A name that is no column; using it says which."""
+    """A name that is no column; using it raises an error with the name."""
 
     @property
     def _undefined_message(self) -> str:
@@ -46,7 +46,7 @@ def rendered(text: str, sample: Mapping[str, Any], where: str) -> str:
     """Return the question of a sample.
 
     In the template its columns stand by their names, and all together as `sample`, for names that are no words. The
-    test `given` tells whether a column says something: neither null nor NaN, nor an empty text, nor the text "nan".
+    test `given` checks that a column has content: neither null nor NaN, nor an empty text, nor the text "nan".
 
     Args:
         text: the template.
@@ -74,7 +74,7 @@ def rendered(text: str, sample: Mapping[str, Any], where: str) -> str:
 
 
 def is_given(value: Any) -> bool:
-    """Say whether a column of a sample says something."""
+    """Return whether a column of a sample has content."""
     if value is None or isinstance(value, StrictUndefined):
         return False
     if isinstance(value, float):
@@ -82,7 +82,7 @@ def is_given(value: Any) -> bool:
     return not isinstance(value, str) or value.strip() not in ("", "nan")
 
 
-@cache  # a template is parsed once, and asked for every sample
+@cache  # a template is parsed once, and needed for every sample
 def _parsed(text: str) -> Template:
     places = Bounded(undefined=_Column, keep_trailing_newline=True)
     places.tests["given"] = is_given

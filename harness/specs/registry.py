@@ -1,4 +1,4 @@
-"""A table from names to classes that are imported when they are asked for."""
+"""A table from names to classes that are imported on first use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from espalier.harness.specs.plugins.code_reference import CodeReference
 
 
 class Registry:
-    """Maps a name to `module:object` without importing the module until it is asked for.
+    """Maps a name to `module:object` and imports the module on first use.
 
     The place of a user's class, `package.module:Class` or `file.py:Class`, is a name of that class.
 

@@ -66,7 +66,7 @@ SEPARATORS: tuple[Separators, ...] = get_args(Separators)
 Scope = Literal["prompt", "item"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 Auto = Literal["auto"]
-#: `model.prompt` where nothing is said: the evaluation of the model's authors, or of the papers that these rely on.
+#: Default of `model.prompt`: the evaluation of the model's authors, or of the papers that these rely on.
 ORIGINAL = "original"
 #: Stands for the chat template that lies beside the checkpoint (`model.conversation`).
 CHECKPOINT = "checkpoint"
@@ -112,10 +112,10 @@ class PromptSpec:
 #: Tokens of a prompt's words, and of an answer, where nothing states them.
 WORDS, ANSWER = 1024, 512
 
-#: Tokens of a video's frame, for which a card keeps room: SigLIP's 27 x 27 patches pooled by two are 196.
+#: Tokens of a video's frame, for which a card keeps memory free: SigLIP's 27 x 27 patches pooled by two are 196.
 FRAME = 256
 
-#: Tokens of the longest prompt where no benchmark says.
+#: Tokens of the longest prompt where no benchmark states it.
 LONGEST_PROMPT = 4096
 
 
@@ -158,7 +158,7 @@ class ModelSpec:
         max_memory: bytes that `device_map` may take of each card (by its number) and of `cpu`; empty: what is free.
         spared_card: a card on which a draft is to live, that `device_map` leaves free where there are others.
         offload: whether `device_map` may leave layers in the host's memory, from where each token copies them.
-        longest: tokens of the longest prompt and answer, for which cards keep room; no part of what the model is.
+        longest: tokens of the longest prompt and answer, for which cards keep memory free; no part of the model.
         facts: sizes, with `model.scale` applied.
         check_weights: whether tensors are searched for NaN and infinite values before loading; `auto`: small files.
         template: family that selects among a task's prompts (lmms_eval_specific_kwargs).
@@ -172,9 +172,9 @@ class ModelSpec:
         architecture: configuration keys beyond the facts, as transformers names them; `processor`: folder of the
             processor used with random weights in place of one that reads bytes.
         drafts: names of models with the same tokens that may draft for this one, the usual one first.
-        boxes: how it was taught to write boxes, which decides how a task asks for them and reads them.
+        boxes: the format of boxes in its training, in which tasks request and parse them.
         in_memory: digest of weights that the caller holds in memory; None: they come from a checkpoint.
-        closed_vocabulary: whether it knows the words of its own scenes alone, so that published benchmarks are refused.
+        closed_vocabulary: whether it knows only the words of its own scenes, so that published benchmarks are refused.
     """
 
     name: Text
@@ -212,7 +212,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class CompressorSpec:
-    """Which cache compressor stands behind a method that drops tokens, and the share of entries that it evicts.
+    """The cache compressor that runs after a method that drops tokens, and the share of entries that it evicts.
 
     `code` is the place of a user's class, None for a file in methods/.
     """
@@ -240,7 +240,7 @@ class MethodSpec:
 
     @property
     def title(self) -> str:
-        """What rows call it: its name, and behind a plus that of its compressor."""
+        """Its name in rows: the method's, and after a plus its compressor's."""
         return self.name if self.compressor is None else f"{self.name}+{self.compressor.name}"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 MASK = "***"
 
-#: A piece of a key of so many letters is masked, too: servers shorten what they repeat.
+#: A part of a key of this many letters is masked, too: servers shorten keys that they repeat.
 PIECE = 8
 
 #: Letters of base64 that no other word is likely to have.
@@ -45,7 +45,7 @@ def masked(text: str, keys: Iterable[str | None]) -> str:
 
 
 def names_a_key(name: str) -> bool:
-    """Say whether a setting of this name, or the last part of it, would hold a key, a password or the like."""
+    """Return whether a setting of this name, or of its last part, holds a key, a password or the like."""
     return _NAMED.fullmatch(name.rpartition(".")[2].lstrip("+~-")) is not None
 
 
@@ -102,11 +102,11 @@ def _letter(letter: str) -> str:
 
 
 def _base64(key: str) -> set[str]:
-    """Return what base64 always makes of a key, with none to two letters before it and any behind it."""
+    """Return the part of a key's base64 text that stays the same with up to two letters before it and any after it."""
     matches = set()
     for before in range(3):
         coded = base64.b64encode(b"\0" * before + key.encode()).decode().rstrip("=")
-        # The first letters are of what stands before, the last of what stands behind.
+        # The first letters depend on the text before, the last ones on the text after.
         start = (0, 2, 3)[before]
         whole_signs = (before + len(key)) * 8 // 6
         middle = coded[start:whole_signs]

@@ -20,7 +20,7 @@ def dpp_map(similarity: Cosines, quality: Tensor, n_keep: int) -> Chosen:
     With s_j the residual of similarity[j, j] after projecting token j onto the picks so far (one row of a Cholesky
     factor for each pick), the next pick maximises quality_j^2 s_j; equal values go to the lower index. The factor is
     that of the similarity, not of the kernel: the picks are the same, and s_j alone shows when a token lies in the
-    span of the picks, however small its quality. Once all tokens do (more are asked for than the rank), those of the
+    span of the picks, however small its quality. Once all tokens do (the count exceeds the rank), those of the
     highest quality fill the rest, so that the count is exact and nothing is chosen by rounding noise.
 
     Args:

@@ -37,7 +37,7 @@ class Frames:
     def of(cls, grid: Tensor) -> Frames:
         """Read off coordinates (B, N, 4): image or frame, view, row, column. Cost: O(N), no Python loop.
 
-        Nothing tells a video from images of one size in a row, or one video from the next of the same size.
+        A video cannot be distinguished from consecutive images of one size, or from the next video of the same size.
         """
         token = torch.arange(grid.shape[1], device=grid.device).expand(grid.shape[:2])
         frame = grid[:, :, 0]

@@ -32,14 +32,14 @@ from espalier.methods.chance import row_generators
 def candidates(
     logits: Tensor, silent: Sequence[int], temperature: float, generators: Sequence[torch.Generator]
 ) -> tuple[Tensor, Tensor]:
-    """Return the word of each place (B, G) and its probability among those that may be said, in double precision.
+    """Return the word of each place (B, G) and its probability among the allowed tokens, in double precision.
 
     At a temperature above 0 the word is drawn by the Gumbel-max rule, argmax (logits / temperature + noise); its
     confidence is its probability at temperature 1 all the same.
 
     Args:
         logits: (B, G, V).
-        silent: ids that are never said.
+        silent: ids that are never generated.
         temperature: 0 takes the likeliest, the lower id of equals.
         generators: one CPU generator for each row.
     """

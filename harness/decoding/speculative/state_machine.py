@@ -43,7 +43,7 @@ READING = 20
 
 
 class DrafterLost(Exception):
-    """The drafter died or does not answer; the message says which."""
+    """The drafter died or does not answer; the message states which."""
 
 
 @dataclass(frozen=True)

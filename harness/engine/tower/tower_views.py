@@ -1,4 +1,4 @@
-"""Ask a method inside the tower: one view for each group of images with equal counts, and its plan applied."""
+"""Call a method inside the tower: one view for each group of images with equal counts, and its plan applied."""
 
 from __future__ import annotations
 

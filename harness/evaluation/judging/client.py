@@ -41,7 +41,7 @@ class RequestError(Exception):
 
     Attributes:
         passing: whether a repetition may succeed.
-        wait: seconds that the server asks to wait before a repetition; None: not given.
+        wait: seconds to wait before a repetition, as the server requests; None: not given.
         single: whether the failure concerns only this question.
     """
 

@@ -73,7 +73,7 @@ def collect_verdicts(
     Args:
         spec: the judge, with timeout and retries.
         store: the run store; verdicts are in its folder `judge`.
-        questions: about samples; equal questions are asked once.
+        questions: about samples; equal questions are sent once.
         pause: seconds before the first repetition.
 
     Raises:
@@ -164,7 +164,7 @@ class _JudgeRound:
         """Set the time of the next request, for all questions: they go to the same server.
 
         Raises:
-            RequestError: the server asks for a longer wait than `judge.timeout`.
+            RequestError: the server requests a longer wait than `judge.timeout`.
         """
         wait = min(self._pause * 2 ** (number - 1), LONGEST)
         if trouble.wait is not None:

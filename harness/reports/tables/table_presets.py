@@ -59,7 +59,7 @@ def titles() -> dict[str, str]:
 
 
 def runs_of(paper: Paper, number: str) -> list[Mapping[str, Any]]:
-    """Return the runs that a table's cells ask for, each once, in printed order."""
+    """Return the runs that a table's cells need, each once, in printed order."""
     runs: dict[tuple[str, ...], Mapping[str, Any]] = {}
     for cell in read_cells(paper, number):
         run = run_of_cell(paper, cell)

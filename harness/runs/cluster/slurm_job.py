@@ -1,4 +1,4 @@
-"""The work of a job: run `espalier run --cells <file>` until its cells are done or it is asked to stop.
+"""The work of a job: run `espalier run --cells <file>` until its cells are done or it gets a signal to stop.
 
 The cells run in a separate process, so that a job is the same code as a local sweep, and a killed process is noticed.
 """
@@ -22,7 +22,7 @@ from espalier.harness.runs.cluster.job_file import JobFile
 #: Seconds that a job has to end after SIGTERM: enough to finish a batch and its journal.
 PATIENCE = 30.0
 
-#: Seconds that a job waits for SLURM to end it after being asked to: a job that exits by itself would count as
+#: Seconds that a job waits for SLURM to end it after requesting that: a job that exits by itself would count as
 #: finished, and would not be queued again after a preemption.
 MAX_HOLD = 3600.0
 

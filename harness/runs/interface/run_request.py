@@ -82,7 +82,7 @@ def read_request(
     settings: Mapping[str, Any],
     unlimited: bool = False,
 ) -> RunRequest:
-    """Return the run that `evaluate` is asked for.
+    """Return the run that `evaluate` has to do.
 
     Args:
         model: a name, or a model in memory.

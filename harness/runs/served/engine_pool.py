@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from espalier.harness.kinds.kind import OpenMethod
     from espalier.harness.models.adapter import Adapter
 
-#: Tokens of the longest prompt and answer of an engine, if no setting says.
+#: Tokens of the longest prompt and answer of an engine, if no setting states them.
 LONGEST = 4096
 
 

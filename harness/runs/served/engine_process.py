@@ -109,7 +109,7 @@ class EngineProcess:
             self._child.stdin.write(json.dumps(message) + "\n")
             self._child.stdin.flush()
         except BrokenPipeError:
-            pass  # what it wrote last says why
+            pass  # its last output states why
         line = self._child.stdout.readline()
         if not line:
             raise EngineEnded(

@@ -31,7 +31,7 @@ SAMPLING: Mapping[str, str] = {
     "repetition_penalty": "repetition_penalty",
 }
 
-#: Settings of `generate` that ask for nothing more at these values.
+#: Settings of `generate` that have no effect at these values.
 IDLE = (("num_beams", 1), ("use_cache", True), ("do_sample", False), ("do_sample", True))
 
 
@@ -56,7 +56,7 @@ def open_served(
 
 
 def setting_of(spec: AnswerRequest, method: TokenReducer) -> Setting:
-    """Return what the engine is asked to remove of each picture and video."""
+    """Return the setting by which the engine prunes each picture and video."""
     facts = spec.model.facts
     if not method.all_sites(facts.tower.layers, facts.text.layers):
         return Setting(seed=spec.seed)

@@ -1,1 +1,1 @@
-"""Generated clips with events in time, what is asked about them, and how answers are scored."""
+"""Generated clips with events in time, questions about them, and scores of answers."""

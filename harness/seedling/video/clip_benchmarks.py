@@ -1,6 +1,6 @@
 """The three clip benchmarks: their questions, and the metrics of each answer.
 
-Each benchmark asks one question per clip, and no two benchmarks share clips.
+Each benchmark has one question per clip, and no two benchmarks share clips.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Questions about clips with unique answers, each a pure function of the clip and a stream of draws.
 
 An answer that depends on several observations names them first: the object at each place before the count, the times of
-two events before their order. The model looks up one word at a time, and compares what it has already said.
+two events before their order. The model looks up one word at a time, and compares the words it has already generated.
 """
 
 from __future__ import annotations

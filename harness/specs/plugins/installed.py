@@ -93,7 +93,7 @@ def _adapters(path: Path) -> Iterator[str]:
     try:
         section = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
-        return  # the line about it comes where its name is asked for
+        return  # its error line appears when its name is used
     reference = CodeReference.parse(section.get("adapter")) if isinstance(section, dict) else None
     if reference is not None:
         yield str(reference.anchored(path.parents[1]))

@@ -1,4 +1,4 @@
-"""Leases: files that say which process computes a run, for machines that share its folder.
+"""Leases: files that name the process that computes a run, for machines that share its folder.
 
 The first line of `<run>/lease` names the owner; after it the owner appends one byte per heartbeat, so the file's size
 counts heartbeats. A watcher takes an owner for dead if the file has not grown for `expiry` seconds of the watcher's own
@@ -103,7 +103,7 @@ def read_lease(path: Path) -> LeaseState | None:
         UserError: the path is not a file, or cannot be read.
     """
     try:
-        # Opened each time: network file systems ask the server on open, but not for the attributes of a path.
+        # Opened each time: network file systems contact the server on open, but not for the attributes of a path.
         # Non-blocking: reading a pipe would never end.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:

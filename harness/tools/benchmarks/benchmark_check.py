@@ -355,5 +355,5 @@ def _spec(overrides: Sequence[str]) -> RunSpec:
             *overrides,
         ]
     )
-    assert command is not None  # none of these asks for help
+    assert command is not None  # none of these requests help
     return build_spec(command.cells[0])

@@ -55,7 +55,7 @@ def prefetch(name: str, overrides: Sequence[str] = ()) -> int:
         UserError: one line: no such benchmark, the hub refuses or cannot be reached, or the disk is too full.
     """
     command = read_command([f"benchmark={name}", "method=none", "offline=false", *overrides])
-    assert command is not None  # none of these asks for help
+    assert command is not None  # none of these requests help
     spec = build_spec(command.cells[0])
     home = Path(constants.HF_HOME).expanduser()
     how = "as set" if "HF_HOME" in os.environ else "the default; set HF_HOME for another place"
@@ -81,7 +81,7 @@ def _settled(wanted: Wanted) -> Wanted:
 
 
 def _room(wanted: Sequence[Wanted], home: Path) -> None:
-    """Say what is to be downloaded and refuse if it does not fit."""
+    """Print the downloads and refuse if they do not fit."""
     need = 0.0
     for part in wanted:
         with _in_one_line(part):

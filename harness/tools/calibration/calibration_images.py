@@ -33,7 +33,7 @@ class ImageDigest:
 
 
 def question(image: Image.Image, prompt: str) -> list[dict[str, Any]]:
-    """Return the chat that asks `prompt` about one image."""
+    """Return a chat with one image and `prompt` as its question."""
     text = {"type": "text", "text": prompt}
     return [{"role": "user", "content": [{"type": "image", "image": image}, text]}]
 

@@ -57,7 +57,7 @@ class Thinning(FitPrune):
 
     @property
     def adaptive(self) -> bool:
-        """Say that each image keeps a count of its own."""
+        """Return true: each image keeps its own count."""
         return True
 
     def plan(self, view: View, keep: int) -> Plan:

@@ -1,7 +1,7 @@
 """Where the model looks, and what the methods keep: `python -m espalier.harness.tools.calibration.gaze_pictures`.
 
 Draws, for a few grounding questions of the embedded model, the last prompt token's attention in each decoder layer
-and the tokens that each method keeps; prints how much of that attention lies on the object asked about, on other
+and the tokens that each method keeps; prints how much of that attention lies on the object of the question, on other
 objects and on background. Validation scenes only, so that nothing here is tuned on the benchmarks.
 
     --out docs/figures/attention      file name without suffix
@@ -220,7 +220,7 @@ def draw(questions: Sequence[Case], out: Path, ratio: float) -> None:
 
 
 def _picture(axes: Any, case: Case, image: np.ndarray, title: str, **look: Any) -> None:
-    """Draw one picture with a frame around the object that is asked about, its title above the first row."""
+    """Draw one picture with a frame around the object of the question, its title above the first row."""
     # Half a second for matplotlib, which measuring alone does without.
     from matplotlib.patches import Rectangle
 

@@ -46,7 +46,7 @@ _TEXT = (
     *("bos_token_id", "eos_token_id", "hidden_act"),
 )
 
-#: SigLIP so400m has 16 heads; no tensor tells.
+#: SigLIP so400m has 16 heads; no tensor shows it.
 _TOWER_HEADS = 16
 
 

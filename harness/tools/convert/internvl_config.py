@@ -36,7 +36,7 @@ _VISION = {
     "qk_normalization": "use_qk_norm",
 }
 
-#: What a release must say for the library's model and processor to do the same.
+#: Settings that a release must have for the library's model and processor to give the same results.
 _FIXED = {
     "model_type": "internvl_chat",
     "ps_version": "v2",

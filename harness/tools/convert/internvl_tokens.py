@@ -22,7 +22,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
-# sentencepiece's own copy of this module asks for a newer protobuf than other packages allow. Its classes are built
+# sentencepiece's own copy of this module requires a newer protobuf than other packages allow. Its classes are built
 # when it is imported, where a type checker does not see them.
 from transformers.utils.sentencepiece_model_pb2_new import ModelProto  # type: ignore[attr-defined]
 
@@ -178,7 +178,7 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 @dataclass(frozen=True)
 class Tokens:
-    """What a release's tokenizer files say.
+    """Contents of a release's tokenizer files.
 
     Attributes:
         backend: the tokenizer, without tokens put at the ends of a text.

@@ -33,7 +33,7 @@ class Finding:
 
 
 def examine(name: str, check: Check) -> Finding:
-    """Run one check and say how it ended."""
+    """Run one check and report its result."""
     started = perf_counter()
     status: Status = "ok"
     try:

@@ -64,14 +64,14 @@ def _installed(package: str) -> str | None:
 
 
 def processor() -> str:
-    """Say which cores this process may use and how much memory is free."""
+    """Report which cores this process may use and how much memory is free."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     return f"{device_name('cpu')}, {cores} cores, {torch.get_num_threads()} threads, {free:.1f} GiB free"
 
 
 def gpus() -> str:
-    """Say which GPUs torch sees, what each has free, and whether it computes in bfloat16."""
+    """Report which GPUs torch sees, the free memory of each, and whether it computes in bfloat16."""
     if not torch.cuda.is_available():
         raise NotHere("torch sees no CUDA device")
     names = []
@@ -93,7 +93,7 @@ def store(root: Path) -> str:
 
 
 def checkpoints() -> str:
-    """Say which published checkpoints of conf/model lie in the local Hugging Face cache."""
+    """Report which published checkpoints of conf/model are in the local Hugging Face cache."""
     hubs = {
         path.stem: (cfg.get("hub"), cfg.get("revision"))
         for path in sorted(CONF.glob("model/*.yaml"))

@@ -100,7 +100,7 @@ def plain(text: str) -> str:
 
 
 def has_text(test: Mapping[str, Any], answer: str) -> bool:
-    """Return whether an answer has a text, nearly as written, at its start or end if the test says so.
+    """Return whether an answer has a text, nearly as written, at its start or end if the test requires it.
 
     An answer shorter than the text is compared as a whole: the library searches the shorter of two texts in the longer
     one, so that the released evaluation finds any text in an answer of one blank.

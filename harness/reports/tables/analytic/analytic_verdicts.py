@@ -78,7 +78,7 @@ class Misprint:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim with its verdict; `note` says what is wrong, or why the print is known to be wrong."""
+    """A claim with its verdict; `note` states the fault, or why the print is known to be wrong."""
 
     claim: FormulaClaim
     verdict: ClaimVerdict
