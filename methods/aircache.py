@@ -49,7 +49,8 @@ class AirCache(CacheCompressor):
         window: `elite`, or for ablations all words, the last `size` of them, or the last `size` visual tokens of the
             last picture or video.
         size: of a continuous or visual window.
-        text: which words make up the instruction: those `behind` the last picture, or those `between` pictures, too.
+        text: words of the instruction: `behind` means those after the last picture, `between` also those between
+            pictures.
         per_head: whether each KV head has a choice of its own.
         merged: share of the evicted entries that are averaged into the nearest kept one (Table 11: it hurts).
     """

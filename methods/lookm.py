@@ -4,7 +4,7 @@ Text before pictures: words are never evicted, and of the visual entries those s
 
     s_j = sum_i A_h[i, j]   over all queries i of the prompt,
 
-each KV head by itself. Every evicted entry i then merges into the entry that stays, word or visual, whose key is most
+each KV head by itself. Every evicted entry i then merges into the entry that stays, word or visual, with the key most
 similar, c(i) = argmax_c cos(k_i, k_c), keys and values alike. With E(c) the n entries that go to c:
 
     pivot     k_c <- (k_c + sum_{i in E(c)} (k_c + k_i) / 2) / (n + 1)       the paper's best

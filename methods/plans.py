@@ -60,7 +60,7 @@ class Plan:
         merge: how dropped tokens flow into kept ones, or None for pure pruning. At `tower` sites the sizes of an
             `Assignment` add up by slot, those of a `Mixture` are mixed by its matrix.
         spare: (B,) kept tokens that only fill up the count, because the method's own rule had none left to choose;
-            None for methods whose rule always has.
+            None for methods with a rule that always has enough.
         order: (B, K) at `tower` sites, places in `kept` in the order in which the next site's `sequence` has them; the
             tokens themselves stay ascending. None: ascending there, too.
         scores: (B, N) what the tokens were ranked by, for `answer.scores`; None for methods that rank none.

@@ -21,7 +21,7 @@ class Random(TokenReducer):
 
     Attributes:
         layer: decoder layer before which tokens go; 0 is before the decoder. Set it to the layer of the method that
-            this control stands beside.
+            this control is compared with.
     """
 
     layer: int = 0

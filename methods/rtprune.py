@@ -141,7 +141,7 @@ class RTPrune(TokenReducer):
         `dynamic` adds O(N^2 D) and the picture's pixels, and waits for the device.
 
         Raises:
-            MethodError: a token or a pixel is NaN or infinite; several rows whose own counts differ.
+            MethodError: a token or a pixel is NaN or infinite; several rows with different counts.
         """
         n_tokens = view.tokens.shape[1]
         norms = torch.linalg.vector_norm(view.tokens.float(), dim=2)

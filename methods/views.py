@@ -48,8 +48,8 @@ class Site:
 class Need:
     """A signal that must be in the view. `layer=None` means the default layer.
 
-    For attention signals that is the decoder layer just before the site; for tower signals the layer whose output the
-    projector reads. With a `depth`, `layer` is meant for a tower of so many layers, and another tower's layer at the
+    For attention signals that is the decoder layer just before the site; for tower signals the layer that feeds the
+    projector. With a `depth`, `layer` is meant for a tower of so many layers, and another tower's layer at the
     same share of its depth is read.
     """
 

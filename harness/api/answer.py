@@ -182,7 +182,7 @@ class Answer:
         """Return what the method ranked the visual tokens by: a reducer's scores, or a compressor's mean over heads.
 
         Args:
-            layer: the decoder layer that the method acted before, or whose cache it shortened; 0 for a place before the
+            layer: the decoder layer after the method's site, or with the shortened cache; 0 for a place before the
                 decoder; None: the last place.
 
         Raises:

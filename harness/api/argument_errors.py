@@ -15,7 +15,7 @@ from espalier.harness.errors import Refused, UserError, near_key
 from espalier.harness.settings import read_value
 from espalier.methods.base import Method, MethodError
 
-#: Config keys whose last part is the argument; `model=`, file names such as model.safetensors and quoted keys stay.
+#: Config keys that end in the name of an argument; `model=`, file names such as model.safetensors and quoted keys stay.
 _KEY = re.compile(
     r"(?<![\w./'-])(?:method\.params\.|method\.(?=draft)|engine\.|(?:(?:model|benchmark)\.)?generation\."
     r"|model\.(?=(?:path|hub|revision|dtype|attention|weights|scale|device|device_map|max_memory|offload|check_weights"

@@ -1,7 +1,7 @@
-"""Write a page of a store's rows that opens from a file, and tables and pictures of a selection beside it.
+"""Write a page of a store's rows that opens from a file, with tables and pictures of a selection next to it.
 
-The page has curves, costs, kept tokens and published tables. Filters choose what the files beside it have (.png, .svg,
-.md, .tex, .csv): `benchmark=pope,gqa method=fastv engine.positions=renumbered`; `none` and random dropping stay.
+The page has curves, costs, kept tokens and published tables. Filters choose the content of these (.png, .svg, .md,
+.tex, .csv): `benchmark=pope,gqa method=fastv engine.positions=renumbered`; `none` and random dropping stay.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def asked_groups(arguments: Iterable[str]) -> tuple[str, ...]:
 
 
 def asked_model(arguments: Iterable[str]) -> str | None:
-    """Return the model that a command line gives beside a listing: `model=llava15_7b method=?`."""
+    """Return the model that a command line gives with a listing: `model=llava15_7b method=?`."""
     names = [text.partition("=")[2] for text in arguments if text.startswith("model=")]
     return next((name for name in names if name != "?"), None)
 

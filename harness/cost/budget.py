@@ -287,7 +287,7 @@ def _settle_one(rule: str, frame: Frame, counts: list[int], target: float, site:
 
 
 def _nearest(value: Callable[[int], float], target: float, low: int, high: int) -> int:
-    """Return the integer in [low, high] whose growing `value` is nearest `target`; ties go up."""
+    """Return the integer in [low, high] with the `value` nearest to `target`; `value` grows, ties go up."""
     floor, top = low, high
     while floor < top:
         middle = (floor + top + 1) // 2

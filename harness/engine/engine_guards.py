@@ -47,7 +47,7 @@ def check_generation(arguments: Mapping[str, Any]) -> None:
 
 
 def check_text_config(config: Any) -> None:
-    """Refuse decoder stacks with sliding-window or linear layers, whose caches are not plain lists of keys.
+    """Refuse decoder stacks with sliding-window or linear layers: their caches are not plain lists of keys.
 
     Raises:
         UserError: names the first such layer.

@@ -117,7 +117,7 @@ def record_non_finite(adapter: ModelParts) -> Iterator[list[str]]:
             layer.register_forward_hook(after(f"decoder layer {number} of {len(layers)}"))
             for number, layer in enumerate(layers)
         ),
-        adapter.decoder.norm.register_forward_hook(after("the norm behind the decoder")),
+        adapter.decoder.norm.register_forward_hook(after("the norm after the decoder")),
         adapter.model.get_output_embeddings().register_forward_hook(after("the output head")),
     ]
     try:

@@ -47,7 +47,7 @@ class ModelParts(ABC):
 
     @abstractmethod
     def tower_attention(self, index: int | None) -> nn.Module:
-        """Return the attention module of a tower layer; None means the layer whose output the projector reads."""
+        """Return the attention module of a tower layer; None means the layer that feeds the projector."""
 
     def tower_layers(self) -> nn.ModuleList:
         """Return all layers of the tower, from the one module list that contains the attention."""
@@ -60,7 +60,7 @@ class ModelParts(ABC):
         )
 
     def tower_windows(self) -> int:
-        """Return the number of tower layers whose attention stays inside windows."""
+        """Return the number of tower layers with attention inside windows."""
         return 0
 
     def stem_layers(self) -> Sequence[Any]:

@@ -5,7 +5,7 @@ With G units (samples, or clusters of them), the influence of unit g is (G - 1) 
 is the aggregate, and their spread its standard error, if the aggregate is smooth in the weights of the samples: ratios,
 F1, sums of group scores, CIDEr. It fails for medians and maxima, and for a handful of samples; so the contributions
 must first predict the aggregates of random halves, which need no smoothness (Shao and Wu 1989). This test does not
-detect a maximum whose largest sample is an outlier: in halves it looks like the one wrong answer of many.
+detect a maximum set by an outlier: in halves it looks like the one wrong answer of many.
 """
 
 from __future__ import annotations

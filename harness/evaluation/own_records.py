@@ -18,7 +18,7 @@ from espalier.harness.store.files.folder_checks import check_folder
 def record_file(benchmark: BenchmarkSpec) -> Path | None:
     """Write the records of a benchmark on own data as JSON lines into the cache; None for other benchmarks.
 
-    Pictures in files stay where they are; others are written beside the lines.
+    Pictures in files stay where they are; others are written next to the lines.
 
     Raises:
         UserError: the data are wrong, or the cache cannot be written.

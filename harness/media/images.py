@@ -112,7 +112,7 @@ def in_8_bits(image: Image.Image, name: str = "image") -> Image.Image:
     32-bit integers in [0, 255] are unchanged; those of a PGM are 16-bit values.
 
     Raises:
-        UserError: other 32-bit integers or floats, whose range is unknown.
+        UserError: other 32-bit integers or floats, of unknown range.
     """
     if image.mode not in WIDE:
         return image

@@ -15,7 +15,7 @@ def unpacked(folder: str, video: str) -> str:
     """Return the path of a video below HF_HOME, with any of the suffixes.
 
     Raises:
-        UserError: the path is a folder of frames, whose order and rate are unknown.
+        UserError: the path is a folder of frames, of unknown order and rate.
         FileNotFoundError: the video is missing.
     """
     home = Path(os.getenv("HF_HOME", "~/.cache/huggingface")).expanduser()

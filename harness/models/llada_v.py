@@ -53,7 +53,7 @@ RENAMES = {
     r"^model\.mm_projector\.2\.": "model.multi_modal_projector.linear_2.",
 }
 
-#: Sizes of the text stack: the library's keys, and the equivalent keys of config.json, of which the first is used.
+#: Sizes of the text stack: the library's keys, and the equivalent keys of config.json; the first that exists is used.
 _SIZES = {
     "vocab_size": ("embedding_size", "vocab_size"),
     "hidden_size": ("d_model", "hidden_size"),

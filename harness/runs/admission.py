@@ -295,7 +295,7 @@ def _require_priors(run: Candidate) -> None:
 
 
 def check_places(spec: RunSpec, key: str) -> None:
-    """Refuse a run whose row could not be written; a stored row is read and takes no place."""
+    """Refuse a run if its row could not be written; a stored row is read and needs no space."""
     run = RunDir(spec.store / "runs" / key)
     if spec.force or not run.finished:
         Store(spec.store).check_writable()

@@ -77,7 +77,7 @@ SERVED = (
 #: Further entries of a run that a server answers.
 SERVER = ("espalier.harness.runs.served.engine_server",)
 
-#: Packages whose version can change an answer, a measurement or a score.
+#: Packages that can change an answer, a measurement or a score.
 PACKAGES = (
     "torch",
     "torchvision",
@@ -125,8 +125,8 @@ def key_parts(
     """Return everything that the key is computed from, ready for JSON.
 
     `cell` and `settings` are stored in the row, so that a row states what made its numbers; the rest is code. Left out
-    on purpose: log back ends, the store, `force`, threads, error limits, the places of files, and `engine.paired`, which
-    measures after a run has ended: a stored row without the speed-up gets it without answering again.
+    on purpose: log back ends, the store, `force`, threads, error limits, the places of files, and `engine.paired`,
+    which measures after a run has ended: a stored row without the speed-up gets it without answering again.
 
     Args:
         spec: the run.

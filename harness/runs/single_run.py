@@ -62,7 +62,7 @@ class CellRunner:
 
         Args:
             job: the job.
-            jobs: all jobs of the command, some of which may share a pass with this one.
+            jobs: all jobs of the command; some may share a pass with this one.
 
         Raises:
             SampleErrors: samples failed; the others are in the journal.

@@ -86,7 +86,7 @@ def _make(folder: Path) -> None:
 
 
 def _write_page(path: Path, title: str, samples: Sequence[tuple[SamplePicture, Words]]) -> None:
-    """Write a page of pictures that lie beside it."""
+    """Write a page of pictures that are in the same folder."""
     figures = []
     for picture, words in samples:
         image = f'<img src="{escape(picture.file)}">' if picture.drawing else "<p>no picture</p>"

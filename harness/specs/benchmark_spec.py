@@ -159,7 +159,7 @@ class BenchmarkSpec:
         blocks: left out in turn for intervals of metrics that are no mean; None: by size, 0: aggregated once only.
         prompt: what is set of the task's own prompt settings (lmms_eval_specific_kwargs).
         text: the question as a template over the columns of a sample, in place of the task's; `texts` by prompt set.
-        needs: what scoring takes beside this machine's Python.
+        needs: requirements of scoring other than Python.
         papers: which of the five papers print it.
         note: one sentence for the page that lists all benchmarks.
         prompt_tokens: length of the prompts that the harness composes; None: the samples are what they are. With it the

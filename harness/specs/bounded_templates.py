@@ -18,7 +18,7 @@ WORK = 100_000_000
 #: Letters that a prompt may have.
 MOST_LETTERS = 1_000_000
 
-#: Charges of a step of a loop, of a call and of an entry of a list, beside what they handle.
+#: Charges of a step of a loop, of a call and of an entry of a list, in addition to their content.
 STEP, CALL, ENTRY = 100, 1_000, 50
 
 #: Whatever rendering a template can raise: its expressions call methods of any value.

@@ -1,4 +1,4 @@
-"""Which rows fill one cell of a table, and which may stand beside each other: the one rule for every reader of rows.
+"""Which rows fill one cell of a table, and which may be compared: the one rule for every reader of rows.
 
 A row names its cell by its keys and lists under `settings` what else changed its numbers (docs/rows.md). Rows of
 one cell must agree in all of it, rows along a curve in all but what comes with the ratio or costs time alone, rows of
@@ -34,7 +34,7 @@ COSTS = frozenset(
     f"engine.{name}" for name in ("batch_size", "warmup", "compare", "rescore", *METERS)
 )
 
-#: Settings of earlier versions that change no number: rows with and without them stand beside each other.
+#: Settings of earlier versions that change no number: rows with and without them are comparable.
 BYGONE = frozenset({"model.facts.signals", "draft.facts.signals"})
 
 #: A hyper-parameter in a row's label; those of the parts of a composition are in brackets.

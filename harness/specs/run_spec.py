@@ -68,7 +68,7 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 Auto = Literal["auto"]
 #: Default of `model.prompt`: the evaluation of the model's authors, or of the papers that these rely on.
 ORIGINAL = "original"
-#: Stands for the chat template that lies beside the checkpoint (`model.conversation`).
+#: The chat template in the folder of the checkpoint (`model.conversation`).
 CHECKPOINT = "checkpoint"
 LOGS = ("none", "wandb")
 REFUSED = ("error", "skip")
@@ -92,7 +92,7 @@ class VideoSpec:
 
 @dataclass(frozen=True)
 class PromptSpec:
-    """The set of prompts that a model is evaluated with, beside what other fields of its spec hold of it.
+    """The set of prompts that a model is evaluated with; other fields of its spec hold the rest.
 
     Attributes:
         name: of the set (`model.prompt`).

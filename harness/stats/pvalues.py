@@ -65,8 +65,8 @@ def permutation_pvalue(
     """Return the two-sided p-value of the paired permutation test on the difference of means.
 
     Under the null hypothesis the two scores of a sample may be swapped (Fisher's sign-flip test).
-    Exact when the number of distinct swaps is at most `resamples`, otherwise Monte Carlo, whose
-    smallest value is 1 / (resamples + 1).
+    Exact when the number of distinct swaps is at most `resamples`, otherwise Monte Carlo with
+    1 / (resamples + 1) as its smallest value.
 
     Raises:
         ValueError: as `paired_pvalue`.

@@ -200,7 +200,7 @@ class Store:
         return list(self.each())
 
     def each(self) -> Iterator[tuple[RunDir, dict[str, Any]]]:
-        """Yield the items of `finished` one at a time, for stores whose rows do not fit into memory together."""
+        """Yield the items of `finished` one at a time, for stores with more rows than fit into memory."""
         for directory in self.folders():
             row = directory.readable_row()
             if row is not None:

@@ -103,7 +103,7 @@ class AnsweredRun:
 
 
 def find_run(store: Path, prefix: str) -> RunDir:
-    """Return the run whose key starts with `prefix`.
+    """Return the run with a key that starts with `prefix`.
 
     Raises:
         UserError: no finished run matches, or several do.

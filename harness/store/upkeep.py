@@ -174,7 +174,7 @@ def _damaged_lines(path: Path, mend: bool) -> Iterator[str]:
 
 
 def _wrong_means(path: Path, row: dict[str, Any], entries: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each metric whose value in the row is not the mean of the journal's scores."""
+    """Yield a line for each metric of the row that is not the mean of the journal's scores."""
     scores: dict[Any, dict[str, float]] = {}
     for entry in entries:
         if isinstance(entry.get("scores"), dict):

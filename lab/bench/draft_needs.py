@@ -89,7 +89,7 @@ class DraftPair:
     draft: Adapter
 
     def scene(self, sample: dict[str, Any]) -> TargetScene:
-        """Ask the target about a sample's scene."""
+        """Run the target on a sample's scene and question."""
         # transformers reads the variables set in main at import time, and takes seconds to import.
         from espalier.harness.decoding.speculative.samplers import resolved_config
 

@@ -103,7 +103,7 @@ def of_decoder(name: str, setup: Setup, kind: bench_sd.AnswerKind, setting: Sequ
 
 @dataclass(frozen=True)
 class FilledPair:
-    """A target and a draft whose caches can be filled to any length.
+    """A target and a draft, with caches that can be filled to any length.
 
     Attributes:
         target: the large model.

@@ -12,6 +12,6 @@ FIRST_CLIP = 6_000_000
 
 
 def clip_chat(clip: DrawnClip, question: str) -> list[dict[str, Any]]:
-    """Return a chat that shows a clip and asks a question."""
+    """Return a chat with a clip and a question."""
     video = {"type": "video", "video": in_memory(clip)}
     return [{"role": "user", "content": [video, {"type": "text", "text": question}]}]

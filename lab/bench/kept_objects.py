@@ -1,8 +1,8 @@
 """What a method keeps of scenes with known objects: `python -m lab.bench.kept_objects method=fastv ratio=0.75`.
 
-Prints the share of patches alive in the last layer, for patches with an object, with the object asked about and with
-none, over 100 held-out scenes with a grounding question each; and the share of scenes that lose every patch of the
-object asked about. Random selection keeps 1 - ratio of each kind.
+Prints the share of patches alive in the last layer, for patches with an object, with the question's object and with none,
+over 100 held-out scenes with a grounding question each; and the share of scenes that lose every patch of the
+object of the question. Random selection keeps 1 - ratio of each kind.
 Every method by default; everything else is a config override as for run.py.
 """
 
@@ -50,7 +50,7 @@ def covered_patches(boxes: Sequence[Sequence[int]], side: int, pixels: int) -> T
 
 
 def kept_shares(job: Job, adapter: Adapter) -> dict[str, float]:
-    """Return the mean share kept of each kind of patch, and of scenes without a patch of the object asked about."""
+    """Return the mean share kept of each kind of patch, and of scenes without a patch of the question's object."""
     # These import transformers, which takes seconds, after main has set it offline.
     from espalier.harness.engine.session import Session
 

@@ -1,4 +1,4 @@
-"""Pictures of 12 megapixels and video files on the disk, and a benchmark that asks about them."""
+"""Pictures of 12 megapixels and video files on the disk, and a benchmark with a question on each."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def write_videos(folder: Path, count: int) -> list[Path]:
 
 
 def write_benchmark(folder: Path, name: str, kind: str, files: Sequence[Path]) -> list[str]:
-    """Write a task that asks about each file once; return the overrides that choose it."""
+    """Write a task with one question on each file; return the overrides that select it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.yaml").write_text(TASK.replace("NAME", name), encoding="utf-8")
     (folder / "utils.py").write_text(UTILS, encoding="utf-8")

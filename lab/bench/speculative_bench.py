@@ -199,13 +199,13 @@ def kinds(setup: Setup) -> tuple[AnswerKind, ...]:
 
 
 def clip_chats(count: int) -> list[list[dict[str, Any]]]:
-    """Return chats that ask for all events in held-out clips. Cost: drawing the clips."""
+    """Return chats that request all events of held-out clips. Cost: drawing the clips."""
     drawn = samples("seedling_video_caption", "test", 0, FIRST_CLIP, count, MOST_FRAMES)
     return [clip_chat(sample_clip(sample), sample["question"]) for sample in drawn]
 
 
 def chat_of(scenes: Sequence[int]) -> list[dict[str, Any]]:
-    """Return a chat that asks for all objects of held-out scenes, one picture per scene."""
+    """Return a chat that requests all objects of held-out scenes, one picture per scene."""
     drawn = [Scenes().scene("test", 0, index) for index in scenes]
     images = [{"type": "image", "image": scene.to_pil()} for scene in drawn]
     question = questions_for(drawn[0], {"caption": 1})[0].text

@@ -1,4 +1,4 @@
-"""What parallel decoding has to reach in `make bench-sd`, and whether it does, as far as intervals can say."""
+"""Targets of parallel decoding in `make bench-sd`, and a verdict on each from its interval."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from espalier.harness.stats import rate_ratio_interval
 
-#: Overlap at least, share of what is predicted at least, and time of the state machine over T_p at most.
+#: Lower bounds of overlap and of the share of the predicted speed-up; upper bound of the state machine's time over T_p.
 OVERLAP, REACHED, OVERHEAD = 0.8, 0.85, 0.02
 
 
 def targets(rows: Sequence[Mapping[str, Any]], overhead: float) -> list[dict[str, Any]]:
-    """Return what parallel decoding has to reach, and whether it does."""
+    """Return the targets of parallel decoding with their verdicts."""
     lines = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
         of_kind = [row for row in rows if row["kind"] == kind]
@@ -30,14 +30,14 @@ def targets(rows: Sequence[Mapping[str, Any]], overhead: float) -> list[dict[str
 
 @dataclass(frozen=True)
 class Goal:
-    """Something to be reached.
+    """A target with its measured value.
 
     Attributes:
         name: the goal in words.
         value: as measured.
         target: the bound on the value.
-        interval: of the value, None where it has none.
-        bound: what the value cannot exceed, where that is known.
+        interval: of the value, None if it has none.
+        bound: upper limit of the value, if known.
         lower_bound: whether the value must reach the target, else stay below it.
     """
 
@@ -50,7 +50,7 @@ class Goal:
 
     @property
     def verdict(self) -> str:
-        """Say `met`, `missed`, `open` where the interval holds what is asked, or `not believable`."""
+        """Verdict: `met`, `missed`, `open` if the interval contains the target, or `not believable`."""
         low, high = self.interval or (self.value, self.value)
         if self.bound is not None and low > self.bound:
             return "not believable"
@@ -72,11 +72,11 @@ class Goal:
 
 
 def goals(row: Mapping[str, Any], best: Mapping[str, Any], overhead: float) -> list[Goal]:
-    """Return what one parallel row has to reach.
+    """Return the targets of one parallel row.
 
     Args:
         row: the row.
-        best: that of the best window of plain speculative decoding, on the same answers.
+        best: the row of plain speculative decoding with the best window, on the same answers.
         overhead: milliseconds of a round of the state machine alone.
     """
     block, best_block = row["extra"]["speculative"], best["extra"]["speculative"]
@@ -91,7 +91,7 @@ def goals(row: Mapping[str, Any], best: Mapping[str, Any], overhead: float) -> l
             block["speedup_end_to_end"],
             1.0,
             block["speedup_end_to_end_interval"],
-            # The prefill, which no draft shortens, only takes away from what decoding gains.
+            # No draft shortens the prefill, so the end-to-end gain is at most that of decoding.
             max(bound, 1.0),
         ),
         Goal(
@@ -102,7 +102,7 @@ def goals(row: Mapping[str, Any], best: Mapping[str, Any], overhead: float) -> l
         ),
         Goal("machine over T_p", overhead / block["target_ms"], OVERHEAD, lower_bound=False),
     ]
-    if block["overlap_efficiency"] is not None:  # two streams of one GPU cannot tell
+    if block["overlap_efficiency"] is not None:  # not measurable with two streams of one GPU
         reached.append(Goal("overlap", block["overlap_efficiency"], OVERLAP))
     for name, promised in (("", "speedup_predicted"), (" by windows", "speedup_predicted_window")):
         scaled = tuple(end / block[promised] for end in decode)

@@ -1,4 +1,4 @@
-"""A step's time beside the shortest in which its bytes can be read."""
+"""A step's time and the shortest time in which its bytes can be read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How long the status of a store takes: `python -m lab.bench.sweep_status [--runs 10000]`.
 
-Makes a store of so many finished runs, each with a row of the size of a real one, and one sweep that asked for all of
+Makes a store of so many finished runs, each with a row of the size of a real one, and one sweep of all of
 them; then times `python -m espalier sweep status` as a user starts it: without an index, with one, and with one that is
 stale for a hundredth of the rows.
 """

@@ -13,7 +13,7 @@ from torch.nn.functional import interpolate
 from espalier.methods.base import Need, Site, View
 from espalier.methods.signals import SIGNALS
 
-#: Words of the prompt beside the visual tokens.
+#: Words of the prompt without the visual tokens.
 WORDS = 16
 #: One head of CLIP ViT-L.
 HEAD = 64
@@ -40,7 +40,7 @@ def plane(n: int) -> tuple[int, int]:
 def view_of(tokens: Tensor, site: Site, needs: tuple[Need, ...], of_frames: bool = False) -> View:
     """Return a view of synthetic tokens, on their device, with every signal that is needed.
 
-    It is of one image, or of a video whose frames are the lines of one.
+    It is of one image, or of a video with the lines of one image as frames.
     """
     n = tokens.shape[1]
     place, columns = torch.arange(n, device=tokens.device), plane(n)[1]

@@ -33,7 +33,7 @@ def subsets(
 
     Args:
         scene: the scene.
-        next_scene: another one, whose choice has the same shape here and shows something else.
+        next_scene: another scene, as a control: its choice has the same shape and other content.
         keep: tokens of each subset.
         generator: the only source of randomness.
     """

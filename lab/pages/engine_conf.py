@@ -33,7 +33,7 @@ def config() -> str:
 
 
 def documented(section: type) -> dict[str, str]:
-    """Return what the docstring of a dataclass says about each of its attributes."""
+    """Return the description of each attribute in the docstring of a dataclass."""
     listing = inspect.cleandoc(section.__doc__ or "").partition("Attributes:\n")[2]
     entries = re.split(r"^ {4}(?=\w+: )", listing, flags=re.MULTILINE)[1:]
     pairs = (entry.partition(": ") for entry in entries)

@@ -40,7 +40,7 @@ class Sampler:
         """Answers questions of equal length.
 
         Args:
-            model: A LLaVA model whose text stack uses denoising attention.
+            model: A LLaVA model with denoising attention in its text stack.
             visual: Projected visual tokens ``(B, V, D)``.
             positions: Their position ids ``(B, V)``.
             questions: Question ids ending in ``ASSISTANT:`` ``(B, Q)``.

@@ -162,7 +162,7 @@ def packed_hidden(
     """Runs the language model over a packed batch.
 
     Args:
-        model: A LLaVA model whose text stack uses packed attention.
+        model: A LLaVA model with packed attention in its text stack.
         visual: Projected visual tokens ``(B, V, D)``, perhaps a subset.
         packed: The text.
         visual_positions: Position ids ``(B, V)`` of a subset; None means all tokens in order.

@@ -152,7 +152,7 @@ class QuestionSet:
         """Draws scenes and questions.
 
         Args:
-            model: The model whose tower and projector are used.
+            model: The model that gives tower and projector.
             split: "val" or "test".
             scene_count: Number of scenes.
             counts: Questions per family and scene.

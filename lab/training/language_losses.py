@@ -64,7 +64,7 @@ def draw(
     plan: dict[str, Any],
     min_objects: int = 3,
 ) -> Drawn:
-    """Draws scenes, asks about them and runs the frozen tower.
+    """Draws scenes and questions about them and runs the frozen tower.
 
     Args:
         scenes: Scene source.

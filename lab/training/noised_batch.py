@@ -179,7 +179,7 @@ def text_hidden(
     """Runs the language model over image and text.
 
     Args:
-        model: A LLaVA model whose text stack uses :func:`denoising_attention`.
+        model: A LLaVA model with :func:`denoising_attention` in its text stack.
         visual: Projected visual tokens ``(B, V, D)``, perhaps a subset.
         tokens: Text tokens ``(B, L)``.
         positions: Their position ids ``(B, L)``.

@@ -199,7 +199,7 @@ def rounded(results: dict[str, dict[str, Scores]]) -> dict[str, dict[str, Scores
 
 
 def missed_targets(scores: Scores, targets: dict[str, float]) -> list[str]:
-    """Returns the families, "vqa" included, whose score is below its target."""
+    """Returns the families, "vqa" included, with a score below their target."""
     return [
         f"{name} {value:.3f} < {targets[name]}"
         for name, value in summary(scores).items()

@@ -34,7 +34,7 @@ def tower_of(model: Any) -> Any:
 def digit_accuracy(
     tower: Any, heads: TowerHeads, scenes: Scenes, split: str, scene_count: int
 ) -> float:
-    """Returns the share of digit objects whose patches vote for the right digit."""
+    """Returns the share of digit objects that the votes of their patches classify right."""
     right = total = 0
     for start in range(0, scene_count, 32):
         layout, images = scenes.batch(split, 0, np.arange(start, start + 32))

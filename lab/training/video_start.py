@@ -86,7 +86,7 @@ def _copy(model: Any, seedling: Any) -> None:
 
 
 def _first_words(language: Any, layers: int) -> torch.Tensor:
-    """Returns the first two words behind some layers ``(2, D)``."""
+    """Returns the states of the first two words after some layers ``(2, D)``."""
     words = language.embed_tokens(torch.tensor([PREFIX]))
     output = language(inputs_embeds=words, use_cache=False, output_hidden_states=True)
     hidden: torch.Tensor = output.hidden_states[layers][0]

@@ -67,7 +67,7 @@ def fit_time_heads(
 
     Args:
         worker: This process.
-        model: The model, whose other parts stay as they are.
+        model: The model; its other parts stay as they are.
         plan: The recipe's part; "fit" has clips of each worker, where they begin, steps, clips a step and rate.
         seed: The recipe's seed.
         log: Where the loss is written to.

@@ -1,4 +1,4 @@
-"""Greedy MAP of a determinantal point process: the subset whose kernel matrix has the largest determinant."""
+"""Greedy MAP of a determinantal point process: the subset with the largest determinant of its kernel matrix."""
 
 from __future__ import annotations
 

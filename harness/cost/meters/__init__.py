@@ -1,1 +1,1 @@
-"""What an answer costs beside its time, one file a meter: harness/cost/meter.py describes how to add one."""
+"""Costs of an answer other than time, one file a meter: harness/cost/meter.py describes how to add one."""

@@ -1,6 +1,6 @@
 """A drafter in a separate process on its own cores, so that drafting and verifying run in parallel.
 
-Tensors cross the pipe as arrays: torch would send them through shared memory, which a killed process may leave behind.
+Tensors cross the pipe as arrays: torch would send them through shared memory, and a killed process may not free it.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def artifact_path(model: ModelSpec, layer: int, store: Path | None = None) -> Pa
 
 
 def prior_layers(method: Method, depth: int) -> tuple[int, ...]:
-    """Return the decoder layers whose prior the method needs on a model of `depth` layers, ascending."""
+    """Return the decoder layers for which the method needs a prior on a model of `depth` layers, ascending."""
     layers = {
         site.layer - 1 if need.layer is None else need.layer
         for site in method.sites(depth)

@@ -178,7 +178,7 @@ class TowerRun:
     # ------------------------------------------------------------------ what came of it
 
     def kept(self) -> list[Tensor]:
-        """Return for each row the indices of the visual tokens whose patches are alive, ascending."""
+        """Return for each row the indices of the visual tokens that are alive, ascending."""
         alive = torch.cat([call_alive.cpu() for call_alive in self._alive])
         units = (row_units(self._layout, row).cpu() for row in range(self._layout.rows))
         return [alive[row_indices].nonzero()[:, 0] for row_indices in units]

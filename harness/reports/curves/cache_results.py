@@ -28,7 +28,7 @@ PLUS = "+"
 def read_caches(store: Path, model: str | None = None, where: Sequence[str] = ()) -> pd.DataFrame:
     """Return the newest result of each cell that evicts cache entries, of each reducer, and of the unpruned model.
 
-    Columns beside those of `tidy`: `place`, which results to compare share; `first` and `second`, the methods on a
+    Columns that `tidy` lacks: `place`, which results to compare share; `first` and `second`, the methods on a
     prompt; `alone`, whether a compressor runs alone; `evicted`, the share of entries to evict.
 
     Args:

@@ -48,7 +48,7 @@ FIGURES = ("mismatches", "overlap", "speedup_decode", "speedup_predicted", "spee
 def read_decoders(store: Path, model: str | None = None, where: Sequence[str] = ()) -> pd.DataFrame:
     """Return the decoders' results, oldest first; results with speed-ups come after those without.
 
-    Columns beside those of `tidy`: settings of draft and machine, `PARAMS` and `FIGURES`; `timed`, whether draft and
+    Columns that `tidy` lacks: settings of draft and machine, `PARAMS` and `FIGURES`; `timed`, whether draft and
     target ran in parallel if the method does; `varies`, whether the run belongs to the study of the draft's input.
 
     Args:

@@ -1,4 +1,4 @@
-"""Tables and pictures of a selection of stored results: what `espalier report` writes beside its page."""
+"""Tables and pictures of a selection of stored results: what `espalier report` writes next to its page."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ const wide = () => {
   return (whole - 26 * (columns - 1)) / columns;
 };
 
-// The best methods at the largest ratio, and all controls; how many stay behind.
+// The best methods at the largest ratio, and all controls; the number of the others.
 function fewest(curves) {
   const end = (curve) => curve.points[curve.points.length - 1].score[0];
   const plain = curves.filter((curve) => curve.kind !== "control").sort((a, b) => end(b) - end(a));

@@ -47,7 +47,7 @@ class FilledCell:
         analytic: the value of a formula for the cell; None if there is no formula.
         remark: of an average, what is inconsistent in print.
         average_mismatch: of an average, why it need not equal the printed one.
-        unread: whether too many answers of a result behind a score could not be read.
+        unread: whether too many answers of a score's result could not be parsed.
     """
 
     cell: PrintedCell

@@ -77,7 +77,7 @@ def _averages() -> Iterator[WrongNumber]:
 
 
 def total(entries: Sequence[WrongNumber]) -> str:
-    """Return the counts by kind, and the reason that stands behind most cells."""
+    """Return the counts by kind, and the reason of most cells."""
     kinds = Counter(entry.kind for entry in entries)
     why, count = Counter(entry.why for entry in entries if entry.kind == "cell").most_common(1)[0]
     return (

@@ -30,7 +30,7 @@ class LineAverage:
         measured: the paper's rule on measured numbers; None unless all of them are measured.
         shared: number of benchmarks that all lines have.
         mismatch: why the measured average need not equal the printed one: the reasons of its cells.
-        unread: whether too many answers behind a measured number could not be read.
+        unread: whether too many answers of a measured number could not be parsed.
     """
 
     cell: PrintedCell

@@ -14,7 +14,7 @@ from espalier.harness.reports.tables.cell_runs import CellRun, run_of_cell, text
 from espalier.harness.reports.tables.panels import display_name, name_of
 from espalier.harness.reports.tables.published_tables import Paper, papers, read_cells, read_paper
 
-#: Keys of a grid whose values are lists.
+#: Keys of a grid with lists as values.
 LISTED = ("method", "ratio", "benchmark")
 
 Grid = dict[str, Any]
@@ -69,7 +69,7 @@ def runs_of(paper: Paper, number: str) -> list[Mapping[str, Any]]:
 
 
 def grids(runs: Sequence[Mapping[str, Any]]) -> list[Grid]:
-    """Return grids whose products are these runs: benchmarks, methods, ratios joined where all else is equal."""
+    """Return grids that expand to these runs: benchmarks, methods, ratios joined where all else is equal."""
     merged: list[Grid] = [{**run, **{key: (text(run[key]),) for key in LISTED}} for run in runs]
     for key in ("benchmark", "method", "ratio"):
         joined: dict[tuple[Any, ...], Grid] = {}

@@ -84,7 +84,7 @@ class ClusterSpec(ResourceRequest):
         timeouts: how often a job that reached its time limit is queued again.
         grace: seconds before the limit at which the job is warned.
         options: further options of sbatch.
-        gpu_kinds: GPUs of the estimate beside those of conf/gpus.yaml.
+        gpu_kinds: GPUs of the estimate in addition to those of conf/gpus.yaml.
         answer_tokens: tokens of an answer that the estimate counts with, by benchmark.
     """
 

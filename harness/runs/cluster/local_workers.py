@@ -52,7 +52,7 @@ class GpuPool:
 
 @dataclass
 class LocalWorkers:
-    """Runs jobs in threads, each of which waits for the process of its job.
+    """Runs jobs in threads; each thread waits for the process of its job.
 
     Args:
         cluster: the user's settings.

@@ -29,7 +29,7 @@ WEIGHTS = (
 
 
 def code_folder(place: Path) -> Path:
-    """Make a folder for PYTHONPATH from which another interpreter imports this package, and nothing beside it."""
+    """Make a folder for PYTHONPATH from which another interpreter imports this package, and nothing else."""
     place.mkdir()
     # In a repository the package is a folder of links beside harness/; in an installation it holds harness/ itself.
     package = ROOT / "espalier" if (ROOT / "espalier").is_dir() else ROOT

@@ -46,7 +46,7 @@ class ServedModel:
 
     @property
     def placement(self) -> dict[str, Any]:
-        """The versions of the engine and the packages beside it, for a row's environment."""
+        """The versions of the engine and of its packages, for a row's environment."""
         return {"served": dict(self.engine.versions)}
 
 

@@ -69,7 +69,7 @@ class EngineProcess:
             encoding="utf-8",
             env={"VLLM_LOGGING_LEVEL": "WARNING", **os.environ, "PYTHONPATH": str(code)},
         )
-        #: Versions of vLLM and the packages beside it, once a model is loaded.
+        #: Versions of vLLM and of its packages, once a model is loaded.
         self.versions: Mapping[str, str] = {}
 
     def load(self, arguments: Mapping[str, Any]) -> None:

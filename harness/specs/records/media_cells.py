@@ -24,7 +24,7 @@ from espalier.harness.media.images import BROKEN, complete_only
 from espalier.harness.specs.records.data_file import ADDRESS, VIDEOS
 from espalier.harness.specs.records.record import Medium
 
-#: Columns of pictures, of which a table has one kind; `image_1`, `image_2`, ... are several pictures.
+#: Columns of pictures; a table has one kind of them; `image_1`, `image_2`, ... are several pictures.
 IMAGE, IMAGE_LIST, NUMBERED = "image", "images", re.compile(r"image_?(\d+)")
 #: Columns that count in a table without the ones above.
 PATHS = ("image_path", "file_name", "file_names")

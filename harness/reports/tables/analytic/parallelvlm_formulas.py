@@ -21,7 +21,7 @@ from espalier.harness.reports.tables.printed_cell import PrintedCell
 #: Methods of Table 1 that draft and verify in turn.
 IN_TURN = ("Vanilla SD", "SD-Tree", "SpecVLM", "STD")
 
-#: Methods whose draft sees a tenth of the video.
+#: Methods with a draft that sees a tenth of the video.
 PRUNED = ("SpecVLM", "STD", "ParallelVLM")
 
 WINDOW = re.compile(r"gamma=(\d+)(?:, .*)?")

@@ -63,7 +63,7 @@ def claims(folder: Path) -> Iterator[FormulaClaim]:
 
 
 def total(cell: PrintedCell) -> float:
-    """Return the positions of a prompt whose image keeps the row's number of cells."""
+    """Return the positions of a prompt with an image that keeps the row's number of cells."""
     return int(full_match(cell, COUNT, "budget")[1]) + _rows(cell) + 1 + WORDS
 
 
@@ -120,7 +120,7 @@ def _by_layer(cell: PrintedCell) -> list[float]:
 
 
 def _overall(sheet: PrintedSheet) -> Iterator[FormulaClaim]:
-    """Yield the claims of (19) on the overall scores: the mean of three parts, the first of which is a distance."""
+    """Yield the claims of (19) on the overall scores: the mean of three parts; the first is a distance."""
     for cell in sheet.column("overall"):
         text, formula, tables = (
             sheet.sibling(cell, metric=name) for name in ("text_edit", "formula_cdm", "table_teds")
