@@ -89,7 +89,7 @@ bench-onepass: $(STAMP)  ## sweeps in one pass over sweeps cell by cell
 bench-feeding: $(STAMP)  ## how much of reading and preprocessing 12-megapixel pictures and videos overlaps with the answers
 	$(PY) -m lab.bench.prefetch_bench --write lab/measured $(ARGS)
 
-bench-guided: $(STAMP)  ## what a draft has to see of a video: words accepted, by what is kept
+bench-guided: $(STAMP)  ## share of words accepted from a draft, by the tokens of a video that it sees
 	$(PY) -m lab.bench.guided_bench --write lab/measured $(ARGS)
 
 bench-gpu: $(STAMP)  ## the figures that need a GPU, in ten minutes; ARGS="--only engine" picks a part

@@ -84,7 +84,7 @@ def foreign(
 
     Args:
         problem: start of the line: the key and the file, and that it cannot be read.
-        remedy: what is valid.
+        remedy: the valid values.
         library_errors: errors of a library that reads it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Files of the package, wherever it is installed, and paths that a user types, which start where the user stands."""
+"""Files of the installed package, and paths that a user types, relative to the working folder."""
 
 from __future__ import annotations
 

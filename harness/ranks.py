@@ -84,7 +84,7 @@ class Ranks:
         """Run the block in every process; an exception in one of them is raised in all.
 
         A process that fails sends its error to the others, which receive it at their next exchange, at the latest at
-        the end of their own block. So all leave together, none waits for one that gave up, and the next block can
+        the end of their own block. So all leave together, none waits for a failed process, and the next block can
         begin.
         """
         try:

@@ -179,7 +179,7 @@ class Answer:
         )
 
     def scores(self, layer: int | None = None) -> TokenValues:
-        """Return what the method ranked the visual tokens by: a reducer's scores, or a compressor's mean over heads.
+        """Return the method's scores of the visual tokens: a reducer's own, or a compressor's mean over heads.
 
         Args:
             layer: the decoder layer after the method's site, or with the shortened cache; 0 for a place before the

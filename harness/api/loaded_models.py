@@ -44,7 +44,7 @@ class Model:
         borrowed: whether the caller owns the model in memory, so that no checkpoint is known.
         open_spec: returns a context manager that yields an adapter with the settings of a spec of this model.
         name: the name of conf/model that was loaded; None for other models.
-        settings: what the caller set of that file.
+        settings: keys of that file set by the caller.
     """
 
     spec: ModelSpec

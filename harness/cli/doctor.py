@@ -1,4 +1,4 @@
-"""Check this machine and what it computes (`make doctor`).
+"""Check this machine and its results (`make doctor`).
 
 Versions, devices, memory, store and checkpoints are examined; then the embedded model answers on the processor and on
 each GPU: ratio 0 bit by bit, dropped against emulated tokens, a draft in a process and in a thread (a CUDA stream

@@ -1,11 +1,11 @@
 """Inspect and maintain a store of results.
 
 `ls`: all runs. `show`: the answers of a run, its wrong ones, and changes against another run; `--pictures` draws their
-kept tokens into a folder, for which it loads the model and answers these samples once more. `rm`: runs by key; with
---yes they are moved to the trash. `verify`: check that
-every row can be read and matches the answers in its journal; damaged journal lines are moved to a file next to it.
-`gc`: what is not needed any more; with --yes it is moved to `<store>/.trash`, which `gc --purge` empties. `export`: all
-rows and their samples' scores as two small tables (harness/store/parquet_tables.py), which can be read like a store.
+kept tokens into a folder, for which it loads the model and answers these samples once more. `rm`: runs by key; --yes
+moves them to the trash. `verify`: check that every row can be read and matches the answers in its journal; damaged
+journal lines are moved to a file next to it. `gc`: files that are no longer needed; --yes moves them to
+`<store>/.trash`, which `gc --purge` empties. `export`: all rows and their samples' scores as two small tables
+(harness/store/parquet_tables.py), which can be read like a store.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def upload(mark: MirrorMark, row: Mapping[str, Any] | None) -> str | None:
 
 
 def missing_there(project: str | None, key: str, row: Mapping[str, Any] | None) -> str | None:
-    """Return what the server lacks of a run, or of a comparison, which has no `row`; None if it lacks nothing."""
+    """Return the part of a run, or a comparison (no `row`), missing on the server; None if complete."""
     # wandb takes a second to import and need not be installed.
     import wandb
 

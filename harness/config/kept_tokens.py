@@ -29,7 +29,7 @@ def ratio_of(keep: Any) -> float | None:
 
 
 def settled(keep: Any, cell: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a cell has under `ratio` and `keep` after one of them has replaced the other.
+    """Return the `ratio` and `keep` of a cell after one has replaced the other.
 
     Args:
         keep: the value of `keep`.
@@ -52,7 +52,7 @@ def settled(keep: Any, cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def printed(override: str) -> list[str]:
-    """Return an override for a program that prints the config: of `keep` with what it makes of the ratio."""
+    """Return the overrides for printing the config: a share under `keep` becomes its ratio, a count clears `ratio`."""
     key, _, value = override.partition("=")
     ratio = ratio_of(value) if key == KEEP else None
     if ratio is not None:

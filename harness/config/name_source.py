@@ -55,7 +55,7 @@ def serves(group: str, name: str) -> bool:
 
 
 def descriptions(group: str) -> dict[str, str]:
-    """Return what each config of a group without a file is, by its name. Cost: for experiments, as `table_titles`."""
+    """Return the description of each config without a file, by its name. Cost: for experiments, as `table_titles`."""
     if group == ANCHOR:
         text = "{benchmark}, {published} in table {table} of {paper}"
         return {name: text.format_map(line) for name, line in _anchors().items()}
@@ -69,7 +69,7 @@ def table_titles() -> dict[str, str]:
 
 
 class NamePath(SearchPathPlugin):
-    """Appends what lies outside of conf/ to every search path."""
+    """Appends the folders outside of conf/ to every search path."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append the tasks of lmms-eval, the folders of installed plug-ins, and this source."""

@@ -1,4 +1,4 @@
-"""The section of a benchmark on the user's own data: what the config leaves open follows from the records."""
+"""The section of a benchmark on the user's own data: keys that the config leaves open follow from the records."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from espalier.harness.errors import UserError
 from espalier.harness.settings import Count, Natural, OneOf, defaults, read_section, table
 
-#: What stands for the attention that a class token pays each patch: the token itself; the attention that a patch
+#: Replacements of the attention that a class token pays each patch: the token itself; the attention that a patch
 #: receives, mean over queries (towers without a class token); or SigLIP's attention-pooling query.
 CLASS_ATTENTION = ("token", "mean", "probe")
 
@@ -58,7 +58,7 @@ class StackFacts:
 class DiffusionFacts:
     """Facts of a masked-diffusion model's answers: all words at once, unmasked step by step.
 
-    The logits in a place are of the token that stands there, not of the next one.
+    The logits at a position are those of its own token, not of the next one.
 
     Attributes:
         mask_id: token of positions that are not decided yet.

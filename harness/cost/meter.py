@@ -21,7 +21,7 @@ class Metered:
 
     Attributes:
         unit: of the counter.
-        quantity: what is counted, for tables.
+        quantity: the quantity counted, for tables.
     """
 
     unit: str

@@ -58,7 +58,7 @@ class Gain:
 def prefill_bound(samples: Sequence[SampleFlops]) -> float:
     """Return full over spent FLOPs of the decoder layers, all that the prefill phase times.
 
-    The output head stands outside: it runs after the phase, once for each prompt on both sides.
+    The output head is not included: it runs after the phase, once for each prompt on both sides.
     """
     full = sum(sample.exact_full.text for sample in samples)
     return full / sum(sample.exact.text for sample in samples)

@@ -230,7 +230,7 @@ class AnswerState:
 class DenoisingSession(Session):
     """Runs single steps of a denoising model, with visual tokens reduced again in each.
 
-    Arguments are those of `Session`; its budget is used where a step has none of its own.
+    Arguments are those of `Session`; its budget is used for steps without one.
     """
 
     steps: ClassVar[bool] = True

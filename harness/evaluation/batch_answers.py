@@ -89,7 +89,7 @@ class Answerer:
         # Only one thread at a time may use a benchmark's functions and data.
         self._one = Lock()
         self.reading = ReadingTimes()
-        #: The first error that lies in the input and would come again.
+        #: The first error that is caused by the input and would repeat.
         self.refusal: UserError | None = None
 
     def answer(

@@ -29,7 +29,7 @@ AHEAD = 2
 #: Cores that a process then needs: one for each model (one or two), and one for reading.
 CORES, CORES_OF_TWO = 2, 3
 
-#: Seconds that the reader gets to finish what it is doing.
+#: Seconds that the reader gets to finish its current item.
 LEAVE = 2.0
 
 #: Seconds of silence after which the reader is checked.

@@ -68,7 +68,7 @@ def answer_again(
 ) -> list[RepeatedAnswer]:
     """Answer the samples `keys` of an open benchmark by an open method, in the order of the benchmark.
 
-    Each is a batch of its own, so that rounding may differ from a run with larger batches.
+    Each is its own batch, so rounding may differ from a run with larger batches.
 
     Raises:
         SampleErrors: a sample failed.

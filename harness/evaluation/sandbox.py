@@ -91,7 +91,7 @@ def _check(event: str, args: tuple[Any, ...]) -> None:
         _check_inside(args[0], folder)
     elif event == "open":
         path, _, flags = args
-        # A number is an open file; the folder itself is what `tempfile` opens, with an opener of its own.
+        # A number is an open file; `tempfile` opens the folder itself, with its own opener.
         if isinstance(path, str | bytes | os.PathLike) and flags & WRITES:
             _check_inside(path, folder)
 

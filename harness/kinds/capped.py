@@ -1,4 +1,4 @@
-"""The kind of reducers with counts of their own below the budget."""
+"""The kind of reducers that choose their counts, below the budget."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def _run_answers(
     """Run all but the last tokens of (B, T) answers after a prompt; return their hidden states (B, T - 1, D).
 
     The decoder is called directly, as in a decoding step: an answer may hold the id of an image placeholder, which
-    does not stand for an image there.
+    does not represent an image there.
     """
     fed = ids[:, :-1]
     if fed.shape[1] == 0:

@@ -1,4 +1,4 @@
-"""Process a batch of prompts, and refuse what the model does not take."""
+"""Process a batch of prompts, and refuse input that the model does not accept."""
 
 from __future__ import annotations
 

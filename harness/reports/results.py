@@ -113,7 +113,7 @@ def compare(
 ) -> PointFrame:
     """Return a line for each point of each curve; columns and types as in `POINTS` of frame.py.
 
-    The unpruned model is a line of its own, `none` at ratio 0. Results are checked for comparability as in reports.
+    The unpruned model has its own line, `none` at ratio 0. Results are checked for comparability as in reports.
 
     Args:
         path: as for `load`.

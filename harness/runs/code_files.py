@@ -31,7 +31,7 @@ NODES: dict[type, tuple[str, tuple[str, ...]]] = {
 
 
 class Stamp(NamedTuple):
-    """Path, size and time of change, which stand for the content of a file."""
+    """Path, size and time of change, which identify the content of a file."""
 
     path: Path
     size: int
@@ -44,7 +44,7 @@ class SourceFile:
 
     Attributes:
         digest: SHA-256 of its normal form, empty if nothing runs; of a file that does not parse, of its bytes.
-        imports: modules that it imports, and the packages that they lie in.
+        imports: modules that it imports, and the packages that contain them.
     """
 
     digest: str
@@ -94,7 +94,7 @@ class CodeFiles:
         return files
 
     def source(self, stamp: Stamp) -> SourceFile:
-        """Return what a file holds. Cost: one parse, once, about 15 microseconds a line."""
+        """Return the content of a file. Cost: one parse, once, about 15 microseconds a line."""
         if stamp not in self._sources:
             self._sources[stamp] = parse(stamp.path.read_bytes())
         return self._sources[stamp]
@@ -109,7 +109,7 @@ class CodeFiles:
         return next((path for path in paths if path.is_file()), None)
 
     def _name(self, path: Path) -> str:
-        """Return the name by which a file counts; one outside the root may lie anywhere."""
+        """Return the name by which a file counts; one outside the root may be anywhere."""
         inside = path.is_relative_to(self.root)
         return path.relative_to(self.root).as_posix() if inside else path.name
 
@@ -130,7 +130,7 @@ def stamp_of(path: Path) -> Stamp:
 
 
 def packages_of(module: str) -> list[str]:
-    """Return a module after the packages that it lies in."""
+    """Return a module after the packages that contain it."""
     parts = module.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 

@@ -77,7 +77,7 @@ def commit() -> str | None:
 
     None: git does not answer.
     """
-    # An installed package may lie inside a repository of the user's.
+    # An installed package may be inside a repository of the user.
     if not (ROOT / ".git").exists():
         return f"espalier-{__version__}"
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]

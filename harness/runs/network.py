@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from espalier.harness.specs.hub_cache import OFFLINE
 
-#: Where they keep what they have read.
+#: Where they keep downloaded data.
 READ = (
     ("huggingface_hub.constants", "HF_HUB_OFFLINE"),
     ("datasets.config", "HF_HUB_OFFLINE"),

@@ -22,7 +22,7 @@ class NotebookArea:
     """Draws lines as text.
 
     Args:
-        lines: what is drawn.
+        lines: the lines drawn.
         update: shows a text in place of the previous one.
         between: least seconds between two updates by `count`.
     """

@@ -36,7 +36,7 @@ import torch
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
 
-#: Modules that run as a program: nobody imports what they define.
+#: Modules that run as a program: nobody imports from them.
 PROGRAMS = ("__main__", "__mp_main__")
 
 #: Folders that package managers install into.

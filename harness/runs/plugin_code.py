@@ -27,7 +27,7 @@ class PluginCode:
 
 
 def plugins_of(spec: RunSpec) -> list[PluginCode]:
-    """Return the code of users that a run's method, compressor, model families and benchmark lie in."""
+    """Return the users' code that defines a run's method, compressor, model families and benchmark."""
     roots = dict.fromkeys(root.resolve() for root in _roots(spec))
     titles = {plugin.root.resolve(): plugin.title for plugin in installed() if plugin.root}
     inside = [next((top for top in titles if root.is_relative_to(top)), root) for root in roots]

@@ -58,7 +58,7 @@ class CellProgress:
                 )
 
     def attach(self, redraw: Callable[[], None], count: Callable[[], None] = lambda: None) -> None:
-        """Set what draws these lines at once, and what is called after each sample."""
+        """Set the function that draws these lines at once, and the one called after each sample."""
         self._redraw, self._count = redraw, count
 
     def phase(self, text: str) -> None:

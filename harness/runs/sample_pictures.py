@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Signs of a task's name that stay in a file name.
 _UNSAFE = re.compile(r"[^\w.-]+")
-#: Where media stand in a question of a journal.
+#: Marks of media in a question of a journal.
 _PLACEHOLDER = re.compile(r"<(image|video)>")
 
 
@@ -54,7 +54,7 @@ def draw_samples(
     keys: Collection[Key],
     shelf: TaskCache | None = None,
 ) -> Iterator[SamplePicture]:
-    """Answer samples of a run once more, each as a batch of its own, and draw them.
+    """Answer samples of a run once more, each as its own batch, and draw them.
 
     Args:
         spec: admitted.

@@ -1,4 +1,4 @@
-"""A line on the terminal that shows what a command is doing before it has other output.
+"""A line on the terminal that shows a command's current step before it has other output.
 
 Only the standard library is imported here, because the line is shown before slow imports.
 """

@@ -226,7 +226,7 @@ class Mirror:
 
 
 def compare(rows: Sequence[Mapping[str, Any]], spec: RunSpec, group: str) -> None:
-    """Log the rows of a sweep as one table, in a run of its own within their group; a failure is one line on stderr."""
+    """Log the rows of a sweep as one table, in a separate run within their group; a failure is one line on stderr."""
     options = options_of(spec, group)
     key = f"{SWEEP}{sha256(str(options['group']).encode()).hexdigest()[:8]}"
     mark = MirrorMark.of(spec.store, key)
@@ -350,7 +350,7 @@ def reachable(address: str) -> bool:
             return False
         return True
 
-    # The name lookup has no timeout of its own; after `ANSWER` seconds the thread is abandoned.
+    # The name lookup has no timeout; after `ANSWER` seconds the thread is abandoned.
     answers: list[bool] = []
     thread = threading.Thread(target=lambda: answers.append(connects()), daemon=True)
     thread.start()

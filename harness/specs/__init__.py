@@ -1,1 +1,1 @@
-"""Plain data: what a run, a benchmark and a method's settings are. Nothing here needs torch."""
+"""Plain data: runs, benchmarks and settings of methods. Nothing here needs torch."""

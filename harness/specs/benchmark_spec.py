@@ -49,7 +49,7 @@ class DatasetSpec:
         path: id of a repository on the hub; None: data files of our own.
         config: its configuration, where it has several.
         revision: the commit or branch that is read; None: the newest.
-        split: name of the split, or what it holds.
+        split: name of the split, or its content.
         samples: how many the split has.
         video: whether its samples are videos.
         licence: its terms of use.
@@ -72,7 +72,7 @@ class DatasetSpec:
 
 @dataclass(frozen=True)
 class Reported:
-    """How papers print a metric: under which name, and by what they multiply it."""
+    """How papers print a metric: its name, and the factor that they multiply it by."""
 
     name: Text
     scale: Positive = 1.0
@@ -80,7 +80,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class Derived:
-    """The sum or the plain mean of metrics (DERIVATIONS); `*/` stands for every task of a group."""
+    """The sum or the plain mean of metrics (DERIVATIONS); `*/` means every task of a group."""
 
     how: Annotated[str, OneOf(DERIVATIONS)]
     of: SomeNames
@@ -157,13 +157,13 @@ class BenchmarkSpec:
             (harness/evaluation/stated_answers.py); None: the task's own reads alone.
         cluster: which documents are one unit of statistics; None: each for itself.
         blocks: left out in turn for intervals of metrics that are no mean; None: by size, 0: aggregated once only.
-        prompt: what is set of the task's own prompt settings (lmms_eval_specific_kwargs).
+        prompt: values of the task's own prompt settings (lmms_eval_specific_kwargs).
         text: the question as a template over the columns of a sample, in place of the task's; `texts` by prompt set.
         needs: requirements of scoring other than Python.
         papers: which of the five papers print it.
         note: one sentence for the page that lists all benchmarks.
-        prompt_tokens: length of the prompts that the harness composes; None: the samples are what they are. With it the
-            clock scores, and the row has times and memory of both sides (harness/evaluation/latency.py).
+        prompt_tokens: length of the prompts that the harness composes; None: the samples have their own prompts. With
+            it the clock scores, and the row has times and memory of both sides (harness/evaluation/latency.py).
         new_tokens: tokens of every answer, no fewer and no more; None: as in the generation settings.
         records: of a benchmark on the user's own data, which `path` names; None: of a published data set.
     """

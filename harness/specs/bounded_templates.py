@@ -54,7 +54,7 @@ _left: ContextVar[int] = ContextVar("_left", default=WORK)
 
 
 def spend(amount: int) -> None:
-    """Take an amount of work from what the template at hand may still do.
+    """Subtract an amount of work from the template's remaining budget.
 
     Raises:
         TooMuch: nothing is left.
@@ -66,7 +66,7 @@ def spend(amount: int) -> None:
 
 
 def render(template: Template, values: Mapping[str, Any]) -> str:
-    """Return what a template of a `Bounded` environment makes of values.
+    """Return a template of a `Bounded` environment, rendered with values.
 
     Raises:
         TooMuch: more than `WORK` or `MOST_LETTERS`.
@@ -83,7 +83,7 @@ def render(template: Template, values: Mapping[str, Any]) -> str:
 
 
 class Bounded(ImmutableSandboxedEnvironment):
-    """A sandbox that charges every operation, call, filter and step of a loop with what it may handle at most."""
+    """A sandbox that charges every operation, call, filter and step of a loop with the most that it may handle."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
@@ -120,7 +120,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, called: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a function, a method or a macro, charged by what it may return."""
+        """Call a function, a method or a macro, charged by the size of its result."""
         name = getattr(called, "__name__", "")
         bound = getattr(getattr(called, "__wrapped__", called), "__self__", None)
         spend(_of_call(name, bound, [*args, *kwargs.values()]) + CALL)
@@ -133,7 +133,7 @@ def _charged(value: Any) -> Any:
 
 
 def _steps(values: Iterable[Any], charge: int) -> Any:
-    """Return what a loop goes over, each step of it charged; what is no list at all is left to Jinja."""
+    """Return the values of a loop, each step charged; Jinja handles values that are no lists."""
     return _Steps(values, charge) if hasattr(values, "__len__") else _each(values, charge)
 
 
@@ -195,7 +195,7 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_call(name: str, value: Any, args: list[Any]) -> int:
-    """Return what a method or filter of a value may handle at most."""
+    """Return the most that a method or filter of a value may handle."""
     if name in ("format", "format_map") and isinstance(value, str):
         return _of_format(value, args)
     size = _size(value)
@@ -226,7 +226,7 @@ def _of_format(text: str, args: list[Any]) -> int:
 
 
 def _size(value: Any) -> int:
-    """Return how much text a value is, lists within lists included; no more than is too much is counted."""
+    """Return how much text a value is, nested lists included; counting stops at the limit."""
     total, todo = 0, [value]
     while todo and total <= WORK:
         item = todo.pop()

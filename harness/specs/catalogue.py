@@ -27,7 +27,7 @@ class Catalogue:
 
     Attributes:
         package: the folder of the methods, as it is imported.
-        root: where the package and `conf` lie.
+        root: the folder of the package and `conf`.
     """
 
     package: str = "espalier.methods"
@@ -89,7 +89,7 @@ METHODS = Catalogue()
 def names_of(base: type[object]) -> tuple[str, ...]:
     """Return the names of the methods of one kind, in alphabetical order. Cost: imports all of them.
 
-    Methods that run at every denoising step are a kind of their own, although their base is that of methods that run
+    Methods that run at every denoising step are a separate kind, although their base is that of methods that run
     once.
     """
     classes = {name: METHODS.load(name) for name in METHODS.names()}

@@ -1,4 +1,4 @@
-"""The help of a command: what it does, what to type, and its options."""
+"""The help of a command: its purpose, examples, and options."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def command_parser(name: str, about: str | None, *examples: str) -> argparse.Arg
 
     Args:
         name: the command.
-        about: what it does; paragraphs are wrapped to the terminal.
-        examples: what one types after the name.
+        about: its purpose; paragraphs are wrapped to the terminal.
+        examples: arguments after the name.
     """
     typed = "\n".join(f"  espalier {name} {example}".rstrip() for example in examples)
     return argparse.ArgumentParser(

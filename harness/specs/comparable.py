@@ -29,7 +29,7 @@ CELL = (
 #: Along a curve ratios and counts of tokens vary, and seeds are averaged.
 ALONG = ("ratio", "keep", "seed")
 
-#: Settings that change what a run costs or what it looks at, and no answer.
+#: Settings that change the cost or the records of a run, but no answer.
 COSTS = frozenset(
     f"engine.{name}" for name in ("batch_size", "warmup", "compare", "rescore", *METERS)
 )
@@ -102,7 +102,7 @@ def sweep_names(rows: Sequence[Row]) -> list[str]:
 
 
 def amount(row: Row) -> str:
-    """Return what a row removes, as text: the ratio, or the count of tokens that was set instead."""
+    """Return the share that a row removes, as text: the ratio, or the count of tokens that was set instead."""
     return amount_text(row["ratio"], row.get("keep"))
 
 
@@ -115,17 +115,17 @@ def differences(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def check_comparable(rows: Iterable[Row], indifferent: Collection[str] = ()) -> None:
-    """Raise UserError where rows differ in a setting that must be the same in what they are rows of.
+    """Raise UserError if rows differ in a setting that must be equal within one comparison.
 
     Args:
         rows: of any models and benchmarks, all with settings.
-        indifferent: settings that make no difference to what the reader shows.
+        indifferent: settings that do not affect the reader's output.
     """
     rows, free = list(rows), frozenset(indifferent)
     for group in _grouped(rows, identity):
         _check(group, lambda key: key not in free)
     for group in _grouped(rows, lambda row: identity(row, ALONG)):
-        # Hyper-parameters that are no part of the label come with the ratio: a schedule that was fitted to it.
+        # Hyper-parameters outside the label depend on the ratio: a schedule that was fitted to it.
         _check(group, lambda key: key not in free | COSTS and not key.startswith("method.params."))
     for group in _grouped(rows, lambda row: (row["model"], row["benchmark"])):
         _check(group, lambda key: key.startswith(("model.", "benchmark.", "judge.")))

@@ -45,7 +45,7 @@ def settings(
     A positive temperature means sampling, as in lmms-eval's models; zero means greedy. Keys that
     `generate` does not know (some tasks carry image options there) are dropped with a warning.
 
-    `until` is the other way about: what the model's or the benchmark's file names, [] and null for none, goes before
+    `until` has the opposite order: what the model's or the benchmark's file names, [] and null for none, goes before
     the strings that the task's author wrote. They never stop the generation, as in lmms-eval's model classes: the whole
     answer is generated, counted and timed, and then cut.
     """

@@ -45,7 +45,7 @@ def checked(key: str, text: str) -> str:
 def rendered(text: str, sample: Mapping[str, Any], where: str) -> str:
     """Return the question of a sample.
 
-    In the template its columns stand by their names, and all together as `sample`, for names that are no words. The
+    In the template its columns have their names, and `sample` holds all of them, for names that are no words. The
     test `given` checks that a column has content: neither null nor NaN, nor an empty text, nor the text "nan".
 
     Args:

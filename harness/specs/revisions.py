@@ -20,7 +20,7 @@ MODEL_FILES = (
 def model_revision(model: ModelSpec, digests: Digests) -> str:
     """Return the identity of a model's weights: a digest of a local directory's files, or hub id and commit.
 
-    Random weights follow from the architecture and a fixed seed; weights in memory have a digest of their own.
+    Random weights follow from the architecture and a fixed seed; weights in memory have their own digest.
     """
     if model.in_memory is not None:
         return f"memory-{model.in_memory}"

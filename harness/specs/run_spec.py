@@ -81,7 +81,7 @@ DEVICE_MAPS = ("auto",)
 class VideoSpec:
     """How many frames of a video the model sees, by which rule, and what to do with a video that has fewer.
 
-    `rate` is frames per second of video, for rules that go by the clock. The rules stand in harness/media/frames.py.
+    `rate` is frames per second of video, for rules that use time. The rules are in harness/media/frames.py.
     """
 
     frames: Count = 32
@@ -96,8 +96,8 @@ class PromptSpec:
 
     Attributes:
         name: of the set (`model.prompt`).
-        join: how several pictures stand in a turn (`model.join`); None: as the family has them.
-        words: under which names of `benchmark.texts` the set's questions stand, the first that is there.
+        join: order of several pictures in a turn (`model.join`); None: as the family has them.
+        words: names of the set's questions in `benchmark.texts`; the first that exists is used.
         text: what replaces the question where a benchmark has no text; None: nothing.
         generation: settings of the original evaluation that go before the task's own.
     """

@@ -1,4 +1,4 @@
-"""Keys of services stay out of what is printed or stored, also where a server repeats them in other letters."""
+"""Keep keys of services out of prints and files, also if a server repeats them in another encoding."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _NAMED = re.compile(
 _SETTING = re.compile(r"([\w.+~-]+)[\"']?\s*[:=]\s*[\"']?([^,{}\[\]\"'=]+)")
 _LOOKS = re.compile(r"\b(?:sk|pk|hf|gsk|xai)[-_][\w-]{8,}")
 
-#: What stands before the host of an address.
+#: The part before the host of an address.
 _USER = re.compile(r"(?<=://)[^/\s@'\"]+@")
 
 
 def masked(text: str, keys: Iterable[str | None]) -> str:
-    """Return a text without keys, and without what stands before the host of an address.
+    """Return a text without keys, and without the part before the host of an address.
 
     A key is found as it is; with letters escaped as in JSON, once or more, in URLs or HTML; as base64, of whatever
     stands before it; in hexadecimal; and where its beginning or end of `PIECE` letters or more is left.

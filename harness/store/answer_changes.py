@@ -39,7 +39,7 @@ class Comparison:
         binary: whether every score is zero or full marks.
         right: samples that both have at full marks, None for scores in between.
         pvalue: McNemar's exact test if scores are binary, else the paired permutation test of their means; None if
-            samples have no scores of their own.
+            samples have no scores.
         gain: the metric of ours minus theirs, by contributions, paired; None if these are not known.
     """
 

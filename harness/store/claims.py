@@ -1,9 +1,9 @@
 """Claims of a run: a file lock between the processes of one machine, a lease between machines.
 
 The lock ends with its process, so a run is free as soon as its process on this machine died. If the process died on
-another machine, the run is free when its lease has expired (harness/store/files/lease.py). If neither can be known, because the
-file system takes no files or an owner slept for longer than its lease, two commands compute the same run: each appends
-to its own journal, and either row is complete.
+another machine, the run is free when its lease has expired (harness/store/files/lease.py). If neither can be known,
+because the file system takes no files or an owner slept for longer than its lease, two commands compute the same run:
+each appends to its own journal, and either row is complete.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class AnsweredRun:
         """The best score that a sample can have.
 
         Raises:
-            UserError: samples have no scores of their own, or the metric has no maximum.
+            UserError: samples have no scores, or the metric has no maximum.
         """
         scores = [answer.score for answer in self.answers.values()]
         numbers = [score for score in scores if score is not None]

@@ -1,7 +1,7 @@
 """What a method keeps of scenes with known objects: `python -m lab.bench.kept_objects method=fastv ratio=0.75`.
 
-Prints the share of patches alive in the last layer, for patches with an object, with the question's object and with none,
-over 100 held-out scenes with a grounding question each; and the share of scenes that lose every patch of the
+Prints the share of patches alive in the last layer, for patches with an object, with the question's object and with
+none, over 100 held-out scenes with a grounding question each; and the share of scenes that lose every patch of the
 object of the question. Random selection keeps 1 - ratio of each kind.
 Every method by default; everything else is a config override as for run.py.
 """

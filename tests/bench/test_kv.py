@@ -55,7 +55,7 @@ def test_a_target_is_met_or_missed() -> None:
     assert verdicts(ROW, short) == ["- met"] * 3
     assert len(verdicts(ROW, replace(ROW, ratio=0.5))) == 3
     # Scores are asked about where they were measured for, at any length.
-    layer = replace(ROW, tokens=5000, asked="scores", gain=Gain(1, 1, 1))
+    layer = replace(ROW, tokens=5000, purpose="scores", gain=Gain(1, 1, 1))
     assert verdicts(ROW, layer) == ["- met"] * 4
     assert verdicts(ROW, replace(layer, scoring_ms=20.0))[0] == "- missed"
 

@@ -1,1 +1,1 @@
-"""Lossless speculative decoding: one state machine, and what it is run with."""
+"""Lossless speculative decoding: one state machine, and the parts that it runs."""

@@ -109,7 +109,7 @@ def serve(
 ) -> None:
     """Answer requests until the other end closes the pipe.
 
-    Reading `files` imports the users' files in which classes of the factory may lie.
+    Reading `files` imports the users' files, which may hold classes of the factory.
 
     The first message lists the devices on which the drafter works, empty if unknown. An answer is (number, result or
     UserError, its `Lap`). Any other error ends the process, which the other end notices. Ctrl-C, which reaches both

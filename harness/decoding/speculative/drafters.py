@@ -34,7 +34,7 @@ from espalier.methods.base import Source
 
 log = logging.getLogger(__name__)
 
-#: Maximum number of restarts of a draft's process; afterwards the target goes on alone.
+#: Maximum number of restarts of a draft's process; afterwards the target continues without a draft.
 RESTARTS = 3
 
 

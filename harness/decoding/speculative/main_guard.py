@@ -33,7 +33,7 @@ def check_script() -> None:
 
 
 def why_not_imported() -> str | None:
-    """Return what a new process would do with the running script, if that fails; None if it may be imported again."""
+    """Return how a new process fails to import the running script; None if it can."""
     main = sys.modules["__main__"]
     module_spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     module_name = getattr(module_spec, "name", None)

@@ -175,7 +175,7 @@ class TowerRun:
         self._batch = []
         return grids
 
-    # ------------------------------------------------------------------ what came of it
+    # ------------------------------------------------------------------ results
 
     def kept(self) -> list[Tensor]:
         """Return for each row the indices of the visual tokens that are alive, ascending."""

@@ -1,1 +1,1 @@
-"""Accuracy-retention curves, and every method against random: what is still answered right as visual tokens go."""
+"""Accuracy-retention curves, and every method against random: scores as visual tokens are removed."""

@@ -55,7 +55,7 @@ HEADS = (
 def write_cache(
     store: Path, folder: Path, model: str | None = None, where: Sequence[str] = ()
 ) -> Written:
-    """Write `README.md` and a figure (`curves`) of what a store has of compressors; Raises as `read_caches`."""
+    """Write `README.md` and a figure (`curves`) of a store's results of compressors; Raises as `read_caches`."""
     frame = read_caches(store, model, where)
     names = config_names(set(frame.method), Budget("kept", 0.0))
     files, settings, pairs = compared(frame, names), ablation(frame), stacked(frame)

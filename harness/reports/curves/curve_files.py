@@ -49,11 +49,11 @@ def write_panels(panels: Sequence[CurvePanel], out: Path) -> tuple[Path, ...]:
 
 
 def draw_curves(panels: Sequence[CurvePanel], of: str = "visual tokens") -> Figure:
-    """Return the figure: score by what is removed, a plot for each benchmark; a method looks the same in all.
+    """Return the figure: score by share removed, a plot for each benchmark; a method looks the same in all.
 
     Args:
         panels: one for each benchmark.
-        of: what the methods remove, for the axis label.
+        of: the things that the methods remove, for the axis label.
     """
     looks_by_name = looks((curve.name, curve.control) for panel in panels for curve in panel.curves)
     plots = []

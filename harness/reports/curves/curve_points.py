@@ -162,7 +162,7 @@ class CurvePanel:
         return share(ratio) if keep is None else f"{amount_text(ratio, keep)} ({share(ratio)})"
 
     def full_text(self, words: str) -> str:
-        """Return the unpruned score in percent, and what it was measured with; empty if it was not measured."""
+        """Return the unpruned score in percent, and the settings of its measurement; empty if it was not measured."""
         return "" if self.full is None else f"; {100 * self.full.value:.1f}{self.full_mark} {words}"
 
     def groups(self) -> list[BaselineGroup]:

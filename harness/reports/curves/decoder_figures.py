@@ -146,7 +146,7 @@ def draw_guidance(cells: pd.DataFrame) -> Figure:
         names = [*dict.fromkeys(largest.guidance)]
         series = []
         for number, (ratio, look) in enumerate(looks.items()):
-            # The ratios of one guidance stand apart, so that their intervals do not overlap.
+            # Shift the ratios of one guidance, so that their intervals do not overlap.
             gap = 0.22 * (number - (len(looks) - 1) / 2)
             spots = [
                 percent_spot(names.index(cell.guidance) + gap, share)

@@ -125,7 +125,7 @@ class Plot:
 
     @property
     def labels(self) -> list[str]:
-        """Names that stand beside the plot."""
+        """Names next to the plot."""
         names = [series.name for series in self.series if series.label is not None]
         return [*names, *([self.level[0]] if self.level is not None and names else [])]
 

@@ -66,7 +66,7 @@ class PointFrame(pd.DataFrame):
 
 
 def frame_of(panels: Sequence[CurvePanel]) -> PointFrame:
-    """Return the points of panels; the unpruned model is a line of its own, `none` at ratio 0."""
+    """Return the points of panels; the unpruned model has its own line, `none` at ratio 0."""
     lines = [line for panel in panels for line in _panel_lines(panel)]
     columns = {name: [line.get(name) for line in lines] for name in POINTS}
     return PointFrame(

@@ -70,7 +70,7 @@ def write_page(
         folder: of the page.
         parts: of the page, the first one first.
         figures: each is written as .png and .svg.
-        missing: lines on what is left out.
+        missing: lines on omissions.
         last: parts after these lines.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def report_command(
     about: str | None,
     write: Callable[[Path, Path, str | None, Sequence[str]], Written],
 ) -> Callable[..., int]:
-    """Return the main function of a report, which writes what a store has of it."""
+    """Return the main function of a report, which writes it from a store's results."""
 
     @command
     def main(argv: Sequence[str] | None = None) -> int:

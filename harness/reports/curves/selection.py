@@ -25,7 +25,7 @@ KEYS = ("model", "benchmark", "method", "variant", "ratio", "keep", "seed", "n_s
 def read_selection(stores: Sequence[Path], filters: Sequence[str]) -> list[StoredResult]:
     """Return the results of stores that match all filters, those of decoders and denoised answers left out.
 
-    Ratios of these have another meaning; they have figures of their own. The unpruned model and random dropping stay
+    Ratios of these have another meaning; they have their own figures. The unpruned model and random dropping stay
     in every selection of methods, variants or ratios: the others are compared with them.
 
     Args:
@@ -73,7 +73,7 @@ def write_selection(
     Results of several models or budget rules have a set of files each, `<out>-<model>-<rule>.*`.
 
     Returns:
-        The paths, and for each benchmark what is left out or marked.
+        The paths, and for each benchmark the omissions and marks.
     """
     groups: dict[tuple[str, str], dict[str, list[StoredResult]]] = {}
     for result in results:

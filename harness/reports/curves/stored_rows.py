@@ -78,7 +78,7 @@ def results_of(
     Args:
         results: of a store, oldest first.
         shows: whether the report shows a result.
-        subject: what it shows, for the error line.
+        subject: content of the report, for the error line.
         store: where they come from.
         preset: the sweep that produces such results.
         model: required if there are several.
@@ -157,7 +157,7 @@ def newest_per_cell(
 
     Args:
         results: of one comparison, oldest first, all with settings.
-        indifferent: settings that do not affect what the report shows; results may differ in them.
+        indifferent: settings that do not affect the report; results may differ in them.
 
     Raises:
         UserError: results differ in a setting that must be the same (harness/specs/comparable.py).
@@ -180,7 +180,7 @@ class RunScores:
         discriminates: for runs that evict cache entries, whether any answer is longer than one token.
         single_token: whether every answer is one token.
         unread: whether too many answers could not be read.
-        keep: tokens that stay of each sample, where that was set; the ratio is then what it removes of these samples.
+        keep: tokens that stay of each sample, if set; the ratio is then the share that it removes of these samples.
     """
 
     name: str

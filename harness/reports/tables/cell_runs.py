@@ -96,7 +96,7 @@ def run_of_cell(paper: Paper, cell: PrintedCell, model: str | None = None) -> Ce
 
 
 def _parts(part: str | Mapping[str, Any], cell: PrintedCell) -> Iterator[str | Mapping[str, Any]]:
-    """Yield an entry of a paper's file, and what it adds for this cell."""
+    """Yield an entry of a paper's file, and its additions for this cell."""
     if isinstance(part, str):
         yield part
         return

@@ -45,7 +45,7 @@ class FilledCell:
         value, stderr: measured, in the printed unit; None without a result.
         row: the result.
         analytic: the value of a formula for the cell; None if there is no formula.
-        remark: of an average, what is inconsistent in print.
+        remark: the inconsistency of an average in print.
         average_mismatch: of an average, why it need not equal the printed one.
         unread: whether too many answers of a score's result could not be parsed.
     """

@@ -44,10 +44,10 @@ class Average:
     """How a table averages.
 
     Attributes:
-        where: what the printed averages have in common, by keys of a cell.
+        where: keys of a cell with the values that the printed averages share.
         rule: ratios (mean of value over reference, in percent), mean, or omnidocbench.
         reference: the method of the reference rows, for ratios.
-        why: what is known of the paper's own rule.
+        why: known facts of the paper's own rule.
     """
 
     where: Mapping[str, str]
@@ -65,13 +65,13 @@ class TableEntry:
     """A table's entry in a paper's file.
 
     Attributes:
-        title: what it shows, in our words.
+        title: its content, in our words.
         cells: number of lines of its file, including empty values.
         rows, columns: keys of a cell that name the lines and head the columns, outermost first.
         rebuilt: how: `measured`, `analytic`, both, or `printed` for neither.
         overrides: what every run of the table adds to its command line.
         average: how it averages; None: it does not.
-        decisions: decisions about malformed rows, or, for a figure, about what the text leaves open.
+        decisions: decisions about malformed rows, or, for a figure, about facts that the text leaves open.
         grid: of a figure without printed points: lists of names by key of a cell; the points are their products.
         panels: of a figure.
     """
@@ -95,7 +95,7 @@ class Paper:
 
     Attributes:
         slug: name of its files.
-        models, methods, budgets, benchmarks, metrics: by printed name, the part of a run it stands for
+        models, methods, budgets, benchmarks, metrics: by printed name, the part of a run that it means
         (harness/reports/tables/cell_runs.py), or, as a text, why nothing in this project does.
         absent: tables and figures with results that are not in `tables`, and why; a part as `fig8b`.
     """

@@ -181,7 +181,7 @@ def build(
 
 
 def _grouped(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return the keys of lines so that equal headings stand together, in the order of their first lines.
+    """Return the keys of lines with equal headings together, in the order of their first lines.
 
     Files have the lines of two models that are printed side by side one by one.
     """

@@ -46,7 +46,7 @@ def preset(name: str) -> dict[str, Any]:
 
 
 def titles() -> dict[str, str]:
-    """Return what each table with a preset shows, by the preset's name. Cost: reads all of results/papers."""
+    """Return the content of each table with a preset, by the preset's name. Cost: reads all of results/papers."""
     return {
         name_of(
             slug, number

@@ -230,7 +230,7 @@ def _measured(
     summary: SettingsSummary,
     code: str,
 ) -> MeasuredResult:
-    """Return what a table needs of a row."""
+    """Return the parts of a row that a table needs."""
     return MeasuredResult(
         key=row["run_key"],
         cell=tuple(round(row[name], 6) if name == "ratio" else row.get(name) for name in CELL),

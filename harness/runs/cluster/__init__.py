@@ -1,1 +1,1 @@
-"""Cells of a sweep as jobs: what runs where, with how much of a machine, and what a sweep would cost."""
+"""Cells of a sweep as jobs: placement, resources, and the estimated cost of a sweep."""

@@ -30,7 +30,7 @@ _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 def _read_options(key: str, value: Any) -> dict[str, Any]:
-    """Return options of sbatch; none of them can become a line of its own in the batch script."""
+    """Return options of sbatch; none of them can become a separate line in the batch script."""
     options = table(key, value)
     for name, option in options.items():
         if not _OPTION.fullmatch(name):

@@ -74,7 +74,7 @@ class CellCost:
         launches: layers of the language model that run before answers are decoded, over all batches.
         layers: of the language model.
         decoding: of answers that are generated token by token; None: they are denoised, or `missing`.
-        missing: what is not known of the answers; empty: they are counted.
+        missing: unknown facts of the answers; empty: they are counted.
     """
 
     flops: int

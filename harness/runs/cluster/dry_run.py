@@ -60,7 +60,7 @@ class PlannedCell:
 
 
 def list_cells(cells: Sequence[ClusterCell], cluster: ClusterSpec, waiting: StatusLine) -> int:
-    """Print what the cells of a command would run, and return the exit code."""
+    """Print the runs of a command without running them, and return the exit code."""
     planned, digests, runner = [], Digests(), Runner()
     for number, cell in enumerate(cells, 1):
         waiting.say(f"checking cell {number} of {len(cells)}")
@@ -244,7 +244,7 @@ def cell_lines(specs: Iterable[RunSpec]) -> Iterator[str]:
 
 
 def estimate_lines(jobs: Sequence[JobGroup[PlannedCell]], cluster: ClusterSpec) -> Iterator[str]:
-    """Yield the sum of all costs, by GPU, the assumptions, and what is not included."""
+    """Yield the sum of all costs, by GPU, the assumptions, and the costs not included."""
     costs = costs_of(jobs)
     if costs:
         yield from _sums(jobs, costs, cluster)

@@ -1,1 +1,1 @@
-"""`evaluate`, and lists of what it takes: the commands of `python -m espalier` as Python functions."""
+"""`evaluate`, and lists of its choices: the commands of `python -m espalier` as Python functions."""

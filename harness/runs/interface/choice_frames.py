@@ -75,7 +75,7 @@ def benchmarks() -> pd.DataFrame:
 
 
 def _choices(group: str) -> OwnChoices:
-    """Return the files of a group; print what is passed over of plug-ins."""
+    """Return the files of a group; print a line on skipped plug-ins."""
     listed = own_choices(group)
     for note in listed.notes:
         tell_once(note)
@@ -83,7 +83,7 @@ def _choices(group: str) -> OwnChoices:
 
 
 def _frame(lines: list[dict[str, Any]], first: str) -> pd.DataFrame:
-    """Return lines as a frame by name, sorted by a column: what is on this machine comes first."""
+    """Return lines as a frame by name, sorted by a column: files on this machine come first."""
     frame = pd.DataFrame(lines).set_index("name")
     ascending = first != "offline"
     return frame.sort_values(first, ascending=ascending, kind="stable")

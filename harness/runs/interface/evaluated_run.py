@@ -34,7 +34,7 @@ class EvaluatedRun:
     Attributes:
         row: the stored row (docs/rows.md); `status` is `done`, `resumed` or `cached`.
         path: folder of the run in its store.
-        ids: name of each document, for samples that have names of their own.
+        ids: name of each document, for samples with names.
     """
 
     row: Mapping[str, Any]

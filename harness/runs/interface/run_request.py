@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 #: Keys of a command that a single run has no use for.
 OF_COMMANDS = ("cluster", "curves", "grids", "json", "refused", "report")
 
-#: Arguments of `apply` that lie elsewhere in the config.
+#: Arguments of `apply` that have another place in the config.
 PLACES = {
     **{name: f"engine.{name}" for name in setting_hints(EngineSpec)},
     "cache_ratio": "compressor.ratio",

@@ -1,4 +1,4 @@
-"""Refusals of `backend=vllm`: what another engine cannot do is known before it starts."""
+"""Refusals of `backend=vllm`: limits of another engine are checked before it starts."""
 
 from __future__ import annotations
 

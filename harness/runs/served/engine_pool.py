@@ -108,7 +108,7 @@ class EnginePool:
 
 
 def engine_arguments(spec: RunSpec, model: Path, config: Any) -> Mapping[str, Any]:
-    """Return the arguments of `vllm.LLM`; those of `backend.options` go before what is derived."""
+    """Return the arguments of `vllm.LLM`; those of `backend.options` override derived ones."""
     context = getattr(config.get_text_config(), "max_position_embeddings", LONGEST)
     return {
         "model": str(model),

@@ -35,7 +35,7 @@ MARKS = {
     b"\xfe\xff": "UTF-16",
 }
 
-#: Signs that stand between the columns of tables.
+#: Separators of the columns of tables.
 SEPARATORS = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,3}(?=[^/])")
@@ -45,11 +45,11 @@ VALID = "a .jsonl, .json, .csv, .tsv or .parquet file, or a folder with one besi
 
 @dataclass(frozen=True)
 class RowTable:
-    """Rows as they stand in a file.
+    """Rows as written in a file.
 
     Attributes:
         rows: columns by name.
-        places: where each row stands, for error lines.
+        places: position of each row, for error lines.
         base: folder at which relative paths start.
         name: of the file without its ending, or of the folder.
         columns: names of all columns.
@@ -69,7 +69,7 @@ def read_rows(path: Path, bare: bool) -> RowTable:
 
     Args:
         path: file or folder.
-        bare: whether a folder without a data file stands for its pictures and videos, one row each.
+        bare: whether a folder without a data file gives a row for each picture and video.
 
     Raises:
         UserError: one line with the file, the first wrong lines and what is valid.
@@ -105,7 +105,7 @@ def check_address(path: Any) -> None:
 
 
 def _data_file(folder: Path, source: str, bare: bool) -> Path | None:
-    """Return the data file of a folder; None: it stands for its pictures."""
+    """Return the data file of a folder; None: its pictures are the rows."""
     for name in METADATA:
         if (folder / name).is_file():
             return folder / name

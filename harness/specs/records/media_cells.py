@@ -198,7 +198,7 @@ def _checked_content(kind: str, content: bytes) -> Medium:
 
 
 def _picture_problem(source: Path | BytesIO) -> str:
-    """Return what is wrong with a picture by its header and its end, "" if it can be opened.
+    """Return the fault of a picture by its header and its end, "" if it can be opened.
 
     Pixels are decoded only where the file has no known last mark, or not at its end.
     """

@@ -89,7 +89,7 @@ class Record:
     """A question about pictures or videos.
 
     Attributes:
-        place: where it stands in the data, for error lines: `line 3`.
+        place: its position in the data, for error lines: `line 3`.
         id: unique in the data.
         question: its text, without the choices.
         media: pictures, then videos.
@@ -138,7 +138,7 @@ class RecordTable:
         return any(medium.kind == "video" for record in self.records for medium in record.media)
 
     def digest(self, digests: Digests) -> str:
-        """Return one digest of all records and the contents of their media, wherever they lie.
+        """Return one digest of all records and the contents of their media, in any folder.
 
         Cost: one read of each media file, once until it changes.
 

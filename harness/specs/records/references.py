@@ -67,7 +67,7 @@ def options_of(choices: Sequence[str]) -> dict[str, str]:
 
 
 def right_letter(answer: str, options: Mapping[str, str]) -> str:
-    """Return the letter that a reference stands for, a letter or the text of a choice; "" if it is neither."""
+    """Return the letter of a reference, which is a letter or the text of a choice; "" if it is neither."""
     letter = answer.strip().strip("().:").upper()
     if letter in options:
         return letter
@@ -92,7 +92,7 @@ def numbers(text: str) -> list[float]:
 
 
 def _problem(record: Record, score: str) -> str:
-    """Return what is wrong with the reference of a record; "" if it can be scored."""
+    """Return the fault of a record's reference; "" if it can be scored."""
     if not record.answers:
         return "no answer; valid: a text in the column answer, or benchmark.score=none"
     if score == "choice":

@@ -93,7 +93,7 @@ class Copies:
     def revision(self, digests: Digests) -> str:
         """Return a digest of the names and contents of the files that a run of the benchmark reads.
 
-        Without a data set of its own these are all files of the folder. Cost: one read of each file; digests of files
+        Without its own data set these are all files of the folder. Cost: one read of each file; digests of files
         with unchanged size and time of change are cached next to the cache of data sets.
         """
         return revision(self.digested, digests)

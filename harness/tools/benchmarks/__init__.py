@@ -1,1 +1,1 @@
-"""Commands about benchmarks: what there is, whether one can run here, and what it takes from the network."""
+"""Commands about benchmarks: list them, check them on this machine, and download their data."""

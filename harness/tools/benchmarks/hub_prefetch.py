@@ -45,7 +45,7 @@ TWICE = 2
 
 
 def prefetch(name: str, overrides: Sequence[str] = ()) -> int:
-    """Download what a benchmark needs, then check it in a process without network; return that one's exit code.
+    """Download what a benchmark needs, then check it in a process without network; return its exit code.
 
     Args:
         name: as after `benchmark=`.
@@ -137,7 +137,7 @@ def _verify(name: str, overrides: Sequence[str]) -> int:
 
 @contextmanager
 def _in_one_line(wanted: Wanted) -> Iterator[None]:
-    """Turn what the network and the disk raise into one line."""
+    """Turn errors of the network and the disk into one line."""
     place = f"{wanted.kind} {wanted.name}"
     try:
         try:

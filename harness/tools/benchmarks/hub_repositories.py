@@ -65,7 +65,7 @@ def checkpoint(model: ModelSpec) -> Wanted:
 
 
 def settled(wanted: Wanted) -> Wanted:
-    """Return what is wanted of a data set, with the files of its configuration by name; others are not downloaded.
+    """Return the needed part of a data set, with the files of its configuration by name; others are not downloaded.
 
     Tasks load a configuration with all its splits, so these count too. Cost: a few requests to the hub.
     """

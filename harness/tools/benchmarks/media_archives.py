@@ -33,8 +33,8 @@ def archives(folder: Path) -> list[list[Path]]:
 def unpack(folder: Path, target: Path, tell: Callable[[str], None]) -> None:
     """Unpack every archive below a folder into another, which appears under its name only when all is there.
 
-    lmms-eval takes a folder that is there for whole. So the work goes on in `<target>.partial`, where files of the
-    right size are not written again. Members that would lie outside are refused.
+    lmms-eval takes an existing folder for complete. So the files are unpacked in `<target>.partial`, where files of the
+    right size are not written again. Members outside of the folder are refused.
 
     Raises:
         OSError, zipfile.BadZipFile, tarfile.TarError: the disk is full, or an archive is damaged.

@@ -72,7 +72,7 @@ def smallest_reaching(
 ) -> tuple[Fit, Fit]:
     """Bisect alpha from 0 to 1; return the smallest that saves `ratio` of the FLOPs, and the last tried.
 
-    The last is what the released code prints, reached or not. If nothing reaches the target, the first is alpha = 1.
+    The last is printed by the released code, reached or not. If nothing reaches the target, the first is alpha = 1.
 
     Args:
         ratio: share of the visual tokens' FLOPs to be saved, mean over images.
@@ -91,7 +91,7 @@ def smallest_reaching(
 
 
 def fit(alpha: float, ratio: float, traces: Sequence[Trace], stack: StackFacts) -> Fit:
-    """Return what is removed at `alpha`, up to the first layer before which the forecast meets the target."""
+    """Return the share removed at `alpha`, up to the first layer before which the forecast meets the target."""
     depth = len(traces[0].entering)
     full = sum(forecast(trace, 0, stack) for trace in traces)
     spent = [sum(forecast(trace, layer, stack) for trace in traces) for layer in range(depth)]

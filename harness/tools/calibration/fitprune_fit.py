@@ -1,4 +1,4 @@
-"""The passes that FitPrune (arXiv 2409.10197) is fitted with: masses without pruning, then what each alpha removes."""
+"""The passes that fit FitPrune (arXiv 2409.10197): masses without pruning, then the tokens that each alpha removes."""
 
 from __future__ import annotations
 

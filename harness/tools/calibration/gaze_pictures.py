@@ -1,4 +1,4 @@
-"""Where the model looks, and what the methods keep: `python -m espalier.harness.tools.calibration.gaze_pictures`.
+"""The model's attention and the tokens kept: `python -m espalier.harness.tools.calibration.gaze_pictures`.
 
 Draws, for a few grounding questions of the embedded model, the last prompt token's attention in each decoder layer
 and the tokens that each method keeps; prints how much of that attention lies on the object of the question, on other
@@ -53,7 +53,7 @@ GRID = 12
 
 @dataclass
 class Case:
-    """One question: its sample, picture, patch owner (target 2, other object 1, background 0) and what was seen."""
+    """One question: its sample, picture, patch owner (target 2, other object 1, background 0) and attention."""
 
     sample: dict[str, Any]
     picture: np.ndarray
@@ -98,7 +98,7 @@ def look(adapter: Adapter, questions: Sequence[Case]) -> None:
 
 
 def choose(adapter: Adapter, questions: Sequence[Case], ratio: float) -> None:
-    """Record what each shown method keeps."""
+    """Record the tokens that each plotted method keeps."""
     for overrides in SHOWN:
         spec = spec_of(f"method={overrides}")
         method = build_method(spec.method.name, spec.method.params, spec.method.code)
@@ -161,7 +161,7 @@ def kept_shares(questions: Sequence[Case]) -> dict[str, dict[str, float]]:
 
 
 def draw(questions: Sequence[Case], out: Path, ratio: float) -> None:
-    """Write the figure as PNG: above, where the last token looks; below, what each method keeps at the ratio."""
+    """Write the figure as PNG: above, the last token's attention; below, the tokens kept by each method."""
     # matplotlib takes a third of a second to import, and the figures printed need none of it.
     import matplotlib
     from matplotlib.cm import ScalarMappable

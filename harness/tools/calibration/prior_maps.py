@@ -107,7 +107,7 @@ class ViewMeans:
 
     @property
     def n_maps(self) -> int | list[int]:
-        """How many maps each view's mean was made of; one number where there is one view."""
+        """How many maps each view's mean was made of; one number if there is one view."""
         counts = [self.views[view].n_maps for view in sorted(self.views)]
         return counts[0] if len(counts) == 1 else counts
 
@@ -135,7 +135,7 @@ class ViewMeans:
 
 @dataclass
 class Calibration(ImageDigest):
-    """Means by layer, and what they were made from."""
+    """Means by layer, and their sources."""
 
     means: dict[int, ViewMeans] = field(default_factory=dict)
 

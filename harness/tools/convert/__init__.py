@@ -1,1 +1,1 @@
-"""Loadable checkpoints from releases in a format of their own: one command a release."""
+"""Loadable checkpoints from releases in other formats: one command a release."""

@@ -13,7 +13,7 @@ from espalier.harness.errors import UserError
 #: The release's text stacks and the library's.
 _STACKS = {"internlm2": "llama", "qwen2": "qwen2", "phi3": "phi3"}
 
-#: How each may stretch its rotary table, and what the library calls it.
+#: How each may stretch its rotary table, and its name in the library.
 _ROPES = {
     "internlm2": {"dynamic": "dynamic"},
     "qwen2": {},

@@ -30,7 +30,7 @@ from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.conversations import NUMBERED, ChatFrame
 from espalier.harness.models.internvl_processor import TOKENS
 
-#: What stands for a space, also the one that is put before a text.
+#: The character that replaces a space, also the one that is put before a text.
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 #: Kinds of pieces and of models, as sentencepiece counts them.
@@ -63,7 +63,7 @@ def fast_tokenizer(model: Any, added: Mapping[int, AddedToken], once: bool) -> T
         once: a space is put before the text, otherwise before each part between added tokens.
 
     Raises:
-        UserError: ids of added tokens leave a gap, or a name stands twice.
+        UserError: ids of added tokens leave a gap, or a name occurs twice.
     """
     names = [piece.piece for piece in model.pieces]
     for number in sorted(added):

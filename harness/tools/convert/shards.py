@@ -21,7 +21,7 @@ class Fused:
     """A tensor of the release that holds several of the model's, one after another along its rows.
 
     Attributes:
-        rows: of each of the model's tensors by name, in the order in which they stand.
+        rows: of each of the model's tensors by name, in their order.
         groups: how often that order repeats; every group holds an equal share of each.
     """
 
@@ -87,7 +87,7 @@ def check_names(
 
     Args:
         shapes: of the release, by its names.
-        rename: from its names to the model's, None for what it does not know.
+        rename: from its names to the model's, None for unknown names.
         expected: shapes of the model's tensors.
         optional: tensors of the model that may be missing (tied ones).
 

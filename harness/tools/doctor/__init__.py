@@ -1,1 +1,1 @@
-"""What this machine can run, and whether what it computes is right: `python -m espalier doctor`."""
+"""Checks of this machine and of its results: `python -m espalier doctor`."""

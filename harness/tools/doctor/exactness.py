@@ -30,7 +30,7 @@ SETTINGS = {"do_sample": False, "max_new_tokens": 24, "output_logits": True}
 #: One method a kind of place: tower output, before the decoder, between its layers.
 METHODS = ("visionzip", "divprune", "fastv")
 
-#: Sums in another order differ by so much of the largest logit: single precision, kernels of any make.
+#: Largest difference of sums in another order, relative to the largest logit: single precision, any kernels.
 TOLERANCE = 1e-4
 
 

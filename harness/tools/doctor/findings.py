@@ -11,7 +11,7 @@ from espalier.harness.errors import UserError
 
 Status = Literal["ok", "failed", "not here"]
 
-#: Looks at one thing and returns what it saw in a few words; raises NotHere, or what went wrong.
+#: Checks one thing and returns the result in a few words; raises NotHere, or the fault.
 Check = Callable[[], str]
 
 #: How a check fails: its own comparison, our refusals, and what drivers, files and missing packages raise.
@@ -19,7 +19,7 @@ FAULTS = (AssertionError, UserError, RuntimeError, OSError, ImportError, ValueEr
 
 
 class NotHere(Exception):
-    """This machine lacks what the check is about."""
+    """This machine lacks the subject of the check."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What is installed, what the machine has, and where things would be read and written."""
+"""Installed packages, the machine's resources, and the folders for reading and writing."""
 
 from __future__ import annotations
 

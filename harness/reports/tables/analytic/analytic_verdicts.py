@@ -39,7 +39,7 @@ class FormulaClaim:
         source: the formula, by its equation.
         why: reason for the tolerance.
         exact: the exact count of the same setting in the same unit, if there is one.
-        fitted: what was fitted to the printed cells, a constant or the tolerance; empty if nothing was.
+        fitted: the quantity fitted to the printed cells, a constant or the tolerance; empty if nothing was.
     """
 
     cell: PrintedCell
