@@ -1,10 +1,10 @@
-"""Would the tests notice? `python -m tests.mutants` (`make mutants`) makes small mistakes on purpose and runs tests.
+"""Mutation tests: `python -m tests.mutants` (`make mutants`) makes small mistakes on purpose and runs tests.
 
-Each file beside this one lists the mistakes of a room: a line of code, what it becomes, and the tests that should see
-it. A mistake is made in a copy of the tree; it is killed if those tests fail, and survives if they pass. The tests are
-run once without it first, or a failure would mean nothing. `--sample N` takes N of all mistakes by a stated seed,
-`--room NAME` those of one room, `--write lab/measured/mutants.md` leaves
-the score by room. The exit code is 1 if one survives.
+Each YAML file of this folder lists the mistakes of a package: a line of code, its replacement, and the tests that
+should fail. A mistake is made in a copy of the tree; it is killed if one of those tests fails, and survives if all
+pass. The tests run once without a mistake first, because they must pass then. `--sample N` draws N mistakes by
+`--seed`, `--package NAME` takes those of one package, `--write lab/measured/mutants.md` writes the score by package.
+The exit code is 1 if a mistake survives.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from tests.mutants.trying import Verdict, copies, import_once, passes, verdict
 
 
 def page(verdicts: Sequence[tuple[Mutant, Verdict]], when: str) -> str:
-    """Return the score by room, and what survived, as Markdown; `when` says of which code."""
+    """Return the score by package and the survivors as Markdown; `when` names the code and the date."""
     lines = [
         "# Mistakes made on purpose",
         "",
-        "Written by `make mutants`: each mistake changes behaviour; killed are those that the tests named beside it in"
-        " [tests/mutants](../tests/mutants) notice. CONTRIBUTING.md says how to run them again.",
+        "Written by `make mutants`: each mistake changes behaviour and is killed if one of the tests that"
+        " [tests/mutants](../../tests/mutants) names for it fails. CONTRIBUTING.md describes how to run them again.",
         "",
         f"Of {when}.",
         "",
-        "| room | mistakes | killed | share |",
+        "| package | mistakes | killed | share |",
         "| --- | ---: | ---: | ---: |",
     ]
-    rooms = sorted({mutant.room for mutant, _ in verdicts})
-    for room in [*rooms, None]:
-        ours = [end for mutant, end in verdicts if room in (mutant.room, None)]
+    packages = sorted({mutant.package for mutant, _ in verdicts})
+    for package in [*packages, None]:
+        ours = [end for mutant, end in verdicts if package in (mutant.package, None)]
         killed = ours.count("killed")
         share = f"{100 * killed / len(ours):.0f} %"
-        lines.append(f"| {room or 'all'} | {len(ours)} | {killed} | {share} |")
+        lines.append(f"| {package or 'all'} | {len(ours)} | {killed} | {share} |")
     alive = [f"- `{mutant.name}`" for mutant, end in verdicts if end == "survived"]
     return "\n".join([*lines, *(["", "Survived:", "", *alive] if alive else [])]) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make the mistakes asked for; return 1 if one survives, 2 if the tests fail without any."""
+    """Make the selected mistakes; return 1 if one survives, 2 if the tests fail without any."""
     options = _options(argv)
-    mutants = [one for one in read_mutants() if options.room in (None, one.room)]
+    mutants = [mutant for mutant in read_mutants() if options.package in (None, mutant.package)]
     if options.sample is not None:
         mutants = random.Random(options.seed).sample(mutants, min(options.sample, len(mutants)))
     import_once()
@@ -63,9 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: without a mistake these fail: {' '.join(tests)}", file=sys.stderr)
             return 2
         free.put(tree)
-        ends = pool.map(lambda one: verdict(one, free), mutants)
-        shown = track(ends, "mistakes", len(mutants), console=Console(stderr=True))
-        verdicts = list(zip(mutants, shown, strict=True))
+        ends = pool.map(lambda mutant: verdict(mutant, free), mutants)
+        tracked = track(ends, "mistakes", len(mutants), console=Console(stderr=True))
+        verdicts = list(zip(mutants, tracked, strict=True))
     table = Table("mistake", "tests", "")
     for mutant, end in verdicts:
         if end == "survived":
@@ -83,17 +83,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _today() -> str:
     """Return the commit, and the date of the run."""
     call = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    found = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=False)
-    return f"commit {found.stdout.strip() or 'unknown'}, run on {date.today()}"
+    described = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=False)
+    return f"commit {described.stdout.strip() or 'unknown'}, run on {date.today()}"
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
-    parser.add_argument("--room", help="those of one file of tests/mutants")
-    parser.add_argument("--sample", type=int, help="how many, drawn by --seed; all if left out")
+    parser.add_argument("--package", help="mistakes of one file of tests/mutants")
+    parser.add_argument(
+        "--sample", type=int, help="number of mistakes, drawn by --seed; default: all"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2, help="copies of the tree worked on at once")
-    parser.add_argument("--write", type=Path, help="page for the score by room")
+    parser.add_argument("--jobs", type=int, default=2, help="copies of the tree used in parallel")
+    parser.add_argument("--write", type=Path, help="page for the score by package")
     return parser.parse_args(argv)
 
 

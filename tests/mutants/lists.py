@@ -1,4 +1,4 @@
-"""The lists of mistakes: what is written beside this file, and whether it still fits the code."""
+"""Read the lists of mistakes in this folder, and check that they still fit the code."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Mutant:
-    """One mistake: `old`, which stands in `file` exactly once, becomes `new`; `tests` should notice."""
+    """One mistake: `old`, which occurs in `file` exactly once, becomes `new`; one of `tests` should fail."""
 
-    room: str
+    package: str
     file: str
     old: str
     new: str
@@ -23,17 +23,17 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """The file and the first line of what it becomes."""
+        """The file and the first line of the replacement."""
         return f"{self.file}: {self.new.strip().splitlines()[0] if self.new.strip() else 'removed'}"
 
 
 def read_mutants(folder: Path = HERE, tree: Path = ROOT) -> list[Mutant]:
-    """Return the mistakes of every room.
+    """Return the mistakes of every package.
 
     Raises:
-        SystemExit: a line of code or a test is gone, or the line stands there twice: the list is older than the code.
+        SystemExit: a line of code or a test is gone, or the line occurs twice: the list is older than the code.
     """
-    found, stale = [], []
+    mutants, stale = [], []
     for path in sorted(folder.glob("*.yaml")):
         for entry in yaml.safe_load(path.read_text()):
             tests = tuple(entry["tests"].split())
@@ -42,15 +42,15 @@ def read_mutants(folder: Path = HERE, tree: Path = ROOT) -> list[Mutant]:
             count = source.read_text().count(mutant.old) if source.is_file() else 0
             if count != 1 or mutant.old == mutant.new:
                 stale.append(f"{path.name}: {mutant.file} has {count} of {mutant.old!r}")
-            stale += [f"{path.name}: no test {test}" for test in tests if not _stands(tree, test)]
-            found.append(mutant)
+            stale += [f"{path.name}: no test {test}" for test in tests if not _exists(tree, test)]
+            mutants.append(mutant)
     if stale:
         raise SystemExit("\n".join(stale))
-    return found
+    return mutants
 
 
-def _stands(tree: Path, test: str) -> bool:
-    """Return whether the file of a test exists and, where one function is named, defines it."""
+def _exists(tree: Path, test: str) -> bool:
+    """Return whether the file of a test exists and defines the function, if one is named."""
     file, _, name = test.partition("::")
     path = tree / file
     return path.is_file() and f"def {name.partition('[')[0]}" in path.read_text()

@@ -1,4 +1,4 @@
-"""The mistakes made on purpose fit the code, and the runner tells those that are noticed from those that are not."""
+"""The mistakes made on purpose fit the code, and the runner reports which of them the tests notice."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_every_line_and_every_test_of_the_lists_is_there_once() -> None:
-    found = read_mutants()
-    rooms = {one.room for one in found}
-    assert rooms == {path.stem for path in HERE.glob("*.yaml")}
-    assert len({(one.file, one.old, one.new) for one in found}) == len(found)
+    mutants = read_mutants()
+    packages = {mutant.package for mutant in mutants}
+    assert packages == {path.stem for path in HERE.glob("*.yaml")}
+    assert len({(mutant.file, mutant.old, mutant.new) for mutant in mutants}) == len(mutants)
 
 
 def test_a_list_that_is_older_than_the_code_says_where(tree: Path, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_list_that_is_older_than_the_code_says_where(tree: Path, tmp_path: Pat
     folder.mkdir()
     (folder / "toy.yaml").write_text(entry)
     assert read_mutants(folder, tree) == [toy("a > b", "a < b")]
-    for former, now, said in (
+    for former, now, message in (
         ("a > b", "a >= b", "has 0 of 'a >= b'"),
         ("old: 'a > b'", "old: return", "has 2 of 'return'"),
         ("new: 'a < b'", "new: 'a > b'", "has 1 of 'a > b'"),
@@ -65,7 +65,7 @@ def test_a_list_that_is_older_than_the_code_says_where(tree: Path, tmp_path: Pat
         (folder / "toy.yaml").write_text(entry.replace(former, now, 1))
         with pytest.raises(SystemExit, match=r"^toy\.yaml: ") as stale:
             read_mutants(folder, tree)
-        assert said in str(stale.value)
+        assert message in str(stale.value)
 
 
 def test_a_mistake_is_killed_if_its_test_fails_and_put_right_again(tree: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_mistake_is_killed_if_its_test_fails_and_put_right_again(tree: Path) -
     import_once(("pytest",))
     with copies(1, tree) as free:
         (copy,) = free.queue
-        assert [verdict(one, free) for one in (noticed, unnoticed)] == ["killed", "survived"]
+        assert [verdict(mutant, free) for mutant in (noticed, unnoticed)] == ["killed", "survived"]
         assert (copy / "toy.py").read_text() == CODE
     assert (tree / "toy.py").read_text() == CODE
 
@@ -83,9 +83,9 @@ def test_tests_that_hang_have_noticed(tree: Path) -> None:
     assert not passes(tree, ("test_toy.py",), patience=1)
 
 
-def test_the_page_counts_by_room() -> None:
-    one, other = toy("a > b", "a < b"), toy("a < b", "a > b")
-    text = page([(one, "killed"), (other, "survived")], "abc, 2030-01-01")
+def test_the_page_counts_by_package() -> None:
+    killed, survivor = toy("a > b", "a < b"), toy("a < b", "a > b")
+    text = page([(killed, "killed"), (survivor, "survived")], "abc, 2030-01-01")
     assert "| toy | 2 | 1 | 50 % |\n| all | 2 | 1 | 50 % |" in text
     assert "- `toy.py: a > b`" in text
     assert "a < b" not in text

@@ -1,4 +1,4 @@
-"""Making a mistake in a copy of the tree and running its tests there, in a process forked off one that is warm."""
+"""Make a mistake in a copy of the tree and run its tests there, in a process forked from one with heavy imports."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import pytest
 
 from tests.mutants.lists import ROOT, Mutant
 
-#: What of the tree is not copied.
+#: Parts of the tree that are not copied.
 LEFT_OUT = (".git", ".venv", "results", ".pytest_cache", ".mypy_cache", ".ruff_cache")
 
-#: What a run of tests spends seconds on importing: done once, before the forks. None of it is the tree's own.
+#: Modules that take seconds to import: imported once, before the forks. None of them belongs to the tree.
 HEAVY = [
     "pytest",
     "torch",
@@ -34,7 +34,7 @@ HEAVY = [
     "matplotlib.pyplot",
 ]
 
-#: Seconds after which tests that hang count as having noticed.
+#: Seconds after which tests that hang count as failed.
 PATIENCE = 900
 
 Verdict = Literal["killed", "survived"]
@@ -43,13 +43,13 @@ _FORKS = get_context("forkserver")
 
 
 def import_once(modules: Sequence[str] = HEAVY) -> None:
-    """Have the process that the others are forked off import `modules` when it starts."""
+    """Make the fork server import `modules` when it starts."""
     _FORKS.set_forkserver_preload(list(modules))
 
 
 @contextmanager
 def copies(count: int, root: Path = ROOT) -> Iterator[Queue[Path]]:
-    """Yield so many copies of a tree to make mistakes in; they go when the block ends."""
+    """Yield `count` copies of a tree for mistakes; they are deleted when the block ends."""
     with tempfile.TemporaryDirectory() as name:
         free: Queue[Path] = Queue()
         for number in range(count):
@@ -60,7 +60,7 @@ def copies(count: int, root: Path = ROOT) -> Iterator[Queue[Path]]:
 
 
 def passes(tree: Path, tests: Sequence[str], patience: float | None = PATIENCE) -> bool:
-    """Run tests in a tree and say whether all pass; a run that hangs for `patience` seconds does not."""
+    """Run tests in a tree and return whether all pass; a run that hangs for `patience` seconds fails."""
     run = _FORKS.Process(target=_run, args=(tree, tests))
     run.start()
     run.join(patience)
@@ -86,13 +86,13 @@ def verdict(mutant: Mutant, free: Queue[Path]) -> Verdict:
 
 
 def _run(tree: Path, tests: Sequence[str]) -> None:
-    """Run pytest on a tree, as the first thing that this process does with it."""
-    os.setsid()  # so that what the tests start ends with them
-    for module in [one for one in sys.modules if one.split(".")[0] in ("tests", "espalier")]:
+    """Run pytest on a tree; the process imports nothing of it before."""
+    os.setsid()  # so that processes of the tests end with them
+    for module in [name for name in sys.modules if name.split(".")[0] in ("tests", "espalier")]:
         del sys.modules[module]
     os.environ.update(PYTHONPATH=str(tree), OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
     sys.dont_write_bytecode = True
-    sys.path[:] = [str(tree), *(one for one in sys.path if one not in ("", str(ROOT)))]
+    sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
     os.chdir(tree)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
