@@ -7,7 +7,8 @@ u = 0 .. T - 2,
 
 so that the mean is exactly r. These points reproduce the paper's Table 2; where r_u is 1 one token stays, because the
 others have to merge into something. Table 6 uses the same shares from high to low. The released code counts in the
-opposite direction, t = 1 .. T - 1: r_t = r_min + (1 - r_min) (1 - t / T), with a mean other than r. With a cached
+opposite direction, t = 1 .. T - 1: r_t = r_min + (1 - r_min) (1 - t / T), with a mean other than r; T and t are those
+of a block, and a later block begins at t = 0, where r is 1 (the code fails there; here one token stays). With a cached
 prompt it does not know the step, and the share stays r.
 """
 
@@ -41,15 +42,21 @@ class D3ToMT(D3ToM):
     def ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
         """Return the share removed at each step, 0 at the first; all 0 if `ratio` is 0."""
         low, high = max(0.0, 2 * ratio - 1), min(1.0, 2 * ratio)
+        if ratio and self.direction == "released":
+            return (0.0, *(low + (1 - low) * (1 - t / steps) for t in range(1, steps)))
         if ratio == 0 or steps <= 2:
             return super().ratios(ratio, steps)
-        if self.direction == "released":
-            rates = [low + (1 - low) * (1 - t / steps) for t in range(1, steps)]
-        else:
-            rates = [low + (high - low) * u / (steps - 2) for u in range(steps - 1)]
+        rates = [low + (high - low) * u / (steps - 2) for u in range(steps - 1)]
         if self.direction == "high_to_low":
             rates.reverse()
         return (0.0, *rates)
+
+    def block_ratios(self, ratio: float, steps: int, blocks: int) -> tuple[float, ...]:
+        """Return the share removed at each step: the released code starts again with every block, from a share of 1."""
+        if self.direction != "released" or blocks == 1 or ratio == 0:
+            return self.ratios(ratio, steps)
+        first = self.ratios(ratio, steps // blocks)
+        return first + (blocks - 1) * (1.0, *first[1:])
 
     def cached_ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
         """Return the share removed at each step: as `ratios`, but always the same in the released code."""

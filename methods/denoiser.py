@@ -27,7 +27,7 @@ class DenoisingReducer(TokenReducer):
     @property
     def even(self) -> bool:
         """Whether every step after the first removes the same share, the run's ratio."""
-        names = ("ratios", "cached_ratios")
+        names = ("ratios", "block_ratios", "cached_ratios")
         return all(getattr(type(self), name) is getattr(DenoisingReducer, name) for name in names)
 
     def ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
@@ -40,6 +40,11 @@ class DenoisingReducer(TokenReducer):
             MethodError: the method has no such ratio.
         """
         return (0.0, *(ratio,) * (steps - 1))
+
+    def block_ratios(self, ratio: float, steps: int, blocks: int) -> tuple[float, ...]:
+        """Return the shares of an answer in `blocks` blocks of equally many steps, `steps` together."""
+        del blocks
+        return self.ratios(ratio, steps)
 
     def cached_ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
         """Return the shares for a cached prompt: the same, unless the released code differs there."""

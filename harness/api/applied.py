@@ -188,7 +188,8 @@ class Applied:
             check_settings("generation", generation)
             check_generation(merged)
             self._checked.check_generation(merged)
-        resolved = settings({}, spec.model.generation, generation)
+        denoises = spec.model.facts.diffusion is not None
+        resolved = settings({}, spec.model.generation, generation, denoises=denoises)
         # Decoders set 1: they answer one sample at a time.
         if spec.engine.batch_size != "auto":
             size = spec.engine.batch_size

@@ -23,6 +23,7 @@ class _TaskPrompt:
     video: Mapping[str, Any] = field(default_factory=dict)
     processor: Mapping[str, Any] = field(default_factory=dict)
     generation: Mapping[str, Any] = field(default_factory=dict)
+    conversation: Text | None = None
     text: Text | None = None
 
 
@@ -82,8 +83,8 @@ def apply_prompt_set(
             kept = {k: v for k, v in user_values.items() if v is not None}
         section[group] = {**set_values, **kept}
     if part["conversation"] is None:
-        section["conversation"] = prompt_set.conversation
-        if prompt_set.conversation == CHECKPOINT and part["weights"] == "random":
+        section["conversation"] = task_prompt.conversation or prompt_set.conversation
+        if section["conversation"] == CHECKPOINT and part["weights"] == "random":
             section["conversation"] = prompt_set.quoted
     user_generation = table("model.generation", part["generation"])
     join = part["join"] if part["join"] is not None else prompt_set.join

@@ -66,12 +66,21 @@ class DiffusionFacts:
         forbidden_ids: tokens that are never generated; neither is the mask.
         prefix_cache: whether the model was trained so that the prompt sees itself alone: then its keys and values may
             be kept from step to step.
+        length: places of an answer that states no length.
+        block: most places of a block that states no length; None: the whole answer.
     """
 
     mask_id: Natural
     end_ids: tuple[Natural, ...]
     forbidden_ids: tuple[Natural, ...] = ()
     prefix_cache: bool = False
+    length: Count = 256
+    block: Count | None = None
+
+    @property
+    def silent_ids(self) -> tuple[int, ...]:
+        """Tokens that are never generated."""
+        return (self.mask_id, *self.forbidden_ids)
 
 
 @dataclass(frozen=True)
@@ -163,3 +172,8 @@ def _check_diffusion(key: str, facts: ModelFacts) -> None:
                 raise UserError(
                     f"{key}.{name}={number} is not a token; valid: 0 to {facts.vocabulary - 1} (model.facts.vocabulary)"
                 )
+    if set(diffusion.end_ids) <= set(diffusion.silent_ids):
+        raise UserError(
+            f"{key}.end_ids={list(diffusion.end_ids)} names no token that can be generated (mask_id and forbidden_ids "
+            "are not); valid: at least one other token"
+        )

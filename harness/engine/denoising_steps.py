@@ -18,7 +18,6 @@ from transformers.cache_utils import Cache
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.attention_probe import AttentionTap, attention_rows
-from espalier.harness.engine.finite_logits import NonFiniteLogits
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.positions import closed_positions, rotary_tables
@@ -34,6 +33,7 @@ from espalier.methods.blame import Blame
 from espalier.methods.denoiser import as_denoiser
 from espalier.methods.plans import require_tensor
 from espalier.methods.select.entries import Entries
+from espalier.methods.select.topk import rows_of
 
 
 class MergedLayer(IndexedLayer):
@@ -220,11 +220,17 @@ class AnswerState:
         ids: (B, G) token at each position, masks where none has been unveiled.
         deciders: (B, G) booleans, the positions unveiled in the previous step.
         step: number of the next step.
+        places: (B, M) positions that need logits; None: all.
     """
 
     ids: Tensor
     deciders: Tensor
     step: int
+    places: Tensor | None = None
+
+    def choose(self, states: Tensor) -> Tensor:
+        """Return the states (B, M, D) of the positions that need logits, out of those of all (B, G, D)."""
+        return states if self.places is None else states[rows_of(self.places), self.places]
 
 
 class DenoisingSession(Session):
@@ -248,10 +254,9 @@ class DenoisingSession(Session):
             budget: of this step.
 
         Returns:
-            The logits (B, G, V) of the answer's positions, and each row's record.
+            The logits (B, M, V) of the positions that need them, not checked, and each row's record.
 
         Raises:
-            NonFiniteLogits: the logits contain NaN or infinity.
             BudgetError: the budget cannot be met.
             RuntimeError: outside the `with` block.
         """
@@ -278,9 +283,9 @@ class DenoisingSession(Session):
                 position_ids=closed_positions(valid),
                 use_cache=False,
             ).last_hidden_state
-            logits: Tensor = adapter.model.get_output_embeddings()(hidden[:, -count:])
+            states = answer.choose(hidden[:, -count:])
+            logits: Tensor = adapter.model.get_output_embeddings()(states)
             records = current_pass.step_records()
-        _check_finite(logits, samples, answer.step)
         return logits, records
 
     def cache_prompt(
@@ -325,8 +330,7 @@ class DenoisingSession(Session):
                 )
             n_layers = merger.first_merged
         cached_prompt.cache.cut(count, n_layers)
-        logits: Tensor = adapter.model.get_output_embeddings()(states)
-        _check_finite(logits, samples, answer.step)
+        logits: Tensor = adapter.model.get_output_embeddings()(answer.choose(states))
         return logits, cached_prompt.step_records() if merger is None else merger.records()
 
     def _make_merger(
@@ -339,10 +343,3 @@ class DenoisingSession(Session):
         rows = zip(layout.counts, layout.text, strict=True)
         keep = [budget.keep(method, facts, n, text)[0] if n else 0 for n, text in rows]
         return EntryMerger(self.setup, cached_prompt, answer.deciders, keep)
-
-
-def _check_finite(logits: Tensor, samples: Sequence[str], step: int) -> None:
-    non_finite = (~logits.sum((1, 2), dtype=torch.float32).isfinite()).tolist()
-    for sample, row_non_finite in zip(samples, non_finite, strict=True):
-        if row_non_finite:
-            raise NonFiniteLogits(sample, step)

@@ -180,7 +180,10 @@ class ChatModel(lmms):
         groups: list[RequestGroup] = []
         for request in requests:
             wanted = settings(
-                request.args[2], self._spec.model.generation, self._spec.benchmark.generation
+                request.args[2],
+                self._spec.model.generation,
+                self._spec.benchmark.generation,
+                denoises=self._spec.model.facts.diffusion is not None,
             )
             for group, members in groups:
                 if group == wanted:

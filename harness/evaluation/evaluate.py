@@ -150,7 +150,6 @@ def open_benchmark(
     # These import lmms-eval, which takes seconds.
     from espalier.harness.evaluation.box_format import fill_box_settings
     from espalier.harness.evaluation.data_errors import check_references
-    from espalier.harness.evaluation.denoising_lengths import check_denoised
     from espalier.harness.evaluation.derived_metrics import check_derived, needed_metrics
     from espalier.harness.evaluation.judged_tasks import judged_tasks_of
     from espalier.harness.evaluation.lmms_tasks import check_metrics, load_tasks, quiet
@@ -176,7 +175,6 @@ def open_benchmark(
             )
         )
         add_categories(loaded.tasks, bench)
-        check_denoised(loaded.tasks, spec)
         add_statements(loaded.tasks, bench.answers)
         check_derived(loaded.tasks, bench)
         check_metrics(loaded.tasks, needed_metrics(bench, loaded.tasks))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from espalier.harness.cost.flops import flops_block
 from espalier.harness.decoding.diffusion.cached_prompt import check_prefix_cache
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
-from espalier.harness.decoding.diffusion.denoising_settings import Denoising, fitting_length
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.decoding.diffusion.denoising_summary import (
     denoising_records,
     diffusion_block,
@@ -31,7 +31,7 @@ from espalier.harness.kinds.reducer import REDUCER, WHOLE
 from espalier.harness.kinds.sample_counts import position_means
 from espalier.harness.specs.run_spec import AnswerRequest, RunSpec, Settled
 from espalier.methods.base import TokenReducer
-from espalier.methods.denoiser import DenoisingReducer
+from espalier.methods.denoiser import DenoisingReducer, as_denoiser
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
@@ -83,20 +83,18 @@ class Denoiser:
     def resolve(
         self, spec: RunSpec, method: TokenReducer, digests: Digests
     ) -> ResolvedMethod[TokenReducer]:
-        """Check settings of the answer and the budget of each step.
-
-        A length that the task sets is checked when the task is opened (harness/evaluation/denoising_lengths.py).
-        """
-        settings = _answer_settings(spec)
-        how = Denoising.of(settings)
-        if spec.benchmark.generation.get("max_new_tokens") is not None:
-            check_places(spec, how.length)
-        else:  # the task sets the length, which has a place for each step
-            check_places(spec, int(settings.get("steps") or 1), "steps")
+        """Check settings of the answer and the budget of each step."""
+        diffusion = spec.model.facts.diffusion
+        assert diffusion is not None  # only then this kind is chosen
+        how = Denoising.of(spec.generation, diffusion)
+        check_places(spec, how.length)
+        if how.threshold is not None:
+            _check_even(method)
         if how.prefix_cache:
             check_prefix_cache(spec.model, method, spec.engine.backend == "emulate")
         facts = spec.model.facts
-        for budget in set(step_budgets(method, spec.budget, facts, how.steps, how.prefix_cache)):
+        budgets = step_budgets(method, spec.budget, facts, how.steps, how.prefix_cache, how.blocks)
+        for budget in set(budgets):
             budget.check(method, facts)
         return ResolvedMethod(method)
 
@@ -228,12 +226,14 @@ DENOISER = Denoiser()
 DENOISING_ONLY = DenoisingOnly()
 
 
-def _answer_settings(spec: RunSpec) -> dict[str, Any]:
-    """Return the generation settings, with a length that fits the others if the benchmark sets none."""
-    settings = {name: value for name, value in spec.generation.items() if value is not None}
-    if spec.benchmark.generation.get("max_new_tokens") is None:
-        settings["max_new_tokens"] = fitting_length(settings)
-    return settings
+def _check_even(method: TokenReducer) -> None:
+    """Refuse shares that follow the number of steps, which confidence decides."""
+    denoiser = as_denoiser(method)
+    if denoiser is not None and not denoiser.even:
+        raise Refused(
+            f"generation.threshold leaves the number of steps open, and the shares of {type(method).__name__} follow "
+            "it; valid: null, or a method with equal shares, such as d3tom"
+        )
 
 
 def _mean_after_last_site(counts: Sequence[Sequence[int]], visual: int) -> float:

@@ -24,7 +24,10 @@ SAMPLING: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}
 
 #: Settings of answers that are denoised (harness/decoding/diffusion/denoising_settings.py), which `generate` does not
 #: have.
-DENOISING = ("steps", "block_length", "schedule", "shift", "prefix_cache")
+DENOISING = (
+    *("steps", "step_ratio", "block_length", "schedule", "shift", "remasking", "threshold"),
+    *("stop", "stop_words", "prefix_cache"),
+)
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,13 @@ def settings(
     task: Mapping[str, Any],
     model: Mapping[str, Any] | None = None,
     benchmark: Mapping[str, Any] | None = None,
+    *,
+    denoises: bool = False,
 ) -> Settings:
     """Merge model defaults, the task's settings and the benchmark's overrides; later ones win.
+
+    Tasks state limits and sampling for models that generate token by token: where the model `denoises`, only `until`
+    and the settings of denoising are read of a task.
 
     A positive temperature means sampling, as in lmms-eval's models; zero means greedy. Keys that
     `generate` does not know (some tasks carry image options there) are dropped with a warning.
@@ -49,6 +57,8 @@ def settings(
     the strings that the task's author wrote. They never stop the generation, as in lmms-eval's model classes: the whole
     answer is generated, counted and timed, and then cut.
     """
+    if denoises:
+        task = {name: task[name] for name in (*DENOISING, "until") if name in task}
     merged = {**(model or {}), **task, **(benchmark or {})}
     merged.pop("until", None)
     stop_tables = [
@@ -64,6 +74,10 @@ def settings(
     sample = bool(selected.get("do_sample", float(selected.get("temperature", 0)) > 0))
     if float(selected.get("temperature", 1)) == 0:
         sample = False
+    if denoises:
+        # The length is the model's own, and a word is sampled from the whole distribution unless a setting cuts it.
+        selected["do_sample"] = sample
+        return Settings(generate=selected, until=tuple(stop for stop in until if stop))
     if sample:
         selected = {**SAMPLING, **selected}
     else:

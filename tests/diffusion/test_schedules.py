@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from espalier.harness.decoding.diffusion.denoising_loop import candidates, unveiled
-from espalier.harness.decoding.diffusion.denoising_settings import SCHEDULES, Denoising, counts
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising
+from espalier.harness.decoding.diffusion.schedules import SCHEDULES, counts
 from espalier.harness.errors import UserError
 
 

@@ -68,7 +68,8 @@ def cached_flops(
     steps, full = len(denoising.kept), (record.visual,) * facts.text.layers
     entering = [frame.entering(kept) for kept in denoising.kept]
     prompt = entering[0] if as_denoiser(method) is None else full
-    text, places, head = record.text, denoising.length, steps * head_flops(facts, denoising.length)
+    text, places = record.text, denoising.length
+    head = sum(head_flops(facts, scored) for scored in denoising.scored)
 
     def parts(work: Work, prompt: tuple[int, ...], entries: list[tuple[int, ...]]) -> Components:
         decoder = text_flops(facts, prompt, text, causal=False)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,73 +16,49 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.facts import DiffusionFacts
 from espalier.harness.decoding.diffusion.cached_prompt import check_prefix_cache
-from espalier.harness.decoding.diffusion.denoising_record import record_of
+from espalier.harness.decoding.diffusion.candidates import candidates
+from espalier.harness.decoding.diffusion.denoising_record import StepCounts, record_of
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
+from espalier.harness.decoding.diffusion.unmasking import Unmasking
 from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
+from espalier.harness.engine.finite_logits import NonFiniteLogits
 from espalier.harness.engine.prefix_cache import CachedPrompt
 from espalier.harness.engine.prompt import Prompt
-from espalier.harness.engine.record import GeneratedBatch, SampleRecord, answer_lengths
-from espalier.harness.errors import Refused
+from espalier.harness.engine.record import GeneratedBatch, SampleRecord
+from espalier.harness.errors import Refused, UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.specs.run_spec import AnswerRequest
 from espalier.methods.base import TokenReducer
 from espalier.methods.chance import row_generators
+from espalier.methods.select.topk import rows_of
 
 
-def candidates(
-    logits: Tensor, silent: Sequence[int], temperature: float, generators: Sequence[torch.Generator]
-) -> tuple[Tensor, Tensor]:
-    """Return the word of each place (B, G) and its probability among the allowed tokens, in double precision.
-
-    At a temperature above 0 the word is drawn by the Gumbel-max rule, argmax (logits / temperature + noise); its
-    confidence is its probability at temperature 1 all the same.
-
-    Args:
-        logits: (B, G, V).
-        silent: ids that are never generated.
-        temperature: 0 takes the likeliest, the lower id of equals.
-        generators: one CPU generator for each row.
-    """
-    never = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-    never[list(silent)] = True
-    scores = logits.double().masked_fill(never, float("-inf"))
-    chosen = scores
-    if temperature > 0:
-        drawn = [torch.rand(scores.shape[1:], generator=g, dtype=torch.double) for g in generators]
-        uniform = torch.stack(drawn).clamp(min=torch.finfo(torch.double).tiny).to(scores.device)
-        chosen = scores / temperature - (-uniform.log()).log()
-    words = chosen.argmax(-1)
-    return words, scores.softmax(-1).gather(-1, words.unsqueeze(-1)).squeeze(-1)
-
-
-def unveiled(confidence: Tensor, masked: Tensor, count: int) -> Tensor:
-    """Return (B, G) booleans: the `count` most confident of the places that are `masked`, the first of equals.
-
-    Args:
-        confidence: (B, G), 0 or more.
-        masked: (B, G) places that may be unveiled, at least `count` in each row.
-        count: 1 or more.
-    """
-    order = torch.where(masked, confidence, -1.0).argsort(dim=1, descending=True, stable=True)
-    return torch.zeros_like(masked).scatter(1, order[:, :count], True)
-
-
-@dataclass
-class DenoisingState:
-    """An answer in progress: the state that the next step sees, and the results of the steps so far.
+@dataclass(frozen=True)
+class DenoisedSteps:
+    """The steps of a batch of answers.
 
     Attributes:
-        ids: (B, G) words, masks at unrevealed places.
-        deciders: (B, G) places revealed in the last step.
+        unmasking: the answers, complete.
         steps: of each step, a record for each row.
+        scored, reveals: of each step, the places of each row that had candidates, and those that got their word.
+        marks: seconds before the first step and after each.
         logits: (B, G, V) of each step, if requested.
     """
 
-    ids: Tensor
-    deciders: Tensor
+    unmasking: Unmasking
     steps: list[tuple[SampleRecord, ...]] = field(default_factory=list)
+    scored: list[list[int]] = field(default_factory=list)
+    reveals: list[list[int]] = field(default_factory=list)
+    marks: list[float] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
+
+    def of_row(self, row: int) -> StepCounts:
+        """Return the steps of one row, up to the one that completes it."""
+        scored = [step[row] for step in self.scored if step[row]]
+        reveals = [step[row] for step in self.reveals[: len(scored)]]
+        records = tuple(step[row] for step in self.steps[: len(scored)])
+        return StepCounts(records, tuple(reveals), tuple(scored))
 
 
 class DenoisingGenerator:
@@ -130,15 +107,22 @@ class DenoisingGenerator:
             UserError: settings that do not fit together.
             NonFiniteLogits: the model's logits hold NaN or infinity.
         """
-        settings = Denoising.of(generation)
+        keep_logits = bool(generation.pop("output_logits", False))
+        settings = Denoising.of(generation, self._facts)
         if settings.prefix_cache:
             check_prefix_cache(self._adapter.spec, self._method, self._session.setup.emulate)
         budgets = step_budgets(
-            self._method, self._budget, self._adapter.facts, settings.steps, settings.prefix_cache
+            self._method,
+            self._budget,
+            self._adapter.facts,
+            settings.steps,
+            settings.prefix_cache,
+            settings.blocks,
         )
         started = time.perf_counter()
         prompt = inputs if isinstance(inputs, Prompt) else self._session.prompt(inputs)
         vision_ms = 1000 * (time.perf_counter() - started)
+        self._check_positions(prompt, settings.length)
         clock = Clock(*self._adapter.devices)
         cached = (
             self._session.cache_prompt(prompt, samples, settings.length)
@@ -146,27 +130,24 @@ class DenoisingGenerator:
             else None
         )
         clock.drain()
-        started = time.perf_counter()
-        state = self._run_steps(
-            prompt, samples, settings, budgets, bool(generation.get("output_logits", False)), cached
-        )
-        clock.drain()
-        steps_ms = 1000 * (time.perf_counter() - started)
-        ids, lengths = self._padded(state.ids)
+        denoised = self._run_steps(prompt, samples, settings, budgets, keep_logits, cached)
+        step_ms = [1000 * (after - before) for before, after in pairwise(denoised.marks)]
+        ids, lengths = self._padded(denoised.unmasking)
         rows = len(samples)
         records = tuple(
             record_of(
-                [step[row] for step in state.steps],
+                denoised.of_row(row),
                 settings,
                 lengths[row],
                 vision_ms / rows,
-                steps_ms / rows,
+                [step / rows for step in step_ms],
                 None if cached is None else cached.records[row],
             )
             for row in range(rows)
         )
-        return GeneratedBatch(ids, records, torch.cat(state.logits, 1) if state.logits else None)
+        return GeneratedBatch(ids, records, torch.cat(denoised.logits, 1) if keep_logits else None)
 
+    @torch.inference_mode()
     def _run_steps(
         self,
         prompt: Prompt,
@@ -175,33 +156,60 @@ class DenoisingGenerator:
         budgets: Sequence[Budget],
         keep_logits: bool,
         cached: CachedPrompt | None,
-    ) -> DenoisingState:
-        """Run all steps, block by block."""
-        rows, device, facts = len(samples), self._adapter.device, self._facts
-        masks = torch.full((rows, settings.length), facts.mask_id, device=device)
-        state = DenoisingState(masks, torch.zeros_like(masks, dtype=torch.bool))
-        never_chosen = (facts.mask_id, *facts.forbidden_ids)
-        generators = row_generators(self._seed, samples, 0)
-        places = torch.arange(settings.length, device=device)
-        per_block = settings.steps // (settings.length // settings.block)
-        for step, (count, budget) in enumerate(zip(settings.reveals, budgets, strict=True)):
-            answer = AnswerState(state.ids, state.deciders, step)
+    ) -> DenoisedSteps:
+        """Run steps until every row is complete. Each reads from the device once."""
+        device, facts, session = self._adapter.device, self._facts, self._session
+        generators = row_generators(self._seed, samples, 0, device)
+        state = Unmasking(len(samples), settings, facts, self._stops(settings), device)
+        denoised = DenoisedSteps(state, marks=[time.perf_counter()])
+        while not state.complete:
+            step, places = len(denoised.steps), state.places()
+            answer = AnswerState(state.ids, state.deciders, step, None if keep_logits else places)
             if cached is None:
-                logits, records = self._session.denoise(prompt, answer, samples, budget)
+                logits, records = session.denoise(prompt, answer, samples, budgets[step])
             else:
-                logits, records = self._session.denoise_cached(cached, answer, samples, budget)
-            inside = places // settings.block == step // per_block
-            words, confidence = candidates(logits, never_chosen, settings.temperature, generators)
-            state.deciders = unveiled(confidence, (state.ids == facts.mask_id) & inside, count)
-            state.ids = torch.where(state.deciders, words, state.ids)
-            state.steps.append(records)
+                logits, records = session.denoise_cached(cached, answer, samples, budgets[step])
             if keep_logits:
-                state.logits.append(logits)
-        return state
+                denoised.logits.append(logits)
+                logits = logits[rows_of(places), places]
+            finite = logits.sum((1, 2), dtype=torch.float32).isfinite()
+            chosen = candidates(logits, facts.silent_ids, settings, generators, state.left)
+            progress = state.unmask(places, *chosen)
+            left, stops, reveals, are_finite = torch.cat([progress, finite[None].long()]).tolist()
+            for sample, is_finite in zip(samples, are_finite, strict=True):
+                if not is_finite:
+                    raise NonFiniteLogits(sample, step)
+            denoised.marks.append(time.perf_counter())
+            denoised.steps.append(records)
+            denoised.scored.append(list(state.left))
+            denoised.reveals.append(reveals)
+            state.advance(left, stops)
+        return denoised
 
-    def _padded(self, ids: Tensor) -> tuple[Tensor, list[int]]:
-        """Return the answers padded after their first end token, and their lengths including that token."""
-        lengths = answer_lengths(ids, self._facts.end_ids)
+    def _stops(self, settings: Denoising) -> list[list[int]]:
+        """Return the tokens of every stop word, then every end token."""
+        tokenizer = self._adapter.processor.tokenizer
+        words = [tokenizer.encode(word, add_special_tokens=False) for word in settings.stop_words]
+        return [*words, *([end] for end in self._facts.end_ids)]
+
+    def _check_positions(self, prompt: Prompt, places: int) -> None:
+        """Refuse prompts that leave too few positions for the answer.
+
+        Raises:
+            UserError: the line has the longest prompt, the places and the model's positions.
+        """
+        limit = getattr(self._adapter.decoder.config, "max_position_embeddings", None)
+        layout = prompt.layout
+        longest = max(n + text for n, text in zip(layout.counts, layout.text, strict=True))
+        if limit is not None and longest + places > limit:
+            raise UserError(
+                f"generation.max_new_tokens={places}: a prompt has {longest} tokens, and "
+                f"model={self._adapter.spec.name!r} has {limit} positions for both; valid: at most {limit - longest}"
+            )
+
+    def _padded(self, unmasking: Unmasking) -> tuple[Tensor, list[int]]:
+        """Return the answers padded after their ends, and their lengths."""
+        ids, lengths = unmasking.ids, unmasking.lengths()
         ends = torch.tensor(lengths, device=ids.device).unsqueeze(1)
         padding = torch.arange(ids.shape[1], device=ids.device) >= ends
         return ids.masked_fill(padding, self._adapter.pad_id), lengths

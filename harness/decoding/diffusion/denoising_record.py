@@ -23,6 +23,9 @@ class DenoisingRecord:
         entering: visual tokens that entered a decoder layer, mean over the layers, for each step; with a cached prompt,
             those with entries that the answer's places attended to.
         prefix_cache: whether the prompt was run once and cached.
+        scored: masked places with candidates at each step: the head runs for these. Older records: every place.
+        planned: steps for which budgets were made; an answer may be complete before the last. 0: those that ran.
+        blocks: of the answer.
     """
 
     length: int
@@ -31,6 +34,14 @@ class DenoisingRecord:
     kept: tuple[tuple[int, ...], ...]
     entering: tuple[float, ...]
     prefix_cache: bool = False
+    scored: tuple[int, ...] = ()
+    planned: int = 0
+    blocks: int = 1
+
+    def __post_init__(self) -> None:
+        """Complete what older records do not have."""
+        object.__setattr__(self, "scored", self.scored or (self.length,) * len(self.reveals))
+        object.__setattr__(self, "planned", self.planned or len(self.reveals))
 
     @property
     def path(self) -> str:
@@ -46,6 +57,9 @@ class DenoisingRecord:
             "kept": [list(step) for step in self.kept],
             "entering": list(self.entering),
             "prefix_cache": self.prefix_cache,
+            "scored": list(self.scored),
+            "planned": self.planned,
+            "blocks": self.blocks,
         }
 
     @classmethod
@@ -58,40 +72,62 @@ class DenoisingRecord:
             tuple(tuple(map(int, step)) for step in entry["kept"]),
             tuple(map(float, entry["entering"])),
             bool(entry.get("prefix_cache", False)),
+            tuple(map(int, entry.get("scored", ()))),
+            int(entry.get("planned", 0)),
+            int(entry.get("blocks", 1)),
         )
 
 
+@dataclass(frozen=True)
+class StepCounts:
+    """What each step of one answer did.
+
+    Attributes:
+        records: of the steps.
+        reveals: places that got their word.
+        scored: places that had candidates.
+    """
+
+    records: tuple[SampleRecord, ...]
+    reveals: tuple[int, ...]
+    scored: tuple[int, ...]
+
+
 def record_of(
-    steps: Sequence[SampleRecord],
+    counts: StepCounts,
     settings: Denoising,
     new_tokens: int,
     vision_ms: float,
-    steps_ms: float,
+    step_ms: Sequence[float],
     cached: SampleRecord | None = None,
 ) -> SampleRecord:
     """Return the record of one sample from the records of its steps.
 
-    Entries about sites and layers are those of the last step. The time of decoding is the sum of all steps; the
-    prefill's is that of the cached prompt, or zero without a cache.
+    Entries about sites and layers are those of the last step. The time of decoding is the sum of all steps of the
+    batch; the prefill's is that of the cached prompt, or zero without a cache.
 
     Args:
-        steps: the sample's record of each step.
+        counts: the sample's steps.
         settings: how the answer is denoised.
         new_tokens: of the answer, including its end token.
         vision_ms: milliseconds of the sample before the decoder.
-        steps_ms: milliseconds of all its steps.
+        step_ms: its milliseconds of each step of the batch.
         cached: the record of its prompt, if that was run once and cached.
     """
+    steps, steps_ms = counts.records, sum(step_ms)
     last = steps[-1]
     prefill_times: Mapping[str, float] = {} if cached is None else cached.times_ms
     selecting = sum(step.times_ms["select"] for step in steps) + prefill_times.get("select", 0.0)
     denoising = DenoisingRecord(
         settings.length,
-        settings.reveals,
+        counts.reveals,
         tuple(s.requested for s in steps),
         tuple(s.kept for s in steps),
         tuple(fmean(s.entering) for s in steps),
         cached is not None,
+        counts.scored,
+        settings.steps,
+        settings.blocks,
     )
     times = {
         "vision": vision_ms,
@@ -99,6 +135,8 @@ def record_of(
         "prefill": prefill_times.get("prefill", 0.0),
         "decode": steps_ms,
         "decode_per_token": steps_ms / settings.length,
+        "first_step": step_ms[0],
+        "later_step": fmean(step_ms[1:] or step_ms),
     }
     return replace(
         last,
@@ -108,5 +146,6 @@ def record_of(
         shared=(),
         held=None if cached is None else last.held,
         denoising=denoising.entry(),
-        origins=tuple(s.origin for s in steps if s.origin is not None),
+        origin=None if last.origin is None else last.origin.cpu(),
+        origins=tuple(s.origin.cpu() for s in steps if s.origin is not None),
     )

@@ -1,82 +1,41 @@
-"""Generation settings of a denoised answer: its length, blocks and steps, and the schedule of revealed places."""
+"""Generation settings of a denoised answer: its length, blocks and steps, how words are chosen and where it stops."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
+from functools import cached_property
 from typing import Any
 
+from espalier.harness.cost.facts import DiffusionFacts
+from espalier.harness.decoding.diffusion.schedules import LINEAR, SCHEDULES, counts
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.specs.generation import DEFAULT_NEW_TOKENS, DENOISING
+from espalier.harness.specs.generation import DENOISING
 
-#: Names of the schedules.
-SCHEDULES = ("linear", "shift", "cosine", "maskgit")
+#: What ranks the masked places of a block: the probability of their word, chance, the entropy of the distribution (its
+#: negative), or the distance between its two highest probabilities.
+REMASKING = ("low_confidence", "random", "entropy", "margin")
 
+#: What follows from an end token or a stop word: nothing more is unmasked at later places; the answer is cut there
+#: once it is complete; or nothing.
+STOPS = ("cut", "freeze", "none")
 
-def counts(schedule: str, places: int, steps: int, shift: float = 3.0) -> tuple[int, ...]:
-    """Return the places revealed at each of `steps` steps: at least one each, `places` in total.
+#: Settings of sampling, which need a temperature.
+_SAMPLING = ("top_k", "top_p")
 
-    `linear` distributes them evenly, the remainder to the first steps. The others follow a curve sigma(t) on t = n /
-    steps: differences of floor(sigma(t) places), each at least 1; any excess is subtracted one by one from the front,
-    in rounds; and the result is reversed in time, so that a curve that rises early reveals late.
+#: Settings that a denoised answer has.
+VALID = ("max_new_tokens", "do_sample", "temperature", *_SAMPLING, *DENOISING, "until")
 
-    | schedule  | sigma(t)                                                                               |
-    | --------- | -------------------------------------------------------------------------------------- |
-    | `shift`   | s t / (1 + (s - 1) t): with s above 1 few at first, below 1 many (LaViDa)               |
-    | `cosine`  | (1 - cos(pi t)) / 2: few at first and at last, many between (LaViDa)                    |
-    | `maskgit` | sin(pi t / 2), so that cos(pi t / 2) of the places are masked after a share t (MaskGIT) |
-
-    Args:
-        schedule: one of SCHEDULES.
-        places: of the block.
-        steps: 1 to `places`.
-        shift: s of `shift`, above 0.
-    """
-    if schedule == "linear":
-        each, remainder = divmod(places, steps)
-        return tuple(each + (step < remainder) for step in range(steps))
-    curves: Mapping[str, Callable[[float], float]] = {
-        "shift": partial(_shifted, shift),
-        "cosine": _cosine,
-        "maskgit": _maskgit,
-    }
-    return tuple(reversed(_reveals_along(curves[schedule], places, steps)))
-
-
-def _shifted(shift: float, t: float) -> float:
-    return shift * t / (1 + (shift - 1) * t)
-
-
-def _cosine(t: float) -> float:
-    return (1 - math.cos(math.pi * t)) / 2
-
-
-def _maskgit(t: float) -> float:
-    return math.sin(math.pi * t / 2)
-
-
-def _reveals_along(curve: Callable[[float], float], places: int, steps: int) -> list[int]:
-    # The small term corrects integers that were computed as 5.999...
-    reached = [math.floor(curve(step / steps) * places + 1e-9) for step in range(steps + 1)]
-    revealed = [max(b - a, 1) for a, b in pairwise(reached)]
-    step = 0
-    while sum(revealed) > places:
-        if revealed[step % steps] > 1:
-            revealed[step % steps] -= 1
-        step += 1
-    return revealed
-
-
-#: Settings of ordinary generation that denoising does not support, and the values at which they have no effect.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "num_beams": (1,),
-    "repetition_penalty": (1.0,),
-    "no_repeat_ngram_size": (0,),
-    "min_new_tokens": (0,),
+#: Settings of other models, and the value at which they say nothing.
+_NEUTRAL: Mapping[str, Any] = {
+    "num_beams": 1,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_new_tokens": 0,
 }
+
+#: Settings that a reveal by confidence leaves without a meaning.
+_SCHEDULED = ("steps", "step_ratio", "schedule", "shift")
 
 
 @dataclass(frozen=True)
@@ -86,86 +45,164 @@ class Denoising:
     Attributes:
         length: places of the answer (`max_new_tokens`).
         block: places of a block; blocks are completed from left to right.
-        steps: of the whole answer, the same number for each block.
+        steps: of the whole answer, the same number for each block; with a threshold, the most there can be.
         schedule: how a block's places are distributed over its steps.
         shift: s of the schedule `shift`.
         temperature: of the draw of words; 0 takes the likeliest.
         prefix_cache: whether the prompt attends only to itself and is run once and cached.
+        remasking: one of REMASKING.
+        stop: one of STOPS.
+        stop_words: texts that stop an answer besides the end tokens, if it freezes.
+        top_k: words that are drawn from, the likeliest; None: all.
+        top_p: share of the probability that is drawn from, the likeliest words; None: all of it.
+        threshold: confidence from which on places are unmasked together, at least one a step; None: by the schedule.
     """
 
     length: int
     block: int
     steps: int
-    schedule: str = "linear"
+    schedule: str = LINEAR
     shift: float = 3.0
     temperature: float = 0.0
     prefix_cache: bool = False
+    remasking: str = REMASKING[0]
+    stop: str = STOPS[0]
+    stop_words: tuple[str, ...] = ()
+    top_k: int | None = None
+    top_p: float | None = None
+    threshold: float | None = None
 
     @classmethod
-    def of(cls, generation: Mapping[str, Any]) -> Denoising:
-        """Read generation settings; block and steps default to the length: one block, a word per step.
+    def of(cls, generation: Mapping[str, Any], facts: DiffusionFacts) -> Denoising:
+        """Read generation settings.
+
+        The length defaults to the model's own, a block to the length, at most the model's; each step unmasks a word.
 
         Raises:
-            UserError: settings that do not fit together, or that exist only for autoregressive models.
+            UserError: settings that do not fit together, or that a denoised answer does not have.
         """
         settings = {name: value for name, value in generation.items() if value is not None}
-        for name, neutral in _NEUTRAL.items():
-            if name in settings and settings[name] not in neutral:
+        for name, value in settings.items():
+            if name not in VALID and not (name in _NEUTRAL and value == _NEUTRAL[name]):
                 raise UserError(
-                    f"generation.{name}={settings[name]!r} is for models that generate one token after another; this "
-                    f"one denoises its answers; valid: {neutral[0]}"
+                    f"generation.{name}={value!r} is for models that generate one token after another, and this one "
+                    f"denoises its answers; valid: {', '.join(VALID)}"
                 )
-        length = int(settings["max_new_tokens"])
-        block, steps = (
-            settings.get("block_length", length),
-            settings.get("steps", length),
-        )
-        schedule = settings.get("schedule", "linear")
-        if schedule not in SCHEDULES:
-            raise unknown_name("generation.schedule", str(schedule), SCHEDULES)
-        denoising = cls(
-            length,
-            int(block),
-            int(steps),
-            str(schedule),
-            float(settings.get("shift", 3.0)),
-            float(settings.get("temperature", 0.0)) if settings.get("do_sample", True) else 0.0,
-            bool(settings.get("prefix_cache", False)),
-        )
-        denoising._check()
-        return denoising
-
-    def _check(self) -> None:
-        length, block, steps = self.length, self.block, self.steps
+        length = int(settings.get("max_new_tokens", facts.length))
+        block = int(settings.get("block_length", min(length, facts.block or length)))
         if block > length or length % block:
             raise UserError(
                 f"generation.max_new_tokens={length} is not a multiple of generation.block_length={block}; valid: a "
                 "length of whole blocks"
             )
-        if steps > length:
-            raise UserError(
-                f"generation.steps={steps} is above generation.max_new_tokens={length}: each step reveals a place; "
-                f"valid: 1 to {length}"
-            )
-        blocks = length // block
-        if steps % blocks:
-            raise UserError(
-                f"generation.steps={steps} is not divisible by {blocks} blocks (max_new_tokens={length}, "
-                f"block_length={block}); valid: a multiple of {blocks}"
-            )
+        words = settings.get("stop_words", ())
+        denoising = cls(
+            length,
+            block,
+            _steps(settings, length, block),
+            _choice(settings, "schedule", SCHEDULES),
+            float(settings.get("shift", 3.0)),
+            _temperature(settings),
+            bool(settings.get("prefix_cache", False)),
+            _choice(settings, "remasking", REMASKING),
+            _choice(settings, "stop", STOPS),
+            (words,) if isinstance(words, str) else tuple(words),
+            settings.get("top_k") or None,
+            settings.get("top_p"),
+            settings.get("threshold"),
+        )
+        denoising._check(settings)
+        return denoising
+
+    def _check(self, settings: Mapping[str, Any]) -> None:
+        """Refuse settings that change nothing beside the others."""
+        idle = {
+            "shift": (self.schedule == "shift", "schedule=shift"),
+            "stop_words": (self.stop == "freeze", "stop=freeze"),
+            **dict.fromkeys(_SAMPLING, (self.temperature > 0, "a temperature above 0")),
+        }
+        for name, (used, remedy) in idle.items():
+            if settings.get(name) and not used:
+                raise UserError(
+                    f"generation.{name}={settings[name]!r} changes nothing without {remedy}; valid: {remedy}, or "
+                    f"{name}=null"
+                )
+        if self.threshold is not None:
+            for name in _SCHEDULED:
+                if name in settings:
+                    raise UserError(
+                        f"generation.{name}={settings[name]!r} with generation.threshold={self.threshold:g}: the "
+                        f"confidence of its words decides when a place is unmasked; valid: {name}=null"
+                    )
+            if self.remasking != REMASKING[0]:
+                raise UserError(
+                    f"generation.remasking={self.remasking!r} with generation.threshold={self.threshold:g}, which is "
+                    f"a probability; valid: {REMASKING[0]}"
+                )
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return self.length // self.block
+
+    @cached_property
+    def block_reveals(self) -> tuple[int, ...]:
+        """Places unmasked at each step of a block by the schedule."""
+        return counts(self.schedule, self.block, self.steps // self.blocks, self.shift)
 
     @property
     def reveals(self) -> tuple[int, ...]:
-        """Places revealed at each step of the whole answer."""
-        blocks = self.length // self.block
-        return blocks * counts(self.schedule, self.block, self.steps // blocks, self.shift)
+        """Places unmasked at each step of the whole answer, if nothing stops it."""
+        return self.blocks * self.block_reveals
+
+    @property
+    def scored(self) -> tuple[int, ...]:
+        """Places that are masked in the block before each step of the whole answer, if nothing stops it."""
+        done = [sum(self.block_reveals[:step]) for step in range(len(self.block_reveals))]
+        return self.blocks * tuple(self.block - count for count in done)
 
 
-def fitting_length(generation: Mapping[str, Any]) -> int:
-    """Return a length that is valid for block and steps, to check other settings before the length is known."""
-    steps = int(generation.get("steps") or 1)
-    block = generation.get("block_length")
-    return max(steps, DEFAULT_NEW_TOKENS) if block is None else steps * int(block)
+def _choice(settings: Mapping[str, Any], name: str, valid: tuple[str, ...]) -> str:
+    value = settings.get(name, valid[0])
+    if value not in valid:
+        raise unknown_name(f"generation.{name}", str(value), valid)
+    return str(value)
+
+
+def _temperature(settings: Mapping[str, Any]) -> float:
+    sampling = settings.get("do_sample")
+    if sampling is False:
+        return 0.0
+    return float(settings.get("temperature", 1.0 if sampling else 0.0))
+
+
+def _steps(settings: Mapping[str, Any], length: int, block: int) -> int:
+    """Return the steps of the whole answer."""
+    blocks = length // block
+    ratio = settings.get("step_ratio")
+    if ratio is not None:
+        if "steps" in settings:
+            raise UserError(
+                f"generation.steps={settings['steps']} and generation.step_ratio={ratio:g} both set the steps; valid: "
+                "one of them, the other null"
+            )
+        if int(block * ratio) < 1:
+            raise UserError(
+                f"generation.step_ratio={ratio:g} leaves a block of {block} places no step; valid: {1 / block:g} to 1"
+            )
+        return blocks * int(block * ratio)
+    steps = int(settings.get("steps", length))
+    if steps > length:
+        raise UserError(
+            f"generation.steps={steps} is above generation.max_new_tokens={length}: each step reveals a place; "
+            f"valid: 1 to {length}"
+        )
+    if steps % blocks:
+        raise UserError(
+            f"generation.steps={steps} is not divisible by {blocks} blocks (max_new_tokens={length}, "
+            f"block_length={block}); valid: a multiple of {blocks}"
+        )
+    return steps
 
 
 def refuse_denoising_settings(generation: Mapping[str, Any], model: str) -> None:

@@ -102,8 +102,11 @@ def verify_steps(
     """
     (denoising,) = denoising_records([record])
     text = record.text + (0 if denoising.prefix_cache else denoising.length)
-    budgets = step_budgets(method, budget, facts, len(denoising.kept), denoising.prefix_cache)
-    for step, (kept, step_budget) in enumerate(zip(denoising.kept, budgets, strict=True)):
+    budgets = step_budgets(
+        method, budget, facts, denoising.planned, denoising.prefix_cache, denoising.blocks
+    )
+    # An answer may be complete before its last step.
+    for step, (kept, step_budget) in enumerate(zip(denoising.kept, budgets, strict=False)):
         requested = step_budget.keep(method, facts, record.visual, text)
         if not method.adaptive and kept != requested:
             raise BudgetMismatch(
@@ -139,7 +142,7 @@ def run_flops(method: TokenReducer, facts: ModelFacts, record: SampleRecord) -> 
         for number in blocks
     )
     work, full = Work(*record.work), (record.visual,) * facts.text.layers
-    head = steps * head_flops(facts, denoising.length)
+    head = sum(head_flops(facts, scored) for scored in denoising.scored)
     decoder = sum(text_flops(facts, counts, text) for counts in entering) - halves
     untouched = work.untouched()
     passes = [counts_of(facts.text, [visual + text for visual in counts]) for counts in entering]

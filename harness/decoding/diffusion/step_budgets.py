@@ -18,9 +18,14 @@ _ROUNDING = 1e-9
 
 
 def step_budgets(
-    method: TokenReducer, budget: Budget, facts: ModelFacts, steps: int, cached: bool = False
+    method: TokenReducer,
+    budget: Budget,
+    facts: ModelFacts,
+    steps: int,
+    cached: bool = False,
+    blocks: int = 1,
 ) -> tuple[Budget, ...]:
-    """Return the budget of each of `steps` steps.
+    """Return the budget of each of `steps` steps, the same number in each of `blocks` blocks.
 
     A method that acts on every prefill uses the run's budget in each step. A method of denoising steps has its own
     shares, with the rule applied to their mean over the steps after the first: `kept` counts tokens after its site,
@@ -38,13 +43,15 @@ def step_budgets(
     if budget.count is not None:
         return (Budget("kept", 0), *(_even_budget(method, budget),) * (steps - 1))
     base = base_ratio(method, budget, facts)
-    call = "cached_ratios" if cached and as_denoiser(method) is not None else "ratios"
-    ratios = _checked_ratios(method, call, base, steps)
+    call, further = "ratios", tuple[int, ...]()
+    if as_denoiser(method) is not None:
+        call, further = ("cached_ratios", ()) if cached else ("block_ratios", (blocks,))
+    ratios = _checked_ratios(method, call, base, steps, *further)
     return tuple(Budget("kept", min(ratio, _NEARLY_ALL)) for ratio in ratios or ())
 
 
 def _checked_ratios(
-    method: TokenReducer, call: str, ratio: float, steps: int
+    method: TokenReducer, call: str, ratio: float, steps: int, *blocks: int
 ) -> tuple[float, ...] | None:
     """Return the shares of the steps, or None.
 
@@ -52,7 +59,7 @@ def _checked_ratios(
         PlanError: they are not `steps` numbers in [0, 1], or the method fails.
     """
     with Blame(method, call):
-        ratios: tuple[float, ...] | None = getattr(method, call)(ratio, steps)
+        ratios: tuple[float, ...] | None = getattr(method, call)(ratio, steps, *blocks)
         if ratios is not None and not _are_shares(ratios, steps):
             raise PlanError(
                 f"`{call}` returns {brief(repr(ratios))}; valid: a tuple of {steps} numbers in [0, 1], "

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from espalier.harness.decoding.diffusion.denoising_settings import REMASKING, STOPS
+from espalier.harness.decoding.diffusion.schedules import SCHEDULES
 from espalier.harness.errors import UserError
 from espalier.harness.specs.generation import check_names
 
@@ -34,6 +36,10 @@ def _texts(value: Any) -> bool:
     )
 
 
+def _words(*valid: str) -> Valid:
+    return Valid(f"{', '.join(valid[:-1])} or {valid[-1]}", lambda value: value in valid)
+
+
 COUNT = Valid("an integer of at least 1", lambda value: _integer(value, 1))
 COUNT_OR_NONE = Valid("an integer of at least 0", lambda value: _integer(value, 0))
 FLAG = Valid("true or false", lambda value: isinstance(value, bool))
@@ -44,10 +50,6 @@ FROM_ZERO = Valid("a number of at least 0", lambda value: _number(value) and val
 SHARE = Valid("a number in (0, 1]", lambda value: _number(value) and 0 < value <= 1)
 SHARE_FROM_ZERO = Valid("a number in [0, 1]", lambda value: _number(value) and 0 <= value <= 1)
 BELOW_ONE = Valid("a number in [0, 1)", lambda value: _number(value) and 0 <= value < 1)
-SCHEDULE = Valid(
-    "linear, shift, cosine or maskgit",
-    lambda value: value in ("linear", "shift", "cosine", "maskgit"),
-)
 STOPPING = Valid("true, false or never", lambda value: isinstance(value, bool) or value == "never")
 
 #: Settings that are not listed here are only checked by the library, at the first sample.
@@ -84,8 +86,13 @@ VALUES: Mapping[str, Valid] = {
     "encoder_no_repeat_ngram_size": COUNT_OR_NONE,
     "steps": COUNT,
     "block_length": COUNT,
-    "schedule": SCHEDULE,
+    "step_ratio": SHARE,
+    "schedule": _words(*SCHEDULES),
     "shift": POSITIVE,
+    "remasking": _words(*REMASKING),
+    "threshold": SHARE,
+    "stop": _words(*STOPS),
+    "stop_words": TEXTS,
     "prefix_cache": FLAG,
 }
 

@@ -195,23 +195,19 @@ def _denoising_work(spec: RunSpec, method: Method, text: int) -> tuple[int, int]
 
     Each step processes the whole prompt and every place of the answer, or the places alone after a cached prompt.
     """
-    facts, generation = spec.model.facts, spec.benchmark.generation
-    if generation.get("max_new_tokens") is None or generation.get("steps") is None:
-        raise UnknownCost(
-            f"model {spec.model.name}: steps of its answers come with the task (benchmark.generation.max_new_tokens "
-            "and steps state them)"
-        )
-    settings = Denoising.of(spec.generation)
+    facts = spec.model.facts
+    assert facts.diffusion is not None  # of the caller
+    settings = Denoising.of(spec.generation, facts.diffusion)
     reducer = method if isinstance(method, TokenReducer) else _reducer(spec, method)
     places, visual = text + settings.length, facts.visual_tokens
-    head = settings.steps * head_flops(facts, settings.length)
+    head = sum(head_flops(facts, scored) for scored in settings.scored)
     if settings.prefix_cache:
         kept = spec.budget.keep(reducer, facts, visual, text)
         entering = frame_of(reducer, facts, visual, text).entering(kept)
         step = cached_prompt_flops(facts, entering, text, settings.length)
         return text_flops(facts, entering, text) + settings.steps * step + head, settings.steps + 1
     frame = frame_of(reducer, facts, visual, places)
-    budgets = step_budgets(reducer, spec.budget, facts, settings.steps)
+    budgets = step_budgets(reducer, spec.budget, facts, settings.steps, blocks=settings.blocks)
     steps = (frame.entering(budget.keep(reducer, facts, visual, places)) for budget in budgets)
     total = sum(text_flops(facts, entering, places) for entering in steps)
     return total + head, settings.steps

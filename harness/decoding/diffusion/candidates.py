@@ -1,0 +1,74 @@
+"""Words that masked places may get at a step, and how confident each is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising
+
+#: Added to a probability before its logarithm, as in LaViDa's code.
+_EPSILON = 1e-10
+
+
+def candidates(
+    logits: Tensor,
+    silent: Sequence[int],
+    settings: Denoising,
+    generators: Sequence[torch.Generator],
+    counts: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """Return the word (B, M) of each place and its confidence (B, M), in double precision.
+
+    At a temperature above 0 the word is drawn by the Gumbel-max rule, argmax (logits / temperature + noise), out of the
+    words that top_k and top_p leave. Confidences are of temperature 1, over all words that may be said.
+
+    Args:
+        logits: (B, M, V).
+        silent: ids that are never said.
+        settings: temperature, top_k, top_p and remasking.
+        generators: of each row, on the device of the logits.
+        counts: places of each row that need a word, its first ones: a row draws for these, whatever its batch.
+
+    Cost: O(B M V), several passes over the scores in double precision.
+    """
+    # Padding may have given the head more rows than there are tokens; a copy, since callers may keep the logits.
+    scores = logits.to(torch.double, copy=True)
+    scores[..., list(silent)] = float("-inf")
+    top, words = scores.max(-1)
+    if settings.temperature > 0:
+        noise = torch.ones_like(scores)
+        for row, (generator, count) in enumerate(zip(generators, counts, strict=True)):
+            noise[row, :count].exponential_(generator=generator)
+        cut = _cut(scores / settings.temperature, settings.top_k, settings.top_p)
+        words = (cut - noise.log_()).argmax(-1)
+    if settings.remasking == "random":
+        chance = torch.zeros_like(top)
+        for row, (generator, count) in enumerate(zip(generators, counts, strict=True)):
+            chance[row, :count].uniform_(generator=generator)
+        return words, chance
+    if settings.remasking == "low_confidence":
+        relative = scores.sub_(top.unsqueeze(-1))
+        said = relative.gather(-1, words.unsqueeze(-1)).squeeze(-1)
+        return words, said.exp_() / relative.exp_().sum(-1)
+    probabilities = scores.softmax(-1)
+    if settings.remasking == "entropy":
+        return words, (probabilities * (probabilities + _EPSILON).log()).sum(-1)
+    first, second = probabilities.topk(2, -1).values.unbind(-1)
+    return words, first - second
+
+
+def _cut(scores: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """Return scores (..., V) without the words behind the `top_k` likeliest and behind a share `top_p`."""
+    if top_k is not None:
+        least = scores.topk(min(top_k, scores.shape[-1]), -1).values[..., -1:]
+        scores = scores.masked_fill(scores < least, float("-inf"))
+    if top_p is not None:
+        ordered, words = scores.sort(dim=-1, descending=True, stable=True)
+        shares = ordered.softmax(-1)
+        behind = shares.cumsum(-1) - shares >= top_p
+        behind[..., 0] = False
+        scores = scores.masked_fill(behind.scatter(-1, words, behind), float("-inf"))
+    return scores

@@ -1,0 +1,125 @@
+"""An answer in progress: the places that get a word at a step, where it stops, and when it is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from espalier.harness.cost.facts import DiffusionFacts
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising
+from espalier.harness.engine.record import answer_lengths
+from espalier.methods.select.topk import indices_of
+
+
+class Unmasking:
+    """The answers of a batch between two steps; the words stay on the device, counts are known to the host.
+
+    Each row completes its blocks from left to right. If answers freeze, nothing is unmasked at or after a row's stop,
+    and the row is complete once every place before it has its word.
+
+    Args:
+        rows: of the batch.
+        settings: of the answers.
+        facts: of the model.
+        stops: sequences of tokens that stop an answer, in the order in which they are looked for.
+        device: of the words.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        settings: Denoising,
+        facts: DiffusionFacts,
+        stops: Sequence[Sequence[int]],
+        device: torch.device,
+    ) -> None:
+        self._settings, self._facts = settings, facts
+        self._stops = [
+            torch.tensor(stop, device=device) for stop in stops if 0 < len(stop) <= settings.length
+        ]
+        self._numbers = torch.arange(settings.length, device=device)
+        #: (B, G) words, masks where there is none yet.
+        self.ids = torch.full((rows, settings.length), facts.mask_id, device=device)
+        #: (B, G) places that got their word in the last step.
+        self.deciders = torch.zeros_like(self.ids, dtype=torch.bool)
+        #: Masked places of each row's block that may get a word; 0 once the row is complete.
+        self.left = [settings.block] * rows
+        self._blocks, self._step = [0] * rows, 0
+        self._stop = torch.full((rows,), settings.length, device=device)
+
+    @property
+    def complete(self) -> bool:
+        """Whether no row has a place left."""
+        return not any(self.left)
+
+    def places(self) -> Tensor:
+        """Return (B, M) places that may get a word, ascending; a row with fewer than M has others at the end."""
+        return indices_of(self._open(), max(self.left))
+
+    def unmask(self, places: Tensor, words: Tensor, confidence: Tensor) -> Tensor:
+        """Give the most confident places their words; return (3, B) places left in the block, stops, and words given.
+
+        Args:
+            places: (B, M) of `places`.
+            words: (B, M) their candidates.
+            confidence: (B, M) of the candidates; of equals the first place wins.
+        """
+        is_open = self._open().gather(1, places)
+        ranked = confidence.masked_fill(~is_open, float("-inf"))
+        rank = ranked.argsort(dim=1, descending=True, stable=True).argsort(1)
+        if self._settings.threshold is None:
+            reveals = self._settings.block_reveals
+            chosen = is_open & (rank < reveals[self._step % len(reveals)])
+        else:
+            chosen = is_open & ((rank == 0) | (confidence >= self._settings.threshold))
+        words = torch.where(chosen, words, self.ids.gather(1, places))
+        self.ids = self.ids.scatter(1, places, words)
+        self.deciders = torch.zeros_like(self.deciders).scatter(1, places, chosen)
+        self._step += 1
+        if self._settings.stop == "freeze":
+            self._stop = self._first_stops()
+        return torch.stack([self._open().sum(1), self._stop, chosen.sum(1)])
+
+    def advance(self, left: Sequence[int], stops: Sequence[int]) -> None:
+        """Go on to the next block in rows that have none left in theirs; both counts are those of `unmask`."""
+        size = self._settings.block
+        for row, (count, stop) in enumerate(zip(left, stops, strict=True)):
+            if self.left[row] and not count:
+                self._blocks[row] += 1
+                count = size if self._blocks[row] * size < stop else 0
+            self.left[row] = count
+
+    def lengths(self) -> list[int]:
+        """Return the tokens of each row's answer, an end token included."""
+        rows = len(self.left)
+        if self._settings.stop == "none":
+            return [self._settings.length] * rows
+        if self._settings.stop == "cut":
+            return answer_lengths(self.ids, self._facts.end_ids)
+        last = self.ids.gather(1, self._stop.clamp(max=self._settings.length - 1).unsqueeze(1))
+        ended = torch.isin(last[:, 0], self.ids.new_tensor(self._facts.end_ids))
+        lengths: list[int] = (self._stop + (ended & (self._stop < self._settings.length))).tolist()
+        return lengths
+
+    def _open(self) -> Tensor:
+        """Return (B, G) masked places of each row's block before its stop."""
+        blocks = torch.tensor(self._blocks).to(self.ids.device)
+        inside = self._numbers // self._settings.block == blocks.unsqueeze(1)
+        before = self._numbers < self._stop.unsqueeze(1)
+        return (self.ids == self._facts.mask_id) & inside & before
+
+    def _first_stops(self) -> Tensor:
+        """Return (B,) the first place of a stop, the length without one.
+
+        As in LLaDA-V's loop, a sequence is looked for only in rows where none of those before it, and none in an
+        earlier step, was there; the first always is.
+        """
+        stop, length = self._stop, self._settings.length
+        for number, sequence in enumerate(self._stops):
+            windows = (self.ids.unfold(1, len(sequence), 1) == sequence).all(-1)
+            first = torch.where(windows.any(1), windows.long().argmax(1), length)
+            earlier = torch.minimum(stop, first)
+            stop = earlier if number == 0 else torch.where(stop < length, stop, earlier)
+        return stop
