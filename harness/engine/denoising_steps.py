@@ -127,7 +127,7 @@ class EntryMerger:
                 kept=(keep,),
                 entering=record.entering[: self.first_merged] + upper_layers,
                 held=record.entering,
-                origin=record.origin if self.idle else self.kept[row].cpu(),
+                origin=record.origin if self.idle else self.kept[row],
                 times_ms={"select": select_ms},
             )
             step_records.append(step)

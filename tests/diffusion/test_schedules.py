@@ -7,10 +7,15 @@ import math
 import pytest
 import torch
 
-from espalier.harness.decoding.diffusion.denoising_loop import candidates, unveiled
-from espalier.harness.decoding.diffusion.denoising_settings import Denoising
+from espalier.harness.cost.facts import DiffusionFacts
+from espalier.harness.decoding.diffusion.candidates import candidates
+from espalier.harness.decoding.diffusion.denoising_settings import REMASKING, Denoising
 from espalier.harness.decoding.diffusion.schedules import SCHEDULES, counts
 from espalier.harness.errors import UserError
+
+
+def read(**settings) -> Denoising:
+    return Denoising.of(settings, DiffusionFacts(92, (2,)))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -37,23 +42,43 @@ def test_the_cosine_of_the_released_code_is_slow_at_both_ends() -> None:
     assert counts("cosine", 64, 8) == (3, 7, 10, 12, 13, 10, 7, 2)
 
 
-@pytest.mark.parametrize(("places", "steps"), [(64, 8), (32, 16), (12, 5), (128, 32), (7, 7)])
-def test_curves_are_dealt_out_place_by_place(places, steps) -> None:
-    def dealt(curve) -> list[int]:
-        reached = [int(places * curve(step / steps) + 1e-9) for step in range(steps + 1)]
-        reveals = [max(reached[n + 1] - reached[n], 1) for n in range(steps)]
-        while sum(reveals) > places:
-            for n in range(steps):
-                if reveals[n] > 1 and sum(reveals) > places:
-                    reveals[n] -= 1
-        return reveals[::-1]
+def released(curve, places, steps) -> tuple[int, ...]:
+    """Places by step of a curve on a grid in single precision, dealt out place by place as LaViDa's code does it."""
+    reached = (curve(torch.linspace(0, 1, steps + 1)) * torch.tensor([places])).to(torch.int64)
+    dealt = torch.clamp(reached[1:] - reached[:-1], min=1)
+    extra, step = int(dealt.sum()) - places, 0
+    while extra > 0:
+        if dealt[step % steps] > 1:
+            dealt[step % steps] -= 1
+            extra -= 1
+        step += 1
+    return tuple(dealt.flip(0).tolist())
 
-    curves = {
-        "cosine": lambda t: (1 - math.cos(math.pi * t)) / 2,
-        "maskgit": lambda t: math.sin(math.pi * t / 2),
-    }
-    for name, curve in curves.items():
-        assert list(counts(name, places, steps)) == dealt(curve)
+
+#: 1,062 answers: all up to 40 places, and the first steps of longer ones.
+PAIRS = [(places, steps) for places in range(1, 41) for steps in range(1, places + 1)]
+PAIRS += [(places, steps) for places in (64, 96, 100, 128, 256) for steps in range(1, 49)]
+PAIRS += [(64, 64), (128, 128)]
+CURVES = {
+    **{
+        f"shift {s}": (lambda t, s=s: s * t / (1 + (s - 1) * t), "shift", s)
+        for s in (0.33, 1 / 3, 0.5, 1, 2, 3, 5, 10)
+    },
+    "cosine": (lambda t: 1 - 0.5 * (1 + torch.cos(math.pi * t)), "cosine", 3.0),
+    "logit_normal": (
+        lambda t: 0.5 * (1 + torch.erf(torch.log(t / (1 - t)) / torch.sqrt(torch.tensor(2.0)))),
+        "logit_normal",
+        3.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_curves_are_those_of_the_release_for_every_length(name) -> None:
+    curve, schedule, shift = CURVES[name]
+    assert len(PAIRS) == 1062
+    differing = [pair for pair in PAIRS if counts(schedule, *pair, shift) != released(curve, *pair)]
+    assert differing == []
 
 
 def test_maskgits_cosine_unveils_few_places_at_first() -> None:
@@ -62,10 +87,30 @@ def test_maskgits_cosine_unveils_few_places_at_first() -> None:
     assert list(reveals) == sorted(reveals)
 
 
+def test_steps_are_a_share_of_a_block_and_a_length_is_the_models_own() -> None:
+    facts = DiffusionFacts(92, (2,), length=256, block=128)
+    assert Denoising.of({}, facts).steps == 256
+    half = Denoising.of({"step_ratio": 0.5, "max_new_tokens": 100}, facts)
+    assert (half.block, half.steps) == (100, 50)
+    assert Denoising.of({"max_new_tokens": 1024}, facts).blocks == 8
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("typical_p", "length_penalty", "eos_token_id", "max_length", "suppress_tokens"),
+        *("stop_strings", "min_length", "early_stopping", "max_time", "penalty_alpha", "min_p"),
+    ],
+)
+def test_every_other_setting_is_refused_by_name(name) -> None:
+    with pytest.raises(UserError, match=f"generation.{name}=3 is for models that .*valid: max_new"):
+        read(**{name: 3})
+
+
 def test_blocks_follow_one_another() -> None:
-    how = Denoising.of({"max_new_tokens": 8, "block_length": 4, "steps": 4, "schedule": "linear"})
+    how = read(max_new_tokens=8, block_length=4, steps=4, schedule="linear")
     assert how.reveals == (2, 2, 2, 2)
-    assert Denoising.of({"max_new_tokens": 5}).reveals == (1,) * 5
+    assert read(max_new_tokens=5).reveals == (1,) * 5
 
 
 @pytest.mark.parametrize(
@@ -75,35 +120,95 @@ def test_blocks_follow_one_another() -> None:
         ({"block_length": 32}, "max_new_tokens=16 is not a multiple of generation.block_length=32"),
         ({"steps": 17}, "generation.steps=17 is above generation.max_new_tokens=16"),
         ({"steps": 6, "block_length": 4}, "generation.steps=6 is not divisible by 4"),
+        ({"step_ratio": 0.5, "steps": 8}, "steps=8 and generation.step_ratio=0.5 both set"),
+        (
+            {"step_ratio": 0.05},
+            "step_ratio=0.05 leaves a block of 16 places no step; valid: 0.0625",
+        ),
+        ({"threshold": 0.9, "steps": 8}, "steps=8 with generation.threshold=0.9"),
+        ({"threshold": 0.9, "remasking": "margin"}, "remasking='margin' with generation.threshold"),
+        ({"shift": 5.0}, "shift=5.0 changes nothing without schedule=shift"),
+        ({"stop_words": ["x"]}, "stop_words=.'x'. changes nothing without stop=freeze"),
+        ({"top_k": 5}, "top_k=5 changes nothing without a temperature above 0"),
+        ({"top_p": 0.9, "temperature": 0.5, "do_sample": False}, "top_p=0.9 changes nothing"),
         ({"schedule": "sudden"}, "generation.schedule='sudden'"),
         ({"num_beams": 3}, "generation.num_beams=3 is for models that generate one token"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(given, line) -> None:
     with pytest.raises(UserError, match=line):
-        Denoising.of({"max_new_tokens": 16, **given})
+        read(**{"max_new_tokens": 16, **given})
 
 
-def test_the_most_confident_masked_places_are_unveiled() -> None:
-    confidence = torch.tensor([[0.9, 0.2, 0.7, 0.7, 0.8]])
-    masked = torch.tensor([[False, True, True, True, True]])
-    assert unveiled(confidence, masked, 2).tolist() == [[False, False, True, False, True]]
-    assert unveiled(confidence, masked, 4).tolist() == masked.tolist()
+def drawn(logits, silent=(), seed=3, **how):
+    """Words and confidences of the places (1, M) of one row."""
+    settings = read(max_new_tokens=16, **how)
+    generators = [torch.Generator().manual_seed(seed)]
+    return candidates(logits, silent, settings, generators, [logits.shape[1]])
 
 
 def test_a_word_that_is_forbidden_is_never_said() -> None:
     logits = torch.tensor([[[5.0, 4.0, 1.0], [0.0, 0.0, 9.0]]])
     for temperature in (0.0, 2.0):
-        generators = [torch.Generator().manual_seed(1)]
-        words, confidence = candidates(logits, (0,), temperature, generators)
+        words, confidence = drawn(logits, (0,), temperature=temperature)
         assert 0 not in words
         allowed = logits[..., 1:].double().softmax(-1)
         expected = allowed.gather(-1, (words - 1).unsqueeze(-1)).squeeze(-1)
         torch.testing.assert_close(confidence, expected)
 
 
-def test_words_are_drawn_with_their_probabilities() -> None:
-    logits = torch.tensor([0.0, 1.0, 2.0]).expand(1, 4000, 3)
-    words, _ = candidates(logits, (), 0.7, [torch.Generator().manual_seed(3)])
-    shares = torch.bincount(words[0], minlength=3) / 4000
-    assert (shares - (logits[0, 0] / 0.7).softmax(-1)).abs().max() < 0.03
+@pytest.mark.parametrize(
+    ("how", "allowed"),
+    [
+        ({"temperature": 1.0}, range(8)),
+        ({"temperature": 0.7}, range(8)),
+        ({"temperature": 1.5, "top_k": 3}, [2, 4, 7]),
+        ({"do_sample": True, "top_p": 0.8}, [2, 4, 7]),
+        ({"temperature": 1.0, "top_k": 4, "top_p": 0.5}, [4, 7]),
+    ],
+)
+def test_words_are_drawn_from_what_the_settings_leave_of_the_softmax(how, allowed) -> None:
+    """Chi-square with 200,000 draws of a fixed seed, below the value that one seed in 1,000 exceeds."""
+    logits = torch.tensor([0.1, -1.0, 1.2, -0.5, 2.0, 0.0, -2.0, 1.7])
+    draws = 200_000
+    words, _ = drawn(logits.expand(1, draws, 8), **how)
+    shares = torch.zeros(8, dtype=torch.double)
+    kept = torch.tensor(list(allowed))
+    shares[kept] = (logits[kept].double() / how.get("temperature", 1.0)).softmax(-1)
+    seen = torch.bincount(words[0], minlength=8).double()
+    assert not seen[shares == 0].any()
+    expected = shares[kept] * draws
+    statistic = float(((seen[kept] - expected) ** 2 / expected).sum())
+    assert statistic < CHI_SQUARE[len(kept) - 1]
+    greedy = logits.argmax()
+    assert (words == greedy).double().mean() < 0.9
+
+
+#: Degrees of freedom: the value that a chi-square variable exceeds with a probability of 0.001.
+CHI_SQUARE = {1: 10.83, 2: 13.82, 7: 24.32}
+
+
+def test_a_row_draws_the_same_whatever_its_batch() -> None:
+    logits = torch.randn(2, 5, 9, generator=torch.Generator().manual_seed(0))
+    settings = read(max_new_tokens=16, temperature=1.0)
+    seeds = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+    together, _ = candidates(logits, (), settings, seeds, [5, 3])
+    alone, _ = candidates(logits[1:, :3], (), settings, [torch.Generator().manual_seed(2)], [3])
+    assert torch.equal(together[1, :3], alone[0])
+
+
+@pytest.mark.parametrize("remasking", REMASKING)
+def test_places_are_ranked_by_the_rule(remasking) -> None:
+    logits = torch.tensor([[[2.0, 1.9, -9.0], [1.0, 0.2, 0.2], [0.5, 0.4, 0.3]]])
+    words, confidence = drawn(logits, remasking=remasking)
+    p = logits.double().softmax(-1)[0]
+    expected = {
+        "low_confidence": p.max(-1).values,
+        "entropy": (p * (p + 1e-10).log()).sum(-1),
+        "margin": p[:, 0] - p[:, 1],
+        "random": torch.rand(3, dtype=torch.double, generator=torch.Generator().manual_seed(3)),
+    }
+    assert words.tolist() == [[0, 0, 0]]
+    torch.testing.assert_close(confidence[0], expected[remasking])
+    orders = {tuple(rule.argsort().tolist()) for rule in expected.values()}
+    assert len(orders) > 2  # The rules differ here.

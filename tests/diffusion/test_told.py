@@ -11,9 +11,13 @@ import torch
 from espalier.harness.cost.budget import Budget, BudgetMismatch
 from espalier.harness.cost.flops import head_flops, mlp_flops, text_flops
 from espalier.harness.cost.paper_flops import split_layer
-from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator, unveiled
-from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord, record_of
-from espalier.harness.decoding.diffusion.denoising_settings import Denoising, fitting_length
+from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
+from espalier.harness.decoding.diffusion.denoising_record import (
+    DenoisingRecord,
+    StepCounts,
+    record_of,
+)
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.decoding.diffusion.denoising_summary import (
     denoising_records,
     diffusion_block,
@@ -46,7 +50,7 @@ def answers(adapter, method, chats=CHATS, steps=4, ratio=0.5, **how):
 
 
 def test_a_run_costs_its_steps(adapter) -> None:
-    """Decoder and head at every step; the tower once."""
+    """Decoder at every step, head for the masked places; the tower once."""
     facts, method = adapter.facts, FastVDenoising(K=2)
     (record,) = answers(adapter, method, CHATS[:1], steps=3).records
     text = record.text + 6
@@ -54,7 +58,8 @@ def test_a_run_costs_its_steps(adapter) -> None:
     layers = [(16,) * 5, (16, 16, 8, 8, 8), (16, 16, 8, 8, 8)]
     assert flops.exact.text == sum(text_flops(facts, counts, text) for counts in layers)
     assert flops.exact_full.text == 3 * text_flops(facts, (16,) * 5, text)
-    assert flops.exact.head == flops.exact_full.head == 3 * head_flops(facts, 6)
+    masked = head_flops(facts, 6) + head_flops(facts, 4) + head_flops(facts, 2)
+    assert flops.exact.head == flops.exact_full.head == masked
     twice = run_flops(method, facts, answers(adapter, method, CHATS[:1], steps=6).records[0])
     assert twice.exact.tower == flops.exact.tower
 
@@ -123,26 +128,30 @@ def test_what_was_asked_stands_beside_what_was_kept() -> None:
 def test_a_sample_has_the_time_of_its_steps() -> None:
     step = SampleRecord("0", 8, 3 + 6, (4,), (4,), (8, 4), 0, 0, 0, times_ms={"select": 2.0})
     how = Denoising(6, 6, 3)
-    record = record_of([step, step, step], how, 2, 5.0, 30.0)
+    counts = StepCounts((step, step, step), (2, 2, 2), (6, 4, 2))
+    record = record_of(counts, how, 2, 5.0, [16.0, 8.0, 6.0])
     assert record.times_ms == {
         "vision": 5.0,
         "select": 6.0,
         "prefill": 0.0,
         "decode": 30.0,
         "decode_per_token": 5.0,
+        "first_step": 16.0,
+        "later_step": 7.0,
     }
     assert (record.text, record.new_tokens) == (3, 2)
 
 
 def test_times_of_a_batch_are_shared_out(adapter, monkeypatch) -> None:
-    """A clock that goes on by 6 s whenever it is read: 2 s a row of three."""
+    """A clock that goes on by 6 s whenever it is read: 2 s a row of three, and as much for each of four steps."""
     now = iter(range(0, 600, 6))
     monkeypatch.setattr(
         "espalier.harness.decoding.diffusion.denoising_loop.time.perf_counter",
         lambda: float(next(now)),
     )
     for record in answers(adapter, NoReduction(), ratio=0.0).records:
-        assert (record.times_ms["vision"], record.times_ms["decode"]) == (2000, 2000)
+        assert (record.times_ms["vision"], record.times_ms["decode"]) == (2000, 8000)
+        assert record.times_ms["first_step"] == record.times_ms["later_step"] == 2000
 
 
 def test_nobody_decides_before_the_first_step(adapter, monkeypatch) -> None:
@@ -163,26 +172,6 @@ def test_nobody_decides_before_the_first_step(adapter, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "length"),
-    [
-        ({}, 1024),
-        ({"steps": 2000}, 2000),
-        ({"block_length": 24}, 24),
-        ({"block_length": 8, "steps": 6}, 48),
-    ],
-)
-def test_a_length_that_suits_block_and_steps(said, length) -> None:
-    assert fitting_length(said) == length
-    Denoising.of({**said, "max_new_tokens": length})
-
-
-def test_a_place_that_has_its_word_is_not_unveiled_again() -> None:
-    """However unsure the masked ones are."""
-    masked = torch.tensor([[False, True, True]])
-    assert unveiled(torch.tensor([[1.0, 0.0, 0.0]]), masked, 1).tolist() == [[False, True, False]]
-
-
-@pytest.mark.parametrize(
     ("said", "temperature"),
     [
         ({"do_sample": False, "temperature": 0.5}, 0.0),
@@ -191,4 +180,4 @@ def test_a_place_that_has_its_word_is_not_unveiled_again() -> None:
     ],
 )
 def test_words_are_drawn_only_where_that_is_said(said, temperature) -> None:
-    assert Denoising.of({"max_new_tokens": 4, **said}).temperature == temperature
+    assert Denoising.of({"max_new_tokens": 4, **said}, models.DIFFUSION).temperature == temperature

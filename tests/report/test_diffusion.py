@@ -131,7 +131,7 @@ def test_the_sweep_asks_for_the_same_samples_of_every_cell() -> None:
     ]
     for cells in found:
         # The tasks' own length, which the model was trained with.
-        asked = [Denoising.of({"max_new_tokens": LENGTH, **cell.generation}) for cell in cells]
+        asked = [Denoising.of(cell.generation, cell.model.facts.diffusion) for cell in cells]
         assert [one.steps for one in asked] == [16, 8, 4]
         assert {cell.benchmark.limit for cell in cells} == {swept["limit"]}
         assert {cell.model.name for cell in cells} == {"seedling_diffusion"}

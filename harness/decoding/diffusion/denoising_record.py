@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.engine.record import SampleRecord
 
@@ -116,6 +119,7 @@ def record_of(
     """
     steps, steps_ms = counts.records, sum(step_ms)
     last = steps[-1]
+    origins = _on_host([step.origin for step in steps if step.origin is not None])
     prefill_times: Mapping[str, float] = {} if cached is None else cached.times_ms
     selecting = sum(step.times_ms["select"] for step in steps) + prefill_times.get("select", 0.0)
     denoising = DenoisingRecord(
@@ -146,6 +150,13 @@ def record_of(
         shared=(),
         held=None if cached is None else last.held,
         denoising=denoising.entry(),
-        origin=None if last.origin is None else last.origin.cpu(),
-        origins=tuple(s.origin.cpu() for s in steps if s.origin is not None),
+        origin=origins[-1] if origins else None,
+        origins=origins,
     )
+
+
+def _on_host(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return one-dimensional tensors of one device in host memory, read at once."""
+    if not parts:
+        return ()
+    return torch.cat(list(parts)).cpu().split([len(part) for part in parts])
