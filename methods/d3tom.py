@@ -13,6 +13,9 @@ heads:
     official (state=entering, similarity=normed):   h are the states x that entered the layer, and a kept token then
              adds its own attention's output: h_j = x_j + sum x_i + att_j; z is the layer's input norm of x
 
+Visual tokens of the released code are all positions of a picture, newlines included (newlines=merge: 1008 of a square
+one on LaViDa), of which int(N (1 - r)) stay (rounding=down).
+
 The merged sequence lasts for one step: the next one starts from every visual token again. Before the first step no
 token is unveiled, so that step keeps all. The released code also renumbers the positions of the remaining tokens from 0
 after layer K, as engine.positions=method does.
@@ -46,8 +49,17 @@ from espalier.methods.select.topk import rows_of, top
 Merging = Literal["sum", "mean"]
 State = Literal["attended", "entering"]
 Similarity = Literal["attended", "normed"]
+Newlines = Literal["stay", "merge"]
+Rounding = Literal["nearest", "down"]
 
-CHOICES = {"merging": Merging, "state": State, "similarity": Similarity, "targets": Targets}
+CHOICES = {
+    "merging": Merging,
+    "state": State,
+    "similarity": Similarity,
+    "targets": Targets,
+    "newlines": Newlines,
+    "rounding": Rounding,
+}
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,8 @@ class D3ToM(DenoisingReducer):
         state: which states merge.
         similarity: which states are compared.
         targets: entries of a cached prompt that others merge into.
+        newlines: whether the newline tokens between a picture's rows are visual tokens.
+        rounding: of the number of tokens that stay.
     """
 
     merges_entries: ClassVar[bool] = True
@@ -69,6 +83,8 @@ class D3ToM(DenoisingReducer):
     state: State = "attended"
     similarity: Similarity = "attended"
     targets: Targets = "visual"
+    newlines: Newlines = "stay"
+    rounding: Rounding = "nearest"
 
     takes_separators = True  # attention and states of the decoder
 
@@ -77,6 +93,16 @@ class D3ToM(DenoisingReducer):
         for name, kinds in CHOICES.items():
             value, valid = getattr(self, name), get_args(kinds)
             require(value in valid, name, value, ", ".join(valid))
+
+    @property
+    def takes_newlines(self) -> bool:
+        """Whether newlines are ranked, merged and merged into."""
+        return self.newlines == "merge"
+
+    @property
+    def rounds_down(self) -> bool:
+        """Whether the number of tokens that stay is rounded down."""
+        return self.rounding == "down"
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the inside of layer K."""
@@ -97,7 +123,7 @@ class D3ToM(DenoisingReducer):
 
     def plan(self, view: View, keep: int) -> Plan:
         """Keep the `keep` highest and merge the others into them. Cost: O(N log N + N keep D)."""
-        kept = self.chosen(view.signals["decider_attention"], keep)
+        kept = top(view.signals["decider_attention"].float(), keep)
         compared = view.signals["layer_normed"] if self.similarity == "normed" else view.tokens
         slot = nearest_kept(compared, kept)
         weight = slot.new_ones(slot.shape, dtype=compared.dtype)
@@ -106,8 +132,10 @@ class D3ToM(DenoisingReducer):
         return Plan(kept, Assignment(slot, weight), entering=self.state == "entering")
 
     def chosen(self, attention: Tensor, keep: int) -> Tensor:
-        """Return the `keep` highest. Cost: O(N log N)."""
-        return top(attention.float(), keep)
+        """Return the `keep` highest, not checked to be finite, which would make the device wait. Cost: O(N log N)."""
+        # NaNs reach the logits, which every step checks.
+        order = attention.float().argsort(dim=1, descending=True, stable=True)
+        return order[:, :keep].sort(dim=1).values
 
     def merged(self, entries: Entries) -> tuple[Tensor, Tensor]:
         """Merge a layer's entries by (20) and (21)."""

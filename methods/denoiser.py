@@ -25,6 +25,16 @@ class DenoisingReducer(TokenReducer):
     merges_entries: ClassVar[bool] = False
 
     @property
+    def takes_newlines(self) -> bool:
+        """Whether newlines and separators of pictures are visual tokens, as with engine.separators=candidates."""
+        return False
+
+    @property
+    def rounds_down(self) -> bool:
+        """Whether counts of tokens that stay are rounded down."""
+        return False
+
+    @property
     def even(self) -> bool:
         """Whether every step after the first removes the same share, the run's ratio."""
         names = ("ratios", "block_ratios", "cached_ratios")

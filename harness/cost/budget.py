@@ -74,6 +74,7 @@ class Budget:
         ratio: share REMOVED, 0 <= ratio < 1; 1 only if nothing drops tokens and a draft sees none. With a count, the
             share that it removes of a picture of nominal size.
         count: equivalent tokens of every sample, all of a sample that has fewer; None: the ratio applies.
+        down: whether a share of tokens after the sites is rounded down instead, to at least one.
 
     Raises:
         BudgetError: unknown rule, a ratio that is not a number in [0, 1], or a count that is no integer above 0.
@@ -82,6 +83,7 @@ class Budget:
     rule: str
     ratio: float
     count: int | None = None
+    down: bool = False
 
     def __post_init__(self) -> None:
         """Reject values that no method can reach."""
@@ -137,6 +139,8 @@ class Budget:
             raise _out_of_range(self.ratio)
         if not frame.starts or not self.acts or self.target(n_visual) == n_visual:
             return (n_visual,) * len(frame.starts)
+        if self.down:
+            return (max(1, int(n_visual * (1 - self.ratio))),) * len(frame.starts)
         schedule = _schedule(self.rule, self.target(n_visual), frame, reducer.fractions)
         if schedule is None:
             raise BudgetError(self._unreachable(reducer, frame))

@@ -20,7 +20,7 @@ from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.attention_probe import AttentionTap, attention_rows
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.positions import closed_positions, rotary_tables
+from espalier.harness.engine.positions import closed_positions
 from espalier.harness.engine.prefix_cache import CachedPrompt, cache_prompt, run_answer
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
@@ -32,7 +32,7 @@ from espalier.methods.base import Plan
 from espalier.methods.blame import Blame
 from espalier.methods.denoiser import as_denoiser
 from espalier.methods.plans import require_tensor
-from espalier.methods.select.entries import Entries
+from espalier.methods.select.entries import Entries, KeptEntries, PromptEntries
 from espalier.methods.select.topk import rows_of
 
 
@@ -88,7 +88,7 @@ class EntryMerger:
         self._lengths = [n + text for n, text in zip(keep, cached_prompt.layout.text, strict=True)]
         #: (K,) kept visual tokens of each row, once the deciders' layer has run.
         self.kept: list[Tensor] = []
-        self._tables: dict[torch.device, tuple[Tensor, ...]] = {}
+        self._choices: dict[tuple[int, torch.device], KeptEntries] = {}
 
     @property
     def watched_attention(self) -> tuple[Any, Callable[[Tensor, Tensor, float], None]]:
@@ -110,8 +110,8 @@ class EntryMerger:
         """Return the cache of this step: the prompt's layers, then merged ones."""
         prompt_layers, width = self._prompt.cache.indexed, max(self._lengths)
         merged = [
-            MergedLayer(partial(self._layer_entries, layer), width)
-            for layer in prompt_layers[self.first_merged :]
+            MergedLayer(partial(self._layer_entries, number), width)
+            for number in range(self.first_merged, len(prompt_layers))
         ]
         return Cache(layers=[*prompt_layers[: self.first_merged], *merged])
 
@@ -148,52 +148,67 @@ class EntryMerger:
         with Blame(self._method, "chosen", self._setup.sites[0]):
             chosen = self._method.chosen(scores, keep)
             require_tensor("what `chosen` returns", chosen, (1, keep), scores.device)
-            Plan(chosen).check(scores.shape[1], keep)
+            # Reading the device in every step would make it wait.
+            if not self._prompt.choice_checked:
+                Plan(chosen).check(scores.shape[1], keep)
         return chosen[0]
 
-    def _layer_entries(self, layer: IndexedLayer) -> tuple[Tensor, Tensor]:
+    def _layer_entries(self, number: int) -> tuple[Tensor, Tensor]:
         """Return keys and values (B, H_kv, S', D) of a layer, rows of fewer entries padded on the left."""
+        self._prompt.choice_checked = True
         with self._clock.phase("select"):
-            stage, (keys, values) = self._prompt_stage, layer.entries
-            stage.move(keys.device)
-            width, rows = max(self._lengths), list[list[Tensor]]()
+            stage = self._prompt_stage
+            keys, values = self._prompt.cache.indexed[number].entries
+            width, rows = max(self._lengths), list[tuple[Tensor, Tensor]]()
             for row, (length, keep) in enumerate(zip(self._lengths, self._keep, strict=True)):
                 start = keys.shape[2] - length - stage.counts[row] + keep
                 entries = keys[row, :, start:], values[row, :, start:]
                 if keep < stage.counts[row]:
-                    entries = self._merge_row(row, start, *entries)
-                rows.append([pad(store, (0, 0, width - length, 0)) for store in entries])
-            return torch.stack([k for k, _ in rows]), torch.stack([v for _, v in rows])
+                    entries = self._merge_row(number, row, start, *entries)
+                rows.append(entries)
+            return _stacked([k for k, _ in rows], width), _stacked([v for _, v in rows], width)
 
     def _merge_row(
-        self, row: int, start: int, keys: Tensor, values: Tensor
+        self, number: int, row: int, start: int, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return one row's merged keys and values (H_kv, S', D) in the model's type."""
-        stage, dtype = self._prompt_stage, torch.promote_types(keys.dtype, torch.float32)
-        tables = [table[row, start:].to(dtype) for table in self._rotary(keys)]
-        entries = Entries(
-            keys=unrotate(keys.to(dtype), *tables),
-            values=values.to(dtype, copy=True),  # the method cannot write into the cache
-            visual=stage.slots[row, : stage.counts[row]] - start,
-            kept=self.kept[row].to(keys.device),
-        )
+        dtype = torch.promote_types(keys.dtype, torch.float32)
+        tables = [table[row, start:] for table in self._prompt.rotary(self._setup, keys, dtype)]
+        choice = self._choice(row, start, keys)
+        prompt = self._prompt.prepared.get((number, row))
+        if prompt is None:
+            # Entry by entry, so that the entries of a group are read as whole rows; the cache itself is never written.
+            by_entry = [store.to(dtype).transpose(0, 1).clone() for store in (keys, values)]
+            prompt = PromptEntries(
+                unrotate(by_entry[0].transpose(0, 1), *tables), by_entry[1].transpose(0, 1)
+            )
+            self._prompt.prepared[number, row] = prompt
         with Blame(self._method, "merged", self._setup.sites[0]):
-            merged_keys, merged_values = self._method.merged(entries)
-            shape = (keys.shape[0], len(entries.staying), keys.shape[2])
+            merged_keys, merged_values = self._method.merged(Entries(prompt, choice))
+            shape = (keys.shape[0], len(choice.staying), keys.shape[2])
             require_tensor("keys that `merged` returns", merged_keys, shape, keys.device, True)
             require_tensor("values that `merged` returns", merged_values, shape, keys.device, True)
         # Closed gaps: positions count from the first token.
-        places = slice(0, merged_keys.shape[1]) if self._setup.renumber else entries.staying
+        places = slice(0, merged_keys.shape[1]) if self._setup.renumber else choice.staying
         rotated_keys = rotate(merged_keys, *(table[places] for table in tables))
         return rotated_keys.to(keys.dtype), merged_values.to(values.dtype)
 
-    def _rotary(self, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return the tables (B, S, D) of the prompt's positions, as the model applied them to its keys."""
-        if keys.device not in self._tables:
-            embedding = self._setup.adapter.decoder.rotary_emb
-            positions = closed_positions(self._prompt_stage.valid.to(keys.device))
-            self._tables[keys.device] = rotary_tables(embedding, keys, positions)
-        return self._tables[keys.device]
+    def _choice(self, row: int, start: int, keys: Tensor) -> KeptEntries:
+        """Return the kept entries of a row, counted from its first; the same in every layer of a device."""
+        key = (row, keys.device)
+        if key not in self._choices:
+            stage = self._prompt_stage
+            visual = stage.slots[row, : stage.counts[row]].to(keys.device) - start
+            self._choices[key] = KeptEntries(visual, self.kept[row].to(keys.device), keys.shape[1])
+        return self._choices[key]
+
+
+def _stacked(rows: Sequence[Tensor], width: int) -> Tensor:
+    """Return (B, H, width, D) of rows (H, S, D), padded on the left; a view of a single row."""
+    padded = [
+        row if row.shape[1] == width else pad(row, (0, 0, width - row.shape[1], 0)) for row in rows
+    ]
+    return padded[0][None] if len(padded) == 1 else torch.stack(padded)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -28,23 +28,37 @@ from espalier.harness.engine.signal_watchers import ActivePass
 from espalier.harness.engine.text.kv_cache import IndexedCache
 from espalier.methods.denoiser import as_denoiser
 from espalier.methods.none import NoReduction
+from espalier.methods.select.entries import PromptEntries
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class CachedPrompt:
-    """A batch of prompts that has been run.
+    """A batch of prompts that has been run, and what its steps share.
 
     Attributes:
         cache: keys and values, with room for the answer's positions; it holds none of these between two steps.
         layout: of the prompts.
         stages: tokens alive in the cache's layers, first to last.
         records: of each row, for the run of its prompt.
+        prepared: entries of a layer and row that merge, made by the first step that merges them.
+        choice_checked: whether a method's first choice of entries was checked.
     """
 
     cache: IndexedCache
     layout: Layout
     stages: tuple[Stage, ...]
     records: tuple[SampleRecord, ...]
+    prepared: dict[tuple[int, int], PromptEntries] = field(default_factory=dict, repr=False)
+    choice_checked: bool = False
+    _tables: dict[torch.device, tuple[Tensor, ...]] = field(default_factory=dict, repr=False)
+
+    def rotary(self, setup: SessionSetup, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Return the tables (B, S, D) of the prompt's positions, as the model applied them to its keys."""
+        if keys.device not in self._tables:
+            positions = closed_positions(self.stages[0].valid.to(keys.device))
+            tables = rotary_tables(setup.adapter.decoder.rotary_emb, keys, positions)
+            self._tables[keys.device] = tuple(table.to(dtype) for table in tables)
+        return self._tables[keys.device]
 
     def step_records(self) -> tuple[SampleRecord, ...]:
         """Return each row's record of a step without a choice."""

@@ -77,6 +77,9 @@ class Denoiser:
         closes_gaps(spec.engine.positions, method, facts)  # raises what is refused
         if not method.all_sites(facts.tower.layers, depth):
             return without_separators(replace(spec, budget=WHOLE))
+        denoiser = as_denoiser(method)
+        if denoiser is not None and denoiser.takes_newlines:
+            spec = replace(spec, engine=replace(spec.engine, separators="candidates"))
         check_separators(spec, method)
         return spec
 

@@ -26,7 +26,12 @@ from espalier.methods.d3tom_t import D3ToMT
 from espalier.methods.fastv import FastV
 from espalier.methods.none import NoReduction
 from espalier.methods.random import Random
-from espalier.methods.select.entries import Entries, merged_entries
+from espalier.methods.select.entries import (
+    Entries,
+    KeptEntries,
+    PromptEntries,
+    merged_entries,
+)
 from tests.diffusion import models, prefix_oracle
 from tests.diffusion.test_step import LENGTH, answering
 from tests.tiny import CHATS, Scatter
@@ -208,7 +213,8 @@ def test_a_worked_example_of_entries() -> None:
     """
     keys = torch.tensor([[(0, 5), (4, 0), (0, -2), (3, 4)]], dtype=torch.double)
     values = 2 * keys.flip(-1)
-    entries = Entries(keys, values, torch.tensor([1, 2, 3]), torch.tensor([0, 1]))
+    choice = KeptEntries(torch.tensor([1, 2, 3]), torch.tensor([0, 1]), 4)
+    entries = Entries(PromptEntries(keys, values), choice)
     expected = {
         "visual": [(0, 5), (3 * 7 / 65**0.5, 3 * 4 / 65**0.5), (0, -3)],
         "prompt": [(11 / 3 / 10**0.5, 11 / 10**0.5), (11 / 3, 0), (0, -11 / 3)],

@@ -159,4 +159,5 @@ def _on_host(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return one-dimensional tensors of one device in host memory, read at once."""
     if not parts:
         return ()
-    return torch.cat(list(parts)).cpu().split([len(part) for part in parts])
+    host: tuple[Tensor, ...] = torch.cat(list(parts)).cpu().split([len(part) for part in parts])
+    return host

@@ -47,7 +47,9 @@ def step_budgets(
     if as_denoiser(method) is not None:
         call, further = ("cached_ratios", ()) if cached else ("block_ratios", (blocks,))
     ratios = _checked_ratios(method, call, base, steps, *further)
-    return tuple(Budget("kept", min(ratio, _NEARLY_ALL)) for ratio in ratios or ())
+    denoiser = as_denoiser(method)
+    down = denoiser is not None and denoiser.rounds_down
+    return tuple(Budget("kept", min(ratio, _NEARLY_ALL), down=down) for ratio in ratios or ())
 
 
 def _checked_ratios(
