@@ -32,7 +32,7 @@ from espalier.methods.base import Plan
 from espalier.methods.blame import Blame
 from espalier.methods.denoiser import as_denoiser
 from espalier.methods.plans import require_tensor
-from espalier.methods.select.entries import Entries, KeptEntries, PromptEntries
+from espalier.methods.select.entries import Entries, KeptEntries, PromptEntries, Store
 from espalier.methods.select.topk import rows_of
 
 
@@ -177,11 +177,13 @@ class EntryMerger:
         choice = self._choice(row, start, keys)
         prompt = self._prompt.prepared.get((number, row))
         if prompt is None:
-            # Entry by entry, so that the entries of a group are read as whole rows; the cache itself is never written.
-            by_entry = [store.to(dtype).transpose(0, 1).clone() for store in (keys, values)]
-            prompt = PromptEntries(
-                unrotate(by_entry[0].transpose(0, 1), *tables), by_entry[1].transpose(0, 1)
-            )
+            # A copy: the cache itself is never written.
+            unrotated = unrotate(keys.to(dtype), *tables)
+            stores = [
+                Store(store.transpose(0, 1).clone(memory_format=torch.contiguous_format))
+                for store in (unrotated, values.to(dtype))
+            ]
+            prompt = PromptEntries(*stores)
             self._prompt.prepared[number, row] = prompt
         with Blame(self._method, "merged", self._setup.sites[0]):
             merged_keys, merged_values = self._method.merged(Entries(prompt, choice))
@@ -213,12 +215,13 @@ def _stacked(rows: Sequence[Tensor], width: int) -> Tensor:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return (..., S, D) rotated by tables (S, d): pairs are d / 2 apart; dimensions after the first d stay."""
-    width = cos.shape[-1]
-    rotated_part, unrotated_part = x[..., :width], x[..., width:]
-    first_half, second_half = rotated_part.chunk(2, -1)
-    return torch.cat(
-        [rotated_part * cos + torch.cat([-second_half, first_half], -1) * sin, unrotated_part], -1
-    )
+    half = cos.shape[-1] // 2
+    first, second, unrotated = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    parts = [
+        torch.addcmul(first * cos[..., :half], second, sin[..., :half], value=-1),
+        torch.addcmul(second * cos[..., half:], first, sin[..., half:]),
+    ]
+    return torch.cat(parts if x.shape[-1] == 2 * half else [*parts, unrotated], -1)
 
 
 def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -19,33 +19,43 @@ EPSILON = 1e-8
 
 
 @dataclass(frozen=True, eq=False)
+class Store:
+    """Keys or values of one layer for one sample's prompt, entry by entry.
+
+    Attributes:
+        rows: (S, H, D), in at least fp32.
+    """
+
+    rows: Tensor
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """(S, H) lengths of the vectors."""
+        norms: Tensor = self.rows.norm(dim=-1)
+        return norms
+
+    @property
+    def flat(self) -> Tensor:
+        """(S, H D) the same storage."""
+        return self.rows.view(len(self.rows), -1)
+
+
+@dataclass(frozen=True, eq=False)
 class PromptEntries:
     """The cache entries of one layer for one sample's prompt, and what does not change from step to step.
 
     Attributes:
-        keys: (H, S, D) without their rotary positions, in at least fp32.
-        values: (H, S, D_v).
+        keys: without their rotary positions.
+        values: of the same entries.
     """
 
-    keys: Tensor
-    values: Tensor
+    keys: Store
+    values: Store
 
     @cached_property
     def units(self) -> Tensor:
         """(S, D) keys, mean over heads, of length 1."""
-        return normalize(self.keys.mean(0), dim=-1)
-
-    @cached_property
-    def key_norms(self) -> Tensor:
-        """(H, S) lengths of keys."""
-        norms: Tensor = self.keys.norm(dim=-1)
-        return norms
-
-    @cached_property
-    def value_norms(self) -> Tensor:
-        """(H, S) lengths of values."""
-        norms: Tensor = self.values.norm(dim=-1)
-        return norms
+        return normalize(self.keys.rows.mean(1), dim=-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +85,11 @@ class KeptEntries:
             0, self.leaving, False
         )
         return indices_of(alive[None], self.count - len(self.leaving))[0]
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """(S - N + K,) places of the staying entries."""
+        return torch.arange(len(self.staying), device=self.staying.device)
 
     @cached_property
     def staying_visual(self) -> Tensor:
@@ -108,29 +123,24 @@ def merged_entries(entries: Entries, targets: Targets) -> tuple[Tensor, Tensor]:
 
     Cost: O((N - K) T D) for the cosines with T targets, O(H (N - K + T) D) for the sums.
     """
-    prompt, choice = entries.prompt, entries.choice
-    onto = choice.staying if targets == "prompt" else choice.visual[choice.kept]
-    slot = (prompt.units[choice.leaving] @ prompt.units[onto].T).argmax(1)
-    # Each target's entries one after another: itself, then those that merge into it.
-    slots = torch.cat([torch.arange(len(onto), device=slot.device), slot])
-    members = torch.cat([onto, choice.leaving])[slots.argsort(stable=True)]
-    sizes = torch.zeros_like(onto).scatter_add(0, slots, torch.ones_like(slots))
+    prompt, choice, units = entries.prompt, entries.choice, entries.prompt.units
+    staying, leaving = choice.staying, choice.leaving
+    # Places of the targets among the staying entries; None: all of them.
+    places = choice.staying_visual if targets == "visual" else None
+    onto = staying if places is None else staying[places]
+    slot = (units.index_select(0, leaving) @ units.index_select(0, onto).T).argmax(1)
+    # The group of each staying entry, one after another: itself, then those that merge into it.
+    slots = torch.cat([choice.numbers, slot if places is None else places[slot]])
+    members = torch.cat([staying, leaving])[slots.argsort(stable=True)]
+    sizes = torch.zeros_like(staying).scatter_add(0, slots, torch.ones_like(slots))
     starts = sizes.cumsum(0) - sizes
-    stores = (prompt.keys, prompt.key_norms), (prompt.values, prompt.value_norms)
-    merged = [_summed(store, members, starts, norms[:, onto].mean()) for store, norms in stores]
-    if targets == "visual":
-        merged = [
-            store[:, choice.staying].index_copy(1, choice.staying_visual, sums)
-            for (store, _), sums in zip(stores, merged, strict=True)
-        ]
+    merged = []
+    for store in (prompt.keys, prompt.values):
+        shape = -1, *store.rows.shape[1:]
+        sums = embedding_bag(members, store.flat, starts, mode="sum").view(shape)
+        length = store.norms.index_select(0, onto).mean()
+        scale = length / (sums.norm(dim=-1, keepdim=True) + EPSILON)
+        if places is not None:
+            scale = torch.ones_like(scale).index_copy_(0, places, scale[places])
+        merged.append(sums.mul_(scale).transpose(0, 1))
     return merged[0], merged[1]
-
-
-def _summed(store: Tensor, members: Tensor, starts: Tensor, length: Tensor) -> Tensor:
-    """Return (H, T, D) sums of the groups of entries that begin at `starts`, scaled to `length` head by head."""
-    heads, count, width = store.shape
-    # A view where the store is kept entry by entry, as the engine does.
-    flat = store.transpose(0, 1).reshape(count, heads * width)
-    sums = embedding_bag(members, flat, starts, mode="sum").view(-1, heads, width).transpose(0, 1)
-    scaled: Tensor = sums * (length / (sums.norm(dim=-1, keepdim=True) + EPSILON))
-    return scaled

@@ -30,6 +30,7 @@ from espalier.methods.select.entries import (
     Entries,
     KeptEntries,
     PromptEntries,
+    Store,
     merged_entries,
 )
 from tests.diffusion import models, prefix_oracle
@@ -214,7 +215,8 @@ def test_a_worked_example_of_entries() -> None:
     keys = torch.tensor([[(0, 5), (4, 0), (0, -2), (3, 4)]], dtype=torch.double)
     values = 2 * keys.flip(-1)
     choice = KeptEntries(torch.tensor([1, 2, 3]), torch.tensor([0, 1]), 4)
-    entries = Entries(PromptEntries(keys, values), choice)
+    stores = [Store(rows.transpose(0, 1).contiguous()) for rows in (keys, values)]
+    entries = Entries(PromptEntries(*stores), choice)
     expected = {
         "visual": [(0, 5), (3 * 7 / 65**0.5, 3 * 4 / 65**0.5), (0, -3)],
         "prompt": [(11 / 3 / 10**0.5, 11 / 10**0.5), (11 / 3, 0), (0, -11 / 3)],
