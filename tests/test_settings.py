@@ -187,7 +187,12 @@ KINDS: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
     "SHARE": ([1e-9, 1], [0, 1.001, NAN, True]),
     "SHARE_FROM_ZERO": ([0, 1], [-1e-9, 1.001, NAN, False]),
     "BELOW_ONE": ([0, 0.999], [1, -1e-9, NAN, False]),
-    "SCHEDULE": (["linear", "shift", "cosine", "maskgit"], ["square", 1, True, ["linear"]]),
+    "SCHEDULE": (
+        ["linear", "shift", "cosine", "logit_normal", "maskgit"],
+        ["square", 1, True, ["linear"]],
+    ),
+    "RANKING": (["low_confidence", "random", "entropy", "margin"], ["high", 1, ["random"]]),
+    "STOP": (["cut", "freeze", "none"], ["never", False, ["cut"]]),
     "STOPPING": ([True, False, "never"], ["always", 1, 0]),
 }
 
@@ -198,14 +203,16 @@ OF_KIND = {
         "min_new_tokens min_length top_k no_repeat_ngram_size encoder_no_repeat_ngram_size"
     ),
     "FLAG": "do_sample use_cache renormalize_logits remove_invalid_values prefix_cache",
-    "TEXTS": "until stop_strings",
+    "TEXTS": "until stop_strings stop_words",
     "NUMBER": "length_penalty guidance_scale",
     "POSITIVE": "max_time repetition_penalty encoder_repetition_penalty shift",
     "FROM_ZERO": "temperature diversity_penalty",
-    "SHARE": "top_p top_h typical_p",
+    "SHARE": "top_p top_h typical_p step_ratio threshold",
     "SHARE_FROM_ZERO": "min_p",
     "BELOW_ONE": "epsilon_cutoff eta_cutoff",
     "SCHEDULE": "schedule",
+    "RANKING": "remasking",
+    "STOP": "stop",
     "STOPPING": "early_stopping",
 }
 

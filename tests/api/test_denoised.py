@@ -54,7 +54,8 @@ def test_whole_steps_cost_as_much_as_they_are_many(model, questions):
         two, four = (
             plain.ask(*questions, max_new_tokens=4, steps=steps).flops.exact for steps in (2, 4)
         )
-    assert four == 2 * two
+    # The head runs for masked places: 4 + 2 of them, or 4 + 3 + 2 + 1.
+    assert 1.9 * two < four < 2 * two
 
 
 def test_each_step_has_its_picture(model, questions, tmp_path):
@@ -131,7 +132,10 @@ def test_methods_of_denoising_steps_elsewhere(questions):
         ({"num_beams": 2}, "num_beams=2 is for models that generate one token after another"),
         ({"temperature": -1.0}, "temperature=-1.0 must be a number of at least 0"),
         ({"temperature": float("nan")}, "temperature=nan must be a number of at least 0"),
-        ({"schedule": "sudden"}, "schedule='sudden' must be linear, shift, cosine or maskgit"),
+        (
+            {"schedule": "sudden"},
+            "schedule='sudden' must be linear, shift, cosine, logit_normal or maskgit",
+        ),
     ],
 )
 def test_settings_that_cannot_be_followed(model, questions, settings, line):

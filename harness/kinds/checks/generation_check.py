@@ -37,7 +37,10 @@ def _texts(value: Any) -> bool:
 
 
 def _words(*valid: str) -> Valid:
-    return Valid(f"{', '.join(valid[:-1])} or {valid[-1]}", lambda value: value in valid)
+    return Valid(
+        f"{', '.join(valid[:-1])} or {valid[-1]}",
+        lambda value: isinstance(value, str) and value in valid,
+    )
 
 
 COUNT = Valid("an integer of at least 1", lambda value: _integer(value, 1))
@@ -50,6 +53,7 @@ FROM_ZERO = Valid("a number of at least 0", lambda value: _number(value) and val
 SHARE = Valid("a number in (0, 1]", lambda value: _number(value) and 0 < value <= 1)
 SHARE_FROM_ZERO = Valid("a number in [0, 1]", lambda value: _number(value) and 0 <= value <= 1)
 BELOW_ONE = Valid("a number in [0, 1)", lambda value: _number(value) and 0 <= value < 1)
+SCHEDULE, RANKING, STOP = (_words(*names) for names in (SCHEDULES, REMASKING, STOPS))
 STOPPING = Valid("true, false or never", lambda value: isinstance(value, bool) or value == "never")
 
 #: Settings that are not listed here are only checked by the library, at the first sample.
@@ -87,11 +91,11 @@ VALUES: Mapping[str, Valid] = {
     "steps": COUNT,
     "block_length": COUNT,
     "step_ratio": SHARE,
-    "schedule": _words(*SCHEDULES),
+    "schedule": SCHEDULE,
     "shift": POSITIVE,
-    "remasking": _words(*REMASKING),
+    "remasking": RANKING,
     "threshold": SHARE,
-    "stop": _words(*STOPS),
+    "stop": STOP,
     "stop_words": TEXTS,
     "prefix_cache": FLAG,
 }
