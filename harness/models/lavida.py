@@ -9,56 +9,31 @@ from math import ceil, isqrt
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-from transformers import (
-    LlavaOnevisionForConditionalGeneration,
-    LlavaOnevisionModel,
-    LlavaOnevisionProcessor,
-)
+from torch import Tensor
 from transformers.models.llava_onevision.modeling_llava_onevision import (
-    LlavaOnevisionPreTrainedModel,
     get_anyres_image_grid_shape,
     unpad_image,
 )
 
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.llada_v import LladaVAdapter
+from espalier.harness.models.llada_v import (
+    LladaVAdapter,
+    LladaVForConditionalGeneration,
+    LladaVModel,
+    LladaVProcessor,
+)
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
 
-class LavidaModel(LlavaOnevisionModel):
-    """`LlavaOnevisionModel` with images pooled 2 x 2 like its video frames, and without shrinking planes."""
+class LavidaModel(LladaVModel):
+    """`LladaVModel` with images pooled 2 x 2 like its video frames, and without shrinking planes."""
 
-    def pack_image_features(
-        self,
-        image_features: Any,
-        image_sizes: Any,
-        image_newline: Tensor | None = None,
-        vision_aspect_ratio: str | None = None,
-    ) -> tuple[list[Tensor], Tensor]:
-        """Return the tokens of each image from its projected views.
-
-        Args:
-            image_features: (views, patches, D) of each image, the global view first, then its tiles in raster order.
-            image_sizes: (images, 2) height and width in pixels.
-            image_newline: (D,) newline after each row of stitched tiles, or after the tokens of an image of one view.
-            vision_aspect_ratio: ignored; planes are not shrunk.
-
-        Returns:
-            (tokens, D) of each image, and the numbers of tokens.
-        """
-        del vision_aspect_ratio
-        newline = self.image_newline if image_newline is None else image_newline
-        packed = [
-            self._packed(self.apply_pooling(views), size, newline.to(views))
-            for views, size in zip(image_features, image_sizes, strict=True)
-        ]
-        return packed, torch.tensor([len(tokens) for tokens in packed], device=packed[0].device)
-
-    def _packed(self, views: Tensor, size: Any, newline: Tensor) -> Tensor:
-        """Return the tokens of one image from its pooled views (V, tokens, D)."""
+    def packed(self, views: Tensor, size: Any, newline: Tensor, ratio: str | None) -> Tensor:
+        """Return the tokens of one image from its views (V, patches, D), each pooled."""
+        del ratio
+        views = self.apply_pooling(views)
         global_view, tiles = views[0], views[1:]
         if not len(tiles):
             return torch.cat([global_view, newline[None]])
@@ -74,20 +49,14 @@ class LavidaModel(LlavaOnevisionModel):
         return torch.cat([global_view, torch.cat([plane, ends], dim=2).flatten(1).T])
 
 
-class LavidaForConditionalGeneration(LlavaOnevisionForConditionalGeneration):
-    """`LlavaOnevisionForConditionalGeneration` around a `LavidaModel`."""
+class LavidaForConditionalGeneration(LladaVForConditionalGeneration):
+    """`LladaVForConditionalGeneration` around a `LavidaModel`."""
 
-    def __init__(self, config: Any) -> None:
-        """Build the modules without the parent's constructor, which would build LLaVA-OneVision's in vain."""
-        LlavaOnevisionPreTrainedModel.__init__(self, config)
-        text = config.text_config
-        self.model = LavidaModel(config)
-        self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
-        self.post_init()
+    core = LavidaModel
 
 
-class LavidaProcessor(LlavaOnevisionProcessor):
-    """`LlavaOnevisionProcessor` with `num_image_tokens` tokens, those of a pooled view, per frame and image view."""
+class LavidaProcessor(LladaVProcessor):
+    """`LladaVProcessor` with `num_image_tokens` tokens, those of a pooled view, per frame and image view."""
 
     def replace_video_token(self, video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
         """Return the placeholders of one video: those of its frames, then one for the newline."""

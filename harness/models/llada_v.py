@@ -13,14 +13,25 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Tensor
-from transformers import LlavaOnevisionImageProcessorPil, PreTrainedTokenizerFast
+import torch
+from torch import Tensor, nn
+from transformers import (
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionImageProcessorPil,
+    LlavaOnevisionModel,
+    LlavaOnevisionProcessor,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.llava_onevision.modeling_llava_onevision import (
+    LlavaOnevisionPreTrainedModel,
+)
 
 from espalier.harness.errors import UserError
 from espalier.harness.models.conversations import FLUSH, JOINS
 from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter, build_processor
 from espalier.harness.models.loader import config_of, load_part
 from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.settings import choice
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -155,9 +166,88 @@ SPECIAL = (
 )
 
 
-class LladaVAdapter(LlavaOnevisionAdapter):
-    """`LlavaOnevisionForConditionalGeneration` with Llama: AnyRes for one image, one tile for each of several."""
+#: What stands for each of several pictures: its padded view as in training, like a view of a single picture, followed by
+#: a newline; or its patches alone, not pooled, which is what the releases' evaluations feed.
+SEVERAL = ("training", "evaluation")
 
+
+class LladaVModel(LlavaOnevisionModel):
+    """`LlavaOnevisionModel`, in which the only view of a picture may stand for itself."""
+
+    #: Whether the patches alone stand for each of several pictures, which have one view each.
+    bare_views = False
+
+    def pack_image_features(
+        self,
+        image_features: Any,
+        image_sizes: Any,
+        image_newline: Tensor | None = None,
+        vision_aspect_ratio: str | None = None,
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return the tokens of each image from its projected views.
+
+        Args:
+            image_features: (views, patches, D) of each image, the global view first, then its tiles in raster order.
+            image_sizes: (images, 2) height and width in pixels.
+            image_newline: (D,) newline after each row of stitched tiles, or after the tokens of an image of one view.
+            vision_aspect_ratio: views that a plane is shrunk to.
+
+        Returns:
+            (tokens, D) of each image, and the numbers of tokens.
+        """
+        newline = self.image_newline if image_newline is None else image_newline
+        packed = [
+            views[0]
+            if self.bare_views and len(views) == 1
+            else self.packed(views, size, newline.to(views), vision_aspect_ratio)
+            for views, size in zip(image_features, image_sizes, strict=True)
+        ]
+        return packed, torch.tensor([len(tokens) for tokens in packed], device=packed[0].device)
+
+    def packed(self, views: Tensor, size: Any, newline: Tensor, ratio: str | None) -> Tensor:
+        """Return the tokens of one image from its views (V, patches, D)."""
+        tokens: Tensor = super().pack_image_features([views], size[None], newline, ratio)[0][0]
+        return tokens
+
+
+class LladaVForConditionalGeneration(LlavaOnevisionForConditionalGeneration):
+    """`LlavaOnevisionForConditionalGeneration` around a `LladaVModel`."""
+
+    core: ClassVar[type[LladaVModel]] = LladaVModel
+
+    def __init__(self, config: Any) -> None:
+        """Build the modules without the parent's constructor, which would build LLaVA-OneVision's in vain."""
+        LlavaOnevisionPreTrainedModel.__init__(self, config)
+        text = config.text_config
+        self.model = self.core(config)
+        self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
+        self.post_init()
+
+
+class LladaVProcessor(LlavaOnevisionProcessor):
+    """`LlavaOnevisionProcessor` with `bare_tokens` tokens for each of several pictures; None: the library's count."""
+
+    bare_tokens: int | None = None
+
+    def replace_image_token(self, image_inputs: Any, image_idx: int, **kwargs: Any) -> str:
+        """Return the placeholders of one image."""
+        number, pictures = 0, 0
+        for number in image_inputs["batch_num_images"]:
+            pictures += int(number)
+            if image_idx < pictures:
+                break
+        if self.bare_tokens is not None and number != 1:
+            placeholders: str = self.image_token * self.bare_tokens
+            return placeholders
+        return super().replace_image_token(image_inputs, image_idx, **kwargs)
+
+
+class LladaVAdapter(LlavaOnevisionAdapter):
+    """`LladaVForConditionalGeneration`: AnyRes for one image, one padded view for each of several (`SEVERAL`)."""
+
+    model_class: ClassVar[Any] = LladaVForConditionalGeneration
+    processor_class: ClassVar[Any] = LladaVProcessor
+    settings = ("several_pictures",)
     checkpoint_types = ("llava_llada",)
     #: The release's config.json belongs to remote code and does not describe the tower.
     self_described = False
@@ -166,6 +256,18 @@ class LladaVAdapter(LlavaOnevisionAdapter):
     #: As in the release's evaluation, which requests short answers without reasoning.
     conversation: ClassVar[str] = "llada_no_think"
     joins = {**JOINS, "flush": FLUSH}  # noqa: RUF012 - never written to
+
+    def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
+        """Set what stands for each of several pictures."""
+        super().__init__(model, processor, spec)
+        several = choice(
+            "model.processor.several_pictures",
+            spec.processor.get("several_pictures") or SEVERAL[0],
+            SEVERAL,
+        )
+        self._bare_views = several == "evaluation"
+        model.model.bare_views = self._bare_views
+        processor.bare_tokens = self._side**2 if self._bare_views else None
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:

@@ -156,6 +156,8 @@ class LlavaOnevisionAdapter(Adapter):
         self._pooling = Pooling.measure(self._pool, self._side**2)
         #: Tokens along the edge of a view.
         self._view = self._side
+        #: Whether the patches of its view stand for each of several images.
+        self._bare_views = False
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
@@ -230,10 +232,9 @@ class LlavaOnevisionAdapter(Adapter):
                     shape = get_anyres_image_grid_shape(
                         size, config.image_grid_pinpoints, config.vision_config.image_size
                     )
+                view = self._side if self._bare_views and not single else self._view
                 images.append(
-                    packed_item(
-                        partial(self._pack, size), shape, self._side, first, False, self._view
-                    )
+                    packed_item(partial(self._pack, size), shape, self._side, first, False, view)
                 )
                 first += images[-1].work.units
         videos: list[VisualItem] = []

@@ -85,6 +85,12 @@ DENOISING = {
     "llada_v": Family(_spec("llada_v"), _CHATS),
     "llada_v_video": Family(_spec("llada_v"), (watch("w1", video(0)), watch("w2 w3", video(1)))),
     "lavida": Family(_spec("lavida"), _CHATS),
+    "llada_v_several": Family(
+        replace(_spec("llada_v"), processor={"several_pictures": "evaluation"}), _CHATS
+    ),
+    "lavida_several": Family(
+        replace(_spec("lavida"), processor={"several_pictures": "evaluation"}), _CHATS
+    ),
     "lavida_video": Family(_spec("lavida"), (watch("w1", video(0)), watch("w2 w3", video(1)))),
 }
 

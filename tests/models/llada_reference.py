@@ -84,8 +84,12 @@ class Reference:
             views.append(self.linear(bent, "model.mm_projector.2"))
         return views
 
-    def image(self, pictures: Tensor, size: tuple[int, int], shape: tuple[int, int]) -> Tensor:
-        """One image, its base view and `shape` (rows, columns) of tiles, to its tokens."""
+    def image(
+        self, pictures: Tensor, size: tuple[int, int], shape: tuple[int, int], bare: bool = False
+    ) -> Tensor:
+        """One image, its base view and `shape` (rows, columns) of tiles, to its tokens; `bare`: one view's patches."""
+        if bare:
+            return self.views(pictures)[0]
         views = [self.grid(view) for view in self.views(pictures)]
         if self.pooled:
             views = [resized(view, ceil(len(view) / 2), ceil(len(view) / 2)) for view in views]

@@ -79,9 +79,9 @@ def expected(name: str) -> list[Tensor]:
             inputs["pixel_values"], inputs["image_sizes"], single, strict=True
         ):
             shape = shape_of(family, size) if lone else (0, 0)
-            actual.append(
-                reference.image(pixels[: 1 + shape[0] * shape[1]], tuple(size.tolist()), shape)
-            )
+            bare = not lone and "several_pictures" in adapter.spec.processor
+            views = pixels[: 1 + shape[0] * shape[1]]
+            actual.append(reference.image(views, tuple(size.tolist()), shape, bare))
     actual += [reference.video(pixels) for pixels in inputs.get("pixel_values_videos", ())]
     features = torch.cat(actual)
     rows, first = [], 0
@@ -222,6 +222,23 @@ def test_each_of_several_pictures_is_padded_to_a_square(family: str) -> None:
         resized = square.resize((side, side), Image.Resampling.BICUBIC)
         wanted = (torch.from_numpy(np.asarray(resized).copy()).double() / 255 - 0.5) / 0.5
         close(actual[0], wanted.permute(2, 0, 1), 1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_of_several_pictures_has_its_patches_or_a_packed_view(family: str) -> None:
+    """729 of 27 x 27 patches in the releases' evaluations; in training pooled by LaViDa, and with a newline."""
+    images, side = [picture(1, 60, 31), picture(2, 20, 45)], SIDES[family] // 7
+    pooled = -(-side // 2) if family == "lavida" else side
+    for name, tokens, special in ((f"{family}_several", side**2, 0), (family, pooled**2, 1)):
+        adapter = adapter_of(name)
+        layout = adapter.layout(adapter.encode([chat("w", *images)]))
+        assert (layout.counts, layout.special) == ((2 * tokens,), (2 * special,))
+    section = compose_section("model", MODELS[family])
+    spec = model_spec({**section, "weights": "random", "device": "cpu"})
+    assert spec.processor == {"several_pictures": "evaluation"}
+    wrong = replace(DENOISING[family].spec, processor={"several_pictures": "some"})
+    with pytest.raises(UserError, match=r"model\.processor\.several_pictures='some'"):
+        load_tiny(wrong, saved_release(family))
 
 
 def test_small_picture_takes_the_first_plane_that_the_release_lists() -> None:
