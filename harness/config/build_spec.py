@@ -273,6 +273,8 @@ def _method(
     name, params, draft = part.name, part.params, part.draft
     spec = MethodSpec(name, variant_of("method", vars(part)), params, code=part.code)
     if _decodes(spec, method) and (method or build_method(name, params, part.code)).takes_draft:
+        if model.facts.diffusion is not None:
+            return spec  # a later check refuses the method by name, and a sweep may skip it
         return replace(spec, draft=build_draft(draft, part.draft_options, model, tasks, folders))
     if draft is not None or part.draft_options:
         key = "method.draft_options" if draft is None else "method.draft"
@@ -324,11 +326,6 @@ def build_draft(
     It gets the target's video frames, its image processor settings if both are of one family (the target's choice holds
     for both models), its prompt set if the draft has it, and its dtype, which the machine supports.
     """
-    if target.facts.diffusion is not None:
-        raise UserError(
-            f"method: a draft guesses one token after another, and model={target.name} denoises its answers; valid: a "
-            "method that drops tokens, such as d3tom"
-        )
     if asked is None and not target.drafts:
         raise UserError(
             f"method.draft: model={target.name} names no draft (model.drafts); valid: a name of conf/model"

@@ -17,6 +17,7 @@ from espalier.harness.decoding.diffusion.denoising_summary import (
     diffusion_block,
     last_of,
     run_flops,
+    step_times,
     verify_steps,
 )
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
@@ -157,7 +158,10 @@ class Denoiser:
                 "spare": None,
                 "acceptance": None,
                 "speculative": None,
-                "diffusion": diffusion_block(records),
+                "diffusion": {
+                    **diffusion_block(records),
+                    "step_ms": step_times(records),
+                },
                 "achieved": {rule: fmean(run[rule] for run in achieved) for rule in achieved[0]},
             },
         )

@@ -166,8 +166,8 @@ SPECIAL = (
 )
 
 
-#: What stands for each of several pictures: its padded view as in training, like a view of a single picture, followed by
-#: a newline; or its patches alone, not pooled, which is what the releases' evaluations feed.
+#: What stands for each of several pictures: its padded view as in training, like a view of a single picture, then a
+#: newline; or its patches alone, not pooled, which is what the releases' evaluations feed.
 SEVERAL = ("training", "evaluation")
 
 

@@ -137,6 +137,12 @@ def test_a_cached_prompt_is_admitted_and_is_another_run(name, where, tmp_path) -
     assert settings[1] == {**(settings[0] or {}), "prefix_cache": True} != settings[0]
 
 
+@pytest.mark.parametrize("method", ["vanilla_sd", "pearl", "autoregressive", "h2o"])
+def test_a_sweep_may_leave_out_what_generates_token_by_token(method, tmp_path) -> None:
+    with pytest.raises(Refused, match=f"method='{method}' needs a model that generates one token"):
+        job_of((*DENOISING, f"store={tmp_path}", f"method={method}"))
+
+
 def test_llada_v_was_not_trained_with_a_prefix_mask(tmp_path) -> None:
     with pytest.raises(UserError, match="model='llada_v_8b' was not trained that way"):
         job_of(

@@ -22,6 +22,7 @@ from espalier.harness.decoding.diffusion.denoising_summary import (
     denoising_records,
     diffusion_block,
     run_flops,
+    step_times,
     verify_steps,
 )
 from espalier.harness.engine.denoising_steps import DenoisingSession
@@ -181,3 +182,21 @@ def test_nobody_decides_before_the_first_step(adapter, monkeypatch) -> None:
 )
 def test_words_are_drawn_only_where_that_is_said(said, temperature) -> None:
     assert Denoising.of({"max_new_tokens": 4, **said}, models.DIFFUSION).temperature == temperature
+
+
+def test_a_row_says_where_later_steps_take_longer_than_the_whole_one() -> None:
+    """Of methods that leave the first step whole; the reader knows then that counted FLOPs save no time."""
+
+    def record(later: float, *kept: int) -> SampleRecord:
+        denoising = DenoisingRecord(4, (2, 2), ((8,), (4,)), tuple((n,) for n in kept), (8.0, 6.0))
+        times = {"first_step": 2.0, "later_step": later}
+        return SampleRecord(
+            "0", 8, 3, (4,), (4,), (8, 4), 0, 0, 2, times_ms=times, denoising=denoising.entry()
+        )
+
+    assert step_times([record(3.0, 8, 4)]) == {"first": 2.0, "later": 3.0, "longer": True}
+    assert step_times([record(1.0, 8, 4)])["longer"] is False
+    assert step_times([record(3.0, 4, 4)])["longer"] is None
+    assert step_times([record(3.0, 8, 8)])["longer"] is None
+    untimed = replace(record(3.0, 8, 4), times_ms={})
+    assert step_times([untimed]) == {"first": None, "later": None, "longer": None}

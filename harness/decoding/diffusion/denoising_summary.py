@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.cost.budget import Budget, BudgetMismatch
@@ -49,6 +49,24 @@ def diffusion_block(records: Sequence[SampleRecord]) -> dict[str, Any]:
         _per_step(denoisings, [denoising.visual for denoising in records]) if even else None
     )
     return block
+
+
+def step_times(records: Sequence[SampleRecord]) -> dict[str, Any]:
+    """Return median milliseconds of a sample's first step and of a later one, merging included, and which is longer.
+
+    `longer` states whether later steps take longer than the first, where that kept every visual token and they do not;
+    null otherwise, and where no time was measured.
+    """
+    times = [record.times_ms for record in records if "later_step" in record.times_ms]
+    if not times:
+        return {"first": None, "later": None, "longer": None}
+    first, later = (median(entry[name] for entry in times) for name in ("first_step", "later_step"))
+    kept = [
+        (last_of(denoising.kept, record.visual), record.visual)
+        for denoising, record in zip(denoising_records(records), records, strict=True)
+    ]
+    reduced_later = all(counts[0] == visual > counts[-1] for counts, visual in kept)
+    return {"first": first, "later": later, "longer": later > first if reduced_later else None}
 
 
 def _per_step(
