@@ -54,6 +54,7 @@ from espalier.harness.specs.run_spec import (
     RunOptions,
     RunSpec,
 )
+from espalier.harness.specs.think_tags import Thinking
 from espalier.harness.store.files.lease import Terms
 from espalier.methods.base import Method
 
@@ -235,6 +236,7 @@ def with_longest(model: ModelSpec, benchmark: BenchmarkSpec) -> ModelSpec:
     facts, generation = model.facts, benchmark.generation
     stated = generation.get("max_new_tokens")
     answer = benchmark.new_tokens or (stated if isinstance(stated, int) else ANSWER)
+    answer += (Thinking.of(model.generation.get("thinking")) or Thinking()).budget or 0
     visual = facts.visual_tokens
     if benchmark.dataset.video:
         visual = max(visual, FRAME * model.video.frames)

@@ -159,6 +159,11 @@ class ModelParts(ABC):
         return tuple(images.image_mean), tuple(images.image_std)
 
     @property
+    def answer_lead(self) -> str:
+        """The tag by which prompts open the reasoning of answers; "" for prompts without one."""
+        return ""
+
+    @property
     def end_ids(self) -> tuple[int, ...]:
         """Tokens that end an answer."""
         end_ids = self.model.generation_config.eos_token_id

@@ -24,6 +24,7 @@ from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.prefill_scores import PrefillScores
 from espalier.harness.engine.prompt import Prompt, make_prompt
+from espalier.harness.engine.reasoning_limit import ReasoningLimit
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session_setup import CacheEvictor
 from espalier.harness.engine.shared_prefill import TrunkReplay, unreduced_layers
@@ -162,7 +163,7 @@ class Session:
         Args:
             inputs: the output of the adapter's `encode`, or a prompt made from it, which skips the vision side.
             samples: one unique id for each row; they seed the rows' generators.
-            **generation: arguments of transformers' `generate`.
+            **generation: arguments of transformers' `generate`, and `thinking_budget`, tokens of reasoning.
 
         Raises:
             UserError: an argument that the engine cannot honour, or a prompt of another model.
@@ -188,9 +189,15 @@ class Session:
     def _generate(
         self, start: RunStart, names: tuple[str, ...], generation: Mapping[str, Any]
     ) -> GeneratedBatch:
+        arguments = dict(generation)
+        budget = arguments.pop("thinking_budget", None)
+        if budget is not None:
+            tokenizer, lead = self.adapter.processor.tokenizer, self.adapter.answer_lead
+            limit = ReasoningLimit(tokenizer, budget, lead)
+            arguments["logits_processor"] = [*arguments.get("logits_processor", ()), limit]
         with self._run(start, names) as current_pass:
             result, loop = generate_answers(
-                self.adapter, current_pass, start.inputs, generation, self._decode
+                self.adapter, current_pass, start.inputs, arguments, self._decode
             )
             return current_pass.finish(result.ids, result.logits, result.steps, loop)
 

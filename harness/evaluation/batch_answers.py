@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from lmms_eval.api.instance import Instance
 from lmms_eval.protocol import ChatMessages
+from torch import Tensor
 
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.errors import UserError
@@ -27,6 +29,7 @@ from espalier.harness.evaluation.samples import Failure, Key, Sample
 from espalier.harness.kinds.kind import OpenMethod, Prepare
 from espalier.harness.media.images import complete_only
 from espalier.harness.specs.generation import Settings, cut
+from espalier.harness.specs.think_tags import ENDS, spoken
 from espalier.methods.base import MethodError
 
 log = logging.getLogger(__name__)
@@ -163,15 +166,32 @@ class Answerer:
                 record=record,
                 raw=text,
                 context=context,
+                reasoning=self._reasoning_tokens(ids[: record.new_tokens], text),
+                scores_all=group.thinking.scores_all,
             )
-            for key, text, record, context in zip(
+            for key, text, ids, record, context in zip(
                 map(key_of, block),
                 self._codec.decode(generated.ids),
+                generated.ids,
                 generated.records,
                 batch.contexts,
                 strict=True,
             )
         ]
+
+    def _reasoning_tokens(self, ids: Tensor, text: str) -> int:
+        """Return the tokens of an answer up to the end of its reasoning. Cost: O(log T) decodings if there is any."""
+        answer = spoken(text)
+        if answer == text:
+            return 0
+        ends = len(ENDS.findall(text))
+
+        def holds_the_end(length: int) -> bool:
+            return len(ENDS.findall(self._codec.decode(ids[None, :length])[0])) >= ends
+
+        if not answer:
+            return len(ids)
+        return 1 + bisect_left(range(1, len(ids)), True, key=holds_the_end)
 
     def encode(self, block: Sequence[Instance]) -> Mapping[str, Any]:
         """Load the documents of a batch and return the model's inputs; any exception passes through."""

@@ -153,7 +153,7 @@ def measure(
 def _turn(
     session: Generator, inputs: Any, names: Sequence[str], group: Settings, seed: int
 ) -> PairedAnswer:
-    lengths = ("min_new_tokens", "min_length")
+    lengths = ("min_new_tokens", "min_length", "thinking_budget")
     settings = {name: value for name, value in group.generate.items() if name not in lengths}
     settings["max_new_tokens"] = min(int(settings["max_new_tokens"]), NEW_TOKENS)
     with torch.random.fork_rng(enabled=bool(settings.get("do_sample"))):

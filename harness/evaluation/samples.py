@@ -48,6 +48,8 @@ class Sample:
         record: the engine's measurements.
         raw: the text before the stop strings; None in journals of earlier versions.
         context: `question`, `target` and `media` (references) of the sample; None in journals of earlier versions.
+        reasoning: new tokens of the reasoning with its closing tag.
+        scores_all: whether the reasoning is scored as a part of the answer.
     """
 
     task: str
@@ -58,6 +60,8 @@ class Sample:
     record: SampleRecord
     raw: str | None = None
     context: Mapping[str, Any] | None = None
+    reasoning: int = 0
+    scores_all: bool = False
 
     @property
     def key(self) -> Key:
@@ -66,12 +70,14 @@ class Sample:
 
     @property
     def scored(self) -> str:
-        """The answer without its reasoning, which is scored."""
-        return spoken(self.answer)
+        """The part of the answer that is scored: without its reasoning, unless all of it is."""
+        return self.answer if self.scores_all else spoken(self.answer)
 
     def entry(self) -> dict[str, Any]:
         """Return the JSON form that goes into the journal."""
         context = {} if self.context is None else {"asked": dict(self.context)}
+        # Only entries with a value of them have these.
+        rare = {"reasoning": self.reasoning, "scores_all": self.scores_all}
         return {
             "task": self.task,
             "doc_id": self.doc_id,
@@ -80,6 +86,7 @@ class Sample:
             "raw": self.raw,
             "input_tokens": self.input_tokens,
             "output_tokens": self.output_tokens,
+            **{name: value for name, value in rare.items() if value},
             "record": {
                 name: getattr(self.record, name)
                 for name in RECORDED
@@ -90,7 +97,7 @@ class Sample:
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> Sample:
         """Rebuild from the JSON form; tuples come back as tuples. Raises ValueError if the entry is damaged."""
-        check(entry, ANSWER, {"asked": is_table})
+        check(entry, ANSWER, {"asked": is_table, "reasoning": _count, "scores_all": _flag})
         check(entry.get("record"), RECORD, MAY)
         measured: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
@@ -106,6 +113,8 @@ class Sample:
             record=SampleRecord(**measured),
             raw=entry.get("raw"),
             context=entry.get("asked"),
+            reasoning=entry.get("reasoning", 0),
+            scores_all=entry.get("scores_all", False),
         )
 
 
@@ -271,6 +280,10 @@ def _tell(entry: Mapping[str, Any], error: ValueError) -> None:
 
 def _count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
 
 
 def _number(value: Any) -> bool:

@@ -32,6 +32,7 @@ from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.loader import load_part, quiet_library, special_tokens_only
 from espalier.harness.models.random_weights import SPECIAL
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
+from espalier.harness.specs.think_tags import opened_by
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -115,13 +116,15 @@ class Adapter(ModelParts):
         processor.chat_template = run_template(self)
 
     @classmethod
-    def format(cls, name: str | None, join: str | None = None) -> str:
+    def format(cls, name: str | None, join: str | None = None, thinking: bool = False) -> str:
         """Return the chat template of a format and a media rule; None: the family's default.
+
+        With `thinking`, prompts ask for reasoning, where the format has words for it.
 
         Raises:
             UserError: an unknown format or rule.
         """
-        return template_of(name or cls.conversation, cls.format_of_media(join))
+        return template_of(name or cls.conversation, cls.format_of_media(join), thinking)
 
     @classmethod
     def format_of_media(cls, join: str | None = None) -> str:
@@ -245,8 +248,17 @@ class Adapter(ModelParts):
         return self.processor(text=texts, images=images, padding=True, return_tensors="pt")
 
     def decode(self, ids: Tensor) -> list[str]:
-        """Return the answers of (B, T) new tokens, without special tokens."""
-        return [text.strip() for text in self.processor.batch_decode(ids, skip_special_tokens=True)]
+        """Return the answers of (B, T) new tokens, without special tokens and after `answer_lead`."""
+        texts = self.processor.batch_decode(ids, skip_special_tokens=True)
+        return [f"{self.answer_lead}{text.strip()}" for text in texts]
+
+    @cached_property
+    def answer_lead(self) -> str:
+        """The tag by which prompts open the reasoning of answers; "" for prompts without one."""
+        if "think" not in self.processor.chat_template:
+            return ""
+        turn = {"role": "user", "content": [{"type": "text", "text": "?"}]}
+        return opened_by(render_chat(self, [turn]))
 
 
 def load_adapter(spec: ModelSpec) -> Adapter:

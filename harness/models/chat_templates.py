@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Template, nodes
@@ -17,12 +19,16 @@ from espalier.harness.models.conversations import flatten_template, sha256_of, t
 from espalier.harness.models.loader import MALFORMED, unreadable
 from espalier.harness.specs.bounded_templates import FAILURES, Bounded, TooMuch, render
 from espalier.harness.specs.run_spec import CHECKPOINT
+from espalier.harness.specs.think_tags import Thinking
 
 if TYPE_CHECKING:
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.specs.run_spec import ModelSpec
 
 log = logging.getLogger(__name__)
+
+#: Variable of chat templates that turns reasoning on and off.
+SWITCH = "enable_thinking"
 
 #: Files that may hold a checkpoint's chat template; the first with a template is used.
 TEMPLATE_FILES = (
@@ -39,7 +45,7 @@ def run_template(adapter: Adapter) -> str:
     """
     spec = adapter.spec
     if spec.conversation != CHECKPOINT:
-        return adapter.format(spec.conversation, spec.prompt.join)
+        return adapter.format(spec.conversation, spec.prompt.join, bool(_thinking(spec).prompted))
     template = adapter.shipped_template or local_template(spec)
     if template is None:
         raise UserError(
@@ -120,11 +126,12 @@ def render_chat(adapter: Adapter, chat: Chat) -> str:
         UserError: the checkpoint's template fails on the chat, or exceeds the bounds.
     """
     write = adapter.processor.apply_chat_template
+    options = thinking_options(adapter.spec, adapter.processor.chat_template)
     if adapter.spec.conversation != CHECKPOINT:
-        return str(write(chat, tokenize=False, add_generation_prompt=True))
+        return str(write(chat, tokenize=False, add_generation_prompt=True, **options))
     try:
-        check_bounds(adapter.processor.chat_template, chat)
-        return str(write(chat, tokenize=False, add_generation_prompt=True))
+        check_bounds(adapter.processor.chat_template, chat, options)
+        return str(write(chat, tokenize=False, add_generation_prompt=True, **options))
     except FAILURES as error:
         raise UserError(
             f"model.conversation={CHECKPOINT!r}: the chat template of model={adapter.spec.name!r}: "
@@ -132,7 +139,30 @@ def render_chat(adapter: Adapter, chat: Chat) -> str:
         ) from error
 
 
-def check_bounds(template: object, chat: Chat) -> None:
+def thinking_options(spec: ModelSpec, template: str) -> dict[str, bool]:
+    """Return `enable_thinking` for a chat template by `model.generation.thinking`; nothing if that is unset.
+
+    Raises:
+        UserError: reasoning is to be off, and the template has no such switch.
+    """
+    prompted = _thinking(spec).prompted
+    if prompted is not None and SWITCH in template:
+        return {SWITCH: prompted}
+    if prompted is False:
+        raise UserError(
+            f"model.generation.thinking='off': the prompt format of model={spec.name!r} does not read {SWITCH}; valid: "
+            f"null, or model.conversation={CHECKPOINT} where the checkpoint's template reads it"
+        )
+    return {}
+
+
+def _thinking(spec: ModelSpec) -> Thinking:
+    return Thinking.of(spec.generation.get("thinking")) or Thinking()
+
+
+def check_bounds(
+    template: object, chat: Chat, options: Mapping[str, bool] = MappingProxyType({})
+) -> None:
     """Render a checkpoint's template in a sandbox with limits on memory and time.
 
     Other errors are ignored here: the library's environment defines more filters and renders the template itself.
@@ -142,7 +172,7 @@ def check_bounds(template: object, chat: Chat) -> None:
     """
     if isinstance(template, str):
         try:
-            render(_bounded(template), {"messages": chat, "add_generation_prompt": True})
+            render(_bounded(template), {"messages": chat, "add_generation_prompt": True, **options})
         except TooMuch:
             raise
         except FAILURES:

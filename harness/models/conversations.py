@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from espalier.harness.errors import unknown_name
@@ -85,6 +85,7 @@ class ChatFrame:
         answer: text before the model's answer.
         lead: text before the chat.
         trim: strip white space at both ends of a message.
+        think: text after `answer` if reasoning is asked for (`model.generation.thinking`).
     """
 
     system: str | None
@@ -93,6 +94,7 @@ class ChatFrame:
     answer: str
     lead: str = ""
     trim: bool = False
+    think: str = ""
 
     def template(self, media: str) -> str:
         """Return the chat template in Jinja; `media` writes the parts of `turn.content`."""
@@ -175,7 +177,8 @@ FRAMES: Mapping[str, ChatFrame] = {
         "<|im_start|>assistant\n",
     ),
     "qwen_1_5": uniform_frame("You are a helpful assistant.", _CHATML, "<|im_end|>\n"),
-    "qwen3": uniform_frame(None, _CHATML, "<|im_end|>\n"),
+    # Qwen3-VL's Thinking releases begin the reasoning in the prompt.
+    "qwen3": replace(uniform_frame(None, _CHATML, "<|im_end|>\n"), think="<think>\n"),
     "internvl2": uniform_frame(_INTERNVL2, _CHATML, "<|im_end|>"),
     # The space is a token: Llama's tokenizer adds it before the first special token, converted tokenizers do not.
     "internvl2_phi3": uniform_frame(_INTERNVL2, _PHI3, "<|end|>", lead=" "),
@@ -190,15 +193,18 @@ FRAMES: Mapping[str, ChatFrame] = {
 _PARTS = re.compile(r"\bin\s+\w+(\.content|\[['\"]content['\"]\])|image")
 
 
-def template_of(name: str, media: str) -> str:
-    """Return the template of a frame with a family's rule for media.
+def template_of(name: str, media: str, thinking: bool = False) -> str:
+    """Return the template of a frame with a family's rule for media; with `thinking`, its prompts ask for reasoning.
 
     Raises:
         UserError: an unknown frame.
     """
     if name not in FRAMES:
         raise unknown_name("model.conversation", name, (*FRAMES, CHECKPOINT))
-    return FRAMES[name].template(media)
+    frame = FRAMES[name]
+    return (replace(frame, answer=frame.answer + frame.think) if thinking else frame).template(
+        media
+    )
 
 
 def takes_parts(template: str) -> bool:

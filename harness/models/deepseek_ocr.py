@@ -184,7 +184,7 @@ class DeepseekOcrAdapter(Adapter):
     self_described = False
 
     @classmethod
-    def format(cls, name: str | None, join: str | None = None) -> str:
+    def format(cls, name: str | None, join: str | None = None, thinking: bool = False) -> str:
         """Return the only format: begin-of-sequence, a line for each image, the text.
 
         Raises:
@@ -193,6 +193,7 @@ class DeepseekOcrAdapter(Adapter):
         if name not in (None, cls.conversation):
             raise unknown_name("model.conversation", name, (cls.conversation,))
         join_of(join, {})
+        del thinking
         return PLAIN
 
     @classmethod

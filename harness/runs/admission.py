@@ -19,7 +19,7 @@ from espalier.harness.errors import Refused, UserError, unknown_name
 from espalier.harness.evaluation.judging.judge_check import check_judge
 from espalier.harness.evaluation.metered import check_meters, open_meters
 from espalier.harness.kinds.checks.checkpoint_check import check_model
-from espalier.harness.kinds.checks.generation_check import check_settings
+from espalier.harness.kinds.checks.generation_check import check_budget_of_reasoning, check_settings
 from espalier.harness.kinds.checks.length_check import check_lengths
 from espalier.harness.kinds.checks.pair_check import check_vocabulary
 from espalier.harness.kinds.checks.scope_check import check_scope
@@ -195,6 +195,7 @@ def _check_generation(run: Candidate) -> None:
 
 
 def _find_kind(run: Candidate) -> None:
+    check_budget_of_reasoning(run.spec, run.method)
     run.kind = kind_of(run.method, run.spec)
     if run.spec.model.facts.diffusion is None:
         refuse_denoising_settings(run.spec.generation, run.spec.model.name)

@@ -15,12 +15,14 @@ from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.runs.plugin_code import plugins_of
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.specs.think_tags import spoken
 from espalier.harness.store import SCHEMA
 from espalier.harness.store.unparsed_mark import too_many
 
 if TYPE_CHECKING:
     from espalier.harness.engine.record import SampleRecord
     from espalier.harness.evaluation.evaluate import Evaluation
+    from espalier.harness.evaluation.samples import Sample
     from espalier.harness.runs.admission import Job
 
 
@@ -66,6 +68,7 @@ def build_row(
             **({"costs": evaluation.costs} if evaluation.costs else {}),
             "new_tokens": fmean(record.new_tokens for record in records),
             "text_tokens": fmean(record.text for record in records),
+            **_reasoning(evaluation.samples),
             "samples_per_second": evaluation.samples_per_second,
             "reading_ms": None if evaluation.reading_ms is None else dict(evaluation.reading_ms),
             "resumed_samples": evaluation.resumed,
@@ -101,6 +104,15 @@ def _clipped(budget: Budget, records: Sequence[SampleRecord]) -> dict[str, int]:
     if budget.count is None:
         return {}
     return {"clipped": sum(budget.clips(record.visual) for record in records)}
+
+
+def _reasoning(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
+    """Return the mean tokens of reasoning, and the samples that end within it; nothing if no answer reasons."""
+    lengths = [sample.reasoning for sample in samples]
+    if not any(lengths):
+        return {}
+    unclosed = sum(bool(sample.reasoning) and not spoken(sample.answer) for sample in samples)
+    return {"reasoning": {"tokens": fmean(lengths), "unclosed": unclosed}}
 
 
 def _plugins(job: Job) -> dict[str, Any]:

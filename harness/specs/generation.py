@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from espalier.harness.errors import unknown_name
-from espalier.harness.specs.think_tags import spoken
+from espalier.harness.specs.think_tags import Thinking, spoken
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +30,17 @@ DENOISING = (
 )
 
 
+#: Reasoning as the prompt format has it, and not scored.
+STRIPPED = Thinking()
+
+
 @dataclass(frozen=True)
 class Settings:
-    """Of one group of requests: arguments of `generate`, and the strings that end an answer."""
+    """Of one group of requests: arguments of `generate`, the strings that end an answer, the use of reasoning."""
 
     generate: Mapping[str, Any]
     until: tuple[str, ...]
+    thinking: Thinking = STRIPPED
 
 
 def settings(
@@ -53,6 +58,9 @@ def settings(
     A positive temperature means sampling, as in lmms-eval's models; zero means greedy. Keys that
     `generate` does not know (some tasks carry image options there) are dropped with a warning.
 
+    A budget of reasoning (`thinking=budget:N`) is added to `max_new_tokens`, which tasks write for answers alone; the
+    engine's argument is `thinking_budget`.
+
     `until` has the opposite order: what the model's or the benchmark's file names, [] and null for none, goes before
     the strings that the task's author wrote. They never stop the generation, as in lmms-eval's model classes: the whole
     answer is generated, counted and timed, and then cut.
@@ -61,6 +69,7 @@ def settings(
         task = {name: task[name] for name in (*DENOISING, "until") if name in task}
     merged = {**(model or {}), **task, **(benchmark or {})}
     merged.pop("until", None)
+    thinking = Thinking.of(merged.pop("thinking", None)) or STRIPPED
     stop_tables = [
         table["until"] for table in (benchmark, model, task) if table and "until" in table
     ]
@@ -84,7 +93,10 @@ def settings(
         selected = {name: value for name, value in selected.items() if name not in SAMPLING_ONLY}
     selected["do_sample"] = sample
     selected.setdefault("max_new_tokens", DEFAULT_NEW_TOKENS)
-    return Settings(generate=selected, until=tuple(stop for stop in until if stop))
+    if thinking.budget is not None:
+        selected["max_new_tokens"] += thinking.budget
+        selected["thinking_budget"] = thinking.budget
+    return Settings(selected, tuple(stop for stop in until if stop), thinking)
 
 
 def check_names(key: str, settings_names: Iterable[str]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from espalier.harness.evaluation.evaluate import Evaluation
+from espalier.harness.evaluation.samples import Sample
 from tests.benchmarks.fixtures import ANSWERS, Answer, answer
 from tests.benchmarks.fixtures.choices import denied
 from tests.benchmarks.hub import PICTURE, TEXT, picture, write_repository
@@ -159,3 +161,17 @@ def test_reasoning_that_never_ends_is_no_answer(
     assert evaluation.unparsed == evaluation.n_samples
     if name != "pope":
         assert headline(evaluation) == 0
+
+
+@pytest.mark.parametrize(("value", "right"), [("strip", 1), ("keep", 0)])
+def test_kept_reasoning_is_scored_and_survives_the_journal(
+    repositories: Repositories, tmp_path: Path, value: str, right: float
+) -> None:
+    spec = spec_of("gqa", repositories("gqa"), tmp_path)
+    spec = replace(spec, model=replace(spec.model, generation={"thinking": value}))
+    evaluation = told(spec, lambda doc: f"<think>x</think>{ANSWERS['gqa'](doc)}")
+    assert headline(evaluation) == right
+    for sample in evaluation.samples:
+        stored = Sample.from_entry(sample.entry())
+        assert (stored.scored, stored.reasoning) == (sample.scored, sample.reasoning)
+        assert (sample.scored == sample.answer) == (not right)

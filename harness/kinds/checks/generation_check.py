@@ -11,6 +11,9 @@ from espalier.harness.decoding.diffusion.denoising_settings import REMASKING, ST
 from espalier.harness.decoding.diffusion.schedules import SCHEDULES
 from espalier.harness.errors import UserError
 from espalier.harness.specs.generation import check_names
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.specs.think_tags import LEAST_BUDGET, MODES, Thinking
+from espalier.methods.base import Decoder, Method
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,10 @@ SHARE_FROM_ZERO = Valid("a number in [0, 1]", lambda value: _number(value) and 0
 BELOW_ONE = Valid("a number in [0, 1)", lambda value: _number(value) and 0 <= value < 1)
 SCHEDULE, RANKING, STOP = (_words(*names) for names in (SCHEDULES, REMASKING, STOPS))
 STOPPING = Valid("true, false or never", lambda value: isinstance(value, bool) or value == "never")
+THINKING = Valid(
+    f"{', '.join(MODES)} or budget:N with N at least {LEAST_BUDGET}",
+    lambda value: Thinking.of(value) is not None,
+)
 
 #: Settings that are not listed here are only checked by the library, at the first sample.
 VALUES: Mapping[str, Valid] = {
@@ -98,7 +105,29 @@ VALUES: Mapping[str, Valid] = {
     "stop": STOP,
     "stop_words": TEXTS,
     "prefix_cache": FLAG,
+    "thinking": THINKING,
 }
+
+
+def check_budget_of_reasoning(spec: RunSpec, method: Method) -> None:
+    """Raise UserError for a budget of reasoning in a run that decodes in another way than one token after another."""
+    value = spec.model.generation.get("thinking")
+    if (Thinking.of(value) or Thinking()).budget is None:
+        return
+    reasons = {
+        f"method={spec.method.name!r} verifies drafts": isinstance(method, Decoder),
+        f"model={spec.model.name!r} denoises its answers": spec.model.facts.diffusion is not None,
+        "backend=vllm decodes by itself": spec.backend.served,
+        "engine.rescore judges the model's own tokens": spec.engine.rescore,
+        f"benchmark={spec.benchmark.name!r} fixes the length of answers": (
+            spec.benchmark.new_tokens is not None
+        ),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise UserError(
+                f"model.generation.thinking={value!r} writes tokens into the answer, and {reason}; valid: strip, keep"
+            )
 
 
 def check_settings(key: str, table: Mapping[str, Any]) -> None:
@@ -115,6 +144,10 @@ def check_settings(key: str, table: Mapping[str, Any]) -> None:
         valid = VALUES.get(name)
         if valid is not None and value is not None and not valid.holds(value):
             raise UserError(f"{key}.{name}={value!r} must be {valid.words}, or null")
+    if key != "model.generation" and table.get("thinking") is not None:
+        raise UserError(
+            f"{key}.thinking={table['thinking']!r}: the model's prompts depend on it; valid: model.generation.thinking"
+        )
     minimum, maximum = table.get("min_new_tokens"), table.get("max_new_tokens")
     if minimum is not None and maximum is not None and minimum > maximum:
         raise UserError(

@@ -159,7 +159,9 @@ def _answered(folder: Path) -> tuple[int, int | None]:
         return len(answers), None
     pairs = zip(texts, answers.values(), strict=True)
     return len(answers), sum(
-        text == spoken(str(answer["answer"])).strip() for text, answer in pairs
+        text
+        == (str(answer["answer"]) if answer.get("scores_all") else spoken(answer["answer"])).strip()
+        for text, answer in pairs
     )
 
 
