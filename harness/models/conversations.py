@@ -176,6 +176,8 @@ FRAMES: Mapping[str, ChatFrame] = {
         roles("<|im_end|>", "<|im_end|>", "<|im_end|>"),
         "<|im_start|>assistant\n",
     ),
+    # Of LLaVA-NeXT with Yi-34B.
+    "chatml_direct": uniform_frame("Answer the questions.", _CHATML, "<|im_end|>"),
     "qwen_1_5": uniform_frame("You are a helpful assistant.", _CHATML, "<|im_end|>\n"),
     # Qwen3-VL's Thinking releases begin the reasoning in the prompt.
     "qwen3": replace(uniform_frame(None, _CHATML, "<|im_end|>\n"), think="<think>\n"),

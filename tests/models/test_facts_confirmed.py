@@ -185,3 +185,25 @@ def test_the_facts_of_every_config_are_those_of_its_real_architecture(path: Path
     assert all(parameter.is_meta for parameter in skeleton.parameters())
     check_facts(family(skeleton, family.new_processor(spec, tokenizer), spec))
     assert asdict(spec.facts)["vocabulary"] == skeleton.get_output_embeddings().weight.shape[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("llava_next_13b", 13.4),
+        ("llava_next_34b", 34.8),
+        ("qwen2_5_vl_72b", 73.4),
+        ("qwen3_vl_32b", 33.4),
+        ("internvl3_38b", 38.4),
+        ("internvl3_78b", 78.4),
+    ],
+)
+def test_larger_sizes_have_the_parameters_of_their_cards(name: str, billions: float) -> None:
+    command = read_command([f"model={name}", "model.weights=random"])
+    assert command is not None
+    spec = build_spec(command.cells[0]).model
+    family = ADAPTERS.load(spec.adapter)
+    config = family.configuration(spec, byte_tokenizer(family.special))
+    skeleton = build_skeleton(family.model_class, config, spec)
+    count = sum(parameter.numel() for parameter in skeleton.parameters())
+    assert round(count / 1e9, 1) == billions

@@ -41,6 +41,10 @@ VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
     "detailed, and polite answers to the user's questions. USER: {m}{t} ASSISTANT:"
 )
+CHATML_DIRECT = (
+    "<|im_start|>system\nAnswer the questions.<|im_end|>"
+    "<|im_start|>user\n{m}{t}<|im_end|><|im_start|>assistant\n"
+)
 QWEN_1_5 = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
     "<|im_start|>user\n{m}{t}<|im_end|>\n<|im_start|>assistant\n"
@@ -68,6 +72,7 @@ CELLS = "<IMG_CONTEXT>"
 GOLDEN = [
     ("llava", None, VICUNA, "<image>\n", "<image> <image>\n", None),
     ("llava_next", None, VICUNA, "<image>\n", "<image> <image>\n", None),
+    ("llava_next", "chatml_direct", CHATML_DIRECT, "<image>\n", "<image> <image>\n", None),
     ("onevision_image", None, QWEN_1_5, "<image>\n", "<image> <image>\n", "<video>\n"),
     ("llava_video", None, QWEN_1_5, "<image>\n", "<image> <image>\n", "<video>\n"),
     ("qwen2_vl", None, QWEN_1_5, SEEN, 2 * SEEN, FILM),
@@ -225,7 +230,9 @@ def asked(text: str, *media: Any) -> list[dict]:
 
 @pytest.mark.parametrize("weights", ["trained", "random"])
 @pytest.mark.parametrize(
-    ("name", "frame", "golden", "one", "two", "film"), GOLDEN, ids=[row[0] for row in GOLDEN]
+    ("name", "frame", "golden", "one", "two", "film"),
+    GOLDEN,
+    ids=[f"{row[0]}-{row[1]}" for row in GOLDEN],
 )
 def test_prompts_are_those_of_the_authors(
     name: str, frame: str | None, golden: str, one: str, two: str, film: str | None, weights: str
