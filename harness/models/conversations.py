@@ -64,6 +64,12 @@ ROWED = NUMBERED.replace(
     "{{ '<IMG_CONTEXT>' + ('\\n' if loop.last else ' ') }}",
 )
 
+#: Media at their position in the turn, a blank before a text at its start, as in SmolVLM's template.
+MARKED = (
+    "{% if turn.content and turn.content[0].type == 'text' %} {% endif %}"
+    "{% for part in turn.content %}{{ part.text if part.type == 'text' else '<' + part.type + '>' }}{% endfor %}"
+)
+
 #: Rules for media by the value of `model.join`, for families with the placeholder `<image>`.
 JOINS: Mapping[str, str] = {"blank": TAGGED, "lines": LINES, "close": CLOSE}
 
@@ -185,6 +191,13 @@ FRAMES: Mapping[str, ChatFrame] = {
     # The space is a token: Llama's tokenizer adds it before the first special token, converted tokenizers do not.
     "internvl2_phi3": uniform_frame(_INTERNVL2, _PHI3, "<|end|>", lead=" "),
     "internvl2_5": uniform_frame(_INTERNVL2_5, _CHATML, "<|im_end|>\n"),
+    "smolvlm": ChatFrame(
+        None,
+        roles("System:", "User:", "Assistant:"),
+        roles(*3 * ["<end_of_utterance>\n"]),
+        "Assistant:",
+        "<|im_start|>",
+    ),
     "llada": _llada(),
     "llada_no_think": _llada(" /no_think"),
     "llada_think": _llada(" /think"),
