@@ -176,8 +176,10 @@ def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
         adapter.check_settings(spec)
         processor = adapter.adopt_processor(deepcopy(hf_processor), spec)
         with borrow(hf_model, processor, spec) as probe:
-            facts = read_facts(probe, adapter.lacking, adapter.patch_tokens)
-    spec = replace(spec, facts=facts)
+            facts = read_facts(probe, adapter.lacking, adapter.patch_tokens, adapter.proved_sites)
+        spec = replace(spec, facts=facts)
+        with borrow(hf_model, processor, spec) as loaded:
+            loaded.verify()
     return Model(spec, True, lambda wanted: borrow(hf_model, processor, wanted))
 
 
@@ -212,7 +214,7 @@ def _family(hf_model: Any) -> str:
     """Return the family of a model in memory."""
     model_type = getattr(getattr(hf_model, "config", None), "model_type", None)
     family = family_of(model_type)
-    model_class = ADAPTERS.load(family).model_class
+    model_class = ADAPTERS.load(family).class_of(hf_model.config)
     if not isinstance(hf_model, model_class):
         raise UserError(
             f"hf_model is a {type(hf_model).__name__}; valid for model_type={model_type!r}: {model_class.__name__}"

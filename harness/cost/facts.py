@@ -102,6 +102,8 @@ class ModelFacts:
             added to the visual tokens after decoder layer n. Each projector has the widths of `projector`.
         diffusion: settings of a model that denoises its answers, with `text` not causal; None: it generates token by
             token.
+        sites: kinds of site where methods may act; empty: all. Where it names some, the model is known from its
+            decoder on: `tower` and `projector` are placeholders, and nothing before the decoder is counted.
     """
 
     text: StackFacts
@@ -116,6 +118,7 @@ class ModelFacts:
     patch_tokens: bool = False
     deepstack: tuple[Natural, ...] = ()
     diffusion: DiffusionFacts | None = None
+    sites: tuple[str, ...] = ()
 
     def scaled(self, layers: int | None, tower_layers: int | None) -> ModelFacts:
         """Return the facts of the same model with fewer (or more) layers; None leaves a stack alone."""

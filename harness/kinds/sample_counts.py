@@ -31,7 +31,7 @@ def account_of(
     facts = spec.model.facts
     return Account(
         tokens={**token_means(records), **position_means(records)},
-        flops=flops_block(flops_of(facts, records)),
+        flops=_flops(facts, records),
         kv_bytes=sum(record.kv_bytes for record in records) / len(records),
         extra={
             "sites": _sites(facts, reducer, records),
@@ -61,6 +61,13 @@ def token_means(records: Sequence[SampleRecord]) -> dict[str, float]:
         "layer_average": fmean(fmean(record.entering) for record in records),
         "kv_entries": fmean(record.kv_entries for record in records),
     }
+
+
+def _flops(facts: ModelFacts, records: Sequence[SampleRecord]) -> dict[str, Any]:
+    """Return the block `flops`; null for what comes before the decoder of a model that is known from there on."""
+    block = flops_block(flops_of(facts, records))
+    unknown = ("tower", "projector", "share_with_tower") if facts.sites else ()
+    return {**block, **dict.fromkeys(unknown)}
 
 
 def first_token(records: Sequence[SampleRecord]) -> float:

@@ -72,6 +72,9 @@ class Adapter(ModelParts):
     lacking: ClassVar[tuple[str, ...]] = ()
     patch_tokens: ClassVar[bool] = False
 
+    #: Kinds of site that are proved for models without a file in conf/model; empty: all.
+    proved_sites: ClassVar[tuple[str, ...]] = ()
+
     #: Whether a checkpoint alone describes the model; other families need a file in conf/model.
     self_described: ClassVar[bool] = True
 
@@ -143,6 +146,15 @@ class Adapter(ModelParts):
     def types(cls) -> tuple[str, ...]:
         """Return the valid `model_type` values of the family's checkpoints."""
         return cls.checkpoint_types or (cls.model_class.config_class.model_type,)
+
+    @classmethod
+    def class_of(cls, config: Any) -> Any:
+        """Return the transformers class that a configuration builds."""
+        del config
+        return cls.model_class
+
+    def verify(self) -> None:
+        """Check the loaded model by answers; families with tests need no check."""
 
     @classmethod
     def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:

@@ -46,16 +46,17 @@ def build_adapter(family: type[Adapter], spec: ModelSpec) -> Adapter:
     """
     config, processor = read_parts(family, spec)
     # Checked without weights first, before memory is taken.
-    skeleton = build_skeleton(family.model_class, config, spec)
+    skeleton = build_skeleton(family.class_of(config), config, spec)
     # On a copy: an adapter replaces its processor's chat template, and the real adapter must find the checkpoint's.
     check_facts(family(skeleton, copy(processor), spec))
     check_memory(spec, weight_bytes(skeleton), free_bytes())
     if spec.weights == "random":
-        model = build_random(family.model_class, config, processor.tokenizer, spec)
+        model = build_random(family.class_of(config), config, processor.tokenizer, spec)
     else:
-        model = load_checkpoint(family.model_class, config, spec, family.renames)
+        model = load_checkpoint(family.class_of(config), config, spec, family.renames)
     adapter = family(model, processor, spec)
     check_facts(adapter)
+    adapter.verify()
     return adapter
 
 
@@ -86,7 +87,7 @@ def build_without_weights(family: type[Adapter], spec: ModelSpec) -> Adapter:
         UserError: as in `build_adapter`.
     """
     config, processor = read_parts(family, spec)
-    skeleton = build_skeleton(family.model_class, config, spec)
+    skeleton = build_skeleton(family.class_of(config), config, spec)
     skeleton.generation_config = generation_config_of(spec, config)
     adapter = family(skeleton, processor, spec)
     check_facts(adapter)

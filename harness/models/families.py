@@ -24,6 +24,9 @@ ADAPTERS.add("internvl", "espalier.harness.models.internvl:InternVLAdapter")
 ADAPTERS.add("smolvlm", "espalier.harness.models.smolvlm:SmolVLMAdapter")
 ADAPTERS.add("deepseek_ocr", "espalier.harness.models.deepseek_ocr:DeepseekOcrAdapter")
 ADAPTERS.add("llada_v", "espalier.harness.models.llada_v:LladaVAdapter")
+#: For classes that no other family has.
+GENERIC = "generic"
+ADAPTERS.add(GENERIC, "espalier.harness.models.generic:GenericAdapter")
 ADAPTERS.add("lavida", "espalier.harness.models.lavida:LavidaAdapter")
 
 #: The family of each `model_type` (`Adapter.types`): importing all families to find one takes seconds. A family that is
@@ -92,7 +95,7 @@ def family_of(model_type: str | None, key: str = "model_type") -> str:
     """
     families = dict(MODEL_TYPES)
     if model_type not in families:
-        for family in set(ADAPTERS.names()) - {*families.values(), "lavida"}:
+        for family in set(ADAPTERS.names()) - {*families.values(), "lavida", GENERIC}:
             families |= dict.fromkeys(ADAPTERS.load(family).types(), family)
     passed_over = []
     for family in adapters() if model_type not in families else ():
@@ -100,6 +103,8 @@ def family_of(model_type: str | None, key: str = "model_type") -> str:
             families = dict.fromkeys(own_family(family).types(), family) | families
         except UserError as error:  # another plug-in may have the type
             passed_over.append(str(error))
+    if model_type not in families and model_type in ADAPTERS.load(GENERIC).types():
+        return GENERIC
     if model_type is None or model_type not in families:
         unknown = unknown_name(key, str(model_type), families)
         raise UserError("; ".join([str(unknown), *passed_over]))

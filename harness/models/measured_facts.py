@@ -88,7 +88,8 @@ def _mlp(layer: Any) -> _Mlp:
     # One tensor holds all experts (experts, hidden, width of one); the shared experts are one MLP.
     number, _, width = mlp.experts.down_proj.shape
     routed = mlp.gate.top_k * width
-    return _Mlp(routed + _down_width(mlp.shared_experts), _gated(mlp.experts), number)
+    shared = _down_width(mlp.shared_experts) if hasattr(mlp, "shared_experts") else 0
+    return _Mlp(routed + shared, _gated(mlp.experts), number)
 
 
 def _down_width(mlp: nn.Module) -> int:
@@ -113,6 +114,7 @@ def _part(module: Any, names: Sequence[str]) -> Any:
 
 #: Facts that a model cannot confirm, and why a wrong value falsifies nothing.
 UNCONFIRMED = {
+    "sites": "where a class without a file was proved; another kind of site is refused",
     "diffusion": "no configuration says that a model denoises; where it is stated, the stack is made to see both ways",
     "signals": "what the family's code can produce; a method that reads a missing one is refused",
     "patch_tokens": "false only forbids methods inside the tower; true is refused where the family has no such blocks",
@@ -146,6 +148,10 @@ def _compared(adapter: ModelParts) -> Iterator[tuple[str, Any, Any]]:
     # First, because a stack without layers has no other sizes.
     yield "text.layers", facts.text.layers, len(adapter.decoder.layers)
     yield from _stacks("text", _canonical(facts.text), text_stack(adapter))
+    if facts.sites:
+        yield "vocabulary", facts.vocabulary, vocabulary(adapter)
+        yield "rotary_axes", facts.rotary_axes, rotary_axes(adapter)
+        return
     yield from _stacks("tower", facts.tower, tower_stack(adapter))
     stem = stem_stack(adapter)
     if (stem is None) != (facts.stem is None):
@@ -192,14 +198,34 @@ CLASS_TOKENS = ("class_embedding", "cls_token")
 NOMINAL = 576
 
 
-def read_facts(adapter: ModelParts, lacking: tuple[str, ...], patch_tokens: bool) -> ModelFacts:
+#: What stands for the stacks before the decoder where they are unknown; nothing is computed from it.
+UNKNOWN = StackFacts(1, 1, 1, 1, 1, 1, gated=False, causal=False)
+
+
+def read_facts(
+    adapter: ModelParts, lacking: tuple[str, ...], patch_tokens: bool, sites: tuple[str, ...] = ()
+) -> ModelFacts:
     """Return the facts of an adapter's model.
 
     Args:
         adapter: adapter of the model; its `facts` are not read.
         lacking: signals that the family's code cannot produce.
         patch_tokens: whether each visual token is one patch of the tower.
+        sites: kinds of site where methods may act; empty: all. Otherwise facts begin at the decoder.
     """
+    if sites:
+        return ModelFacts(
+            text=text_stack(adapter),
+            tower=UNKNOWN,
+            stem=None,
+            projector=(1, 1),
+            vocabulary=vocabulary(adapter),
+            visual_tokens=NOMINAL,
+            class_attention="mean",
+            rotary_axes=rotary_axes(adapter),
+            signals=frozenset(SIGNALS) - set(lacking),
+            sites=sites,
+        )
     return ModelFacts(
         text=text_stack(adapter),
         tower=tower_stack(adapter),

@@ -114,15 +114,15 @@ class SmolVLMAdapter(Adapter):
         ]
         ids = {"input_ids": [row["input_ids"][0] for row in rows]}
         batch = self.processor.tokenizer.pad(ids, padding=True, return_tensors="pt")
-        most = max(
+        n_views = max(
             (row["pixel_values"].shape[1] for row in rows if "pixel_values" in row), default=0
         )
-        if most:
+        if n_views:
             # The model leaves out views of zeros.
             blank = next(row["pixel_values"] for row in rows if "pixel_values" in row)[:, :0]
             pixels = [row.get("pixel_values", blank) for row in rows]
             batch["pixel_values"] = torch.cat(
-                [pad(views, (0, 0) * 3 + (0, most - views.shape[1])) for views in pixels]
+                [pad(views, (0, 0) * 3 + (0, n_views - views.shape[1])) for views in pixels]
             )
         return batch
 

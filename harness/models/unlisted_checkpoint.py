@@ -56,6 +56,7 @@ def read_checkpoint(spec: ModelSpec, key: str, conversation: bool = True) -> Mod
     if conversation and spec.conversation is None:
         template = template_of_processor(processor)
         spec = replace(spec, conversation=CHECKPOINT if template else None)
-    skeleton = build_skeleton(adapter.model_class, config, spec)
+    skeleton = build_skeleton(adapter.class_of(config), config, spec)
     probe = adapter(skeleton, processor, spec)
-    return replace(spec, facts=read_facts(probe, adapter.lacking, adapter.patch_tokens))
+    facts = read_facts(probe, adapter.lacking, adapter.patch_tokens, adapter.proved_sites)
+    return replace(spec, facts=facts)

@@ -150,6 +150,8 @@ def _facts(facts: ModelFacts) -> dict[str, Any]:
     if not facts.deepstack:
         # Older rows do not have this fact.
         del stated["deepstack"]
+    if not facts.sites:
+        del stated["sites"]
     return stated
 
 

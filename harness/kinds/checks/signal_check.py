@@ -75,6 +75,14 @@ def check_signals(model: ModelSpec, method: Method, name: str, base: type[object
             f"method={name!r} acts inside the vision tower, and the visual tokens of "
             f"model={model.name!r} are not its patches one to one (model.facts.patch_tokens=false)"
         )
+    sites = method.read_sites(facts.tower.layers, facts.text.layers)
+    places = dict.fromkeys(site.where for site in sites)
+    unproved = [where for where in places if facts.sites and where not in facts.sites]
+    if unproved:
+        raise Refused(
+            f"method={name!r} acts at {', '.join(unproved)}, and model={model.name!r}, a class without a file here, "
+            f"was proved for {', '.join(facts.sites)} alone; valid: a method that acts there"
+        )
     missing = sorted(needed - facts.signals)
     if not missing:
         return

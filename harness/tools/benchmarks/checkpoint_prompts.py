@@ -50,7 +50,8 @@ def whole_checkpoint(spec: RunSpec) -> str:
 def unloaded(spec: RunSpec) -> Adapter:
     """Return the adapter of a checkpoint without its weights: processor, configuration and template are there."""
     family = ADAPTERS.load(spec.model.adapter)
-    skeleton = build_skeleton(family.model_class, family.checkpoint_config(spec.model), spec.model)
+    config = family.checkpoint_config(spec.model)
+    skeleton = build_skeleton(family.class_of(config), config, spec.model)
     # A skeleton is on no device, but the output of a processor must be on one.
     cpu_family = type(family.__name__, (family,), {"device": torch.device("cpu")})
     adapter: Adapter = cpu_family(skeleton, family.load_processor(spec.model), spec.model)
