@@ -4,6 +4,8 @@ Versions, devices, memory, store and checkpoints are examined; then the embedded
 each GPU: ratio 0 bit by bit, dropped against emulated tokens, a draft in a process and in a thread (a CUDA stream
 each), layers spread over the GPUs, FlashAttention. The table shows ok, failed or not here; the exit code is 1 if a
 check failed. Takes about a minute without a GPU.
+
+With overrides of a run (`doctor model=qwen2_5_vl_7b`), only a prompt of its longest length is tried, on random weights.
 """
 
 from __future__ import annotations
@@ -75,16 +77,26 @@ def without_gpu() -> str:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Examine this machine; return 1 if a check failed."""
-    parser = command_parser("doctor", __doc__, "", "--store /scratch/results")
+    parser = command_parser("doctor", __doc__, "", "--store /scratch/results", "model=llava15_7b")
+    parser.add_argument("overrides", nargs="*", help="of a run: its longest prompt is tried")
     parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     options = parser.parse_args(argv)
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1")
     findings = []
-    for name, check in checks(options.store):
+    for name, check in _chosen(options.overrides) or checks(options.store):
         print(f"doctor: {name}", file=sys.stderr, flush=True)
         findings.append(examine(name, check))
     print_table(findings)
     return 1 if any(finding.status == "failed" for finding in findings) else 0
+
+
+def _chosen(overrides: Sequence[str]) -> Sequence[tuple[str, Check]]:
+    """Return the check of a run's longest prompt; nothing without overrides."""
+    if not overrides:
+        return ()
+    from espalier.harness.tools.doctor import exactness
+
+    return (("longest prompt", partial(exactness.longest_shape, overrides)),)
 
 
 def print_table(findings: Sequence[Finding]) -> None:

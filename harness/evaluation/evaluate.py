@@ -125,6 +125,8 @@ def evaluate(
     reason = kind.why_no_paired_timing(spec, method)
     if served is not None:
         reason = f"backend={spec.backend.name} answers many prompts at a time"
+    elif spec.model.offload:
+        reason = "model.offload=true: times are those of copying layers from the host"
     with served or kind.open(spec, adapter, method, prior) as opened:
         opened = replace(opened, generator=metered(spec, opened.generator))
         if reason is not None:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from espalier.harness.runs.admission import Job
 
 
+#: Why a row with layers in the host's memory has no times.
+OFFLOADED = "model.offload=true: layers are copied from the host for each token"
+
+
 def build_row(
     job: Job, evaluation: Evaluation, peak: Peak, environment: Mapping[str, Any], status: str
 ) -> dict[str, Any]:
@@ -49,7 +53,7 @@ def build_row(
         "metrics": {name: _reported(spec, values) for name, values in evaluation.metrics.items()},
         "tokens": dict(account.tokens),
         "flops": dict(account.flops),
-        "time": evaluation.time,
+        "time": dict.fromkeys(evaluation.time) if spec.model.offload else evaluation.time,
         "memory": {
             "kv_bytes": account.kv_bytes,
             "peak_bytes": None if together or spec.backend.served else peak.bytes,
@@ -84,6 +88,7 @@ def build_row(
             "peak_note": peak.note
             + ("; judging by the whole model included" if spec.engine.rescore else ""),
             **_one_pass(together),
+            **({"untimed": OFFLOADED} if spec.model.offload else {}),
             **({"peak_note": "of another process"} if spec.backend.served else {}),
             "prompt": dict(evaluation.prompt),
             "task_versions": dict(evaluation.versions),

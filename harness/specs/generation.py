@@ -86,7 +86,7 @@ def settings(
     if denoises:
         # The length is the model's own, and a word is sampled from the whole distribution unless a setting cuts it.
         selected["do_sample"] = sample
-        return Settings(generate=selected, until=tuple(stop for stop in until if stop))
+        return Settings(selected, tuple(stop for stop in until if stop), thinking)
     if sample:
         selected = {**SAMPLING, **selected}
     else:

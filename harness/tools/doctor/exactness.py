@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.runs import admission
+from espalier.harness.runs.single_run import CellRunner
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scenes
 from espalier.harness.specs.catalogue import build_method
@@ -29,6 +31,9 @@ SETTINGS = {"do_sample": False, "max_new_tokens": 24, "output_logits": True}
 
 #: One method a kind of place: tower output, before the decoder, between its layers.
 METHODS = ("visionzip", "divprune", "fastv")
+
+#: New tokens of the answer to a longest prompt.
+LONGEST_ANSWER = 16
 
 #: Largest difference of sums in another order, relative to the largest logit: single precision, any kernels.
 TOLERANCE = 1e-4
@@ -149,6 +154,26 @@ def flash(device: str) -> str:
     return close_logits(
         [*half, "model.attention=flash_attention_2"], [*half, "model.attention=sdpa"], 0.03
     )
+
+
+def longest_shape(overrides: Sequence[str]) -> str:
+    """Answer a prompt of the length that the benchmark's longest may have, on random weights of the real sizes."""
+    command = read_command(["model.weights=random", *overrides])
+    assert command is not None
+    tokens = build_spec(command.cells[0]).model.longest - LONGEST_ANSWER
+    shape = (f"benchmark.prompt_tokens={tokens}", f"benchmark.new_tokens={LONGEST_ANSWER}")
+    with TemporaryDirectory() as store:
+        command = read_command(
+            [
+                *("model.weights=random", *overrides, "benchmark=latency", *shape),
+                *("method=none", "engine.paired=0", "engine.batch_size=1", f"store={store}"),
+            ]
+        )
+        assert command is not None
+        job = admission.admit(build_spec(command.cells[0]), Digests())
+        row, _ = CellRunner().run(job, [job])
+    peak = row["memory"]["peak_bytes"] / 2**30
+    return f"a prompt of {tokens:,} tokens and {LONGEST_ANSWER} new ones: peak {peak:.1f} GiB"
 
 
 def _span(tensor: Tensor) -> float:
