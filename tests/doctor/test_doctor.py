@@ -84,3 +84,21 @@ def test_a_token_too_many_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_gpu_its_checks_are_not_here(tmp_path: Path) -> None:
     found = [examine(*one) for one in checks(tmp_path) if "stream" in one[0] or one[0] == "GPUs"]
     assert [one.status for one in found] == ["not here"] * 3
+
+
+def test_overrides_replace_all_checks_by_the_longest_prompt(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["model=seedling"]) == 1
+    printed = capsys.readouterr().out
+    assert "states no model.architecture" in " ".join(printed.split())
+    assert "0 ok, 1 failed" in printed
+
+
+@pytest.mark.slow
+def test_the_longest_prompt_is_answered_on_random_weights() -> None:
+    text = "{hidden: 64, intermediate: 64, heads: 4, kv_heads: 4, head_dim: 16}"
+    overrides = ["model=llava15_7b", "model.device=cpu", "model.dtype=float32"]
+    overrides += ["model.scale.layers=1", "model.scale.tower_layers=1"]
+    overrides += [f"model.facts.text={text}", "model.facts.projector=[1024,64,64]"]
+    assert "a prompt of 2,096 tokens and 16 new ones" in exactness.longest_shape(overrides)

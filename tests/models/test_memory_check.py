@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +25,11 @@ from espalier.harness.models.memory_check import (
     prompt_bytes,
     weight_limits,
 )
+from espalier.harness.paths import ROOT
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.store.files.digests import Digests
+from lab.pages.placement_page import page
+from run import main
 from tests.families.onevision import ONEVISION
 from tests.tiny import LLAVA, random_model, save_llava
 
@@ -256,3 +260,19 @@ def test_a_map_without_cards_is_the_cpu(tmp_path: Path) -> None:
     check_model(replace(spec, dtype="bfloat16"), True, Digests())
     with pytest.raises(UserError, match="on the CPU"):
         check_model(replace(spec, dtype="float16"), True, Digests())
+
+
+@pytest.mark.slow
+def test_the_page_of_cards_follows_from_the_config_files() -> None:
+    assert (ROOT / "docs" / "placement.md").read_text(encoding="utf-8") == page()
+
+
+def test_a_row_of_offloaded_layers_has_no_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["model.device_map=auto", "model.offload=true", f"store={tmp_path}", "json=true"]
+    assert main([*command, "limit=1", "method=divprune", "engine.paired=1"]) == 0
+    row = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert set(row["time"].values()) == {None}
+    assert "copied from the host" in row["extra"]["untimed"]
+    assert row["extra"]["speedup"] is None

@@ -1,0 +1,86 @@
+"""The page of models and cards: `python -m lab.pages.placement_page [--write docs/placement.md]`.
+
+Sizes are those of the config files, built without weights; no card is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.errors import UserError
+from espalier.harness.models.build_adapter import build_skeleton, weight_bytes
+from espalier.harness.models.families import ADAPTERS
+from espalier.harness.models.memory_check import check_memory, prompt_bytes
+from espalier.harness.models.random_weights import byte_tokenizer
+from espalier.harness.paths import CONF
+from espalier.harness.specs.commands import command
+from espalier.harness.specs.run_spec import ModelSpec
+from lab.pages.page_writer import print_or_write, table
+
+GIB = 2**30
+
+#: Number of cards and GiB of each.
+CARDS = ((1, 24), (1, 48), (1, 80), (2, 80), (8, 80))
+
+#: What drivers and the allocator take of a card.
+TAKEN = 1 * GIB
+
+HEAD = f"""# Which model fits where
+
+Written by `make docs` from [conf/model](../conf/model), with the check that runs before weights are read: weights and,
+beside them on each card, what the longest prompt of the model's own benchmark needs (cache, activations, the tower on
+its frames), for one row of a batch; {TAKEN // GIB} GiB of each card are left to driver and allocator. `auto` is
+`model.device_map=auto`. Host memory helps only under `model.offload=true`, slowly, and such a run has no times.
+`espalier doctor model=<name>` tries the longest prompt on your card.
+
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    names = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+    lines = [line for name in names if (line := _line(name))]
+    titles = [f"{number} x {size} GB" if number > 1 else f"{size} GB" for number, size in CARDS]
+    head = ("`model=`", "weights (GiB)", "longest prompt (tokens)", "for it (GiB)", *titles)
+    return HEAD + table(head, lines)
+
+
+def _line(name: str) -> list[str]:
+    """Return a line of the table; nothing for the embedded models."""
+    request = read_command([f"model={name}", "model.weights=random"])
+    assert request is not None
+    spec = replace(build_spec(request.cells[0]).model, device="cuda:0")
+    if not spec.architecture or spec.hub is None:
+        return []
+    family = ADAPTERS.load(spec.adapter)
+    config = family.configuration(spec, byte_tokenizer(family.special))
+    weights = weight_bytes(build_skeleton(family.class_of(config), config, spec))
+    sizes = [f"{weights / GIB:.1f}", f"{spec.longest:,}", f"{prompt_bytes(spec) / GIB:.1f}"]
+    return [f"`{name}`", *sizes, *(_verdict(spec, weights, *cards) for cards in CARDS)]
+
+
+def _verdict(spec: ModelSpec, weights: int, cards: int, size: int) -> str:
+    """Return the setting under which a model fits on some cards."""
+    free: dict[int | str, int] = {card: size * GIB - TAKEN for card in range(cards)}
+    free["cpu"] = 0
+    for setting, plan in (("fits", None), ("auto", "auto")):
+        try:
+            check_memory(replace(spec, device_map=plan), weights, free)
+        except UserError:
+            continue
+        return setting
+    return "no"
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print or write the page."""
+    return print_or_write(page, "lab.pages.placement_page", __doc__, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
