@@ -97,6 +97,8 @@ SETTINGS: tuple[tuple[Any, ...], ...] = (
     ("hiprune", {"alpha": 0.5, "border": "clamp"}, ORDER),
     ("vscan", {}, ORDER),
     ("vscan", {"local": 0.25, "window": 3}, ORDER),
+    ("idpruner", {}),
+    ("idpruner", {"mmr_lambda": 0.8}),
     ("visionzip", {}, ORDER),
     ("visionzip", {"contextual": "target_plus_mean"}, ORDER),
     ("rtprune", {}),

@@ -62,6 +62,7 @@ READS_TOKENS = {
         "vidcom2",
         "holitom",
         "prunevid",
+        "idpruner",
     )
     or (case[0] == "uvprune" and "attention" not in case[1].get("criterion", ""))
     or (case[0] == "d2pruner" and "selection" not in case[1])

@@ -1,0 +1,73 @@
+"""IDPruner: "Harmonizing Importance and Diversity in Visual Token Pruning" (Tan et al., 2026, arXiv 2602.13315).
+
+Acts on the projected tokens z, before the decoder. The kept set S grows by maximal marginal relevance (MMR), with w the
+importance of a token:
+
+    Imp_i = (w_i - min w) / (max w - min w + 1e-6)
+    next: argmax_i  lambda Imp_i - (1 - lambda) max_{j in S} cos(z_i, z_j),    first: argmax_i Imp_i
+
+The released code (github.com/YF-T/IDPruner, commit 6aeb9dc3, and Tencent/AngelSlim) takes w from a scorer that its
+authors trained for each model (VisionSelector): the mean over j of q_i . k_j, with two trained projections of z. These
+weights are no part of a model, and w is the attention that the tower's class token pays a patch here, in the layer that
+the projector reads. Published scores are those of the trained scorer and do not carry over. Given the same w, paper,
+code and this file choose the same tokens. Kept tokens stay in raster order, as in the code; lambda = 0.5 is its
+setting in all examples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from espalier.methods.base import Need, Plan, Site, TokenReducer, View
+from espalier.methods.checks import require, require_finite
+from espalier.methods.select.cosines import cosines
+
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class IDPruner(TokenReducer):
+    """Keeps tokens that are important and unlike those kept before.
+
+    Attributes:
+        mmr_lambda: weight of importance against diversity; 1 is importance alone.
+    """
+
+    mmr_lambda: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters."""
+        require(0 <= self.mmr_lambda <= 1, "mmr_lambda", self.mmr_lambda, "a number from 0 to 1")
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return the projected tokens, before the decoder."""
+        del depth
+        return (Site("prefix"),)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return the class token's attention."""
+        del site
+        return (Need("cls_attention"),)
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Keep by maximal marginal relevance.
+
+        Cost: O(N^2 D / 2) for the similarities, then `keep` steps of one row and six operations on N numbers.
+        """
+        weight = require_finite(view.signals["cls_attention"].float(), "class attention")
+        low, high = weight.amin(dim=1, keepdim=True), weight.amax(dim=1, keepdim=True)
+        importance = (weight - low) / (high - low + EPSILON)
+        similarity = cosines(require_finite(view.tokens, "tokens"))
+        likeness = torch.full_like(importance, -1.0)
+        taken = torch.zeros_like(importance)
+        relevance, picks = importance, []
+        for _ in range(keep):
+            pick = relevance.argmax(dim=1, keepdim=True)  # the first of equal ones
+            picks.append(pick)
+            taken.scatter_(1, pick, -torch.inf)
+            torch.maximum(likeness, similarity.row(pick, relevance), out=likeness)
+            redundancy = (1 - self.mmr_lambda) * likeness
+            relevance = self.mmr_lambda * importance - redundancy + taken
+        return Plan(torch.cat(picks, dim=1).sort(dim=1).values, scores=weight)
