@@ -21,6 +21,9 @@ SIGNALS: Mapping[str, str] = {
     "has fewer",
     "last_attention": "(B, N) attention that the last prompt token pays each visual token, mean over heads, fp32",
     "next_last_attention": "(B, N) `last_attention` in the site's own layer, which has not run yet",
+    "next_bare_attention": "(B, N) `next_last_attention` without rotary positions, softmax over the visual tokens left",
+    "page_rank": "(B, N) PageRank of the layer's attention at a tenth of the temperature, five rounds from equal ranks "
+    "of all tokens left, root of the mean square over heads, fp32",
     "mean_attention": "(B, N) attention a visual token receives, mean over all queries that can see it and heads, fp32",
     "text_received_max": "(B, N) attention a visual token receives, largest over heads, mean over the words after the "
     "image, fp32",

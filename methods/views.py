@@ -29,10 +29,13 @@ class Site:
     inside of decoder layer `layer`, between its attention, which still sees every token, and its MLP, `cache` the
     key-value cache after prefill, `decode` the generation loop: for a token reducer the steps in which one new token
     enters decoder layer `layer`, when the layers below still see every entry of the cache.
+
+    `stage` counts the sites of a method that acts in another way at each; the engine does not read it.
     """
 
     where: Where
     layer: int = 0
+    stage: int = field(default=0, repr=False)
 
     @property
     def shortens(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Attention of a decoder layer that has not run yet: `next_last_attention`.
+"""Attention of a decoder layer that has not run yet: `next_last_attention`, `next_bare_attention`.
 
 Captured when the site is reached: queries and keys of the site's layer, for the states that are about to enter it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from espalier.harness.engine.attention_probe import Watcher, last_row
@@ -41,6 +42,20 @@ class NextLastAttention(DecoderSignal):
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n)."""
         return request.select(self.captured)
+
+
+class NextBareAttention(NextLastAttention):
+    """The same without rotary positions, and among the visual tokens alone. FEATHER (arXiv 2412.13180)."""
+
+    def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
+        """Run the layer up to its attention with tables that turn nothing."""
+        cosine, sine = rotary
+        still = (torch.ones_like(cosine), torch.zeros_like(sine))
+        visual = torch.zeros_like(stage.valid)
+        for row, count in enumerate(stage.counts):
+            visual[row, stage.slots[row, :count]] = True
+        row_values = self._row.last(hidden, still, visual, self._answer_length)
+        self._captured = self.per_token(stage, row_values)
 
 
 class NextRow:

@@ -44,6 +44,10 @@ PRODUCERS.add(
 PRODUCERS.add(
     "next_last_attention", "espalier.harness.engine.signals.next_layer_attention:NextLastAttention"
 )
+PRODUCERS.add(
+    "next_bare_attention", "espalier.harness.engine.signals.next_layer_attention:NextBareAttention"
+)
+PRODUCERS.add("page_rank", "espalier.harness.engine.signals.page_rank:PageRank")
 PRODUCERS.add("decider_attention", "espalier.harness.engine.signals.deciders:DeciderAttention")
 PRODUCERS.add("layer_normed", "espalier.harness.engine.signals.deciders:LayerNormed")
 PRODUCERS.add("text_attention", "espalier.harness.engine.signals.text_attention:TextAttention")

@@ -1,0 +1,118 @@
+"""AIM against a slow version, by hand, and against what its released code makes of tokens and attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from espalier.harness.engine.signals.page_rank import page_rank
+from espalier.methods.aim import AIM
+from espalier.methods.base import MethodError, Site, View
+from tests.methods.cases import make_view
+from tests.methods.crop_views import slow_apportion
+from tests.methods.released import numbers, released_view, vectors
+
+PREFIX = Site("prefix")
+
+
+def slow_merge(tokens: Tensor, keep: int) -> dict[int, Tensor]:
+    """Return what is left of one picture by place, merged in rounds of pairs over lists."""
+    left = dict(enumerate(tokens.double()))
+    while len(left) > keep:
+        places = list(left)
+        even, odd = places[::2], places[1::2]
+
+        def like(a: int, b: int, left: dict[int, Tensor] = left) -> float:
+            return float(torch.cosine_similarity(left[a], left[b], dim=0))
+
+        partner = {a: max(odd, key=lambda b, a=a: (like(a, b), -b)) for a in even}
+        n_pairs = min(len(left) - keep, len(left) // 2)
+        leaving = sorted(even, key=lambda a: (-like(a, partner[a]), a))[:n_pairs]
+        left = {
+            place: torch.stack([left[place], *(left[a] for a in leaving if partner[a] == place)])
+            for place in places
+            if place not in leaving
+        }
+        left = {place: group.mean(dim=0) for place, group in left.items()}
+    return left
+
+
+def slow_aim(view: View, row: int, keep: int) -> dict[int, Tensor]:
+    """Picture by picture."""
+    pictures: dict[tuple[int, ...], list[int]] = {}
+    for token, place in enumerate(view.grid[row].tolist()):
+        pictures.setdefault(tuple(place[:2]), []).append(token)
+    sizes = [len(picture) for picture in pictures.values()]
+    shares = slow_apportion(sizes, sizes, keep)
+    left = {}
+    for picture, share in zip(pictures.values(), shares, strict=True):
+        if share:
+            merged = slow_merge(view.tokens[row, picture], share)
+            left.update({picture[place]: token for place, token in merged.items()})
+    return dict(sorted(left.items()))
+
+
+@pytest.mark.parametrize("keep", [1, 2, 7, 12, 30, 47, 48])
+def test_equals_the_slow_one(keep: int):
+    tilings = [((0, 0, 6, 8),), ((0, 0, 4, 6), (1, 0, 6, 4)), ((0, 0, 3, 4), (1, 0, 6, 6))]
+    view = make_view(AIM(), tilings)
+    plan = AIM().plan(view, keep)
+    merged = view.tokens if plan.merge is None else plan.merge.apply(view.tokens, keep)
+    for row in range(3):
+        expected = slow_aim(view, row, keep)
+        assert plan.kept[row].tolist() == list(expected)
+        torch.testing.assert_close(
+            merged[row], torch.stack(list(expected.values())).float(), atol=1e-5, rtol=0
+        )
+
+
+def test_two_rounds_by_hand():
+    """Tokens 0 and 2 go into 1, a third each; then 1 goes into 3, half each."""
+    tokens = torch.tensor([[[3.0, 0], [3, 0], [6, 0], [0, 8]]])
+    view = released_view(PREFIX, tokens, 4)
+    once, twice = AIM().plan(view, 2), AIM().plan(view, 1)
+    assert (once.kept.tolist(), twice.kept.tolist()) == ([[1, 3]], [[3]])
+    assert once.merge is not None
+    assert twice.merge is not None
+    torch.testing.assert_close(once.merge.apply(tokens, 2), torch.tensor([[[4.0, 0], [0, 8]]]))
+    torch.testing.assert_close(twice.merge.apply(tokens, 1), torch.tensor([[[2.0, 4]]]))
+
+
+def test_published_schedule():
+    """A quarter, then eighths of it, after layers 14 to 20 of 28."""
+    sites = AIM().sites(28)
+    assert [site.layer for site in sites[1:]] == [15, 16, 17, 18, 19, 20, 21]
+    assert AIM().fractions(1 / 32, 8) == pytest.approx([n / 32 for n in range(8, 0, -1)])
+    assert AIM().fractions(0.3, 8) == pytest.approx([1 - 0.1 * n for n in range(8)])
+
+
+@pytest.mark.parametrize("case", vectors("aim"), ids=lambda case: str(case["seed"]))
+def test_merges_and_ranks_as_the_released_code(case: dict[str, Any]):
+    seed, n_tokens, keep = case["seed"], case["tokens"], case["keep"]
+    view = released_view(PREFIX, numbers(seed, 1, n_tokens, 8), n_tokens)
+    merge = AIM().plan(view, keep).merge
+    assert merge is not None
+    sums = merge.apply(view.tokens, keep)[0].sum(dim=1)
+    torch.testing.assert_close(sums, torch.tensor(case["sums"]), atol=2e-5, rtol=0)
+    query, key = (numbers(seed + more, 1, 2, n_tokens // 2, 4) for more in (100, 200))
+    valid = torch.ones(1, n_tokens // 2, dtype=torch.bool)
+    rank = page_rank(query, key, 0.5, valid, block=7)[0]
+    torch.testing.assert_close(rank, torch.tensor(case["importance"]), atol=2e-7, rtol=1e-4)
+
+
+def test_padding_has_no_rank_and_gives_none_away():
+    query, key = numbers(1, 1, 4, 6, 4), numbers(2, 1, 2, 6, 4)
+    alone = page_rank(query, key, 0.5, torch.ones(1, 6, dtype=torch.bool))
+    padded = [torch.cat([torch.ones_like(x[:, :, :3]), x], dim=2) for x in (query, key)]
+    valid = torch.tensor([[False] * 3 + [True] * 6])
+    together = page_rank(padded[0], padded[1], 0.5, valid)
+    assert together[0, :3].eq(0).all()
+    torch.testing.assert_close(together[:, 3:], alone)
+
+
+def test_values_out_of_range_name_the_key():
+    with pytest.raises(MethodError, match=r"method\.params\.first=21"):
+        AIM(first=21)

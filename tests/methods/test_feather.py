@@ -1,0 +1,110 @@
+"""FEATHER against a slow version, by hand, its signal on a model, and against what its released code keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from espalier.methods.base import MethodError, Need, Site, View
+from espalier.methods.feather import Feather
+from tests.families import FAMILIES
+from tests.family_runs import adapter_of
+from tests.methods.cases import make_view
+from tests.methods.released import released_view, shares, vectors
+from tests.methods.runs import kept_by
+from tests.tiny import Recorder
+
+EARLY, LATE = Feather().sites(32)
+
+
+def slow_feather(method: Feather, view: View, row: int, keep: int) -> list[int]:
+    scores = view.signals["next_bare_attention"][row]
+    order = sorted(range(len(scores)), key=lambda i: (-float(scores[i]), i))
+    if view.site.stage:
+        return sorted(order[:keep])
+    places = view.grid[row].tolist()
+    grid = [i for i in order if all(place % method.stride == 0 for place in places[i][2:])]
+    return sorted((grid + [i for i in order if i not in grid])[:keep])
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_equals_the_slow_one(stride: int, stage: int):
+    method = Feather(stride=stride)
+    view = make_view(method, site=method.sites(6)[stage])
+    for keep in (1, 5, 20, 48):
+        kept = method.plan(view, keep).kept.tolist()
+        assert kept == [slow_feather(method, view, row, keep) for row in range(3)]
+
+
+def test_a_grid_and_the_best_of_the_others_by_hand():
+    """Of 4 x 4 tokens, 0, 3, 12 and 15 are on the grid; it stays early, whatever it is worth, and counts late."""
+    scores = torch.arange(16.0).flip(0).unsqueeze(0) / 16
+    view = released_view(EARLY, torch.zeros(1, 16, 2), 4, next_bare_attention=scores)
+    assert Feather().plan(view, 6).kept.tolist() == [[0, 1, 2, 3, 12, 15]]
+    assert Feather().plan(view, 3).kept.tolist() == [[0, 3, 12]]
+    late = released_view(LATE, torch.zeros(1, 16, 2), 4, next_bare_attention=scores)
+    assert Feather().plan(late, 3).kept.tolist() == [[0, 1, 2]]
+
+
+def test_published_shares():
+    """0.3 of the tokens and a ninth of the others, then 0.3^2 of these."""
+    both = 0.3 + 0.7 / 9
+    assert Feather().fractions(0.09 * both, 2) == pytest.approx((both, 0.09 * both))
+    assert Feather().fractions(1.0, 2) == pytest.approx((1, 1))
+    assert [site.layer for site in Feather().sites(32)] == [7, 15]
+
+
+@pytest.mark.parametrize("case", vectors("feather"), ids=lambda case: str(case["seed"]))
+def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
+    method, n_tokens, early = Feather(**case["params"]), case["tokens"], case["early"]
+    tokens = torch.zeros(1, n_tokens, 2)
+    scores = shares(case["seed"], 1, n_tokens) / 100  # its exponentials are at most 55
+    view = released_view(EARLY, tokens, case["side"], next_bare_attention=scores)
+    assert method.plan(view, len(early)).kept[0].tolist() == early
+    rest = shares(case["seed"] + 100, 1, n_tokens)[:, early]
+    late = released_view(LATE, tokens[:, early], case["side"], next_bare_attention=rest)
+    kept = method.plan(late, len(case["late"])).kept[0].tolist()
+    assert [early[i] for i in kept] == case["late"]
+
+
+def test_the_signal_is_the_layers_attention_without_rotation_among_visual_tokens():
+    """Projected by hand from the states that enter the layer; the second stage sees what the first left."""
+    adapter, chats = adapter_of("llava"), FAMILIES["llava"].chats
+    needs = (Need("next_bare_attention"), Need("text_states"))
+    for ratio in (0.0, 0.5):
+        recorder = Recorder((Site("layer", 1), Site("layer", 3)), needs)
+        kept_by(adapter, recorder, chats[:1], ratio)
+        for view in recorder.views:
+            layer = adapter.decoder.layers[view.site.layer]
+            attention, last = layer.self_attn, view.signals["text_states"][:, -1:]
+            with torch.inference_mode():
+                query, key = (
+                    project(layer.input_layernorm(states)).unflatten(2, (-1, attention.head_dim))
+                    for project, states in (
+                        (attention.q_proj, last),
+                        (attention.k_proj, view.tokens),
+                    )
+                )
+            heads = key.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
+            logits = torch.einsum("bqhd,bkhd->bhk", query, heads) * attention.scaling
+            expected = logits.softmax(-1).mean(1)
+            torch.testing.assert_close(
+                view.signals["next_bare_attention"], expected, atol=1e-6, rtol=0
+            )
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [({"layers": (15, 7)}, r"layers=\(15, 7\)"), ({"stride": 0}, "stride=0")],
+)
+def test_values_out_of_range_name_the_key(params: dict[str, Any], line: str):
+    with pytest.raises(MethodError, match=r"method\.params\." + line):
+        Feather(**params)
+
+
+def test_a_decoder_too_shallow_is_refused():
+    with pytest.raises(MethodError, match="3 layers or more, not 2"):
+        Feather().sites(2)
