@@ -38,6 +38,9 @@ SIGNALS: Mapping[str, str] = {
     "sizes": "(P, N) how many patches each slot of a picture stands for, fp32; at `tower` sites",
     "sequence": "(P, E + N) slots of a picture in the order of the last site's `Plan.order`, at the first site of the "
     "raster; a class token (E = 1) stands in front, as -1; at `tower` sites",
+    "flow": "(P, N) information flow of the tower's blocks so far, half the last one's and half what was before: the "
+    "class token's attention and the likeness of its value, or the attention received, times the value's size; fp32; "
+    "at `tower` sites",
     "block_keys": "(P, N, Dk) keys of the site's tower block, mean over heads; at `tower` sites",
     "rollout": "(P, N) attention rollout, as in `text_rollout`, of the tower blocks since the last site: the class "
     "token's row, or the mean over rows where the tower has none, fp32; at `tower` sites",

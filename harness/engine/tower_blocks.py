@@ -32,6 +32,13 @@ class TowerBlock:
         ]
         return hidden + mixed
 
+    def values(self, hidden: Tensor) -> Tensor:
+        """Return (P, H, S, Dh) the values that the attention computes from the residual stream (P, S, D)."""
+        attention = self._block.self_attn
+        flat = attention.v_proj(self._block.layer_norm1(hidden))
+        values: Tensor = flat.unflatten(2, (attention.num_heads, -1)).transpose(1, 2)
+        return values
+
     def transform(self, hidden: Tensor) -> Tensor:
         """Return the residual stream (P, S, D) after the MLP."""
         states: Tensor = hidden + self._block.mlp(self._block.layer_norm2(hidden))

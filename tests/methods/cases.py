@@ -97,6 +97,7 @@ SETTINGS: tuple[tuple[Any, ...], ...] = (
     ("hiprune", {"alpha": 0.5, "border": "clamp"}, ORDER),
     ("vscan", {}, ORDER),
     ("vscan", {"local": 0.25, "window": 3}, ORDER),
+    ("flowcut", {}),
     ("feather", {}, ORDER),
     ("feather", {"layers": (1, 2), "depth": 6, "stride": 2}, ORDER),
     ("aim", {}, ORDER),

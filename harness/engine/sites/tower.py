@@ -21,6 +21,7 @@ from espalier.harness.cost.row_work import NO_WORK, Work
 from espalier.harness.engine.reduce import Decision
 from espalier.harness.engine.sites.prefix import gather_arguments
 from espalier.harness.engine.sites.site import Sites
+from espalier.harness.engine.tower.flow import flow_after
 from espalier.harness.engine.tower.tower_images import (
     SlotPolicy,
     TowerImages,
@@ -153,11 +154,16 @@ class TowerRun:
     def _run(self, number: int, pictures: TowerImages, kwargs: dict[str, Any]) -> list[TowerImages]:
         block = self._blocks[number]
         self._block_heads = None
-        hidden = block.attend(pictures.hidden, pictures.bias(self._policy), **kwargs)
+        entering = pictures.hidden
+        hidden = block.attend(entering, pictures.bias(self._policy), **kwargs)
         self._count(pictures, attended=True)
         pictures = replace(pictures, hidden=hidden)
         if self._block_heads is not None:
             pictures.heads.append(self._block_heads)
+            if self._planner.reads_flow:
+                with self._clock.phase("select"):
+                    values = block.values(entering)
+                    pictures.flow = flow_after(pictures, values, self._policy)
         groups = [pictures]
         if number in self._site_at:
             with self._clock.phase("select"):

@@ -120,6 +120,7 @@ class TowerImages:
         sizes: (P, n) number of patches that each slot represents.
         order: (P, n) slots in the order of the method's last plan.
         heads: queries and keys of the blocks since the last site.
+        flow: (P, n) information flow of each slot, where a method reads it.
     """
 
     members: list[int]
@@ -128,6 +129,7 @@ class TowerImages:
     sizes: Tensor
     order: Tensor
     heads: list[LayerHeads]
+    flow: Tensor | None = None
 
     @classmethod
     def all_alive(cls, hidden: Tensor, extra: int) -> TowerImages:

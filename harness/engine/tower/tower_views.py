@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from espalier.methods.base import Plan, Site, TokenReducer
 
 #: Signals made of the queries and keys of tower blocks.
-HEADS = frozenset({"block_keys", "rollout"})
+HEADS = frozenset({"block_keys", "rollout", "flow"})
 
 
 def watched_blocks(
@@ -81,6 +81,10 @@ class TowerPlanner:
         self._owners = owners
         self._generator_of = generator_of
         self._policy = policy
+        #: Whether the method reads the information flow.
+        self.reads_flow = any(
+            need.signal == "flow" for site in sites for need in method.needs(site)
+        )
         self._side = math.isqrt(owners.lives.shape[1])
         self._keep = [
             picture_counts(owners.counts, owners.rows, [row[site] for row in requested])
@@ -159,7 +163,9 @@ class TowerPlanner:
         origin = take(images.origin, plan.kept, -1)
         ascending = torch.arange(n_keep, device=indices.device).expand_as(origin)
         order = ascending if plan.order is None else plan.order
-        return TowerImages(images.members, hidden, origin, new_sizes(plan, images.sizes), order, [])
+        sizes, flow = new_sizes(plan, images.sizes), group_signals.get("flow")
+        flow = None if flow is None else take(flow, plan.kept, -1)
+        return TowerImages(images.members, hidden, origin, sizes, order, [], flow)
 
     def _view(
         self, site: int, images: TowerImages, tokens: Tensor, signals: dict[str, Tensor]
@@ -205,6 +211,8 @@ class TowerPlanner:
             if need.signal == "block_keys":
                 key = pictures.heads[-1][1][:, :, self._policy.extra :].mean(1)
                 signals[need.key] = take(key, slots, -2)
+            elif pictures.flow is not None and need.signal == "flow":
+                signals[need.key] = pictures.flow
             elif need.signal == "rollout":
                 signals[need.key] = take(self._rollout(pictures), slots, -1)
         return signals
