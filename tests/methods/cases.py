@@ -98,6 +98,8 @@ SETTINGS: tuple[tuple[Any, ...], ...] = (
     ("vscan", {}, ORDER),
     ("vscan", {"local": 0.25, "window": 3}, ORDER),
     ("flowcut", {}),
+    ("btp", {}, ORDER),
+    ("btp", {"attention": (0.0, 0.5, 1.0), "places": (0.0, 0.2, 0.0)}, ORDER),
     ("feather", {}, ORDER),
     ("feather", {"layers": (1, 2), "depth": 6, "stride": 2}, ORDER),
     ("aim", {}, ORDER),

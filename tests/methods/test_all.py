@@ -64,6 +64,7 @@ READS_TOKENS = {
         "prunevid",
         "idpruner",
         "aim",
+        "btp",
     )
     or (case[0] == "uvprune" and "attention" not in case[1].get("criterion", ""))
     or (case[0] == "d2pruner" and "selection" not in case[1])

@@ -82,7 +82,12 @@ CARRIERS: dict[str, Plant] = {
     "d2pruner": BEHIND_PRIOR,
 }
 #: Cases of these that leave the score out, or give most places to something else.
-UNSCORED = {"cdpruner-relevance=none", "fastvid-c=2-tau=-1.0-p=2-d=0.8"}
+UNSCORED = {
+    "cdpruner-relevance=none",
+    "fastvid-c=2-tau=-1.0-p=2-d=0.8",
+    "btp",
+    "btp-attention=(0.0, 0.5, 1.0)-places=(0.0, 0.2, 0.0)",
+}
 #: Cases that choose half of their tokens by likeness, so that turned scores keep some of what was planted.
 HALF_SCORED = {"vispruner"}
 

@@ -1,0 +1,128 @@
+"""Balanced Token Pruning against a slow version, by hand, and against what its released code keeps."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from espalier.methods.base import MethodError, View
+from espalier.methods.btp import BTP, on_places
+from tests.methods.cases import make_view
+from tests.methods.released import numbers, released_view, shares, vectors
+from tests.methods.runs import recall
+
+SITES = BTP().sites(32)
+
+
+def slow_btp(method: BTP, view: View, row: int, keep: int) -> list[int]:
+    """Token by token, over lists."""
+    stage, tokens = view.site.stage, view.tokens[row].double()
+    scores = view.signals["last_attention"][row]
+    places = view.grid[row].tolist()
+
+    def distance(i: int, j: int) -> float:
+        return 1 - float(torch.cosine_similarity(tokens[i], tokens[j], dim=0))
+
+    def diverse(chosen: list[int], count: int) -> list[int]:
+        chosen = list(chosen)
+        for _ in range(count):
+            rest = [i for i in range(len(tokens)) if i not in chosen]
+            others = {i: chosen or [j for j in range(len(tokens)) if j != i] for i in rest}
+            chosen.append(max(rest, key=lambda i: (min(distance(i, j) for j in others[i]), -i)))
+        return chosen
+
+    n_attention = int(method.attention[stage] * keep + 1e-9)
+    order = sorted(range(len(tokens)), key=lambda i: (-float(scores[i]), i))
+    order = order[: int(method.candidates[stage] * n_attention + 1e-9)]
+    chosen = [i for i in order if i < keep] + [i for i in order if i >= keep]
+    chosen = chosen[:n_attention]
+    if n_attention < keep:
+        chosen += sorted(diverse([], int(method.diversity[stage] * keep + 1e-9)))
+    even: list[int] = []
+    for _ in range(int(method.places[stage] * keep + 1e-9)):
+        rest = [i for i in range(len(tokens)) if i not in even]
+        even.append(
+            max(rest, key=lambda i: (min((away(places, i, j) for j in even), default=0), -i))
+        )
+    chosen = list(dict.fromkeys([*chosen, *even]))[:keep]
+    return sorted(diverse(chosen, keep - len(chosen)))
+
+
+def away(places: list[list[int]], i: int, j: int) -> int:
+    """Rows and columns between two places of one picture."""
+    return abs(places[i][2] - places[j][2]) + abs(places[i][3] - places[j][3])
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_equals_the_slow_one(stage: int):
+    tilings = [((0, 0, 4, 5),), ((0, 0, 5, 4),), ((0, 0, 2, 10),)]
+    view = make_view(BTP(), tilings, site=SITES[stage])
+    for keep in (1, 3, 9, 18, 20):
+        kept = BTP().plan(view, keep).kept.tolist()
+        assert kept == [slow_btp(BTP(), view, row, keep) for row in range(3)]
+
+
+def test_attention_prefers_the_first_part_by_hand():
+    """Stage 3 keeps 2 of the best 2: with 5 the best 6 are candidates, of which 1 and 3 lie among the first five."""
+    scores = torch.tensor([[0.0, 0.3, 0.0, 0.2, 0.0, 0.9, 0.8, 0.7, 0.6, 0.1]])
+    view = released_view(SITES[2], torch.ones(1, 10, 2), 5, last_attention=scores)
+    assert BTP().plan(view, 2).kept.tolist() == [[5, 6]]
+    assert BTP().plan(view, 5).kept.tolist() == [[1, 3, 5, 6, 7]]
+
+
+def test_places_by_hand():
+    """Of 4 x 4: a corner, the one opposite, a third, and of those at distance 3 from all the first, in the middle."""
+    view = released_view(SITES[0], torch.ones(1, 16, 2), 4)
+    assert on_places(view.grid, 4).tolist() == [[0, 15, 3, 9]]
+
+
+def test_published_schedule():
+    assert [(site.layer, site.stage) for site in SITES] == [(3, 0), (6, 1), (14, 2)]
+    assert BTP().fractions(1 / 12, 3) == pytest.approx((1 / 2, 1 / 4, 1 / 12))
+    assert BTP().fractions(0.5, 3) == (1.0, 1.0, 0.5)
+
+
+@pytest.mark.parametrize("case", vectors("btp"), ids=lambda case: str(case["seed"]))
+def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
+    tokens = numbers(case["seed"], 1, case["tokens"], 8)
+    scores = shares(case["seed"] + 100, 1, case["tokens"])
+    whole = released_view(SITES[0], tokens, case["side"]).grid
+    for site, (before, after) in zip(
+        SITES, pairwise([list(range(case["tokens"])), *case["kept"]]), strict=True
+    ):
+        signals = {"last_attention": scores[:, before]}
+        view = View(site, tokens[:, before], whole[:, before], signals)
+        kept = BTP().plan(view, len(after)).kept[0].tolist()
+        assert [before[i] for i in kept] == after
+
+
+def test_the_last_stage_keeps_what_was_planted():
+    view = make_view(BTP(), [((0, 0, 12, 12),)] * 16, site=SITES[2])
+    found, chance, turned = recall(
+        BTP(),
+        144,
+        lambda scores: View(view.site, view.tokens, view.grid, {"last_attention": scores}),
+    )
+    assert found > 0.95
+    assert turned < chance
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"layers": (3, 6)}, r"layers=\(3, 6\)"),
+        ({"schedule": (1, 3, 6)}, r"schedule=\(1, 3, 6\)"),
+        ({"attention": (0.3, 0.9, 1.1)}, r"attention=\(0\.3, 0\.9, 1\.1\)"),
+    ],
+)
+def test_values_out_of_range_name_the_key(params: dict[str, Any], line: str):
+    with pytest.raises(MethodError, match=r"method\.params\." + line):
+        BTP(**params)
+
+
+def test_a_decoder_too_shallow_is_refused():
+    with pytest.raises(MethodError, match="4 layers or more, not 3"):
+        BTP().sites(3)
