@@ -98,6 +98,8 @@ SETTINGS: tuple[tuple[Any, ...], ...] = (
     ("vscan", {}, ORDER),
     ("vscan", {"local": 0.25, "window": 3}, ORDER),
     ("flowcut", {}),
+    ("vlmpruner", {}, ORDER, CHAINED),
+    ("vlmpruner", {"token_batch": 3, "channels": 6}, ORDER, CHAINED),
     ("btp", {}, ORDER),
     ("btp", {"attention": (0.0, 0.5, 1.0), "places": (0.0, 0.2, 0.0)}, ORDER),
     ("feather", {}, ORDER),

@@ -65,6 +65,7 @@ READS_TOKENS = {
         "idpruner",
         "aim",
         "btp",
+        "vlmpruner",
     )
     or (case[0] == "uvprune" and "attention" not in case[1].get("criterion", ""))
     or (case[0] == "d2pruner" and "selection" not in case[1])
