@@ -111,7 +111,6 @@ class BTP(TokenReducer):
         many for places; O(N log N) without either.
         """
         scores, stage = view.signals["last_attention"].float(), view.site.stage
-        tokens = require_finite(view.tokens, "tokens")
         n_attention, n_diverse, n_places = (
             math.floor(shares[stage] * keep + 1e-9)
             for shares in (self.attention, self.diversity, self.places)
@@ -120,7 +119,9 @@ class BTP(TokenReducer):
         # 0, 1 and from 2 on by what a token is chosen; what no criterion chooses has infinity.
         reason = torch.full_like(scores, torch.inf)
         reason.scatter_(1, on_places(view.grid, n_places), 2 + place_of(reason, n_places))
-        similarity = cosines(tokens) if n_attention < keep else None
+        similarity = cosines(view.tokens) if n_attention < keep else None
+        if similarity is not None:
+            require_finite(similarity.diagonal(), "tokens")
         if similarity is not None and n_diverse:
             reason.scatter_(1, farthest_first(similarity, n_diverse), 1.0)
         reason.scatter_(1, attended(scores, keep, n_attention, n_candidates), 0.0)

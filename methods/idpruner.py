@@ -59,7 +59,8 @@ class IDPruner(TokenReducer):
         weight = require_finite(view.signals["cls_attention"].float(), "class attention")
         low, high = weight.amin(dim=1, keepdim=True), weight.amax(dim=1, keepdim=True)
         importance = (weight - low) / (high - low + EPSILON)
-        similarity = cosines(require_finite(view.tokens, "tokens"))
+        similarity = cosines(view.tokens)
+        require_finite(similarity.diagonal(), "tokens")
         likeness = torch.full_like(importance, -1.0)
         taken = torch.zeros_like(importance)
         relevance, picks = importance, []

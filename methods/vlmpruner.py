@@ -77,9 +77,10 @@ class VLMPruner(TokenReducer):
         one device synchronisation.
         """
         keys = require_finite(view.signals["visual_keys"].float(), "keys").transpose(1, 2)
-        tokens = require_finite(view.tokens.float(), "tokens")
+        tokens = view.tokens.float()
         varied = tokens.var(dim=1).topk(min(self.channels, tokens.shape[2]), dim=1).indices
         similarity = cosines(tokens.gather(2, varied.unsqueeze(1).expand(-1, tokens.shape[1], -1)))
+        require_finite(similarity.diagonal(), "tokens")
         kept_set = KeptSet(similarity, view.grid)
         for pick in pivots(keys.flatten(2), min(keep, self.pivot_image_token)).split(1, dim=1):
             kept_set.add(pick, torch.ones_like(pick, dtype=torch.bool))
