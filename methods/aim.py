@@ -93,12 +93,14 @@ class AIM(TokenReducer):
         for many, left in torch.stack([size, quota], 1).unique(dim=0).tolist():
             if left:
                 alike = (size == many) & (quota == left)
-                features = tokens[row[alike], index[alike, :many]]
+                features = (
+                    tokens.reshape(-1, many, tokens.shape[2])  # spares a copy
+                    if bool(alike.all())
+                    else tokens[row[alike], index[alike, :many]]
+                )
                 target[alike, :many], weight[alike, :many] = merged(features, left)
         # Tokens of each group stand together, so that an index inside the group counts from its first token.
-        into = groups.tokens(
-            torch.where(target < 0, -1, target + groups.index[:, :, :1].flatten(0, 1))
-        )
+        into = groups.tokens(torch.where(target < 0, -1, target + index[:, :1]))
         place = torch.arange(into.shape[1], device=into.device)
         stays = into == place
         slot = torch.where(into < 0, -1, (stays.cumsum(dim=1) - 1).gather(1, into.clamp(min=0)))
