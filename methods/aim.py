@@ -90,15 +90,17 @@ class AIM(TokenReducer):
         target = torch.full_like(index, -1)
         weight = torch.ones_like(index, dtype=tokens.dtype)
         # Pictures of one size and quota merge side by side; few kinds of them are in a batch.
-        for many, left in torch.stack([size, quota], 1).unique(dim=0).tolist():
-            if left:
-                alike = (size == many) & (quota == left)
+        for picture_size, n_left in torch.stack([size, quota], 1).unique(dim=0).tolist():
+            if n_left:
+                alike = (size == picture_size) & (quota == n_left)
                 features = (
-                    tokens.reshape(-1, many, tokens.shape[2])  # spares a copy
+                    tokens.reshape(-1, picture_size, tokens.shape[2])  # spares a copy
                     if bool(alike.all())
-                    else tokens[row[alike], index[alike, :many]]
+                    else tokens[row[alike], index[alike, :picture_size]]
                 )
-                target[alike, :many], weight[alike, :many] = merged(features, left)
+                target[alike, :picture_size], weight[alike, :picture_size] = merged(
+                    features, n_left
+                )
         # Tokens of each group stand together, so that an index inside the group counts from its first token.
         into = groups.tokens(torch.where(target < 0, -1, target + index[:, :1]))
         place = torch.arange(into.shape[1], device=into.device)

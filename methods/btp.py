@@ -163,13 +163,13 @@ def on_places(grid: Tensor, count: int) -> Tensor:
 def filled_with_farthest(similarity: Cosines, chosen: Tensor, keep: int) -> Tensor:
     """Return (B, N) booleans with `keep` true: `chosen`, then one by one the token farthest from all chosen before."""
     missing = keep - chosen.sum(dim=1, keepdim=True)
-    most, n_steps = torch.stack([keep - missing.min(), missing.max()]).tolist()
+    n_chosen, n_steps = torch.stack([keep - missing.min(), missing.max()]).tolist()
     if n_steps == 0:
         return chosen
-    if most == 0:
+    if n_chosen == 0:
         return chosen.scatter(1, farthest_first(similarity, keep), True)
-    known = (~chosen).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
-    rows = similarity.rows(known).masked_fill_(~chosen.gather(1, known).unsqueeze(2), -2)
+    indices = (~chosen).to(torch.uint8).argsort(dim=1, stable=True)[:, :n_chosen]
+    rows = similarity.rows(indices).masked_fill_(~chosen.gather(1, indices).unsqueeze(2), -2)
     likeness = rows.amax(dim=1).masked_fill_(chosen, torch.inf)
     chosen = chosen.clone()
     for step in range(n_steps):

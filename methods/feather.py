@@ -66,10 +66,10 @@ class Feather(TokenReducer):
         low, high = 0.0, 1.0
         for _ in range(60):
             rho = (low + high) / 2
-            low, high = (rho, high) if rho**2 * self.both(rho) < share else (low, rho)
-        return (max(share, self.both(high)), share)
+            low, high = (rho, high) if rho**2 * self.early_share(rho) < share else (low, rho)
+        return (max(share, self.early_share(high)), share)
 
-    def both(self, rho: float) -> float:
+    def early_share(self, rho: float) -> float:
         """Return the share of the tokens that are among the best rho or on the grid, if the two are independent."""
         return rho + (1 - rho) / self.stride**2
 

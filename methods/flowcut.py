@@ -58,10 +58,10 @@ class FlowCut(TokenReducer):
 
     def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
         """Return what each site leaves on the way to `share`."""
-        left, shares = 1.0, []
+        stay, shares = 1.0, []
         for to_go in range(2 * n_sites - 2, 0, -2):
-            left -= (left - share) / math.sqrt(to_go) * (1 - self.entropy**2)
-            shares.append(left)
+            stay -= (stay - share) / math.sqrt(to_go) * (1 - self.entropy**2)
+            shares.append(stay)
         return (*shares, share)
 
     def needs(self, site: Site) -> tuple[Need, ...]:

@@ -131,12 +131,14 @@ class KeptSet:
         self.chosen.scatter_(1, indices, self.chosen.gather(1, indices) | joins)
         similar = self._similarity.rows(indices).masked_fill_(~joins.unsqueeze(2), -1)
         torch.maximum(self._likeness, similar.amax(dim=1), out=self._likeness)
-        apart = (self._place[rows, indices].unsqueeze(2) - self._place.unsqueeze(1)).square().sum(3)
+        distance = (
+            (self._place[rows, indices].unsqueeze(2) - self._place.unsqueeze(1)).square().sum(3)
+        )
         away = self._tile.gather(1, indices).unsqueeze(2) != self._tile.unsqueeze(1)
-        apart = (apart.sqrt() / self._diagonal.unsqueeze(1)).masked_fill(
+        distance = (distance.sqrt() / self._diagonal.unsqueeze(1)).masked_fill(
             away | ~joins.unsqueeze(2), 1
         )
-        torch.minimum(self._distance, apart.amin(dim=1), out=self._distance)
+        torch.minimum(self._distance, distance.amin(dim=1), out=self._distance)
 
     def grow(self, keep: int, theta: float, width: int) -> bool:
         """Carry out a round up to `keep` tokens, `width` at a time; return whether any row lacks tokens after it."""
@@ -175,5 +177,5 @@ def into_the_likest(similarity: Cosines, chosen: Tensor, kept: Tensor) -> Assign
     share = MERGED * weight / total.clamp(min=1e-8).gather(1, slot)
     place = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
     slot = torch.where(merges & ~chosen, slot, -1).scatter(1, kept, place)
-    own = torch.where(total > 0, 1 - MERGED, 1.0)
-    return Assignment(slot, share.masked_fill(slot < 0, 0).scatter(1, kept, own))
+    kept_weight = torch.where(total > 0, 1 - MERGED, 1.0)
+    return Assignment(slot, share.masked_fill(slot < 0, 0).scatter(1, kept, kept_weight))

@@ -24,8 +24,8 @@ def flow_after(pictures: TowerImages, values: Tensor, policy: SlotPolicy) -> Ten
         states.gather(2, index.expand(-1, states.shape[1], -1, states.shape[3]))
         for states in (query, key, values)
     )
-    own = block_flow(query, key, values, scaling, extra)
-    return own if pictures.flow is None else 0.5 * pictures.flow + 0.5 * own
+    flow = block_flow(query, key, values, scaling, extra)
+    return flow if pictures.flow is None else 0.5 * pictures.flow + 0.5 * flow
 
 
 def block_flow(query: Tensor, key: Tensor, value: Tensor, scaling: float, extra: int) -> Tensor:
