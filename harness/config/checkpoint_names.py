@@ -21,7 +21,7 @@ from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.errors import FOREIGN, UserError, first_words, near_names
 from espalier.harness.models.families import check_format, family_of
 from espalier.harness.paths import CONF
-from espalier.harness.specs.hub_cache import OFFLINE, file_of_hub
+from espalier.harness.specs.hub_cache import OFFLINE, file_of_hub, other_format
 
 GROUP = "model"
 PREFIX = "checkpoint:"
@@ -77,7 +77,8 @@ def model_choice(name: str, key: str = GROUP) -> str:
     if name.startswith(_PLACES):
         near = "is not a folder" if not folder.is_dir() else f"holds no {CONFIG}"
         raise UserError(
-            f"{key}={name!r} {near}; valid: the folder of a checkpoint, a hub id, or a name of conf/model (model=?)"
+            f"{key}={name!r} {near}{other_format(folder)}; "
+            f"valid: the folder of a checkpoint, a hub id, or a name of conf/model (model=?)"
         )
     if "/" not in name or name.startswith(PREFIX):
         return name

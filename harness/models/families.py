@@ -107,7 +107,8 @@ def family_of(model_type: str | None, key: str = "model_type") -> str:
         return GENERIC
     if model_type is None or model_type not in families:
         unknown = unknown_name(key, str(model_type), families)
-        raise UserError("; ".join([str(unknown), *passed_over]))
+        generic = "any image-text-to-text class of transformers"
+        raise UserError("; ".join([f"{unknown}, or {generic}", *passed_over]))
     return families[model_type]
 
 

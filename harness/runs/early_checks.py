@@ -20,7 +20,12 @@ from espalier.harness.kinds.checks.pair_check import (
 )
 from espalier.harness.paths import located
 from espalier.harness.settings import table
-from espalier.harness.specs.hub_cache import OFFLINE, data_set_cached, require_cached
+from espalier.harness.specs.hub_cache import (
+    OFFLINE,
+    data_set_cached,
+    other_format,
+    require_cached,
+)
 
 #: Bytes at the start of a row that hold its cell.
 CELL_BYTES = 1024
@@ -96,7 +101,8 @@ def _check_checkpoint(model: Mapping[str, Any], offline: bool) -> None:
         folder = located(path)
         if not (folder / "config.json").exists():
             raise UserError(
-                f"model.path={str(folder)!r} holds no model; valid: a directory with config.json and *.safetensors"
+                f"model.path={str(folder)!r} holds no model{other_format(folder)}; "
+                f"valid: a directory with config.json and *.safetensors"
             )
     elif path is None and isinstance(hub, str):
         require_cached(model["name"], hub, revision, offline)

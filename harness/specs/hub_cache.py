@@ -60,3 +60,12 @@ def data_set_cached(name: str) -> bool:
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
     downloaded = Path(constants.HF_HUB_CACHE, f"datasets--{owner}--{repository}")
     return not repository or downloaded.is_dir() or any(prepared.glob(f"{owner}___*"))
+
+
+def other_format(path: Path) -> str:
+    """Return a hint for a place without a checkpoint that holds a LoRA adapter or GGUF files; "" for any other."""
+    if (path / "adapter_config.json").is_file():
+        return " but a LoRA adapter, to be merged into its model first (merge_and_unload of peft)"
+    if path.suffix == ".gguf" or next(path.glob("*.gguf"), None) is not None:
+        return " but GGUF, the format of llama.cpp"
+    return ""

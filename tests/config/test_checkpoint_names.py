@@ -90,6 +90,20 @@ WRONG = (
 )
 
 
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("adapter_config.json", "holds no config.json but a LoRA adapter, to be merged"),
+        ("model-q4.gguf", "holds no config.json but GGUF, the format of llama.cpp"),
+    ],
+)
+def test_other_formats_are_named(file: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(UserError) as refusal:
+        model_choice(str(tmp_path))
+    assert words in str(refusal.value)
+
+
 @pytest.mark.parametrize(("name", "words"), WRONG)
 def test_a_wrong_name_is_one_line_with_the_nearest(name: str, words: str) -> None:
     for key, use in {

@@ -9,6 +9,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from espalier.harness.errors import FOREIGN, UserError, brief, first_words, foreign
+from espalier.harness.specs.hub_cache import other_format
 from espalier.harness.specs.revisions import MODEL_FILES
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.files.untrusted_json import read_bytes
@@ -47,7 +48,8 @@ def _check(path: Path, digests: Digests) -> None:
     weights = sorted(path.glob("*.safetensors"))
     if not (path / "config.json").exists() or not weights:
         raise UserError(
-            f"model.path={str(path)!r} holds no model; valid: a directory with config.json and *.safetensors"
+            f"model.path={str(path)!r} holds no model{other_format(path)}; "
+            f"valid: a directory with config.json and *.safetensors"
         )
     for file in sorted(file for pattern in MODEL_FILES for file in path.glob(pattern)):
         problem = _problem(file)
