@@ -32,7 +32,7 @@ from espalier.methods.base import Plan
 from espalier.methods.blame import Blame
 from espalier.methods.denoiser import as_denoiser
 from espalier.methods.plans import require_tensor
-from espalier.methods.select.entries import Entries, KeptEntries, PromptEntries, Store
+from espalier.methods.select.entries import Entries, EntryStore, KeptEntries, PromptEntries
 from espalier.methods.select.topk import rows_of
 
 
@@ -180,7 +180,7 @@ class EntryMerger:
             # A copy: the cache itself is never written.
             unrotated = unrotate(keys.to(dtype), *tables)
             stores = [
-                Store(store.transpose(0, 1).clone(memory_format=torch.contiguous_format))
+                EntryStore(store.transpose(0, 1).clone(memory_format=torch.contiguous_format))
                 for store in (unrotated, values.to(dtype))
             ]
             prompt = PromptEntries(*stores)
@@ -291,13 +291,16 @@ class DenoisingSession(Session):
         setup = replace(self.setup, budget=budget)
         setup.signals.begin(inputs, prompt.signals)
         valid = layout.valid.to(embeddings.device)
+        # The library reads a mask to see that it hides nothing.
+        lengths = [n + text for n, text in zip(layout.counts, layout.text, strict=True)]
+        is_padded = min(lengths) < valid.shape[1]
         with (
             Pass(setup, layout, tuple(samples), start.prompt, answer.step) as current_pass,
             self._active.running(current_pass.clock, current_pass),
         ):
             hidden = adapter.decoder(
                 inputs_embeds=embeddings,
-                attention_mask=valid.long(),
+                attention_mask=valid.long() if is_padded else None,
                 position_ids=closed_positions(valid),
                 use_cache=False,
             ).last_hidden_state

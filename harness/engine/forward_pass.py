@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +102,7 @@ def make_records(
             times_ms=summary.times_ms,
             shared=summary.shared,
             loop=summary.loop,
-            origin=last_stage.origin[beam, : last_stage.counts[beam]].cpu(),
+            origin=last_stage.origin[beam, : last_stage.counts[beam]],
             items=prefill.parts[row] if prefill.setup.by_item else None,
         )
         records.append(record)
@@ -288,6 +288,7 @@ class Pass:
     def step_records(self) -> tuple[SampleRecord, ...]:
         """Return each row's record of a denoising step, or of the run of a prompt before all steps.
 
+        Kept indices stay on the device, so that a step need not wait for it.
         The caller counts the time of steps. A step caches nothing.
         """
         rows, has_cache = self.prefill.layout.rows, bool(self._cache_lengths)
@@ -336,7 +337,10 @@ class Pass:
             held_special=None if self.eviction is None else self.eviction.held_special,
             loop=loop,
         )
-        records = make_records(self.prefill, self.sites, summary)
+        records = tuple(
+            replace(record, origin=None if record.origin is None else record.origin.cpu())
+            for record in make_records(self.prefill, self.sites, summary)
+        )
         stacked = None if logits is None else torch.stack(logits, dim=1)
         return GeneratedBatch(ids, records, stacked, self._cache_lengths)
 

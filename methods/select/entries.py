@@ -19,7 +19,7 @@ EPSILON = 1e-8
 
 
 @dataclass(frozen=True, eq=False)
-class Store:
+class EntryStore:
     """Keys or values of one layer for one sample's prompt, entry by entry.
 
     Attributes:
@@ -49,8 +49,8 @@ class PromptEntries:
         values: of the same entries.
     """
 
-    keys: Store
-    values: Store
+    keys: EntryStore
+    values: EntryStore
 
     @cached_property
     def units(self) -> Tensor:

@@ -28,9 +28,9 @@ from espalier.methods.none import NoReduction
 from espalier.methods.random import Random
 from espalier.methods.select.entries import (
     Entries,
+    EntryStore,
     KeptEntries,
     PromptEntries,
-    Store,
     merged_entries,
 )
 from tests.diffusion import models, prefix_oracle
@@ -215,7 +215,7 @@ def test_a_worked_example_of_entries() -> None:
     keys = torch.tensor([[(0, 5), (4, 0), (0, -2), (3, 4)]], dtype=torch.double)
     values = 2 * keys.flip(-1)
     choice = KeptEntries(torch.tensor([1, 2, 3]), torch.tensor([0, 1]), 4)
-    stores = [Store(rows.transpose(0, 1).contiguous()) for rows in (keys, values)]
+    stores = [EntryStore(rows.transpose(0, 1).contiguous()) for rows in (keys, values)]
     entries = Entries(PromptEntries(*stores), choice)
     expected = {
         "visual": [(0, 5), (3 * 7 / 65**0.5, 3 * 4 / 65**0.5), (0, -3)],

@@ -18,7 +18,9 @@ from espalier.harness.decoding.diffusion.schedules import counts
 from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.harness.errors import UserError
 from espalier.harness.specs.generation import settings
+from espalier.methods.d3tom import D3ToM
 from espalier.methods.d3tom_t import D3ToMT
+from espalier.methods.fastv import FastV
 from espalier.methods.none import NoReduction
 from tests.diffusion import models
 from tests.tiny import CHATS
@@ -259,8 +261,19 @@ def test_an_answer_that_ends_early_keeps_to_its_budgets(adapter, temperature) ->
         verify_steps(method, budget, adapter.facts, together.records[row])
 
 
-def test_each_step_reads_the_device_once(adapter, monkeypatch) -> None:
-    """Of the loop itself, whatever the rows; layouts are read once a run."""
+@pytest.mark.parametrize(
+    ("method", "ratio", "prefix_cache", "rows"),
+    [
+        (NoReduction(), 0.0, True, 3),
+        (NoReduction(), 0.0, False, 1),
+        (D3ToM(K=1), 0.6, True, 3),
+        (FastV(), 0.6, True, 3),
+    ],
+)
+def test_each_step_reads_the_device_once(
+    adapter, monkeypatch, method, ratio, prefix_cache, rows
+) -> None:
+    """Whatever the layers and rows; layouts, records and a first choice are read once a run."""
     reads = []
     for name in ("tolist", "item", "cpu", "__bool__", "__int__", "__float__"):
         read = getattr(torch.Tensor, name)
@@ -273,7 +286,8 @@ def test_each_step_reads_the_device_once(adapter, monkeypatch) -> None:
     per_run = []
     for steps in (4, 12):
         reads.clear()
-        answers(adapter, CHATS, stop="none", steps=steps, prefix_cache=True)
+        how = {"stop": "none", "steps": steps, "prefix_cache": prefix_cache}
+        answers(adapter, CHATS[:rows], method, ratio, **how)
         per_run.append(len(reads))
     assert per_run[1] - per_run[0] == 8
 

@@ -13,7 +13,7 @@ from espalier.harness.engine.record import answer_lengths
 from espalier.methods.select.topk import indices_of
 
 
-class Unmasking:
+class AnswerProgress:
     """The answers of a batch between two steps; the words stay on the device, counts are known to the host.
 
     Each row completes its blocks from left to right. If answers freeze, nothing is unmasked at or after a row's stop,
@@ -45,18 +45,18 @@ class Unmasking:
         #: (B, G) places that got their word in the last step.
         self.deciders = torch.zeros_like(self.ids, dtype=torch.bool)
         #: Masked places of each row's block that may get a word; 0 once the row is complete.
-        self.left = [settings.block] * rows
+        self.remaining = [settings.block] * rows
         self._blocks, self._step = [0] * rows, 0
         self._stop = torch.full((rows,), settings.length, device=device)
 
     @property
     def complete(self) -> bool:
         """Whether no row has a place left."""
-        return not any(self.left)
+        return not any(self.remaining)
 
     def places(self) -> Tensor:
         """Return (B, M) places that may get a word, ascending; a row with fewer than M has others at the end."""
-        return indices_of(self._open(), max(self.left))
+        return indices_of(self._open(), max(self.remaining))
 
     def unmask(self, places: Tensor, words: Tensor, confidence: Tensor) -> Tensor:
         """Give the most confident places their words; return (3, B) places left in the block, stops, and words given.
@@ -82,18 +82,18 @@ class Unmasking:
             self._stop = self._first_stops()
         return torch.stack([self._open().sum(1), self._stop, chosen.sum(1)])
 
-    def advance(self, left: Sequence[int], stops: Sequence[int]) -> None:
+    def advance(self, remaining: Sequence[int], stops: Sequence[int]) -> None:
         """Go on to the next block in rows that have none left in theirs; both counts are those of `unmask`."""
         size = self._settings.block
-        for row, (count, stop) in enumerate(zip(left, stops, strict=True)):
-            if self.left[row] and not count:
+        for row, (count, stop) in enumerate(zip(remaining, stops, strict=True)):
+            if self.remaining[row] and not count:
                 self._blocks[row] += 1
                 count = size if self._blocks[row] * size < stop else 0
-            self.left[row] = count
+            self.remaining[row] = count
 
     def lengths(self) -> list[int]:
         """Return the tokens of each row's answer, an end token included."""
-        rows = len(self.left)
+        rows = len(self.remaining)
         if self._settings.stop == "none":
             return [self._settings.length] * rows
         if self._settings.stop == "cut":

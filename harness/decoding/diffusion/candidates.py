@@ -51,8 +51,8 @@ def candidates(
         return words, chance
     if settings.remasking == "low_confidence":
         relative = scores.sub_(top.unsqueeze(-1))
-        said = relative.gather(-1, words.unsqueeze(-1)).squeeze(-1)
-        return words, said.exp_() / relative.exp_().sum(-1)
+        word_scores = relative.gather(-1, words.unsqueeze(-1)).squeeze(-1)
+        return words, word_scores.exp_() / relative.exp_().sum(-1)
     probabilities = scores.softmax(-1)
     if settings.remasking == "entropy":
         return words, (probabilities * (probabilities + _EPSILON).log()).sum(-1)
@@ -63,12 +63,12 @@ def candidates(
 def _cut(scores: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
     """Return scores (..., V) without the words behind the `top_k` likeliest and behind a share `top_p`."""
     if top_k is not None:
-        least = scores.topk(min(top_k, scores.shape[-1]), -1).values[..., -1:]
-        scores = scores.masked_fill(scores < least, float("-inf"))
+        lowest = scores.topk(min(top_k, scores.shape[-1]), -1).values[..., -1:]
+        scores = scores.masked_fill(scores < lowest, float("-inf"))
     if top_p is not None:
         ordered, words = scores.sort(dim=-1, descending=True, stable=True)
         shares = ordered.softmax(-1)
-        behind = shares.cumsum(-1) - shares >= top_p
-        behind[..., 0] = False
-        scores = scores.masked_fill(behind.scatter(-1, words, behind), float("-inf"))
+        is_cut = shares.cumsum(-1) - shares >= top_p
+        is_cut[..., 0] = False
+        scores = scores.masked_fill(is_cut.scatter(-1, words, is_cut), float("-inf"))
     return scores

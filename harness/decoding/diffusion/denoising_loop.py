@@ -15,12 +15,12 @@ from torch import Tensor
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.facts import DiffusionFacts
+from espalier.harness.decoding.diffusion.answer_progress import AnswerProgress
 from espalier.harness.decoding.diffusion.cached_prompt import check_prefix_cache
 from espalier.harness.decoding.diffusion.candidates import candidates
 from espalier.harness.decoding.diffusion.denoising_record import StepCounts, record_of
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
-from espalier.harness.decoding.diffusion.unmasking import Unmasking
 from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
 from espalier.harness.engine.finite_logits import NonFiniteLogits
 from espalier.harness.engine.prefix_cache import CachedPrompt
@@ -39,14 +39,14 @@ class DenoisedSteps:
     """The steps of a batch of answers.
 
     Attributes:
-        unmasking: the answers, complete.
+        progress: the answers, complete.
         steps: of each step, a record for each row.
         scored, reveals: of each step, the places of each row that had candidates, and those that got their word.
         marks: seconds before the first step and after each.
         logits: (B, G, V) of each step, if requested.
     """
 
-    unmasking: Unmasking
+    progress: AnswerProgress
     steps: list[tuple[SampleRecord, ...]] = field(default_factory=list)
     scored: list[list[int]] = field(default_factory=list)
     reveals: list[list[int]] = field(default_factory=list)
@@ -132,7 +132,7 @@ class DenoisingGenerator:
         clock.drain()
         denoised = self._run_steps(prompt, samples, settings, budgets, keep_logits, cached)
         step_ms = [1000 * (after - before) for before, after in pairwise(denoised.marks)]
-        ids, lengths = self._padded(denoised.unmasking)
+        ids, lengths = self._padded(denoised.progress)
         rows = len(samples)
         records = tuple(
             record_of(
@@ -160,7 +160,7 @@ class DenoisingGenerator:
         """Run steps until every row is complete. Each reads from the device once."""
         device, facts, session = self._adapter.device, self._facts, self._session
         generators = row_generators(self._seed, samples, 0, device)
-        state = Unmasking(len(samples), settings, facts, self._stops(settings), device)
+        state = AnswerProgress(len(samples), settings, facts, self._stops(settings), device)
         denoised = DenoisedSteps(state, marks=[time.perf_counter()])
         while not state.complete:
             step, places = len(denoised.steps), state.places()
@@ -173,17 +173,19 @@ class DenoisingGenerator:
                 denoised.logits.append(logits)
                 logits = logits[rows_of(places), places]
             finite = logits.sum((1, 2), dtype=torch.float32).isfinite()
-            chosen = candidates(logits, facts.silent_ids, settings, generators, state.left)
+            chosen = candidates(logits, facts.silent_ids, settings, generators, state.remaining)
             progress = state.unmask(places, *chosen)
-            left, stops, reveals, are_finite = torch.cat([progress, finite[None].long()]).tolist()
+            remaining, stops, reveals, are_finite = torch.cat(
+                [progress, finite[None].long()]
+            ).tolist()
             for sample, is_finite in zip(samples, are_finite, strict=True):
                 if not is_finite:
                     raise NonFiniteLogits(sample, step)
             denoised.marks.append(time.perf_counter())
             denoised.steps.append(records)
-            denoised.scored.append(list(state.left))
+            denoised.scored.append(list(state.remaining))
             denoised.reveals.append(reveals)
-            state.advance(left, stops)
+            state.advance(remaining, stops)
         return denoised
 
     def _stops(self, settings: Denoising) -> list[list[int]]:
@@ -207,9 +209,9 @@ class DenoisingGenerator:
                 f"model={self._adapter.spec.name!r} has {limit} positions for both; valid: at most {limit - longest}"
             )
 
-    def _padded(self, unmasking: Unmasking) -> tuple[Tensor, list[int]]:
+    def _padded(self, progress: AnswerProgress) -> tuple[Tensor, list[int]]:
         """Return the answers padded after their ends, and their lengths."""
-        ids, lengths = unmasking.ids, unmasking.lengths()
+        ids, lengths = progress.ids, progress.lengths()
         ends = torch.tensor(lengths, device=ids.device).unsqueeze(1)
         padding = torch.arange(ids.shape[1], device=ids.device) >= ends
         return ids.masked_fill(padding, self._adapter.pad_id), lengths

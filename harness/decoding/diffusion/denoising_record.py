@@ -159,5 +159,9 @@ def _on_host(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return one-dimensional tensors of one device in host memory, read at once."""
     if not parts:
         return ()
-    host: tuple[Tensor, ...] = torch.cat(list(parts)).cpu().split([len(part) for part in parts])
+    host: tuple[Tensor, ...] = (
+        torch.cat([part.to(parts[0].device) for part in parts])
+        .cpu()
+        .split([len(part) for part in parts])
+    )
     return host
