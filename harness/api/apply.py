@@ -83,7 +83,7 @@ def apply(
         ratio: share of visual tokens removed, 0 <= ratio < 1; for a speculative decoder, removed from its draft. Every
             method that removes tokens needs it, or `keep`.
         keep: instead of `ratio`, the visual tokens that stay of each question's media, or their share, `"10%"`.
-        budget: rule that counts them: `kept`, `average` or `flops` (docs/rows.md).
+        budget: rule that counts them: `kept`, `average`, `flops` or `kv_bytes` (docs/rows.md).
         draft: draft model of a speculative decoder: name of a file in conf/model, folder of a checkpoint, or a loaded
             model; None: the first draft that the model's file names.
         seed: seed of random methods and of sampling.

@@ -15,6 +15,7 @@ from espalier.harness.paths import located, usual_store
 from espalier.harness.reports.curves.curve_files import SUFFIXES
 from espalier.harness.reports.curves.selection import read_selection, write_selection
 from espalier.harness.reports.html.page_assembly import LIMIT, assemble, collect
+from espalier.harness.reports.protocols.selected_protocols import PROTOCOLS, protocol_tables
 from espalier.harness.reports.tables.table_rows import usual_positions
 from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "",
         "results/demo benchmark=seedling_rec method=fastv,divprune",
         "--store mine --store theirs --no-overlays",
+        "mine --protocol vtc --protocol ranks",
     )
     parser.add_argument(
         "selection", nargs="*", metavar="STORE|KEY=VALUE", help="stores, and filters of the files"
@@ -49,6 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="position policy of the rows (default: %(default)s)",
     )
     parser.add_argument(
+        "--protocol",
+        action="append",
+        default=[],
+        choices=PROTOCOLS,
+        help="a protocol over the selected results, in files beside the page and as a table in it; repeatable",
+    )
+    parser.add_argument(
         "--no-overlays",
         action="store_true",
         help="omit pictures of kept tokens, which need answers of the embedded model",
@@ -61,10 +70,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_file("--out", options.out)
         base = options.out.with_suffix("")
         check_files("--out", base, SUFFIXES)
+        for name in options.protocol:
+            check_files("--out", base.with_name(f"{base.name}-{name}"), SUFFIXES)
         for store in stores:
             existing_store(store)
         selection = read_selection(stores, filters)
+        tables = protocol_tables(options.protocol, selection)
         content = collect(stores, options.positions, not options.no_overlays)
+        content["tables"] += [
+            {
+                "name": table.name,
+                "paper": "protocols",
+                "title": table.title,
+                "html": table.fragment(),
+            }
+            for table in tables
+        ]
         page = assemble(content)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -72,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(page, encoding="utf-8")
     files, notes = write_selection(selection, base)
+    files += [path for table in tables for path in table.write(base)]
     if filters:
         # Without filters the page has the same notes.
         for label, cases in notes.items():

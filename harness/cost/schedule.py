@@ -1,22 +1,25 @@
-"""Equivalent tokens of a schedule of visual tokens, under the three rules by which papers count a budget.
+"""Equivalent tokens of a schedule of visual tokens, under the rules by which a budget is counted.
 
 A schedule is the tokens kept after each site of a method that shortens the prompt; `Site.shortens` gives the decoder
 layer before which it does so. Each rule reduces it to *equivalent tokens*:
 
-| rule      | equivalent tokens of a schedule                                                    |
-| --------- | ---------------------------------------------------------------------------------- |
-| `kept`    | tokens kept after the last site                                                    |
-| `average` | mean over decoder layers of the visual tokens that enter them                      |
-| `flops`   | tokens that, dropped to before layer 0, cost the same exact language-model prefill |
+| rule       | equivalent tokens of a schedule                                                    |
+| ---------- | ---------------------------------------------------------------------------------- |
+| `kept`     | tokens kept after the last site                                                    |
+| `average`  | mean over decoder layers of the visual tokens that enter them                      |
+| `flops`    | tokens that, dropped to before layer 0, cost the same exact language-model prefill |
+| `kv_bytes` | tokens that, in the cache of every layer, have the same bytes                      |
 
-`flops` counts text tokens, grouped heads and causal attention (harness/cost/flops.py).
+`flops` counts text tokens, grouped heads and causal attention (harness/cost/flops.py). What enters a layer is what its
+cache holds after the prefill, so that of a method that drops tokens `kv_bytes` is `average`; compressors, which evict
+entries of a whole prefill, have it too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 from espalier.harness.cost.facts import ModelFacts
@@ -24,7 +27,7 @@ from espalier.harness.cost.flops import quadratic
 from espalier.methods.base import MethodError, Site, TokenReducer
 from espalier.methods.views import BEFORE_DECODER
 
-RULES = ("kept", "average", "flops")
+RULES = ("kept", "average", "flops", "kv_bytes")
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,19 @@ class EquivalentTokens:
     average: float
     flops: float
 
+    @property
+    def kv_bytes(self) -> float:
+        """Of methods that drop tokens, those that enter a layer."""
+        return self.average
+
 
 def equivalent_tokens(
     reducer: TokenReducer, facts: ModelFacts, n_visual: int, n_text: int, kept: Sequence[int]
 ) -> EquivalentTokens:
     """Return the equivalent tokens of the counts `kept` after each site, under every rule."""
     frame = frame_of(reducer, facts, n_visual, n_text)
-    return EquivalentTokens(**{rule: frame.equivalent(rule, kept) for rule in RULES})
+    names = (field.name for field in fields(EquivalentTokens))
+    return EquivalentTokens(**{rule: frame.equivalent(rule, kept) for rule in names})
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ class Frame:
         counts = (self.visual, *kept)
         if rule == "kept":
             return float(counts[-1])
-        if rule == "average":
+        if rule in ("average", "kv_bytes"):
             return sum(c * s for c, s in zip(counts, self.spans, strict=True)) / self.depth
         linear, square = self.cost
         spent = sum(

@@ -46,6 +46,7 @@ class SampleRecord:
             caller's.
         origin: (n,) original indices of the visual tokens alive in the last layer.
         origins: the same for each step of a denoised answer.
+        kept_tokens: original indices of the visual tokens alive in the last layer, where a run records them.
         items: visual tokens of each picture and video, if the method chose in each by itself; None: in all together.
         accepted: the unreduced model's judgement of the answer, if requested: how many tokens are its likeliest
             (`greedy`), the sum of their probabilities (`sampling`), the position of the first that is not
@@ -71,6 +72,7 @@ class SampleRecord:
     held: tuple[int, ...] | None = None
     held_special: tuple[int, ...] | None = None
     spare: int | None = None
+    kept_tokens: tuple[int, ...] | None = None
     items: tuple[int, ...] | None = None
     work: Work = NO_WORK
     times_ms: Mapping[str, float] = field(default_factory=dict)

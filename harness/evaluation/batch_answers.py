@@ -19,7 +19,7 @@ from lmms_eval.api.instance import Instance
 from lmms_eval.protocol import ChatMessages
 from torch import Tensor
 
-from espalier.harness.engine.record import GeneratedBatch
+from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation import journal_media
 from espalier.harness.evaluation.data_sources import AllowedSources
@@ -69,6 +69,7 @@ class Answerer:
         wording: texts that replace the tasks' questions; None: none.
         shown: whether every sample must show a picture or a video.
         borders: where media may come from; None: from anywhere.
+        kept: whether records have the kept tokens.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Answerer:
         wording: PromptTexts | None = None,
         needs_media: bool = False,
         borders: AllowedSources | None = None,
+        kept: bool = False,
     ) -> None:
         self.generator = opened.generator
         self._codec = opened.codec
@@ -89,6 +91,7 @@ class Answerer:
         self._wording = wording or PromptTexts(None, {})
         self._shown = needs_media
         self._borders = borders
+        self._kept = kept
         # Only one thread at a time may use a benchmark's functions and data.
         self._one = Lock()
         self.reading = ReadingTimes()
@@ -163,7 +166,7 @@ class Answerer:
                 answer=cut(text, group.until),
                 input_tokens=record.visual + record.text,
                 output_tokens=record.new_tokens,
-                record=record,
+                record=_with_kept_tokens(record) if self._kept else record,
                 raw=text,
                 context=context,
                 reasoning=self._reasoning_tokens(ids[: record.new_tokens], text),
@@ -288,6 +291,13 @@ def key_of(request: Instance) -> Key:
 def sample_names(block: Sequence[Instance]) -> list[str]:
     """Return the id of each sample of a batch, as records have it."""
     return [f"{task}/{doc_id}" for task, doc_id in map(key_of, block)]
+
+
+def _with_kept_tokens(record: SampleRecord) -> SampleRecord:
+    """Return a record with the indices of its kept tokens, which the journal can hold."""
+    if record.origin is None:
+        return record
+    return replace(record, kept_tokens=tuple(record.origin.tolist()))
 
 
 def _failure(key: Key, error: BaseException) -> Failure:

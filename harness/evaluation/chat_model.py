@@ -120,6 +120,7 @@ class ChatModel(lmms):
             PromptTexts(spec.benchmark.text, self._tasks),
             spec.benchmark.needs_media,
             borders,
+            spec.engine.kept,
         )
         self._gave_up = False
         self._groups_of_run: list[RequestGroup] = []

@@ -19,7 +19,7 @@ TENSORS = ("origin", "origins")
 RECORDED = tuple(field.name for field in fields(SampleRecord) if field.name not in TENSORS)
 
 #: Fields that only entries with a value of them have.
-RARE = ("costs", "items")
+RARE = ("costs", "items", "kept_tokens")
 
 #: Number of failures that an error line spells out.
 NAMED = 5
@@ -340,6 +340,7 @@ MAY: Mapping[str, Callable[[Any], bool]] = {
     "attended": _number,
     "spare": _count,
     "items": _counts,
+    "kept_tokens": _counts,
     "held": _counts,
     "held_special": _counts,
     "work": _counts,

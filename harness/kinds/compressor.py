@@ -44,11 +44,13 @@ class Compressor:
         if not method.sites(spec.model.facts.text.layers):
             return without_separators(replace(spec, budget=WHOLE))
         check_separators(spec, method)
-        if spec.budget.rule != "kept":
+        if spec.budget.rule not in ("kept", "kv_bytes"):
             raise Refused(
                 f"budget={spec.budget.rule!r}: method={spec.method.name!r} evicts cache entries after a whole "
-                "prefill, and can only keep a share of them; valid: kept"
+                "prefill, and can only keep a share of them; valid: kept, kv_bytes"
             )
+        if spec.budget.rule == "kv_bytes":
+            check_bytes(spec, method)
         if spec.engine.backend != "drop":
             raise Refused(
                 f"engine.backend={spec.engine.backend!r}: method={spec.method.name!r} evicts cache entries for real; "
@@ -111,7 +113,12 @@ class Compressor:
         for record in records:
             check_held(evicting, record)
         account = account_of(_without_reduction(spec), NoReduction(), records)
-        return replace(account, extra={**account.extra, **cache_blocks(evicting, records)})
+        blocks = cache_blocks(evicting, records)
+        if spec.budget.rule == "kv_bytes":
+            # The prefill was whole; what the cache holds is the budget.
+            achieved = {**account.extra["achieved"], "kv_bytes": fmean(blocks["cache"]["entries"])}
+            blocks["achieved"] = achieved
+        return replace(account, extra={**account.extra, **blocks})
 
     def identity(self, spec: AnswerRequest, method: CacheCompressor) -> Identity:
         """Return the settings of one model without a policy for positions, since no token leaves the prompt."""
@@ -129,6 +136,26 @@ def check_repeating(spec: Settled) -> None:
         raise Refused(f"engine.decode={spec.engine.decode!r}: {reason}; valid: loop")
     if spec.model.attention != "sdpa":
         raise Refused(f"model.attention={spec.model.attention!r}: {reason}; valid: sdpa")
+
+
+def check_bytes(spec: Settled, method: CacheCompressor) -> None:
+    """Refuse `budget=kv_bytes` where a share of entries is not a share of the visual cache's bytes.
+
+    Raises:
+        Refused: the method counts text entries as well, or its cache has a copy for every query head of a group.
+    """
+    text = spec.model.facts.text
+    if method.scope != "visual":
+        raise Refused(
+            f"budget='kv_bytes': method={spec.method.name!r} evicts text entries as well, and the budget is of visual "
+            "ones; valid: method.params.scope=visual, budget=kept"
+        )
+    if method.repeats_heads and text.heads != text.kv_heads:
+        times = text.heads // text.kv_heads
+        raise Refused(
+            f"budget='kv_bytes': method={spec.method.name!r} keeps a copy of keys and values for every query head, "
+            f"{times} times the bytes; valid: budget=kept with a share of 1/{times} of the entries"
+        )
 
 
 def check_held(evicting: CacheBudget, record: SampleRecord) -> None:

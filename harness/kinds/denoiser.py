@@ -65,6 +65,10 @@ class Denoiser:
                 f"method={name!r} changes the pictures, and model={model.name!r} denoises from a stored prompt; valid: "
                 "uniform or pooled"
             )
+        if spec.budget.rule == "kv_bytes":
+            raise Refused(
+                f"budget='kv_bytes': model={model.name!r} denoises without a cache; valid: kept, average, flops"
+            )
         if spec.engine.rescore:
             raise Refused(
                 f"engine.rescore=true judges answers one token after another, and model={model.name!r} denoises them; "

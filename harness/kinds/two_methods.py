@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from espalier.harness.errors import Refused
 from espalier.harness.kinds.compressor import COMPRESSOR, cache_blocks, check_held
 from espalier.harness.kinds.identity import identity_of
 from espalier.harness.kinds.kind import (
@@ -36,6 +37,11 @@ class Composition:
 
     def normalise(self, spec: Settled, method: Composed) -> Settled:
         """Apply the checks of both; the ratio is that of the reducer."""
+        if spec.budget.rule == "kv_bytes":
+            raise Refused(
+                f"budget='kv_bytes': method={spec.method.name!r} and its compressor both shrink the cache, and the "
+                "budget is of one; valid: kept"
+            )
         evicting = COMPRESSOR.normalise(_of_compressor(spec), method.compressor)
         reducing = REDUCER.normalise(spec, method.reducer)
         # A reducer that drops nothing has no candidates, but the compressor may have some.

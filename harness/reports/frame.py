@@ -64,7 +64,7 @@ ROWS: Mapping[str, ResultColumn] = {
         NUMBER, "visual tokens that stay of each sample, where that was set", at("keep")
     ),
     "budget_rule": ResultColumn(
-        TEXT, "how the ratio is counted: kept, average, flops", at("budget_rule")
+        TEXT, "how the ratio is counted: kept, average, flops, kv_bytes", at("budget_rule")
     ),
     "seed": ResultColumn(COUNT, "of random choices", at("seed")),
     "n_samples": ResultColumn(COUNT, "samples asked", at("n_samples")),

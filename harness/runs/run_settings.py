@@ -83,6 +83,7 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
             # Rows without meters have no key for them, as rows older than a meter.
             **dict.fromkeys(spec.engine.meters, True),
             **_scope(spec),
+            **({"kept": True} if spec.engine.kept else {}),
         },
         "artifacts": contents.artifacts,
     }

@@ -31,7 +31,7 @@ ALONG = ("ratio", "keep", "seed")
 
 #: Settings that change the cost or the records of a run, but no answer.
 COSTS = frozenset(
-    f"engine.{name}" for name in ("batch_size", "warmup", "compare", "rescore", *METERS)
+    f"engine.{name}" for name in ("batch_size", "warmup", "compare", "rescore", "kept", *METERS)
 )
 
 #: Settings of earlier versions that change no number: rows with and without them are comparable.

@@ -278,6 +278,7 @@ class EngineSpec:
             speed-up; 0: none; auto: at most 32, as many as take less than a tenth of the run, or none
         share: prefix: cells of a sweep that differ only in method and ratio share reading, tower and first layers;
             such rows have the same answers and counts, but no times (docs/scale.md)
+        kept: true: the journal has the tokens that each answer keeps, for `espalier report --protocol kept`
         energy: true: joules of every answer, by the counters of NVIDIA GPUs (Volta or later)
     """
 
@@ -298,6 +299,7 @@ class EngineSpec:
     rescore: bool = False
     paired: Natural | Auto = "auto"
     share: Annotated[str, OneOf(SHARES)] = "none"
+    kept: bool = False
     energy: Annotated[bool, Metered("J", "energy of the GPUs")] = False
 
     @property

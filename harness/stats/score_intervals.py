@@ -8,7 +8,7 @@ does the same. If nothing changed, the bound is 3.7 / n. Benchmarks of an averag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -74,6 +74,7 @@ def average_retention(
     level: float = 0.95,
     seed: int = 0,
     resamples: int = RESAMPLES,
+    combine: Callable[[Array], Array] | None = None,
 ) -> Interval:
     """Return the mean retained share over benchmarks, with a Bayesian bootstrap drawn within each benchmark.
 
@@ -86,6 +87,7 @@ def average_retention(
         level: between 0 and 1.
         seed: of the draws.
         resamples: number of draws.
+        combine: makes one number of the shares along the first axis, benchmarks, and grows with each; None: the mean.
 
     Raises:
         ValueError: no benchmark, or as `retention_interval`.
@@ -95,12 +97,14 @@ def average_retention(
     if not pairs:
         raise ValueError("an average needs at least one benchmark")
     tables = [of_retention(*pair) for pair in pairs]
-    value = fmean(_share(*pair) for pair in pairs)
+    shares = [_share(*pair) for pair in pairs]
+    value = fmean(shares) if combine is None else float(combine(np.array(shares)))
     if any(len(checked(ours)) == 1 for ours, _ in pairs):
         return Interval(value, np.nan, np.nan)
     rng = np.random.default_rng(seed)
     unseen = 1.0 if len(tables) == 1 else UNSEEN / len(tables)
-    drawn = np.mean([drawn_shares(table, rng, resamples, unseen) for table in tables], axis=0)
+    draws = np.array([drawn_shares(table, rng, resamples, unseen) for table in tables])
+    drawn = draws.mean(axis=0) if combine is None else combine(draws)
     low = np.quantile(drawn[:, 0], (1 - level) / 2)
     high = np.quantile(drawn[:, 1], (1 + level) / 2)
     return _around(value, float(low), float(high))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
 from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.evaluation.samples import Key
 from espalier.harness.reports.curves.curve_points import (
     CONTROLS,
     FLOORS,
@@ -115,25 +116,8 @@ def panel_of(
     Raises:
         UserError: as `read_panels`.
     """
-    n_samples = max(result.row["n_samples"] for result in results)
-    complete = [result for result in results if result.row["n_samples"] == n_samples]
-    newest = newest_per_cell(complete)
-    runs = [read_run_scores(result) for result in newest]
-    if swept:
-        names = sweep_names([result.row for result in newest])
-        # Random dropping has one name in every report, also where it runs at several layers.
-        runs = [
-            run if run.method in FLOORS else replace(run, name=name)
-            for run, name in zip(runs, names, strict=True)
-        ]
-    if len({frozenset(run.scores) for run in runs}) > 1:
-        raise UserError(
-            f"{benchmark}: runs with {n_samples} samples each do not share their samples"
-        )
-    if any(run.units != runs[0].units for run in runs):
-        raise UserError(f"{benchmark}: runs differ in which samples are one unit of statistics")
-    keys = sorted(runs[0].scores)
-    units = [runs[0].units[key] for key in keys]
+    compared = runs_of(benchmark, results, swept)
+    runs, keys, units = compared.runs, compared.keys, compared.units
     first_runs = {run.name: run for run in reversed(runs)}
     seeds: dict[str, dict[float, list[RunScores]]] = {name: {} for name in first_runs}
     for run in sorted(runs, key=lambda run: run.ratio):
@@ -168,17 +152,74 @@ def panel_of(
     return CurvePanel(
         benchmark=benchmark,
         metric=runs[0].metric,
-        n_samples=n_samples,
+        n_samples=compared.n_samples,
         full=None if full is None else mean_interval(full),
         curves=_corrected(curves),
         unpruned=full,
         full_mark=mark(any(run.unread for run in runs if run.name == unpruned_name)),
         notes=(
             *notes,
-            *passed_over(len(results) - len(complete), f"with fewer than {n_samples} samples"),
-            *passed_over(len(complete) - len(newest), "of other code, a newer one has their place"),
+            *compared.notes,
             *_single_token_note(runs),
             *([FOOTNOTE] if unread else []),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class ComparedRuns:
+    """The runs of one benchmark that share their samples.
+
+    Attributes:
+        n_samples: the largest number of samples that a run has; others are left out.
+        runs: the newest of each cell, oldest first.
+        results: the results of `runs`, in their order.
+        keys: all samples, ascending.
+        units: the unit of statistics of each of `keys`.
+        notes: lines that count the runs left out.
+    """
+
+    n_samples: int
+    runs: Sequence[RunScores]
+    results: Sequence[StoredResult]
+    keys: Sequence[Key]
+    units: Sequence[Key]
+    notes: tuple[str, ...]
+
+
+def runs_of(benchmark: str, results: Sequence[StoredResult], swept: bool = False) -> ComparedRuns:
+    """Return the runs of one benchmark that can be compared sample by sample; arguments as of `panel_of`.
+
+    Raises:
+        UserError: as `read_panels`.
+    """
+    n_samples = max(result.row["n_samples"] for result in results)
+    complete = [result for result in results if result.row["n_samples"] == n_samples]
+    newest = newest_per_cell(complete)
+    runs = [read_run_scores(result) for result in newest]
+    if swept:
+        names = sweep_names([result.row for result in newest])
+        # Random dropping has one name in every report, also where it runs at several layers.
+        runs = [
+            run if run.method in FLOORS else replace(run, name=name)
+            for run, name in zip(runs, names, strict=True)
+        ]
+    if len({frozenset(run.scores) for run in runs}) > 1:
+        raise UserError(
+            f"{benchmark}: runs with {n_samples} samples each do not share their samples"
+        )
+    if any(run.units != runs[0].units for run in runs):
+        raise UserError(f"{benchmark}: runs differ in which samples are one unit of statistics")
+    keys = sorted(runs[0].scores)
+    return ComparedRuns(
+        n_samples=n_samples,
+        runs=runs,
+        results=newest,
+        keys=keys,
+        units=[runs[0].units[key] for key in keys],
+        notes=(
+            *passed_over(len(results) - len(complete), f"with fewer than {n_samples} samples"),
+            *passed_over(len(complete) - len(newest), "of other code, a newer one has their place"),
         ),
     )
 

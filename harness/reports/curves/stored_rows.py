@@ -43,11 +43,13 @@ class StoredResult:
     row: Row
     entries: Sequence[Mapping[str, Any]] | None = None
 
+    def journal(self) -> Sequence[Mapping[str, Any]]:
+        """Return the entries of its samples; those of a table hold scores alone, no answers."""
+        return RunDir(self.path).journal.entries() if self.entries is None else self.entries
+
     def scorings(self) -> dict[Key, SampleScores]:
         """Return the scores of each sample."""
-        return read_scorings(
-            RunDir(self.path).journal.entries() if self.entries is None else self.entries
-        )
+        return read_scorings(self.journal())
 
 
 def read_results(store: Path) -> list[StoredResult]:

@@ -62,7 +62,7 @@ def fragment(table: RebuiltTable) -> str:
     sections = []
     average_lines = list(wording.averages(table))
     if average_lines:
-        sections.append(f"<h2>Averages</h2>{_plain(wording.AVERAGES, average_lines)}")
+        sections.append(f"<h2>Averages</h2>{plain_table(wording.AVERAGES, average_lines)}")
     for name, section_items in wording.sections(table):
         items = [html.escape(item) for item in section_items]
         if name == wording.MISSING:
@@ -112,7 +112,8 @@ def _cell(filled: FilledCell | None) -> str:
     )
 
 
-def _plain(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def plain_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of texts; the first cell of a row is its heading."""
     header = "".join(f"<th>{html.escape(text)}</th>" for text in head)
     body = "".join(
         f"<tr><th>{html.escape(row[0])}</th>"

@@ -1,0 +1,1 @@
+"""Protocols of evaluation papers over stored results: tables with intervals, and figures."""
