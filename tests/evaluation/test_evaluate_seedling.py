@@ -225,3 +225,16 @@ def test_an_image_that_cannot_be_decoded_is_an_error_and_never_an_answer(
     # An empty answer in the place of a failed one would have counted.
     assert result.metrics["silent"]["value"] == 0.0
     assert set(result.scores) == {("files", 0), ("files", 3), ("files", 4), ("files", 5)}
+
+
+def test_kept_tokens_are_recorded_and_change_no_answer(adapter: Adapter, tmp_path: Path) -> None:
+    plain, recording = (Journal(tmp_path / f"{name}.jsonl") for name in ("plain", "recording"))
+    first = run(make_spec("method=fastv"), adapter, plain)
+    second = run(make_spec("method=fastv", "engine.kept=true"), adapter, recording)
+    assert [sample.answer for sample in first.samples] == [
+        sample.answer for sample in second.samples
+    ]
+    sets = [entry["record"]["kept_tokens"] for entry in recording.entries() if "answer" in entry]
+    assert [len(kept) for kept in sets] == [36] * LIMIT
+    assert all(kept == sorted(set(kept)) and kept[-1] < 144 for kept in sets)
+    assert all("kept_tokens" not in entry.get("record", {}) for entry in plain.entries())

@@ -81,10 +81,11 @@ class Walked:
 
 
 @cache
-def walked(method: Method, store: Path) -> Walked:
+def walked(method: Method, store: Path, *overrides: str) -> Walked:
     """Take a method all the way from the command line to the row; a decoder answers one chat at a time, so all do."""
     name = "vanilla_sd" if method.drafts else "uniform"
-    spec = spec_of(f"method={name}", "ratio=0.875", f"store={store}", "engine.transport=sequential")
+    settings = ("ratio=0.875", f"store={store}", "engine.transport=sequential")
+    spec = spec_of(f"method={name}", *settings, *overrides)
     job = admit(spec, Digests(), method=method)
     kind = kind_of(job.method, job.spec)
     ids: list[tuple[int, ...]] = []
@@ -278,6 +279,34 @@ def test_settings_of_shorter_prompts_are_refused(line: str, said: str, store: Pa
     for method in (Evict(), Composed(FASTV, Evict(), 0.5)):
         with pytest.raises(Refused, match=f"^{re.escape(said)}"):
             admit(spec, Digests(), method=method)
+
+
+def test_bytes_of_a_cache_are_one_budget_for_reducers_and_compressors(store: Path) -> None:
+    rows = [
+        walked(method, store, "budget=kv_bytes", "ratio=0.5").row
+        for method in (FASTV, Evict(), build_method("uniform", {}))
+    ]
+    whole = walked(NoReduction(), store).row["tokens"]["kv_entries"]
+    for row in rows:
+        assert row["tokens"]["kv_entries"] == pytest.approx(whole / 2, abs=len(SCENES))
+        assert row["extra"]["achieved"]["kv_bytes"] == pytest.approx(whole / 12, abs=1)
+    # The rule is in no row of another one.
+    assert set(walked(FASTV, store).row["extra"]["achieved"]) == {"kept", "average", "flops"}
+
+
+@pytest.mark.parametrize(
+    ("method", "problem"),
+    [
+        (Composed(FASTV, Evict(), 0.5), "both shrink the cache"),
+        (build_method("snapkv", {"scope": "prompt"}), "evicts text entries as well"),
+    ],
+)
+def test_bytes_that_are_no_share_of_the_visual_cache_are_refused(
+    method: Method, problem: str, store: Path
+) -> None:
+    spec = spec_of("method=fastv", "ratio=0.5", f"store={store}", "budget=kv_bytes")
+    with pytest.raises(Refused, match=f"budget='kv_bytes'.*{problem}"):
+        admit(spec, Digests(), method=method)
 
 
 def test_a_composition_evicts_what_its_reducer_leaves(store: Path) -> None:
