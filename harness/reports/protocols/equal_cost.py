@@ -105,8 +105,6 @@ def _plots(lines: Sequence[Mapping[str, Cell]], rules: Sequence[str]) -> list[Pl
                 )
                 for label, control in (("method", False), ("control", True))
             ]
-            heading = f"{title[0]}, {title[1]}: {rule}"
-            plots.append(
-                Plot("dots", heading, series, str(title[2]), values="score (%)", ticks=names)
-            )
+            note = f"{title[0]}, {title[1]}"
+            plots.append(Plot("dots", rule, series, note, values="score (%)", ticks=names))
     return plots
