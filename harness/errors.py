@@ -50,6 +50,10 @@ class StoreLost(_OneLineError, RuntimeError):
     """The store cannot be written any more, as on a full disk; its content is kept, and run.py exits with 1."""
 
 
+class EngineEnded(_OneLineError, RuntimeError):
+    """The program that answers in the harness's place has ended; finished samples are kept, and run.py continues."""
+
+
 class JudgeLost(_OneLineError, RuntimeError):
     """The judge does not answer, or refuses every question; answers are kept, and run.py continues."""
 

@@ -23,7 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espalier.harness.cli.help_page import HELP
-from espalier.harness.errors import JudgeLost, StoreLost, UserError, foreign, missing_extra
+from espalier.harness.errors import (
+    EngineEnded,
+    JudgeLost,
+    StoreLost,
+    UserError,
+    foreign,
+    missing_extra,
+)
 from espalier.harness.paths import ROOT
 from espalier.harness.ranks import RankLost, Ranks, is_main_process, join
 from espalier.harness.runs import streams
@@ -229,7 +236,10 @@ def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
             try:
                 with runner.ranks.together():
                     runner.run(spec)
-            except (SampleErrors, BudgetMismatch, JudgeLost, UserError, MethodError) as error:
+            except (
+                *(SampleErrors, BudgetMismatch, EngineEnded, JudgeLost),
+                *(UserError, MethodError),
+            ) as error:
                 code = 2 if isinstance(error, UserError | MethodError) else 1
                 runner.failed(spec, _one_line(error), code)
                 print_error(error, code)

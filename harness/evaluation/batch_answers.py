@@ -20,7 +20,7 @@ from lmms_eval.protocol import ChatMessages
 from torch import Tensor
 
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
-from espalier.harness.errors import UserError
+from espalier.harness.errors import EngineEnded, UserError
 from espalier.harness.evaluation import journal_media
 from espalier.harness.evaluation.data_sources import AllowedSources
 from espalier.harness.evaluation.prefetch import ReadingTimes
@@ -107,6 +107,9 @@ class Answerer:
         """Answer a batch; if that raises, answer its samples one by one to find those to blame.
 
         `next_batch` returns the batch if it was read ahead, else None, and raises what reading it raised.
+
+        Raises:
+            EngineEnded: the program that answers in the harness's place has ended.
         """
         try:
             started = perf_counter()
@@ -122,6 +125,11 @@ class Answerer:
             samples = self.samples(block, group, batch, generated)
             self.reading += ReadingTimes(len(block), batch.seconds, waited)
             return samples, []
+        except EngineEnded as error:
+            # No other sample would get an answer.
+            raise EngineEnded(
+                f"{error}; finished samples are saved, the same command continues"
+            ) from error
         except (Exception, SystemExit) as error:
             # One sample can break the batch by its file, its size or its memory; some tasks call sys.exit.
             log.debug("batch of %d failed", len(block), exc_info=True)

@@ -20,10 +20,10 @@ from torch import Tensor
 import espalier
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
-from espalier.harness.errors import UserError
+from espalier.harness.errors import EngineEnded, UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.runs.served.engine_folders import code_folder, model_folder
-from espalier.harness.runs.served.engine_process import EngineEnded, EngineProcess
+from espalier.harness.runs.served.engine_process import EngineProcess
 from espalier.harness.runs.served.served_chats import ServedCodec
 from espalier.harness.runs.served.served_session import ServedGenerator, WrongPrompt
 from espalier.harness.specs.catalogue import build_method

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.errors import UserError, brief
+from espalier.harness.errors import EngineEnded, UserError, brief
 
 #: What the other interpreter prints of itself.
 PROBE = """\
@@ -20,11 +20,7 @@ print(*(package.version for package in metadata.distributions() if package.name 
 """
 
 #: Characters of the end of the child's standard error in which an error line is searched.
-TAIL = 2000
-
-
-class EngineEnded(RuntimeError):
-    """The engine's process has ended; finished samples are kept, and the same command continues."""
+TAIL = 20_000
 
 
 @cache
@@ -123,7 +119,8 @@ class EngineProcess:
     def _last_words(self) -> str:
         self._log.seek(0)
         lines = [line.strip() for line in self._log.read()[-TAIL:].splitlines() if line.strip()]
-        return brief(lines[-1]) if lines else "it wrote nothing"
+        errors = [line for line in lines if "Error: " in line]
+        return brief((errors or lines or ["it wrote nothing"])[-1])
 
     def close(self) -> None:
         """End the child and wait for it; a second call changes nothing."""

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from PIL import Image
 
-from espalier.harness.errors import UserError, brief
-from espalier.harness.runs.served.engine_process import EngineEnded
+from espalier.harness.errors import EngineEnded, UserError, brief
 from espalier.serve.setting import KEY
 
 if TYPE_CHECKING:

@@ -32,14 +32,14 @@ from rich.console import Console
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.errors import UserError
+from espalier.harness.errors import EngineEnded, UserError
 from espalier.harness.evaluation.synthetic_prompts import EDGE, QUESTION, words
 from espalier.harness.runs.environment import device_name
 from espalier.harness.runs.network import go_offline
 from espalier.harness.runs.served.backend_check import check_backend
 from espalier.harness.runs.served.engine_folders import code_folder, model_folder
 from espalier.harness.runs.served.engine_pool import engine_arguments
-from espalier.harness.runs.served.engine_process import EngineEnded, EngineProcess
+from espalier.harness.runs.served.engine_process import EngineProcess
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import command, print_error
 from espalier.harness.tools.serving.serve_report import PLAIN, write
