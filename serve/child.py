@@ -37,7 +37,7 @@ class Served(Protocol):
 
 
 def main(open_engine: Callable[[Mapping[str, Any]], Served] | None = None) -> int:
-    """Serve until standard input ends, by default with `Engine`."""
+    """Serve until standard input ends, by default with `VllmEngine`."""
     replies = _own_output()
     engine: Served | None = None
     for line in sys.stdin:
@@ -45,7 +45,7 @@ def main(open_engine: Callable[[Mapping[str, Any]], Served] | None = None) -> in
         if "engine" in message:
             if engine is not None:
                 engine.close()
-            engine, reply = start(open_engine or Engine, message["engine"])
+            engine, reply = start(open_engine or VllmEngine, message["engine"])
         elif engine is None:
             reply = {"error": "no engine is loaded"}
         else:
@@ -68,7 +68,7 @@ def start(
     return engine, {"ready": engine.versions}
 
 
-class Engine:
+class VllmEngine:
     """One model under vLLM.
 
     Args:

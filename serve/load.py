@@ -29,9 +29,9 @@ class CacheUse:
 
     shares: list[float] = field(default_factory=list)
 
-    def record(self, scheduler_stats: Any, *others: Any, **named: Any) -> None:
+    def record(self, scheduler_stats: Any, *stats: Any, **options: Any) -> None:
         """Take the share of a step."""
-        del others, named
+        del stats, options
         if scheduler_stats is not None:
             self.shares.append(float(scheduler_stats.kv_cache_usage))
 
@@ -93,7 +93,7 @@ class LoadEngine:
 
         use = self._use
 
-        class Recorder(StatLoggerBase):
+        class CacheLogger(StatLoggerBase):
             def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
                 del vllm_config, engine_index
 
@@ -102,12 +102,12 @@ class LoadEngine:
             def log_engine_initialized(self) -> None:
                 pass
 
-        given = {
+        options = {
             **arguments,
             "enable_mm_processor_stats": True,
             "worker_extension_cls": "espalier.serve.clock.WorkerClock",
         }
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**given), stat_loggers=[Recorder])
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**options), stat_loggers=[CacheLogger])
 
     def close(self) -> None:
         """End the engine's processes."""

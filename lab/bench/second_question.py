@@ -41,7 +41,7 @@ from espalier.harness.tools.calibration.calibration_images import question
 from espalier.methods.base import Plan, Site, TokenReducer, View
 from espalier.methods.select.topk import top
 from lab.bench.bench_page import bench_command, parser
-from lab.bench.kept_objects import shown
+from lab.bench.kept_objects import covered_patches
 
 if TYPE_CHECKING:
     from espalier.harness.models.adapter import Adapter
@@ -170,7 +170,9 @@ def _answered(
 def _oracle(turns: Sequence[Turns], place: int) -> Oracle:
     """Return the oracle of the first or second question."""
     boxes = [turn.boxes[place] for turn in turns if turn.boxes is not None]
-    return Oracle(torch.stack([shown([box], SIDE, turns[0].picture.width) for box in boxes]))
+    return Oracle(
+        torch.stack([covered_patches([box], SIDE, turns[0].picture.width) for box in boxes])
+    )
 
 
 def _noting(method: TokenReducer, plans: list[Plan]) -> TokenReducer:

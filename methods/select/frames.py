@@ -70,7 +70,7 @@ class Frames:
         return (units * units[rows_of(partner), partner]).sum(dim=2)
 
 
-class Clip(NamedTuple):
+class ClipSpan(NamedTuple):
     """One video of a row, or one picture: frames of one size.
 
     Attributes:
@@ -88,7 +88,7 @@ class Clip(NamedTuple):
         return values[self.span].float().reshape(self.frames, -1, *values.shape[1:])
 
 
-def clips(grid: Tensor, keep: int) -> list[list[Clip]]:
+def clips(grid: Tensor, keep: int) -> list[list[ClipSpan]]:
     """Return the clips of each row of coordinates (B, N, 4), which share `keep` tokens. Waits for the device once."""
     frames = Frames.of(grid)
     quotas = spread(frames.size, frames.size.new_full((len(grid), 1), keep))
@@ -101,7 +101,7 @@ def clips(grid: Tensor, keep: int) -> list[list[Clip]]:
                 sum(size > 0 for size in sizes[first:last]),
                 start + sum(sizes[first:last]),
             )
-            row.append(Clip(slice(start, end), n_frames, sum(shares[first:last])))
+            row.append(ClipSpan(slice(start, end), n_frames, sum(shares[first:last])))
             start = end
         rows.append(row)
     return rows
