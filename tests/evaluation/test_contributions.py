@@ -33,15 +33,15 @@ def task_of(name: str, aggregations: Aggregations) -> Any:
     )
 
 
-def bench(*metrics: str, **more: Any) -> BenchmarkSpec:
-    return BenchmarkSpec("b", "b", None, None, metrics, metrics[0] if metrics else "", **more)
+def bench(*metrics: str, **settings: Any) -> BenchmarkSpec:
+    return BenchmarkSpec("b", "b", None, None, metrics, metrics[0] if metrics else "", **settings)
 
 
 def logged(values: Sequence[dict[str, Any]], docs: Sequence[dict[str, Any]] | None = None) -> Any:
     docs = docs or [{}] * len(values)
     return [
-        {"doc_id": i, "doc": doc, **one}
-        for i, (one, doc) in enumerate(zip(values, docs, strict=True))
+        {"doc_id": i, "doc": doc, **scores}
+        for i, (scores, doc) in enumerate(zip(values, docs, strict=True))
     ]
 
 
@@ -67,7 +67,7 @@ def run(
 
 def shares(scored: ScoredRun, metric: str) -> np.ndarray[Any, Any]:
     """One number a unit."""
-    keys = [key for key, one in scored.scores.items() if metric in one]
+    keys = [key for key, scores in scored.scores.items() if metric in scores]
     units = [(key[0], scored.units.get(key, {}).get(metric, key[1])) for key in keys]
     return by_unit(np.array([scored.scores[key][metric] for key in keys]), units)
 
@@ -79,10 +79,10 @@ def mme(images: int, seed: int = 0) -> tuple[Aggregations, Any]:
         "cognition": mme_aggregate_results,
     }
     values, docs = [], []
-    for one in pairs(np.random.default_rng(seed), images):
-        kind = "cognition" if one["question_id"] % 4 == 0 else "perception"
-        values.append({kind: one})
-        docs.append({"question_id": f"{one['question_id']}.png", "index": one["question_id"]})
+    for pair in pairs(np.random.default_rng(seed), images):
+        kind = "cognition" if pair["question_id"] % 4 == 0 else "perception"
+        values.append({kind: pair})
+        docs.append({"question_id": f"{pair['question_id']}.png", "index": pair["question_id"]})
     return functions, logged(values, docs)
 
 
@@ -98,10 +98,10 @@ def test_a_sum_of_metrics_with_samples_of_their_own_has_contributions_of_all() -
     scored = run({"mme": mme(120)}, MME)
     assert list(scored.metrics) == ["sum", "perception"]
     total = scored.metrics["sum"]
-    found = shares(scored, "sum")
-    assert len(found) == 120
-    assert found.mean() == pytest.approx(total["value"])
-    assert found.std(ddof=1) / 120**0.5 == pytest.approx(total["stderr"])
+    contributions = shares(scored, "sum")
+    assert len(contributions) == 120
+    assert contributions.mean() == pytest.approx(total["value"])
+    assert contributions.std(ddof=1) / 120**0.5 == pytest.approx(total["stderr"])
     assert scored.how["sum"] == {"how": "combined", "samples": 240, "units": 120, "note": None}
     assert scored.how["perception"] == {
         "how": "influence",
@@ -118,8 +118,8 @@ def test_a_sum_of_metrics_with_samples_of_their_own_has_contributions_of_all() -
 def test_clusters_are_as_well_a_column_modulo_a_number() -> None:
     functions, samples = mme(60)
     by_name = run({"mme": (functions, samples)}, MME)
-    for number, one in enumerate(samples):
-        one["doc"]["index"] += 1000 * (number % 2)
+    for number, sample in enumerate(samples):
+        sample["doc"]["index"] += 1000 * (number % 2)
     by_index = run({"mme": (functions, samples)}, replace(MME, cluster=Cluster("index", 1000)))
     assert by_index == by_name
 
@@ -137,7 +137,9 @@ def test_a_column_for_clusters_must_be_there() -> None:
 
 def split(seed: int, n: int) -> tuple[Aggregations, Any]:
     functions: Aggregations = {"f1": pope_aggregate_f1_score, "accuracy": pope_aggregate_accuracy}
-    values = [{"f1": one, "accuracy": one} for one in yes_no(np.random.default_rng(seed), n)]
+    values = [
+        {"f1": answer, "accuracy": answer} for answer in yes_no(np.random.default_rng(seed), n)
+    ]
     return functions, logged(values)
 
 
@@ -152,16 +154,18 @@ def test_a_mean_over_the_tasks_of_a_group() -> None:
     each = [functions["f1"]([s["f1"] for s in samples]) for functions, samples in tables.values()]
     assert scored.metrics["mean_f1"]["value"] == pytest.approx(np.mean(each))
     assert list(scored.metrics) == ["mean_f1", "a/accuracy"]
-    found = shares(scored, "mean_f1")
-    assert (len(found), found.mean()) == (210, pytest.approx(np.mean(each)))
+    contributions = shares(scored, "mean_f1")
+    assert (len(contributions), contributions.mean()) == (210, pytest.approx(np.mean(each)))
     # Each of the three counts a third, whatever its size.
-    whole = run(tables, replace(POPE, metrics=("a/f1", "b/f1", "c/f1"), derived={}))
-    errors = np.array([one["stderr"] for one in whole.metrics.values()], dtype=float)
+    separate = run(tables, replace(POPE, metrics=("a/f1", "b/f1", "c/f1"), derived={}))
+    errors = np.array([metric["stderr"] for metric in separate.metrics.values()], dtype=float)
     expected = float(np.sqrt((errors**2).sum()) / 3)
     assert scored.metrics["mean_f1"]["stderr"] == pytest.approx(expected, rel=0.02)
     # A mean over samples stays what it was: the samples' own scores.
-    own = {key: one["a/accuracy"] for key, one in scored.scores.items() if "a/accuracy" in one}
-    assert set(own.values()) == {0.0, 1.0}
+    accuracies = {
+        key: scores["a/accuracy"] for key, scores in scored.scores.items() if "a/accuracy" in scores
+    }
+    assert set(accuracies.values()) == {0.0, 1.0}
 
 
 def test_members_are_found_and_missing_ones_told() -> None:
@@ -197,12 +201,12 @@ def test_of_two_filters_the_plain_one_contributes() -> None:
 
 
 def test_what_a_task_writes_goes_to_a_folder_that_goes_away(tmp_path: Path) -> None:
-    seen: list[Path] = []
+    paths: list[Path] = []
 
     def writing(values: Any, args: Any) -> float:
         path = Path(args.output_path) / "results.json"
         path.write_text(json.dumps(values))
-        seen.append(path)
+        paths.append(path)
         return float(pope_aggregate_f1_score(values))
 
     _, samples = split(0, 40)
@@ -210,8 +214,8 @@ def test_what_a_task_writes_goes_to_a_folder_that_goes_away(tmp_path: Path) -> N
     results: Any = {"results": {"t": {"f1,none": value}}, "samples": {"t": samples}}
     scored = score(results, [task_of("t", {"f1": writing})], bench("f1"), ours=False)
     assert shares(scored, "f1").mean() == pytest.approx(value)
-    assert len(seen) > 40
-    assert not any(path.exists() for path in seen)
+    assert len(paths) > 40
+    assert not any(path.exists() for path in paths)
 
 
 @pytest.mark.parametrize("effect", ["writes a file", "opens a connection"])
@@ -263,15 +267,15 @@ def test_a_benchmark_may_forbid_it_and_a_changing_value_does() -> None:
 
 def test_blocks_are_the_units_that_a_reader_finds_in_the_journal() -> None:
     scored = run({"t": split(0, 400)}, bench("f1", "accuracy", blocks=50))
-    found = read_scorings(
+    scorings = read_scorings(
         score_entries(scored.scores, scored.units, scored.values, scored.sample_scores)
     )
-    units = {one.units.get("f1", key[1]) for key, one in found.items()}
+    units = {scoring.units.get("f1", key[1]) for key, scoring in scorings.items()}
     assert len(units) == scored.how["f1"]["units"] == 50
     # A mean needs none: each sample is a unit of its own.
     assert scored.how["accuracy"]["units"] == 400
-    assert all("accuracy" not in one.units for one in found.values())
-    assert found["t", 3].values["f1"]["prediction"] in ("yes", "no")
+    assert all("accuracy" not in scoring.units for scoring in scorings.values())
+    assert scorings["t", 3].values["f1"]["prediction"] in ("yes", "no")
     exact = run({"t": split(0, 400)}, bench("f1")).metrics["f1"]["stderr"]
     assert scored.metrics["f1"]["stderr"] == pytest.approx(exact, rel=0.3)
 
@@ -287,12 +291,14 @@ def test_a_mean_in_disguise_gives_every_sample_its_score() -> None:
     """As MMMU's: the answer is judged by the aggregation."""
 
     def judged(values: Sequence[dict[str, str]]) -> float:
-        return round(sum(one["said"] == one["true"] for one in values) / len(values), 5)
+        return round(sum(value["said"] == value["true"] for value in values) / len(values), 5)
 
     values = [{"acc": {"said": "A", "true": "AB"[i % 3 == 0]}} for i in range(7)]
     scored = run({"t": ({"acc": judged}, logged(values))}, bench("acc"))
     assert scored.how["acc"]["how"] == "mean"
-    assert [one["acc"] for one in scored.scores.values()] == [float(i % 3 != 0) for i in range(7)]
+    assert [scores["acc"] for scores in scored.scores.values()] == [
+        float(i % 3 != 0) for i in range(7)
+    ]
     assert scored.metrics["acc"]["stderr"] == pytest.approx(
         np.std([0, 1, 1, 0, 1, 1, 0], ddof=1) / 7**0.5
     )
@@ -304,5 +310,5 @@ def test_unparsed_answers_are_counted_where_the_task_tells() -> None:
     assert run({"t": (mean, samples)}, bench("acc")).unparsed == 2
     silent = logged([{"acc": 0.0} for _ in range(5)])
     assert run({"t": ({"acc": mean["acc"]}, silent)}, bench("acc")).unparsed is None
-    both = {"t": (mean, samples), "u": ({"acc": mean["acc"]}, silent)}
-    assert run(both, bench("t/acc")).unparsed is None
+    tables = {"t": (mean, samples), "u": ({"acc": mean["acc"]}, silent)}
+    assert run(tables, bench("t/acc")).unparsed is None

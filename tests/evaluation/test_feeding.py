@@ -48,13 +48,13 @@ def double(item: int, between: Callable[[], None]) -> int:
 
 def test_items_come_in_order_and_an_error_at_its_own_place() -> None:
     with ReadAhead(double, range(6), 2) as feeder:
-        found: list[object] = []
+        results: list[object] = []
         for _ in range(6):
             try:
-                found.append(feeder.take())
+                results.append(feeder.take())
             except OSError as error:
-                found.append(str(error))
-    assert found == [0, 2, 4, "item 3 is torn", 8, 10]
+                results.append(str(error))
+    assert results == [0, 2, 4, "item 3 is torn", 8, 10]
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
@@ -106,8 +106,8 @@ def test_a_reader_that_is_gone_is_named_and_the_run_goes_on(
     model = Calculator()
     spec = make_spec(write_task(tmp_path / "t", sums(5)), prefetch=2)
     done = evaluate_session(spec, model, Journal(tmp_path / "journal.jsonl"))
-    assert [one.answer for one in done.samples] == [str(i + 7) for i in range(5)]
-    (line,) = [one for one in capsys.readouterr().err.splitlines() if "engine.prefetch" in one]
+    assert [sample.answer for sample in done.samples] == [str(i + 7) for i in range(5)]
+    (line,) = [text for text in capsys.readouterr().err.splitlines() if "engine.prefetch" in text]
     assert "ended (can't start new thread)" in line
 
 
@@ -118,9 +118,9 @@ def test_a_reader_that_dies_in_between_is_survived(
     monkeypatch.setattr(feeding, "LOOK", 0.01)
     tell_once.cache_clear()
     feeder = ReadAhead(double, range(3), 3)
-    whole = feeder._work
+    work = feeder._work
     feeder._items = range(1)
-    feeder._thread = threading.Thread(target=whole, name="feeder", daemon=True)
+    feeder._thread = threading.Thread(target=work, name="feeder", daemon=True)
     with feeder:
         assert [feeder.take() for _ in range(3)] == [0, None, None]
     assert "ended (it ended early)" in capsys.readouterr().err
@@ -143,25 +143,25 @@ class Strict(Calculator):
 
 @pytest.mark.parametrize("size", [1, 4])
 def test_journal_and_errors_are_those_of_reading_in_turn(tmp_path: Path, size: int) -> None:
-    found = []
+    outcomes = []
     for ahead in (0, 1, 3):
         journal = Journal(tmp_path / f"{ahead}.jsonl")
         spec = make_spec(write_task(tmp_path / "t", sums(14)), batch_size=size, prefetch=ahead)
         model = Strict()
         with pytest.raises(SampleErrors) as error:
             evaluate_session(spec, model, journal)
-        found.append((journal.path.read_bytes(), str(error.value), model.batches))
+        outcomes.append((journal.path.read_bytes(), str(error.value), model.batches))
         assert {name for name, _ in model.read} >= ({"feeder"} if ahead else {"MainThread"})
         # The rest, and only the rest, is read when the run goes on.
-        rest = Strict(broken="")
-        done = evaluate_session(spec, rest, journal)
+        second = Strict(broken="")
+        done = evaluate_session(spec, second, journal)
         assert done.resumed == 13
-        texts = [text for name, text in rest.read]
+        texts = [text for name, text in second.read]
         assert texts == ([f"{i}+7" for i in range(8, 12)] if size == 4 else ["9+7"])
         assert done.reading_ms is not None
         assert set(done.reading_ms) == {"took", "waited"}
-    assert found[0] == found[1] == found[2]
-    assert "sums/9: OSError: 9+7 is truncated" in found[0][1]
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+    assert "sums/9: OSError: 9+7 is truncated" in outcomes[0][1]
 
 
 def test_nothing_behind_the_limit_is_read(tmp_path: Path) -> None:
@@ -188,21 +188,21 @@ def test_a_slow_reader_is_waited_for_and_the_times_say_so(tmp_path: Path) -> Non
     class Busy(Slow):
         answers = 0
 
-        def generate(self, *given: Any, **more: Any) -> Any:
+        def generate(self, *arguments: Any, **options: Any) -> Any:
             """Take until the next of the four batches is read."""
             self.answers += 1
             with self.another_read:
                 assert self.another_read.wait_for(
                     lambda: self.reads >= min(self.answers + 1, 4), timeout=300
                 )
-            return super().generate(*given, **more)
+            return super().generate(*arguments, **options)
 
     def reading(model: Calculator, ahead: int) -> Mapping[str, float]:
         spec = make_spec(write_task(tmp_path / "t", sums(8)), prefetch=ahead)
         journal = Journal(tmp_path / f"{type(model).__name__}{ahead}.jsonl")
-        found = evaluate_session(spec, model, journal).reading_ms
-        assert found is not None
-        return found
+        times = evaluate_session(spec, model, journal).reading_ms
+        assert times is not None
+        return times
 
     for ahead in (0, 2):
         slow = reading(Slow(), ahead)
@@ -214,8 +214,8 @@ def test_a_slow_reader_is_waited_for_and_the_times_say_so(tmp_path: Path) -> Non
 
 
 def test_times_add_up_over_processes() -> None:
-    both = sum([ReadingTimes(4, 2.0, 1.0), ReadingTimes(4, 4.0, 0.0)], ReadingTimes())
-    assert both.ms == {"took": 750.0, "waited": 125.0}
+    total = sum([ReadingTimes(4, 2.0, 1.0), ReadingTimes(4, 4.0, 0.0)], ReadingTimes())
+    assert total.ms == {"took": 750.0, "waited": 125.0}
     assert ReadingTimes().ms is None
 
 
@@ -230,9 +230,9 @@ def test_auto_reads_ahead_only_where_the_model_leaves_cores_free(
     assert batches_ahead(spec) == 0
     assert batches_ahead(gpu) == AHEAD
     assert batches_ahead(gpu, processes=2) == batches_ahead(drafted) == batches_ahead(timed) == 0
-    asked = replace(gpu.engine, prefetch=5)
-    assert batches_ahead(replace(spec, engine=asked)) == 5
-    assert batches_ahead(replace(timed, engine=asked)) == 0
+    engine = replace(gpu.engine, prefetch=5)
+    assert batches_ahead(replace(spec, engine=engine)) == 5
+    assert batches_ahead(replace(timed, engine=engine)) == 0
 
 
 @pytest.mark.parametrize(
@@ -256,20 +256,21 @@ def test_answers_of_every_kind_are_the_same_to_the_byte(
     method = method_of(spec.method)
     spec = kind_of(method, spec).normalise(spec, method)
     adapter = load_adapter(spec.model)
-    found = []
+    outcomes = []
     for ahead in (0, 2):
         journal = Journal(tmp_path / f"{ahead}.jsonl")
-        given = replace(spec, engine=replace(spec.engine, prefetch=ahead))
-        done = evaluate(given, adapter, method, journal)
-        asked = [
+        ahead_spec = replace(spec, engine=replace(spec.engine, prefetch=ahead))
+        done = evaluate(ahead_spec, adapter, method, journal)
+        entries = [
             {key: entry.get(key) for key in ("doc_id", "asked", "raw", "answer", "scores")}
             for entry in journal.entries()
         ]
         counts = [
-            (one.record.visual, one.record.kept, one.record.kv_entries) for one in done.samples
+            (sample.record.visual, sample.record.kept, sample.record.kv_entries)
+            for sample in done.samples
         ]
-        found.append((json.dumps(asked), counts, done.metrics))
-    assert found[0] == found[1]
+        outcomes.append((json.dumps(entries), counts, done.metrics))
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.parametrize(
@@ -283,22 +284,22 @@ def test_a_processor_of_its_own_prepares_the_same_beside_another(name: str) -> N
     expected = adapter.encode(chats)
     assert adapter.thread_copy.processor.tokenizer is not adapter.processor.tokenizer
     assert adapter.thread_copy.model is adapter.model
-    found: list[Mapping[str, Any]] = []
+    batches: list[Mapping[str, Any]] = []
 
     def read() -> None:
-        found.extend(adapter.to_device(adapter.thread_copy.prepare(chats)) for _ in range(3))
+        batches.extend(adapter.to_device(adapter.thread_copy.prepare(chats)) for _ in range(3))
 
     thread = threading.Thread(target=read)
     thread.start()
     while thread.is_alive():
         adapter.decode(expected["input_ids"].clamp(min=0))
         thread.join(0.01)  # a loop without a pause would keep Python's lock to itself
-    assert len(found) == 3
-    for one in found:
-        assert one.keys() == expected.keys()
+    assert len(batches) == 3
+    for batch in batches:
+        assert batch.keys() == expected.keys()
         assert all(
             torch.equal(value, expected[key]) if isinstance(value, torch.Tensor) else True
-            for key, value in one.items()
+            for key, value in batch.items()
         )
 
 
@@ -336,8 +337,8 @@ def test_a_signal_stops_at_once_and_keeps_what_is_finished(tmp_path: Path, numbe
     reading = tmp_path / "reading"
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder), str(journal.path)]
     root = Path(__file__).resolve().parents[2]
-    told = {**os.environ, "PYTHONPATH": str(root)}
-    with subprocess.Popen([*command, str(reading)], cwd=root, env=told) as process:
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    with subprocess.Popen([*command, str(reading)], cwd=root, env=environment) as process:
         try:
             while not reading.exists():
                 assert process.poll() is None, "ended before it was reading"

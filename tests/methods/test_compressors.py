@@ -45,13 +45,13 @@ def view_of(seed: int = 0, dtype: torch.dtype = torch.float64) -> CacheView:
 
 def whole_map(view: CacheView) -> Tensor:
     """The (H, L, L) attention of the prompt, head by head, row by row."""
-    found = torch.zeros(HEADS, LENGTH, LENGTH, dtype=torch.float64)
+    weights = torch.zeros(HEADS, LENGTH, LENGTH, dtype=torch.float64)
     for head in range(HEADS):
         keys = view.keys[head // (HEADS // KV_HEADS)].double()
         for row in range(LENGTH):
             products = keys[: row + 1] @ view.queries[head, row].double() * view.scaling
-            found[head, row, : row + 1] = products.softmax(0)
-    return found
+            weights[head, row, : row + 1] = products.softmax(0)
+    return weights
 
 
 def groups(values: Tensor) -> Tensor:
@@ -72,8 +72,11 @@ def built(name: str, **params: object) -> CacheCompressor:
 @pytest.mark.parametrize("block", [1, 7, 256])
 def test_rows_are_those_of_the_whole_map(block: int) -> None:
     view, places = view_of(), torch.tensor([3, 11, 40, 45])
-    found = attention.rows(view.queries, view.keys, view.scaling, places, block)
-    got = torch.cat([pad(one, (0, LENGTH - one.shape[-1])) for one in found], dim=1)
+    blocks = attention.rows(view.queries, view.keys, view.scaling, places, block)
+    got = torch.cat(
+        [pad(block_weights, (0, LENGTH - block_weights.shape[-1])) for block_weights in blocks],
+        dim=1,
+    )
     torch.testing.assert_close(got, whole_map(view)[:, places], rtol=0, atol=1e-14)
 
 
@@ -118,26 +121,29 @@ def test_aircache_votes_over_visual_and_window_keys_alone(window: str, per_head:
         members = [j for j in range(WORDS) if row[j] >= 0.5 * row.max()]
         assert 1 < len(members) < WORDS
     slots = [int(view.words[j]) for j in members]
-    found = torch.zeros(HEADS, VISUAL, dtype=torch.float64)
+    votes = torch.zeros(HEADS, VISUAL, dtype=torch.float64)
     for head in range(HEADS):
         for slot in slots:
-            seen = [*view.visual.tolist(), *(other for other in slots if other <= slot)]
-            products = view.keys[head // 3][seen] @ view.queries[head, slot] * view.scaling
-            found[head] += products.softmax(0)[:VISUAL] / len(slots)
-    expected = groups(found) if per_head else found.mean(0, keepdim=True)
+            read = [
+                *view.visual.tolist(),
+                *(other_slot for other_slot in slots if other_slot <= slot),
+            ]
+            products = view.keys[head // 3][read] @ view.queries[head, slot] * view.scaling
+            votes[head] += products.softmax(0)[:VISUAL] / len(slots)
+    expected = groups(votes) if per_head else votes.mean(0, keepdim=True)
     torch.testing.assert_close(method.score(view), expected, rtol=0, atol=1e-12)
 
 
 def test_a_visual_window_reads_each_key_once() -> None:
     view = view_of()
     got = built("aircache", window="visual", size=4).score(view)
-    found = torch.zeros(VISUAL, dtype=torch.float64)
+    votes = torch.zeros(VISUAL, dtype=torch.float64)
     for head in range(HEADS):
         for place in range(VISUAL - 4, VISUAL):
             keys = view.keys[head // 3][view.visual[: place + 1]]
             products = keys @ view.queries[head, view.visual[place]] * view.scaling
-            found[: place + 1] += products.softmax(0) / (4 * HEADS)
-    torch.testing.assert_close(got[0], found, rtol=0, atol=1e-12)
+            votes[: place + 1] += products.softmax(0) / (4 * HEADS)
+    torch.testing.assert_close(got[0], votes, rtol=0, atol=1e-12)
 
 
 def test_the_elite_are_those_that_reach_the_threshold() -> None:
@@ -185,12 +191,12 @@ def test_aircaches_budgets_by_hand() -> None:
     layers = [torch.tensor([row], dtype=torch.float64) for row in ROWS]
     skews = [float(budgets.skew(layer[0])) for layer in layers]
     assert skews == pytest.approx([2.721947, -0.813216, 2.828427], abs=1e-6)
-    found = budgets.strength(layers, 2)
-    assert found.tolist() == pytest.approx([0.862069, 1.034483, 1.103448], abs=1e-6)
-    found = budgets.skewness(layers, 2)
-    assert found.tolist() == pytest.approx([1.471224, 0, 1.528776], abs=1e-6)
-    both = budgets.strength_and_skewness(layers, 2)
-    assert (both / 4).tolist() == pytest.approx([0.291662, 0.129310, 0.329028], abs=1e-6)
+    strengths = budgets.strength(layers, 2)
+    assert strengths.tolist() == pytest.approx([0.862069, 1.034483, 1.103448], abs=1e-6)
+    strengths = budgets.skewness(layers, 2)
+    assert strengths.tolist() == pytest.approx([1.471224, 0, 1.528776], abs=1e-6)
+    combined = budgets.strength_and_skewness(layers, 2)
+    assert (combined / 4).tolist() == pytest.approx([0.291662, 0.129310, 0.329028], abs=1e-6)
     # 2.333, 1.034 and 2.632 of 8 entries.
     assert AirCache().allocate(layers, 6).tolist() == [2, 1, 3]
 
@@ -204,30 +210,30 @@ def test_layers_that_are_all_alike_share_alike() -> None:
 
 def test_a_pyramid_falls_to_a_twentieth_and_adds_up() -> None:
     layers = [torch.zeros(1, 4000)] * 32
-    found = built("pyramidkv").allocate(layers, 128 * 32)
-    assert int(found.sum()) == 128 * 32
-    assert (found[0], found[-1]) == (250, 6)
-    assert (found.diff() <= 0).all()
+    allocated = built("pyramidkv").allocate(layers, 128 * 32)
+    assert int(allocated.sum()) == 128 * 32
+    assert (allocated[0], allocated[-1]) == (250, 6)
+    assert (allocated.diff() <= 0).all()
     # No layer has more entries than there are: the slope flattens.
     short = [torch.zeros(1, 200)] * 32
-    found = built("pyramidkv").allocate(short, 128 * 32)
-    assert int(found.sum()) == 128 * 32
-    assert (found[0], found[-1]) == (200, 56)
+    allocated = built("pyramidkv").allocate(short, 128 * 32)
+    assert int(allocated.sum()) == 128 * 32
+    assert (allocated[0], allocated[-1]) == (200, 56)
 
 
 def test_one_threshold_retains_the_same_part_of_every_layer() -> None:
     noise = torch.Generator().manual_seed(3)
     layers = [torch.rand(1, 400, generator=noise).double() ** power for power in (0.1, 1, 6, 20)]
-    found = built("prefixkv").allocate(layers, 400)
-    assert int(found.sum()) == 400
+    allocated = built("prefixkv").allocate(layers, 400)
+    assert int(allocated.sum()) == 400
     parts, steps = [], []
-    for layer, n in zip(layers, found.tolist(), strict=True):
+    for layer, n in zip(layers, allocated.tolist(), strict=True):
         ranked = layer[0].sort(descending=True).values / layer.sum()
         parts.append(float(ranked[:n].sum()))
         steps.append(float(ranked[n - 1]))
     # As alike as whole entries allow.
     assert max(parts) - min(parts) <= max(steps)
-    assert found.tolist() == sorted(found.tolist(), reverse=True)
+    assert allocated.tolist() == sorted(allocated.tolist(), reverse=True)
 
 
 @settings(max_examples=200, deadline=None)
@@ -236,18 +242,18 @@ def test_one_threshold_retains_the_same_part_of_every_layer() -> None:
     st.integers(1, 40),
     st.integers(0, 40),
 )
-def test_entries_add_up_within_their_bounds(shares: list[float], keep: int, more: int) -> None:
-    given_shares, most = torch.tensor(shares, dtype=torch.float64), keep + more
+def test_entries_add_up_within_their_bounds(shares: list[float], keep: int, extra: int) -> None:
+    given_shares, limit = torch.tensor(shares, dtype=torch.float64), keep + extra
     if float(given_shares.sum()) == 0:
         given_shares += 1
     given_shares /= given_shares.mean()
-    found = budgets.entries(given_shares, keep * len(shares), [most] * len(shares))
-    assert int(found.sum()) == keep * len(shares)
-    assert int(found.min()) >= 1
-    assert int(found.max()) <= most
+    allocated = budgets.entries(given_shares, keep * len(shares), [limit] * len(shares))
+    assert int(allocated.sum()) == keep * len(shares)
+    assert int(allocated.min()) >= 1
+    assert int(allocated.max()) <= limit
     # A layer with a larger share never has less than one with a smaller share, but for the rounding.
     order = given_shares.argsort()
-    assert (found[order].diff() >= -1).all()
+    assert (allocated[order].diff() >= -1).all()
 
 
 def test_where_no_bound_holds_entries_are_the_rounded_shares() -> None:
@@ -265,9 +271,11 @@ def test_layers_that_are_alike_but_for_the_last_bit_give_the_first_one_what_is_l
         layers = [row[torch.randperm(n, generator=noise)].unsqueeze(0) for _ in range(depth)]
         total = depth * (1 + trial % (n - 1)) + trial % depth
         for rule in ("strength", "skewness", "strength_and_skewness"):
-            found = built("h2o", allocation=rule).allocate(layers, total)
-            each, left = divmod(total, depth)
-            assert found.tolist() == [each + (layer < left) for layer in range(depth)], rule
+            allocated = built("h2o", allocation=rule).allocate(layers, total)
+            each, remainder = divmod(total, depth)
+            assert allocated.tolist() == [each + (layer < remainder) for layer in range(depth)], (
+                rule
+            )
 
 
 def test_remainders_that_are_equal_but_for_the_last_bit_go_to_the_first_layer() -> None:
@@ -293,9 +301,9 @@ def test_what_goes_is_averaged_into_the_nearest_that_stays() -> None:
 def test_each_head_merges_into_what_it_keeps() -> None:
     scores = torch.tensor([[9.0, 1, 2, 3, 8], [1.0, 9, 2, 3, 4]])
     kept = torch.tensor([[0, 4], [1, 3]])
-    found = AirCache(per_head=True, merged=1.0).merge(scores, kept)
-    assert found is not None
-    assert found.tolist() == [[0, 0, 0, 4, 4], [1, 1, 1, 3, 3]]
+    targets = AirCache(per_head=True, merged=1.0).merge(scores, kept)
+    assert targets is not None
+    assert targets.tolist() == [[0, 0, 0, 4, 4], [1, 1, 1, 3, 3]]
     half = AirCache(per_head=True, merged=0.5).merge(scores, kept)
     assert half is not None
     assert half.tolist() == [[0, -1, 0, 4, 4], [-1, 1, 1, 3, 3]]
@@ -315,8 +323,8 @@ def test_the_released_ranks_are_the_values_of_an_argsort() -> None:
 
 def test_controls() -> None:
     view = view_of()
-    first, again = built("random_kv").score(view), built("random_kv").score(view_of())
-    assert torch.equal(first, again)
+    first, repeated = built("random_kv").score(view), built("random_kv").score(view_of())
+    assert torch.equal(first, repeated)
     assert not torch.equal(first, built("random_kv").score(view)), "each layer draws anew"
     with pytest.raises(MethodError, match="no generator"):
         built("random_kv").score(replace(view, generator=None))
@@ -333,14 +341,14 @@ def test_every_score_goes_with_every_allocation() -> None:
         for rule in budgets.RULES:
             method = built(name, allocation=rule)
             scores = [method.score(replace(view, layer=layer)) for layer in range(3)]
-            found = method.allocate(scores, 20)
-            assert int(found.sum()) == 20, (name, rule)
-            kept = method.keep(scores[0], int(found[0]))
-            assert kept.shape == (scores[0].shape[0], int(found[0]))
+            allocated = method.allocate(scores, 20)
+            assert int(allocated.sum()) == 20, (name, rule)
+            kept = method.keep(scores[0], int(allocated[0]))
+            assert kept.shape == (scores[0].shape[0], int(allocated[0]))
 
 
 @pytest.mark.parametrize(
-    ("name", "params", "said"),
+    ("name", "params", "message"),
     [
         ("aircache", {"alpha": 1.5}, "alpha=1.5"),
         ("aircache", {"window": "best"}, "elite, all, continuous, visual"),
@@ -350,6 +358,6 @@ def test_every_score_goes_with_every_allocation() -> None:
         ("h2o", {"scope": "words"}, "visual, prompt"),
     ],
 )
-def test_bad_hyperparameters_are_refused(name: str, params: dict, said: str) -> None:
-    with pytest.raises(Exception, match=said):
+def test_bad_hyperparameters_are_refused(name: str, params: dict, message: str) -> None:
+    with pytest.raises(Exception, match=message):
         build_method(name, params)

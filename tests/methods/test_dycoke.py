@@ -54,11 +54,11 @@ def view_of(*tilings: list, seed: int = 0) -> View:
 def slow_frames(view: View, row: int) -> list[list[int]]:
     """Token indices of each frame."""
     frames: list[list[int]] = []
-    seen = None
+    last_frame = None
     for token, (frame, *_) in enumerate(view.grid[row].tolist()):
-        if frame != seen:
+        if frame != last_frame:
             frames.append([])
-        seen = frame
+        last_frame = frame
         frames[-1].append(token)
     return frames
 
@@ -69,30 +69,32 @@ def slow_pairs(view: View, row: int, reading: str) -> dict[int, int]:
     clips: list[list[int]] = []
     for number, frame in enumerate(frames):
         before = frames[number - 1] if number else []
-        same = [places[token] for token in frame] == [places[token] for token in before]
-        clips[-1].append(number) if same else clips.append([number])
+        equal = [places[token] for token in frame] == [places[token] for token in before]
+        clips[-1].append(number) if equal else clips.append([number])
     pairs: dict[int, int] = {}
-    for one in clips:
-        total = len(one)
+    for numbers in clips:
+        total = len(numbers)
         if reading == "official" and total <= 4:
             continue
         for start in range(0, total - 1, 2):
-            pairs[one[start + 1]] = one[start]
+            pairs[numbers[start + 1]] = numbers[start]
         thirds = range(0, total - 4, 4) if reading == "official" else range(0, total - 2, 4)
         for start in thirds:
-            pairs[one[start + 2]] = one[start]
+            pairs[numbers[start + 2]] = numbers[start]
     return pairs
 
 
 def slow_kept(view: View, row: int, keep: int, reading: str) -> list[int]:
     frames, pairs = slow_frames(view, row), slow_pairs(view, row, reading)
     tokens = view.tokens[row].double()
-    whole = [token for number, one in enumerate(frames) if number not in pairs for token in one]
-    left, sizes = keep - len(whole), sum(len(frames[number]) for number in pairs)
-    kept, upto = list(whole), 0
+    full_tokens = [
+        token for number, frame in enumerate(frames) if number not in pairs for token in frame
+    ]
+    remaining, sizes = keep - len(full_tokens), sum(len(frames[number]) for number in pairs)
+    kept, upto = list(full_tokens), 0
     for number in sorted(pairs):
         now, then = frames[number], frames[pairs[number]]
-        share = left * (upto + len(now)) // sizes - left * upto // sizes
+        share = remaining * (upto + len(now)) // sizes - remaining * upto // sizes
         upto += len(now)
         likeness = [
             (float(cosine_similarity(tokens[a], tokens[b], dim=0)), a)
@@ -110,18 +112,18 @@ def test_frames_are_thinned_as_in_the_literal_loops(frames: int, method: DyCoke)
         with pytest.raises(MethodError, match="valid: videos of 5 or more frames"):
             method.plan(view, 6 * frames)
         return
-    whole = 6 * (frames - len(slow_pairs(view, 0, method.reading)))
-    for keep in range(whole, 6 * frames + 1):
+    n_full = 6 * (frames - len(slow_pairs(view, 0, method.reading)))
+    for keep in range(n_full, 6 * frames + 1):
         plan = method.plan(view, keep)
         plan.check(6 * frames, keep)
         assert plan.merge is None
         for row in range(3):
             assert plan.kept[row].tolist() == slow_kept(view, row, keep, method.reading)
-    if whole > 1:
+    if n_full > 1:
         with pytest.raises(
-            MethodError, match=rf"cannot keep {whole - 1} of .* hold {whole}; valid"
+            MethodError, match=rf"cannot keep {n_full - 1} of .* hold {n_full}; valid"
         ):
-            method.plan(view, whole - 1)
+            method.plan(view, n_full - 1)
 
 
 def test_windows_start_anew_where_the_size_of_frames_changes():
@@ -138,8 +140,8 @@ def test_windows_start_anew_where_the_size_of_frames_changes():
         kept = PAPER.plan(view, keep).kept
         for row in range(3):
             assert kept[row].tolist() == slow_kept(view, row, keep, "paper")
-            alone = View(view.site, view.tokens[row : row + 1], view.grid[row : row + 1])
-            assert torch.equal(PAPER.plan(alone, keep).kept[0], kept[row])
+            single = View(view.site, view.tokens[row : row + 1], view.grid[row : row + 1])
+            assert torch.equal(PAPER.plan(single, keep).kept[0], kept[row])
 
 
 def test_a_worked_window():
@@ -157,11 +159,11 @@ def test_thinned_frames_keep_the_same_share_and_the_rest_is_spread_evenly():
     view = view_of(clip_of(16, 2, 5))
     for keep in range(40, 161, 7):
         kept = PAPER.plan(view, keep).kept[0]
-        held = torch.bincount(kept // 10, minlength=16)
-        assert (held[::4] == 10).all()
-        rest = held[torch.arange(16) % 4 > 0]
-        assert rest.max() - rest.min() <= 1
-        assert abs(int(rest[:6].sum()) - int(rest[6:].sum())) <= 1
+        counts = torch.bincount(kept // 10, minlength=16)
+        assert (counts[::4] == 10).all()
+        thinned = counts[torch.arange(16) % 4 > 0]
+        assert thinned.max() - thinned.min() <= 1
+        assert abs(int(thinned[:6].sum()) - int(thinned[6:].sum())) <= 1
 
 
 def test_the_share_left_is_that_of_the_paper_and_of_the_released_code():
@@ -171,9 +173,9 @@ def test_the_share_left_is_that_of_the_paper_and_of_the_released_code():
     thinned = len(slow_pairs(view, 0, "official"))
     released = (frames - thinned) * size + thinned * math.floor(0.3 * size)
     assert round(released / (frames * size), 3) == 0.494
-    held = torch.bincount(OFFICIAL.plan(view, released).kept[0] // size)
-    assert set(held.tolist()) == {size, math.floor(0.3 * size)}
-    assert held[30] == size  # the third frame of the last window
+    counts = torch.bincount(OFFICIAL.plan(view, released).kept[0] // size)
+    assert set(counts.tolist()) == {size, math.floor(0.3 * size)}
+    assert counts[30] == size  # the third frame of the last window
     assert PAPER.plan(view, released).kept[0].tolist().count(30 * size) <= 1
 
 
@@ -219,10 +221,10 @@ def test_what_changes_between_frames_is_kept_and_chance_does_not_find_it():
     chosen = torch.rand(rows, frames, size, generator=generator).argsort(dim=2) < 2
     # The first frame of a window stays anyway, and its last one is compared with a frame where tokens change too.
     chosen[:, ::4] = chosen[:, 3::4] = False
-    other = torch.randn(rows, frames, size, 32, generator=generator)
+    noise = torch.randn(rows, frames, size, 32, generator=generator)
 
     def recall(method, changes: torch.Tensor) -> float:
-        tokens = torch.where(changes.unsqueeze(3), other, still + 0.01 * other).flatten(1, 2)
+        tokens = torch.where(changes.unsqueeze(3), noise, still + 0.01 * noise).flatten(1, 2)
         view = replace(view_of(*[clip_of(frames, 3, 3)] * rows), tokens=tokens)
         kept = torch.zeros(rows, frames * size, dtype=torch.bool)
         kept.scatter_(1, method.plan(view, 18 + 12).kept, True)
@@ -230,10 +232,10 @@ def test_what_changes_between_frames_is_kept_and_chance_does_not_find_it():
 
     floor = recall(Random(), chosen)
     assert abs(floor - 30 / 72) < 0.12
-    others = ~chosen
-    others[:, ::4] = False
+    unchanged = ~chosen
+    unchanged[:, ::4] = False
     assert recall(PAPER, chosen) == 1.0
-    assert recall(PAPER, others) < 0.05
+    assert recall(PAPER, unchanged) < 0.05
 
 
 # ---------------------------------------------------------------- while tokens are generated
@@ -268,13 +270,13 @@ def slow_steps(method: DyCoke, paid: list[list[float]]) -> list[list[int]]:
 def attended(method: DyCoke, paid: torch.Tensor) -> list[torch.Tensor]:
     """The (B, N) entries of each step for (steps, B, N) attention."""
     last: Attended | None = None
-    found = []
+    steps = []
     for now in paid:
         grid = torch.zeros(*now.shape, 4, dtype=torch.long)
         view = View(Site("decode", 3), now.new_zeros(*now.shape, 0), grid, {"last_attention": now})
         last = method.attend(view, last)
-        found.append(torch.ones_like(now, dtype=bool) if last.entries is None else last.entries)
-    return found
+        steps.append(torch.ones_like(now, dtype=bool) if last.entries is None else last.entries)
+    return steps
 
 
 @pytest.mark.parametrize("reading", ["paper", "official"])
@@ -293,10 +295,10 @@ def test_steps_attend_as_in_a_literal_version(reading: str, P: float):
         expected = slow_steps(method, paid[:, row].tolist())
         for step, entries in enumerate(expected):
             assert together[step][row].nonzero()[:, 0].tolist() == entries
-        alone = attended(method, paid[:, row : row + 1])
-        assert all(torch.equal(a[0], b[row]) for a, b in zip(alone, together, strict=True))
-        same = [a == b for a, b in pairwise(expected[1:])]
-        kept, anew = kept + sum(same), anew + len(same) - sum(same)
+        single = attended(method, paid[:, row : row + 1])
+        assert all(torch.equal(a[0], b[row]) for a, b in zip(single, together, strict=True))
+        equal = [a == b for a, b in pairwise(expected[1:])]
+        kept, anew = kept + sum(equal), anew + len(equal) - sum(equal)
     assert kept > 3
     assert anew > 3  # both happen
 
@@ -305,7 +307,7 @@ def test_the_release_prunes_at_the_first_step_and_the_paper_at_the_second():
     paid = torch.tensor([0.1, 0.4, 0.2, 0.3, 0.0]).expand(2, 1, 5)
     everything, best = [True] * 5, [False, True, False, True, False]
     steps = {
-        reading: [one[0].tolist() for one in attended(DyCoke(reading=reading, P=0.6), paid)]
+        reading: [step[0].tolist() for step in attended(DyCoke(reading=reading, P=0.6), paid)]
         for reading in ("paper", "official")
     }
     assert steps == {"paper": [everything, best], "official": [best, everything]}
@@ -420,12 +422,12 @@ def test_frames_on_models_are_thinned_as_in_the_literal_loops(name: str, method:
     emulated = kept_by(adapter, method, chats, 0.3, backend="emulate")
     assert torch.equal(batch.ids, emulated.ids)
     assert (batch.logits - emulated.logits).abs().max() < 1e-9 * emulated.logits.abs().max()
-    for row, one in enumerate(chats):
-        alone = kept_by(adapter, method, [one], 0.3)
-        assert torch.equal(batch.records[row].origin, alone.records[0].origin)
-        assert (batch.logits[row] - alone.logits[0]).abs().max() < 1e-6
-        assert batch.records[row].attended == alone.records[0].attended
-        inputs = adapter.encode([one])
+    for row, chat in enumerate(chats):
+        single = kept_by(adapter, method, [chat], 0.3)
+        assert torch.equal(batch.records[row].origin, single.records[0].origin)
+        assert (batch.logits[row] - single.logits[0]).abs().max() < 1e-6
+        assert batch.records[row].attended == single.records[0].attended
+        inputs = adapter.encode([chat])
         layout = adapter.layout(inputs)
         entered = {}
 
@@ -433,13 +435,13 @@ def test_frames_on_models_are_thinned_as_in_the_literal_loops(name: str, method:
             entered.setdefault("tokens", kwargs["inputs_embeds"])
 
         handle = adapter.decoder.register_forward_pre_hook(look, with_kwargs=True)
-        kept_by(adapter, build_method("none", {}), [one], 0.0)
+        kept_by(adapter, build_method("none", {}), [chat], 0.0)
         handle.remove()
         view = View(Site("prefix"), entered["tokens"][:, layout.visual[0]], layout.grid)
-        n_kept = alone.records[0].kept[0]
+        n_kept = single.records[0].kept[0]
         assert n_kept < layout.counts[0]
         expected = slow_kept(view, 0, n_kept, method.reading)
-        assert alone.records[0].origin.tolist() == expected
+        assert single.records[0].origin.tolist() == expected
 
 
 @pytest.mark.sampled(4)
@@ -450,24 +452,24 @@ def test_steps_equal_whole_forwards_with_eager_attention(name: str, reading: str
     adapter, eager = long_adapter(name), long_adapter(name, "eager")
     family = LONG.get(name) or FAMILIES[name]
     temporal = name in LONG and not (reading == "official" and name != "onevision")
-    for one in family.chats:
-        inputs = adapter.encode([one])
+    for chat in family.chats:
+        inputs = adapter.encode([chat])
         method = DyCoke(temporal=temporal, l=2, P=0.6, threshold=0.8, reading=reading)
         with Session(adapter, method, Budget("kept", 0.3)) as session:
             got = session.generate(inputs, None, **generation(adapter, inputs, max_new_tokens=10))
         origin = got.records[0].origin
-        seen: list[list[float]] = []
+        paid_steps: list[list[float]] = []
 
-        def choose(step, paid, origin=origin, seen=seen, method=method):
-            seen.append(paid[origin].tolist())
+        def choose(step, paid, origin=origin, paid_steps=paid_steps, method=method):
+            paid_steps.append(paid[origin].tolist())
             entries = torch.zeros(len(paid), dtype=torch.bool)
-            entries[origin[slow_steps(method, seen)[-1]]] = True
+            entries[origin[slow_steps(method, paid_steps)[-1]]] = True
             return entries
 
         expected = step_logits(eager, inputs, got.ids, [(0, origin.tolist())], 2, choose)
         # The models normalise in single precision whatever their own.
         assert (got.logits - expected).abs().max() < 2e-6 * expected.abs().max()
-        counts = [len(entries) for entries in slow_steps(method, seen)]
+        counts = [len(entries) for entries in slow_steps(method, paid_steps)]
         assert got.records[0].attended == sum(counts) / len(counts)
         assert min(counts) < len(origin) or reading == "official"
 
@@ -488,12 +490,12 @@ def test_the_second_part_alone_on_images(name: str):
     released = kept_by(adapter, replace(DECODE, reading="official"), chats, 0.0)
     assert torch.equal(released.logits[:, 0], plain.logits[:, 0])
     assert (released.logits[:, 1] - plain.logits[:, 1]).abs().max() > 1e-3
-    for row, one in enumerate(chats):
-        alone = kept_by(adapter, DECODE, [one], 0.0)
+    for row, chat in enumerate(chats):
+        single = kept_by(adapter, DECODE, [chat], 0.0)
         record = fast.records[row]
-        assert (alone.logits[0] - fast.logits[row]).abs().max() < 1e-6
+        assert (single.logits[0] - fast.logits[row]).abs().max() < 1e-6
         share = math.floor(0.3 * record.visual + 1e-9)
-        assert alone.records[0].attended == record.attended == (record.visual + share) / 2
+        assert single.records[0].attended == record.attended == (record.visual + share) / 2
 
 
 # ---------------------------------------------------------------- runs

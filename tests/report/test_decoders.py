@@ -47,11 +47,11 @@ def decoded(
     accepted: int, judged: int, compared: bool = True, steps: ForwardTimes | None = None
 ) -> DecodingRecord:
     """Return an answer that took 5 s a token plainly and 2 s with drafts."""
-    own, plain = AnswerTimes(1.0, 0.0, 8.0, 5), AnswerTimes(1.0, 0.0, 20.0, 5)
+    drafted, plain = AnswerTimes(1.0, 0.0, 8.0, 5), AnswerTimes(1.0, 0.0, 20.0, 5)
     seconds = {"seconds": 4.0, "draft_seconds": 4.0, "target_seconds": 4.0}
     rounds = (Round(0, 4, 0, 0, True), Round(0, 4, judged, accepted, True, **seconds))
     return DecodingRecord(
-        4, rounds, own, plain if compared else None, None, steps, 72.0, 1, True, None
+        4, rounds, drafted, plain if compared else None, None, steps, 72.0, 1, True, None
     )
 
 
@@ -72,9 +72,9 @@ def add(
 ) -> Path:
     """Write a run; those written later are newer."""
     directory = Store(root).run(f"run{len(list(root.glob('runs/*'))):03}")
-    decodings = [one.entry() for one in records]
+    decodings = [record.entry() for record in records]
     if journal:
-        directory.journal.append(*(sample(i, one) for i, one in enumerate(decodings)))
+        directory.journal.append(*(sample(i, decoding) for i, decoding in enumerate(decodings)))
     row = {
         "schema": 1,
         "run_key": directory.path.name,
@@ -179,15 +179,15 @@ def test_the_table_has_the_figures_of_the_rows(tmp_path: Path) -> None:
     page = (tmp_path / "out" / "README.md").read_text()
     part = page[page.index("### captions") : page.index("## parallelvlm by")]
     lines = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| ")]
-    heads, _, plain, vanilla, own = lines
+    heads, _, plain, vanilla, parallel = lines
     # 4 of 6 accepted, 2 s instead of 5 s a token; plain decoding has no speed-up over itself.
-    found = dict(zip(heads, vanilla, strict=True))
-    assert (found["method"], found["ratio"], found["accepted"]) == ("vanilla_sd", "0", "66.7%")
-    assert (found["decode"], found["end to end"], found["differ"]) == ("2.50", "2.33", "0/2")
-    assert (found["T_p"], found["T_q"]) == ("5000.00", "1000.00")
+    cells = dict(zip(heads, vanilla, strict=True))
+    assert (cells["method"], cells["ratio"], cells["accepted"]) == ("vanilla_sd", "0", "66.7%")
+    assert (cells["decode"], cells["end to end"], cells["differ"]) == ("2.50", "2.33", "0/2")
+    assert (cells["T_p"], cells["T_q"]) == ("5000.00", "1000.00")
     assert (plain[0], dict(zip(heads, plain, strict=True))["decode"]) == ("autoregressive", "-")
     # The ratios and guidances of another decoder's study are not among the decoders.
-    assert own[:2] == ["parallelvlm", "0.5"]
+    assert parallel[:2] == ["parallelvlm", "0.5"]
     assert "| random | its own | 0.9 | 66.7 [50.0, 75.0] | 2.00 |" in page
     assert "| similarity_variation | 2 | 0.5 | 66.7 [50.0, 75.0] | 2.00 |" in page
 
@@ -196,8 +196,8 @@ def test_pieces_without_rows_are_named(tmp_path: Path, capsys: pytest.CaptureFix
     store, out = tmp_path / "store", tmp_path / "out"
     add(store, "vanilla_sd", 0)
     assert main(["--store", str(store), "--write", str(out)]) == 0
-    told = capsys.readouterr().err.splitlines()
-    assert told == [
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
         "left out: no rows for ratio; run: python run.py +experiment=speculative_ratio",
         "left out: no rows for guidance; run: python run.py +experiment=speculative_guidance",
     ]
@@ -223,9 +223,9 @@ def test_a_store_without_decoders_is_refused(
         add(tmp_path, "fastv", extra={"speculative": None})
     out = tmp_path / "out"
     assert main(["--store", str(tmp_path), "--write", str(out)]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "holds no finished runs of a decoder; valid: a store of" in told
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "holds no finished runs of a decoder; valid: a store of" in error
     assert not out.exists()
 
 
@@ -246,10 +246,13 @@ def test_rows_of_one_setting_are_compared_and_the_newest_counts(tmp_path: Path) 
     add(tmp_path, "vanilla_sd", 0)
     add(tmp_path, "vanilla_sd", 0, three)
     add(tmp_path, "onsd", 1, draft="other")
-    found = decoders(read_decoders(tmp_path))["captions"]
+    compared = decoders(read_decoders(tmp_path))["captions"]
     # Three answers, or another draft, are no measure of the others.
-    assert [*zip(found.curve, found.n_samples, strict=True)] == [("vanilla_sd", 2), ("pearl", 2)]
-    assert found.index[1] == newer
+    assert [*zip(compared.curve, compared.n_samples, strict=True)] == [
+        ("vanilla_sd", 2),
+        ("pearl", 2),
+    ]
+    assert compared.index[1] == newer
 
 
 def test_a_row_with_a_speedup_counts_before_a_newer_one_without(tmp_path: Path) -> None:
@@ -274,9 +277,9 @@ def test_decoders_are_compared_at_the_ratio_that_most_have(tmp_path: Path) -> No
     add(tmp_path, "vanilla_sd", 0)
     for ratio in (0, 0.25, 0.75):  # as many at 0.25 as at 0.75 without std
         guided(tmp_path, ratio)
-    found = decoders(read_decoders(tmp_path))["captions"]
+    compared = decoders(read_decoders(tmp_path))["captions"]
     expected = [("vanilla_sd", 0), ("std", 0.75), ("parallelvlm", 0.75)]
-    assert [*zip(found.curve, found.ratio, strict=True)] == expected
+    assert [*zip(compared.curve, compared.ratio, strict=True)] == expected
 
 
 def test_windows_are_not_mixed_along_a_line(tmp_path: Path) -> None:
@@ -284,8 +287,8 @@ def test_windows_are_not_mixed_along_a_line(tmp_path: Path) -> None:
         guided(tmp_path, ratio)
     guided(tmp_path, 0.5, params={"gamma": 2})
     guided(tmp_path, 1, params={"guidance": "none", "text_only": True})
-    found = ratios(read_decoders(tmp_path))
-    assert [*zip(found.ratio, found.gamma, strict=True)] == [
+    rows = ratios(read_decoders(tmp_path))
+    assert [*zip(rows.ratio, rows.gamma, strict=True)] == [
         (ratio, "auto") for ratio in (0, 0.5, 0.9, 1)
     ]
 
@@ -295,18 +298,18 @@ def test_acceptance_is_pooled_and_its_interval_resamples_answers(tmp_path: Path)
     add(tmp_path, "pearl", 0.9, records=(decoded(3, 4), decoded(1, 2)), journal=False)
     add(tmp_path, "autoregressive", 0, (decoded(0, 0),) * 2)
     three, bare, nobody = read_decoders(tmp_path).sort_index().result
-    found = accepted_share(three)
-    assert found is not None
+    share = accepted_share(three)
+    assert share is not None
     assert (
-        found.value
+        share.value
         == pytest.approx(three.row["extra"]["speculative"]["acceptance"])
         == pytest.approx(0.8)
     )
     # All three answers may be the worst one or the best one.
-    assert [found.low, found.high] == pytest.approx([0.5, 1.0])
-    alone = accepted_share(bare)
-    assert alone is not None
-    assert alone.low == alone.value == alone.high == pytest.approx(4 / 6)
+    assert [share.low, share.high] == pytest.approx([0.5, 1.0])
+    share_of_row = accepted_share(bare)
+    assert share_of_row is not None
+    assert share_of_row.low == share_of_row.value == share_of_row.high == pytest.approx(4 / 6)
     assert accepted_share(nobody) is None
 
 
@@ -321,8 +324,8 @@ def test_pictures_say_what_their_rows_say(tmp_path: Path) -> None:
     right = draw_ratio(ratios(cells)).axes[2]
     ticks = [tick.get_text() for tick in right.get_xticklabels()]
     assert ticks == ["0", "50", "90", "words\nonly"]
-    left, deep = draw_guidance(guidances(cells)).axes
-    names = [tick.get_text() for tick in left.get_yticklabels()]
+    panel, deep = draw_guidance(guidances(cells)).axes
+    names = [tick.get_text() for tick in panel.get_yticklabels()]
     assert set(names) == {"random", "self", "similarity_variation"}
     assert [tick.get_text() for tick in deep.get_xticklabels()] == ["1", "2"]
 
@@ -332,9 +335,9 @@ def test_pictures_say_what_their_rows_say(tmp_path: Path) -> None:
 
 def preset(name: str) -> dict[str, list[str]]:
     """Return the values that a sweep goes through, by key."""
-    found = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text())
+    config = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text())
     return {
-        key: str(value).split(",") for key, value in found["hydra"]["sweeper"]["params"].items()
+        key: str(value).split(",") for key, value in config["hydra"]["sweeper"]["params"].items()
     }
 
 
@@ -347,17 +350,17 @@ def specs(*argv: str) -> list[RunSpec]:
 
 def test_the_sweep_of_decoders_is_timed_on_one_thread() -> None:
     every = specs("+experiment=speculative", "benchmark=seedling_vqa", "ratio=0.5")
-    assert {one.method.name for one in every} == set(names_of(Decoder))
-    found = specs("+experiment=speculative", "method=std,pearl", "benchmark=seedling_vqa")
-    assert [one.method.name for one in found] == ["std", "pearl"]
-    assert {(one.engine.threads, one.benchmark.limit, one.engine.compare) for one in found} == {
-        (1, 200, True)
-    }
+    assert {spec.method.name for spec in every} == set(names_of(Decoder))
+    chosen = specs("+experiment=speculative", "method=std,pearl", "benchmark=seedling_vqa")
+    assert [spec.method.name for spec in chosen] == ["std", "pearl"]
+    assert {
+        (spec.engine.threads, spec.benchmark.limit, spec.engine.compare) for spec in chosen
+    } == {(1, 200, True)}
 
 
 def test_the_sweep_of_ratios_and_its_limit() -> None:
     listed = preset("speculative_ratio")["ratio"]
-    assert [float(one) for one in listed] == [0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99]
+    assert [float(ratio) for ratio in listed] == [0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99]
     (last,) = specs("+experiment=speculative_ratio", "ratio=0.99")
     assert (last.method.name, last.engine.transport) == ("parallelvlm", "auto")
     blind = ("ratio=1", "method.params.guidance=none", "method.params.text_only=true")
@@ -371,8 +374,8 @@ def test_the_sweep_of_guidances_and_of_layers() -> None:
         ParallelVLM(guidance=guidance)  # type: ignore[arg-type]  # which checks it
     assert len(set(listed)) == 8
     usual = ("method.params.guidance=similarity_variation", "method.params.L=1,5", "ratio=0.9")
-    found = specs("+experiment=speculative_guidance", *usual)
-    assert [(one.method.params["L"], one.engine.transport) for one in found] == [
+    chosen = specs("+experiment=speculative_guidance", *usual)
+    assert [(spec.method.params["L"], spec.engine.transport) for spec in chosen] == [
         (1, "sequential"),
         (5, "sequential"),
     ]

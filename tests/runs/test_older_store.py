@@ -23,7 +23,7 @@ from espalier.harness.store import SCHEMA, Store
 from espalier.harness.store.files.journal import Journal
 from espalier.harness.store.files.lease import file_time
 from tests.runs.helpers import Bench, make_bench
-from tests.runs.test_onepass import rows_of, sweep, told
+from tests.runs.test_onepass import rows_of, sweep, without_times
 
 #: One cell that was done, one that was killed in its middle, one that had only begun, one whose owner died elsewhere.
 DONE, KILLED, BEGUN, LEFT = "none", "fastv", "divprune", "random"
@@ -48,7 +48,7 @@ TORN = f".row.json-{'0' * 32}"
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("undisturbed")
-    sweep(store, asked=ASKED)
+    sweep(store, arguments=ASKED)
     return store
 
 
@@ -131,7 +131,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row without times, and without what says that it was gone on with."""
-    row = told(row)
+    row = without_times(row)
     extra = {name: value for name, value in row["extra"].items() if name != "resumed_samples"}
     return {name: value for name, value in row.items() if name != "status"} | {"extra": extra}
 
@@ -144,7 +144,7 @@ def test_the_same_sweep_goes_on(
     undisturbed: Path, older: Path, asked: list[tuple[str, str]]
 ) -> None:
     kept = {path: path.read_bytes() for path in older.glob("runs/*/journal*.jsonl")}
-    rows = {row["method"]: row for row in sweep(older, asked=ASKED)}
+    rows = {row["method"]: row for row in sweep(older, arguments=ASKED)}
     missing = {
         (method, f"seedling_rec/{number}")
         for method, had in HAD.items()
@@ -169,7 +169,7 @@ def test_the_same_sweep_goes_on(
         assert not (run.path / "lease").exists()
     # And once more, nothing is left to ask.
     asked.clear()
-    assert {row["status"] for row in sweep(older, asked=ASKED)} == {"cached"}
+    assert {row["status"] for row in sweep(older, arguments=ASKED)} == {"cached"}
     assert asked == []
 
 
@@ -181,7 +181,7 @@ def test_a_forced_run_goes_on_too(
     (run.path / "forced.jsonl").write_text(answers(made, 0))
     (run.path / "forced.rank1.jsonl").write_text(answers(made, 1))
     cell = (f"method={DONE}", *ASKED[1:], "force=true")
-    (row,) = sweep(older, asked=cell)
+    (row,) = sweep(older, arguments=cell)
     assert [sample for _, sample in asked] == ["seedling_rec/2", "seedling_rec/3"]
     assert row["extra"]["resumed_samples"] == 2
     assert plain(row) == plain(by_method(undisturbed)[DONE])
@@ -221,8 +221,8 @@ def test_what_its_writers_left_may_go(older: Path, capsys: pytest.CaptureFixture
     for path in debris:
         os.utime(path, (long_ago, long_ago))
     assert look(["gc", "--store", str(older), "--yes"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert sum("temporary file" in line for line in told) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("temporary file" in line for line in lines) == 2
     assert not any(path.exists() for path in debris)
     assert by_method(older)[DONE]["schema"] == 1
 
@@ -267,8 +267,8 @@ def test_a_newer_row_is_passed_over_by_name(
     assert set(results.load(tmp_path / "tables").run_key) == {key}
     out, err = capsys.readouterr()
     line = f"{newer.path / 'row.json'} is of schema 7; this version reads 1 to {SCHEMA}; valid: "
-    assert sum(line in told for told in out.splitlines()) == 1
-    assert sum(f"passed over: store: {line}" in told for told in err.splitlines()) == 1
+    assert sum(line in printed for printed in out.splitlines()) == 1
+    assert sum(f"passed over: store: {line}" in printed for printed in err.splitlines()) == 1
 
 
 def test_a_newer_list_of_cells_is_named_and_passed_over(

@@ -51,11 +51,11 @@ POOL = Pool()
 def sweep(
     store: Path,
     *overrides: str,
-    asked: Sequence[str] = SWEEP,
+    arguments: Sequence[str] = SWEEP,
     failing: Callable[[Runner, Exception], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Run a sweep as run.py does and return its rows."""
-    command = read_command(["-m", *asked, *overrides, f"store={store}"])
+    command = read_command(["-m", *arguments, *overrides, f"store={store}"])
     assert command is not None
     runner = Runner(sweep=True, pool=POOL)
     specs = [build_spec(cell) for cell in command.cells]
@@ -70,10 +70,10 @@ def sweep(
     return runner.rows
 
 
-def told(row: Mapping[str, Any]) -> dict[str, Any]:
+def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row without its times."""
     return {
-        name: {key: one for key, one in value.items() if (name, key) not in TIMES}
+        name: {key: entry for key, entry in value.items() if (name, key) not in TIMES}
         if isinstance(value, dict)
         else value
         for name, value in row.items()
@@ -83,17 +83,17 @@ def told(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def journals(store: Path) -> dict[str, list[Any]]:
     """Return what the journal of each run holds, times aside."""
-    found = {}
+    entries_by_run = {}
     for folder in sorted((store / "runs").iterdir()):
         entries = Journal(folder / "journal.jsonl").entries()
         for entry in entries:
             entry.get("record", {}).update(times_ms={}, shared=[])
-        found[folder.name] = entries
-    return found
+        entries_by_run[folder.name] = entries
+    return entries_by_run
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def separate_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store whose cells ran one after the other."""
     store = tmp_path_factory.mktemp("alone")
     sweep(store)
@@ -106,20 +106,23 @@ def rows_of(store: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def agree(one: Path, other: Path) -> bool:
+def agree(first: Path, second: Path) -> bool:
     """Say whether two stores hold the same rows and answers."""
-    rows = [{key: told(row) for key, row in rows_of(store).items()} for store in (one, other)]
+    rows = [
+        {key: without_times(row) for key, row in rows_of(store).items()}
+        for store in (first, second)
+    ]
     assert rows[0] == rows[1]
-    return journals(one) == journals(other)
+    return journals(first) == journals(second)
 
 
 def test_rows_are_those_of_cells_that_ran_alone(
-    alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    separate_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The last batch is shorter; the same keys, answers, counts and scores, and no times."""
     rows = sweep(tmp_path, SHARED)
     assert len(rows_of(tmp_path)) == CELLS
-    assert agree(alone, tmp_path)
+    assert agree(separate_store, tmp_path)
     for row in rows:
         assert set(row["time"].values()) == {None}
         assert row["extra"]["time_iqr"] == {}
@@ -129,33 +132,33 @@ def test_rows_are_those_of_cells_that_ran_alone(
     assert "7 cells of seedling on seedling_rec in one pass" in capsys.readouterr().err
 
 
-def test_times_of_rows_that_ran_alone_are_served(alone: Path) -> None:
-    rows = sweep(alone, SHARED)
+def test_times_of_rows_that_ran_alone_are_served(separate_store: Path) -> None:
+    rows = sweep(separate_store, SHARED)
     assert {row["status"] for row in rows} == {"cached"}
     assert all(row["time"]["prefill_ms"] > 0 and "one_pass" not in row["extra"] for row in rows)
 
 
 def test_a_pass_that_was_stopped_goes_on(
-    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    separate_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped in the middle of a batch: some cells have it; only the others answer it."""
-    whole = Session.generate
-    asked: list[tuple[str, ...]] = []
+    original = Session.generate
+    calls: list[tuple[str, ...]] = []
 
     def generate(self: Session, inputs: Any, samples: Any = None, **generation: Any) -> Any:
         if samples is not None:  # layers that are run for all ask nothing
-            asked.append(tuple(samples))
-            if len(asked) == CELLS + 3:
+            calls.append(tuple(samples))
+            if len(calls) == CELLS + 3:
                 raise KeyboardInterrupt
-        return whole(self, inputs, samples, **generation)
+        return original(self, inputs, samples, **generation)
 
     monkeypatch.setattr(Session, "generate", generate)
     with pytest.raises(KeyboardInterrupt):
         sweep(tmp_path, SHARED)
     assert not rows_of(tmp_path)
     rows = sweep(tmp_path, SHARED)
-    assert agree_but_for_resumption(alone, tmp_path)
-    assert len(asked) - 1 == 3 * CELLS  # no batch twice, but for the one that was stopped
+    assert agree_but_for_resumption(separate_store, tmp_path)
+    assert len(calls) - 1 == 3 * CELLS  # no batch twice, but for the one that was stopped
     assert sum(row["extra"]["resumed_samples"] for row in unique(rows)) == (CELLS + 2) * 3
 
 
@@ -163,47 +166,49 @@ def unique(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list({row["run_key"]: row for row in rows}.values())
 
 
-def agree_but_for_resumption(one: Path, other: Path) -> bool:
+def agree_but_for_resumption(first: Path, second: Path) -> bool:
     def plain(row: dict[str, Any]) -> dict[str, Any]:
-        found = told(row) | {"status": ""}
-        found["extra"]["resumed_samples"] = 0
-        return found
+        stripped = without_times(row) | {"status": ""}
+        stripped["extra"]["resumed_samples"] = 0
+        return stripped
 
-    rows = [{key: plain(row) for key, row in rows_of(store).items()} for store in (one, other)]
+    rows = [{key: plain(row) for key, row in rows_of(store).items()} for store in (first, second)]
     assert rows[0] == rows[1]
-    return journals(one) == journals(other)
+    return journals(first) == journals(second)
 
 
 @pytest.fixture
 def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
     """DivPrune refuses one sample."""
-    whole = Session.generate
+    original = Session.generate
 
     def generate(self: Session, inputs: Any, samples: Any = None, **generation: Any) -> Any:
         refused = any(name.endswith("/4") for name in samples or ())
         if type(self.method).__name__ == "DivPrune" and refused:
             raise MethodError("no")
-        return whole(self, inputs, samples, **generation)
+        return original(self, inputs, samples, **generation)
 
     monkeypatch.setattr(Session, "generate", generate)
 
 
 @pytest.mark.usefixtures("refusing")
-def test_a_refusal_is_told_by_its_own_cell_and_spoils_no_other(alone: Path, tmp_path: Path) -> None:
+def test_a_refusal_is_told_by_its_own_cell_and_spoils_no_other(
+    separate_store: Path, tmp_path: Path
+) -> None:
     errors: dict[str, list[str]] = {}
     for name in ("none", "prefix"):
-        found = errors.setdefault(name, [])
+        messages = errors.setdefault(name, [])
         sweep(
             tmp_path / name,
             f"engine.share={name}",
-            failing=lambda runner, error, found=found: found.append(str(error)),
+            failing=lambda runner, error, messages=messages: messages.append(str(error)),
         )
     assert errors["none"] == errors["prefix"]
     assert len(errors["prefix"]) == 2
-    whole, found = rows_of(alone), rows_of(tmp_path / "prefix")
-    assert len(found) == CELLS - 2
-    assert {key: told(row) for key, row in found.items()} == {
-        key: told(whole[key]) for key in found
+    expected, rows = rows_of(separate_store), rows_of(tmp_path / "prefix")
+    assert len(rows) == CELLS - 2
+    assert {key: without_times(row) for key, row in rows.items()} == {
+        key: without_times(expected[key]) for key in rows
     }
 
 
@@ -224,12 +229,12 @@ def test_what_answers_by_itself_says_why(override: str, reason: str | None) -> N
     command = read_command(["limit=2", override])
     assert command is not None
     spec = build_spec(command.cells[0])
-    found = why_not_shared(spec, method_of(spec.method))
-    assert (found is None) if reason is None else (reason in (found or ""))
+    answer = why_not_shared(spec, method_of(spec.method))
+    assert (answer is None) if reason is None else (reason in (answer or ""))
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "overrides",
     [
         ("method=none,divprune", "compressor=snapkv,h2o", "compressor.ratio=0.5", "ratio=0.5"),
         ("method=random,fastv", "ratio=0.5,0.9", *DRAWN),
@@ -237,13 +242,13 @@ def test_what_answers_by_itself_says_why(override: str, reason: str | None) -> N
     ids=["reducer-and-compressor", "sampling"],
 )
 def test_cells_of_other_kinds_give_the_rows_of_cells_alone(
-    tmp_path: Path, asked: tuple[str, ...]
+    tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
     """What goes in front of the cache and what leaves it together; answers that are drawn, each from its own seed."""
-    rest = ("limit=5", "engine.batch_size=2", "engine.paired=0", "json=false", *asked)
+    arguments = ("limit=5", "engine.batch_size=2", "engine.paired=0", "json=false", *overrides)
     plain, shared = tmp_path / "alone", tmp_path / "shared"
-    sweep(plain, asked=rest)
-    rows = sweep(shared, SHARED, asked=rest)
+    sweep(plain, arguments=arguments)
+    rows = sweep(shared, SHARED, arguments=arguments)
     assert len(rows) == 4
     assert all(row["extra"]["one_pass"]["samples"] == 5 for row in rows)
     assert agree(plain, shared)

@@ -89,12 +89,12 @@ def started():
 
 
 @pytest.fixture(scope="module")
-def seen(started):
+def clip(started):
     return see(tower_of(started), "val", 0, 0, FRAMES)
 
 
-def whole(seen) -> ShownTokens:
-    return show([seen], TOTAL, 0.0, np.random.default_rng(0))
+def all_tokens(clip) -> ShownTokens:
+    return show([clip], TOTAL, 0.0, np.random.default_rng(0))
 
 
 def listed(looks) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,18 +111,18 @@ def listed(looks) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack([lines, looks.places[real]], dim=1), tokens[lines, numbers]
 
 
-def ones(talks) -> dict[str, float]:
+def unit_weights(talks) -> dict[str, float]:
     return dict.fromkeys([*(talk.family for talk in talks), "end"], 1.0)
 
 
 @torch.no_grad()
 def test_a_packed_dialogue_equals_the_librarys_forward(model):
     """Tower, projector, pooling, newline, positions and template, through the processor and the model itself."""
-    seen = see(tower_of(model), "val", 0, 3, FRAMES)
-    talks = talks_about(seen.clip, 0, ASKED, 0)
-    shown = whole(seen)
-    packed = pack_talks([talks], ones(talks), shown)
-    hidden = video_hidden(model, visual_tokens(model, shown), shown, packed).words
+    clip = see(tower_of(model), "val", 0, 3, FRAMES)
+    talks = talks_about(clip.clip, 0, ASKED, 0)
+    shown_tokens = all_tokens(clip)
+    packed = pack_talks([talks], unit_weights(talks), shown_tokens)
+    hidden = video_hidden(model, visual_tokens(model, shown_tokens), shown_tokens, packed).words
     processor = build_video_processor()
     custom, language = model.model.language_model.config._attn_implementation, model.model
     for number, talk in enumerate(talks):
@@ -132,48 +132,48 @@ def test_a_packed_dialogue_equals_the_librarys_forward(model):
         )
         inputs = processor(
             text=[f"{prompt} {talk.answer}"],
-            videos=[seen.clip.frames],
+            videos=[clip.clip.frames],
             do_sample_frames=False,
             return_tensors="pt",
         )
         language.language_model.config._attn_implementation = "eager"
         wanted = model(**inputs).logits[0]
         language.language_model.config._attn_implementation = custom
-        here = (packed.segments[0] == number) & (packed.labels[0] != IGNORE)
+        answer_mask = (packed.segments[0] == number) & (packed.labels[0] != IGNORE)
         length = len(encode(talk.answer)) + 1
         # The features were kept in bfloat16.
-        found = model.lm_head(hidden[0][here])
-        torch.testing.assert_close(found, wanted[-length:], atol=0.05, rtol=0.05)
+        logits = model.lm_head(hidden[0][answer_mask])
+        torch.testing.assert_close(logits, wanted[-length:], atol=0.05, rtol=0.05)
 
 
 @torch.no_grad()
-def test_words_that_attend_in_parts_see_what_the_mask_says(model, seen, monkeypatch):
+def test_words_that_attend_in_parts_see_what_the_mask_says(model, clip, monkeypatch):
     """The mask is what accelerators take."""
-    talks = talks_about(seen.clip, 0, {"what": 2, "caption": 1}, 1)
-    packed = pack_talks([talks], ones(talks), whole(seen))
-    shown = whole(seen)
-    inputs = (model, visual_tokens(model, shown), shown, packed)
+    talks = talks_about(clip.clip, 0, {"what": 2, "caption": 1}, 1)
+    packed = pack_talks([talks], unit_weights(talks), all_tokens(clip))
+    shown_tokens = all_tokens(clip)
+    inputs = (model, visual_tokens(model, shown_tokens), shown_tokens, packed)
     belongs = packed.segments >= 0
     assert len(set(packed.segments[belongs].tolist())) > 3
-    found = video_hidden(*inputs).words[belongs]
+    states = video_hidden(*inputs).words[belongs]
     monkeypatch.setattr(video_packing, "groups_of", lambda segments: None)
     monkeypatch.setattr(video_packing, "attend_in_parts", None)  # would be called in vain
     wanted = video_hidden(*inputs).words[belongs]
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(states, wanted, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
-def test_a_subset_sees_what_a_mask_would_leave(model, seen):
+def test_a_subset_sees_what_a_mask_would_leave(model, clip):
     """Tokens at their original positions: the library's attention over all of them, the others hidden."""
-    talks = talks_about(seen.clip, 0, {"what": 1}, 0)
-    few = show([seen], 40, 1.0, np.random.default_rng(1))
-    packed = pack_talks([talks], ones(talks), few)
+    talks = talks_about(clip.clip, 0, {"what": 1}, 0)
+    few = show([clip], 40, 1.0, np.random.default_rng(1))
+    packed = pack_talks([talks], unit_weights(talks), few)
     words = int((packed.segments[0] == 0).sum())
-    found = video_hidden(model, visual_tokens(model, few), few, packed).words
-    language, shown = model.model.language_model, whole(seen)
+    states = video_hidden(model, visual_tokens(model, few), few, packed).words
+    language, shown_tokens = model.model.language_model, all_tokens(clip)
     embeds = [
         language.embed_tokens(torch.tensor([PREFIX])),
-        visual_tokens(model, shown),
+        visual_tokens(model, shown_tokens),
         model.model.image_newline[None, None],
         language.embed_tokens(packed.tokens[:, :words]),
     ]
@@ -187,13 +187,13 @@ def test_a_subset_sees_what_a_mask_would_leave(model, seen):
     custom, language.config._attn_implementation = language.config._attn_implementation, "eager"
     wanted = language(inputs_embeds=rows, attention_mask=mask).last_hidden_state
     language.config._attn_implementation = custom
-    torch.testing.assert_close(found[0, :words], wanted[0, -words:], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(states[0, :words], wanted[0, -words:], atol=1e-3, rtol=1e-3)
 
 
-def test_a_model_led_by_its_own_answer_says_it_again(seen):
+def test_a_model_led_by_its_own_answer_says_it_again(clip):
     """On a tenth of the tokens, too: the gaps between them hide nothing."""
     draft = load_exported(video_weights_dir("seedling_video_draft"))
-    few, question = spread(seen, 0.1), "describe the video ."
+    few, question = spread(clip, 0.1), "describe the video ."
     assert few.chosen.shape == (1, round(TOTAL / 10))
     assert len(set(np.diff(few.chosen[0]))) <= 2
     answer = ClipReader(draft, few).answer(question, 60)
@@ -202,86 +202,94 @@ def test_a_model_led_by_its_own_answer_says_it_again(seen):
 
 def test_tokens_are_blocks_of_two_by_two():
     patches = np.arange(2 * 144).reshape(2, 144)
-    found = blocks(patches)
-    for token, members in enumerate(found[1]):
+    tokens = blocks(patches)
+    for token, members in enumerate(tokens[1]):
         row, column = divmod(token, 6)
         corner = 144 + 24 * row + 2 * column
         assert members.tolist() == [corner, corner + 1, corner + 12, corner + 13]
 
 
-def test_labels_say_what_the_tracks_say(seen):
-    grid = seen.owner.reshape(FRAMES, FRAME_TOKENS)
-    kind, colour = (a.reshape(grid.shape) for a in (seen.kind, seen.colour))
+def test_labels_say_what_the_tracks_say(clip):
+    grid = clip.owner.reshape(FRAMES, FRAME_TOKENS)
+    kind, colour = (a.reshape(grid.shape) for a in (clip.kind, clip.colour))
     assert (kind >= 0).any()
     for frame, token in zip(*np.nonzero(kind >= 0), strict=True):
-        track = seen.clip.tracks[grid[frame, token]]
+        track = clip.clip.tracks[grid[frame, token]]
         assert track.visible(frame)
         assert colour[frame, token] == track.colour[frame]
-    act = seen.act.reshape(grid.shape)
-    begun = {(event.frame, event.kind) for event in seen.clip.events if event.kind != "present"}
-    told = {
+    act = clip.act.reshape(grid.shape)
+    begun = {(event.frame, event.kind) for event in clip.clip.events if event.kind != "present"}
+    labelled = {
         (int(frame), ACTS[act[frame, token]]) for frame, token in zip(*np.nonzero(act), strict=True)
     }
-    assert {frame for frame, _ in told} <= {frame for frame, _ in begun}
-    assert told
+    assert {frame for frame, _ in labelled} <= {frame for frame, _ in begun}
+    assert labelled
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("keep", [TOTAL, TOTAL // 10], ids=["all", "tenth"])
 @pytest.mark.parametrize("first", [0, 90])
-def test_untrained_tokens_tell_their_time(started, seen, keep, first):
+def test_untrained_tokens_tell_their_time(started, clip, keep, first):
     """The clocks read a token's position, whichever other tokens are there."""
-    shown = show([seen], keep, 0.0, np.random.default_rng(2), first)
-    talks = talks_about(seen.clip, 0, {"what": 1}, 0)
-    packed = pack_talks([talks], ones(talks), shown)
-    read = video_hidden(started, visual_tokens(started, shown), shown, packed)
+    shown_tokens = show([clip], keep, 0.0, np.random.default_rng(2), first)
+    talks = talks_about(clip.clip, 0, {"what": 1}, 0)
+    packed = pack_talks([talks], unit_weights(talks), shown_tokens)
+    read = video_hidden(started, visual_tokens(started, shown_tokens), shown_tokens, packed)
     times = started.model.language_model.embed_tokens.weight[FIRST_TIME : FIRST_TIME + MOST_FRAMES]
     moved = (read.layers[BEHIND + len(CLOCKS)] - read.layers[BEHIND])[:, read.visual]
-    told = (moved @ (times / times.norm(dim=1, keepdim=True)).T).argmax(-1)
-    frame = torch.from_numpy(shown.chosen) // FRAME_TOKENS + first
-    assert (told == frame).float().mean() > 0.5  # of 112 frames
-    assert ((told - frame).abs() <= 1).float().mean() > 0.8
+    read_times = (moved @ (times / times.norm(dim=1, keepdim=True)).T).argmax(-1)
+    frame = torch.from_numpy(shown_tokens.chosen) // FRAME_TOKENS + first
+    assert (read_times == frame).float().mean() > 0.5  # of 112 frames
+    assert ((read_times - frame).abs() <= 1).float().mean() > 0.8
 
 
-def test_times_move_with_the_clip(seen):
-    talks = talks_about(seen.clip, 0, {"when": 1}, 0)
-    late = show([seen], TOTAL, 0.0, np.random.default_rng(0), first=40)
-    packed, moved = (pack_talks([talks], ones(talks), shown) for shown in (whole(seen), late))
-    wanted, found = (int(one.labels[one.labels >= FIRST_TIME][0]) for one in (packed, moved))
-    assert found == wanted + 40
+def test_times_move_with_the_clip(clip):
+    talks = talks_about(clip.clip, 0, {"when": 1}, 0)
+    late = show([clip], TOTAL, 0.0, np.random.default_rng(0), first=40)
+    packed, moved = (
+        pack_talks([talks], unit_weights(talks), tokens) for tokens in (all_tokens(clip), late)
+    )
+    wanted, late_time = (
+        int(batch.labels[batch.labels >= FIRST_TIME][0]) for batch in (packed, moved)
+    )
+    assert late_time == wanted + 40
     assert (moved.positions - packed.positions)[0, 0] == 40 * FRAME_TOKENS
 
 
-def test_words_are_told_the_tokens_that_show_them(seen):
+def test_words_are_told_the_tokens_that_show_them(clip):
     """Of each clip: the time of a word is that of its tokens; what rests there is what the word says."""
     for keep in (TOTAL, TOTAL // 4):
-        shown = show([seen], keep, 0.5, np.random.default_rng(3))
-        talks = talks_about(seen.clip, 0, {"what": 6, "when": 3, "digits": 1, "caption": 1}, 4)
-        packed = pack_talks([talks], ones(talks), shown)
-        rows, tokens = listed(evidence([talks], packed, [seen], shown))
+        shown_tokens = show([clip], keep, 0.5, np.random.default_rng(3))
+        talks = talks_about(clip.clip, 0, {"what": 6, "when": 3, "digits": 1, "caption": 1}, 4)
+        packed = pack_talks([talks], unit_weights(talks), shown_tokens)
+        rows, tokens = listed(evidence([talks], packed, [clip], shown_tokens))
         assert tokens.shape == (len(rows), 2, 2, keep)
         assert tokens.any(-1).all()
         assert (tokens == tokens[:, :1, :1]).all()  # one thing for all heads and layers
-        frames, kinds, times = shown.chosen[0] // FRAME_TOKENS, shown.labels([seen.kind])[0], 0
+        frames, kinds, times = (
+            shown_tokens.chosen[0] // FRAME_TOKENS,
+            shown_tokens.labels([clip.kind])[0],
+            0,
+        )
         for place, mine in zip(rows[:, 1].tolist(), tokens[:, 0, 0], strict=True):
             word = WORDS[int(packed.labels[0, place])]
             (frame,) = set(frames[mine.numpy()].tolist())
             if word[0] == "t" and word[1:].isdigit():
                 times += 1
                 assert frame == int(word[1:])
-            elif word in SHAPES and not (shown.labels([seen.act])[0][mine] > 0).any():
+            elif word in SHAPES and not (shown_tokens.labels([clip.act])[0][mine] > 0).any():
                 assert 10 + SHAPES.index(word) in kinds[mine].tolist()
         assert times > 3 or keep < TOTAL
 
 
-def test_long_answers_go_on_behind_damaged_ones(seen):
+def test_long_answers_go_on_behind_damaged_ones(clip):
     """What follows the part that was told last is right, alone is learned, and is shown by what it was shown by."""
     damaged = 0
     for visit in range(12):
-        whole_answers = talks_about(seen.clip, visit, {"caption": 1, "digits": 1}, 0)
+        whole_answers = talks_about(clip.clip, visit, {"caption": 1, "digits": 1}, 0)
         right = {talk.family: talk for talk in whole_answers}
-        talks = talks_about(seen.clip, visit, {"goes_on": 2}, 0)
-        packed = pack_talks([talks], ones(talks), whole(seen))
+        talks = talks_about(clip.clip, visit, {"goes_on": 2}, 0)
+        packed = pack_talks([talks], unit_weights(talks), all_tokens(clip))
         for number, talk in enumerate(talks):
             full = right[talk.family]
             assert talk.question == full.question
@@ -308,15 +316,15 @@ def test_a_restart_begins_another_cosine():
     assert restarted_lr(3, {"steps": 9, "lr": 1.0, "warmup": 1}) == cosine_lr(3, 9, 1, 1.0)
 
 
-def test_orders_are_looked_up_in_two_steps_and_what_is_counted_all_at_once(seen):
-    shown = whole(seen)
-    found = set()
+def test_orders_are_looked_up_in_two_steps_and_what_is_counted_all_at_once(clip):
+    shown_tokens = all_tokens(clip)
+    forms = set()
     for visit in range(12):
-        talks = [one for one in talks_about(seen.clip, visit, {"order": 3, "how_many": 2}, 0)]
-        packed = pack_talks([talks], ones(talks), shown)
-        rows, tokens = listed(evidence([talks], packed, [seen], shown))
+        talks = [talk for talk in talks_about(clip.clip, visit, {"order": 3, "how_many": 2}, 0)]
+        packed = pack_talks([talks], unit_weights(talks), shown_tokens)
+        rows, tokens = listed(evidence([talks], packed, [clip], shown_tokens))
         segments = packed.segments[0, rows[:, 1]].tolist()
-        frames = shown.chosen[0] // FRAME_TOKENS
+        frames = shown_tokens.chosen[0] // FRAME_TOKENS
         places = rows[:, 1].tolist()
         for number, place, mine in zip(segments, places, tokens.numpy(), strict=True):
             talk = talks[number]
@@ -324,10 +332,11 @@ def test_orders_are_looked_up_in_two_steps_and_what_is_counted_all_at_once(seen)
             word = WORDS[packed.labels[0, place]]
             (first, second), late = times
             if talk.family == "how_many":
-                asked = int(talk.question.split()[-2][1:])
-                assert times == [[{asked}, {asked}]] * 2
+                frame_asked = int(talk.question.split()[-2][1:])
+                assert times == [[{frame_asked}, {frame_asked}]] * 2
                 counted, named, *later = (
-                    set(seen.owner[shown.chosen[0][one]].tolist()) for one in (*mine[0], *mine[1])
+                    set(clip.owner[shown_tokens.chosen[0][mask]].tolist())
+                    for mask in (*mine[0], *mine[1])
                 )
                 assert later == [named, named]
                 assert len(counted) == int(talk.answer.split()[-1])
@@ -336,7 +345,7 @@ def test_orders_are_looked_up_in_two_steps_and_what_is_counted_all_at_once(seen)
                     assert named == counted
                 else:
                     (number,) = named
-                    assert word in seen.clip.tracks[number].name(asked).split()
+                    assert word in clip.clip.tracks[number].name(frame_asked).split()
             elif word in ("before", "after"):
                 assert late == [first, second]
                 assert (max(first) < max(second)) == (word == "before")
@@ -346,17 +355,17 @@ def test_orders_are_looked_up_in_two_steps_and_what_is_counted_all_at_once(seen)
                 assert max(first) <= max(late[0])
             else:
                 assert times == [[{int(talk.answer.split()[1][1:])}] * 2] * 2
-            found.add(talk.family + word * (word in ("before", "after", "the")))
-    assert {"how_many", "orderbefore", "orderafter", "orderthe"} <= found
+            forms.add(talk.family + word * (word in ("before", "after", "the")))
+    assert {"how_many", "orderbefore", "orderafter", "orderthe"} <= forms
 
 
 @torch.no_grad()
-def test_gaze_is_the_attention_that_right_tokens_get(model, seen):
-    shown = show([seen], TOTAL // 4, 0.5, np.random.default_rng(3))
-    talks = talks_about(seen.clip, 0, {"when": 2, "what": 2, "order": 4}, 1)
-    packed = pack_talks([talks], ones(talks), shown)
-    read = video_hidden(model, visual_tokens(model, shown), shown, packed)
-    rows, tokens = listed(evidence([talks], packed, [seen], shown))
+def test_gaze_is_the_attention_that_right_tokens_get(model, clip):
+    shown_tokens = show([clip], TOTAL // 4, 0.5, np.random.default_rng(3))
+    talks = talks_about(clip.clip, 0, {"when": 2, "what": 2, "order": 4}, 1)
+    packed = pack_talks([talks], unit_weights(talks), shown_tokens)
+    read = video_hidden(model, visual_tokens(model, shown_tokens), shown_tokens, packed)
+    rows, tokens = listed(evidence([talks], packed, [clip], shown_tokens))
     layer, heads = 1, 2
     block, language = model.model.language_model.layers[layer], model.model.language_model
     states = block.input_layernorm(read.layers[layer])
@@ -375,18 +384,18 @@ def test_gaze_is_the_attention_that_right_tokens_get(model, seen):
         for head in range(heads)
         for row, (_, place) in enumerate(rows)
     ]
-    looks = evidence([talks], packed, [seen], shown)._replace(worth=worth[None])
-    found = gaze_loss(model, read, layer, range(heads), looks, of_words=True)
-    torch.testing.assert_close(found, sum(wanted) / (heads * worth.sum()))
+    looks = evidence([talks], packed, [clip], shown_tokens)._replace(worth=worth[None])
+    loss = gaze_loss(model, read, layer, range(heads), looks, of_words=True)
+    torch.testing.assert_close(loss, sum(wanted) / (heads * worth.sum()))
 
 
 @torch.no_grad()
 def test_a_token_where_something_begins_looks_at_the_event_before_and_sees_nothing_later(model):
-    seen = see(tower_of(model), "val", 0, 1, 16)
-    shown = show([seen], 16 * FRAME_TOKENS, 0.0, np.random.default_rng(0))
-    talks = talks_about(seen.clip, 0, {"what": 1}, 0)
-    packed = pack_talks([talks], ones(talks), shown)
-    read = video_hidden(model, visual_tokens(model, shown), shown, packed)
+    clip = see(tower_of(model), "val", 0, 1, 16)
+    shown_tokens = show([clip], 16 * FRAME_TOKENS, 0.0, np.random.default_rng(0))
+    talks = talks_about(clip.clip, 0, {"what": 1}, 0)
+    packed = pack_talks([talks], unit_weights(talks), shown_tokens)
+    read = video_hidden(model, visual_tokens(model, shown_tokens), shown_tokens, packed)
     block, language = model.model.language_model.layers[1], model.model.language_model
     states = block.input_layernorm(read.layers[1])
     shape = (1, states.shape[1], -1, block.self_attn.head_dim)
@@ -399,46 +408,46 @@ def test_a_token_where_something_begins_looks_at_the_event_before_and_sees_nothi
     causal = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     every = scores.masked_fill(~causal, float("-inf")).softmax(-1)[0, :, read.visual, read.visual]
     frame_of = np.arange(16 * FRAME_TOKENS) // FRAME_TOKENS
-    events = [event for event in seen.clip.events if event.kind != "present"]
+    events = [event for event in clip.clip.events if event.kind != "present"]
     digits = [e for e in events if e.kind == "change" or (e.kind == "enter" and e.digit)]
     means = []
     for shares, named, since in (
-        (every[0], events, seen.since),
-        (every[1], digits, seen.since_digit),
+        (every[0], events, clip.since),
+        (every[1], digits, clip.since_digit),
     ):
         times = sorted({event.frame for event in named})
-        begins = (seen.act > 0) & np.isin(frame_of, times)
+        begins = (clip.act > 0) & np.isin(frame_of, times)
         assert np.array_equal(since >= 0, begins)
         wanted = []
         for before, frame in pairwise([0, *times]):
-            told = seen.owner >= 0 if before == 0 else begins
-            there = torch.from_numpy(told & (frame_of == before))
+            named_tokens = clip.owner >= 0 if before == 0 else begins
+            targets = torch.from_numpy(named_tokens & (frame_of == before))
             for place in np.flatnonzero(begins & (frame_of == frame)):
                 assert since[place] == before
-                wanted.append(-torch.log(shares[place, there].sum()))
+                wanted.append(-torch.log(shares[place, targets].sum()))
         assert len(wanted) > 3
         means.append(torch.stack(wanted).mean())
     plan = {"layer": 1, "heads": 1}
-    looks = {name: looking_back([seen], shown, name) for name in LAST}
-    found = looking_back_loss(model, read, plan, looks)
-    torch.testing.assert_close(found, means[0])
-    found = looking_back_loss(model, read, {**plan, "digit_heads": 1}, looks)
-    torch.testing.assert_close(found, means[0] + means[1])
+    looks = {name: looking_back([clip], shown_tokens, name) for name in LAST}
+    loss = looking_back_loss(model, read, plan, looks)
+    torch.testing.assert_close(loss, means[0])
+    loss = looking_back_loss(model, read, {**plan, "digit_heads": 1}, looks)
+    torch.testing.assert_close(loss, means[0] + means[1])
 
 
-def test_clips_can_be_shown_with_all_that_answers_need(seen):
-    talks = talks_about(seen.clip, 0, {"what": 2, "when": 1, "caption": 1}, 0)
-    need = needed(seen, [what for talk in talks for what in talk.shows])
-    shown = show([seen], 10, 1.0, np.random.default_rng(0), needs=[need])
-    assert shown.chosen[0].tolist() == np.flatnonzero(need).tolist()
-    more = show([seen], int(need.sum()) + 9, 1.0, np.random.default_rng(0), needs=[need])
-    assert more.chosen.shape[1] == need.sum() + 9
-    assert need[more.chosen[0]].sum() == need.sum()
-    packed = pack_talks([talks], ones(talks), shown)
-    everything = whole(seen)
-    rows, _ = listed(evidence([talks], packed, [seen], shown))
-    packed = pack_talks([talks], ones(talks), everything)
-    assert torch.equal(rows, listed(evidence([talks], packed, [seen], everything))[0])
+def test_clips_can_be_shown_with_all_that_answers_need(clip):
+    talks = talks_about(clip.clip, 0, {"what": 2, "when": 1, "caption": 1}, 0)
+    need = needed(clip, [thing for talk in talks for thing in talk.shows])
+    shown_tokens = show([clip], 10, 1.0, np.random.default_rng(0), needs=[need])
+    assert shown_tokens.chosen[0].tolist() == np.flatnonzero(need).tolist()
+    wider = show([clip], int(need.sum()) + 9, 1.0, np.random.default_rng(0), needs=[need])
+    assert wider.chosen.shape[1] == need.sum() + 9
+    assert need[wider.chosen[0]].sum() == need.sum()
+    packed = pack_talks([talks], unit_weights(talks), shown_tokens)
+    everything = all_tokens(clip)
+    rows, _ = listed(evidence([talks], packed, [clip], shown_tokens))
+    packed = pack_talks([talks], unit_weights(talks), everything)
+    assert torch.equal(rows, listed(evidence([talks], packed, [clip], everything))[0])
 
 
 def test_the_first_layers_add_to_seedling_and_change_no_other(started):
@@ -462,17 +471,23 @@ def test_a_feed_depends_on_the_step_alone(started, parts):
     assert len(straight) == parts * TINY["steps"]
     assert not torch.equal(straight[0][0].packed.tokens, straight[1][0].packed.tokens)
     for feeders, first in ((0, 0), (0, 1), (0, 2), (2, 0), (2, 3)):
-        again = list(Feed(Worker(0, 1, feeders=feeders), plan, 0).lessons(tower, first))
-        for (one, pool), (other, same_pool) in zip(straight[parts * first :], again, strict=True):
-            assert _tensors(one)
-            assert all(map(torch.equal, _tensors(one), _tensors(other)))
-            assert np.array_equal(one.shown_tokens.chosen, other.shown_tokens.chosen)
+        resumed = list(Feed(Worker(0, 1, feeders=feeders), plan, 0).lessons(tower, first))
+        for (lesson, pool), (resumed_lesson, same_pool) in zip(
+            straight[parts * first :], resumed, strict=True
+        ):
+            assert _tensors(lesson)
+            assert all(map(torch.equal, _tensors(lesson), _tensors(resumed_lesson)))
+            assert np.array_equal(lesson.shown_tokens.chosen, resumed_lesson.shown_tokens.chosen)
             assert torch.equal(pool, same_pool)
 
 
 def _tensors(lesson) -> list[torch.Tensor]:
-    packed = [getattr(lesson.packed, one.name) for one in fields(lesson.packed)]
-    looks = [tensor for found in (lesson.looks, *lesson.looks_back.values()) for tensor in found]
+    packed = [getattr(lesson.packed, field.name) for field in fields(lesson.packed)]
+    looks = [
+        tensor
+        for looks_of_kind in (lesson.looks, *lesson.looks_back.values())
+        for tensor in looks_of_kind
+    ]
     return [lesson.shown_tokens.features, *packed, *lesson.labels.values(), *looks]
 
 
@@ -484,7 +499,8 @@ def test_muon_takes_the_matrices_of_the_layers_and_adamw_all_else(started):
     adamw, muon = make_optimisers(parameters, matrices, plan)
     assert isinstance(muon, torch.optim.Muon)
     groups = [
-        [id(p) for group in one.param_groups for p in group["params"]] for one in (adamw, muon)
+        [id(p) for group in optimiser.param_groups for p in group["params"]]
+        for optimiser in (adamw, muon)
     ]
     assert groups[1] == [id(p) for p in matrices]
     assert sorted(groups[0] + groups[1]) == sorted(id(p) for p in parameters)
@@ -517,15 +533,15 @@ def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(video_stage, "new_model", start)
     monkeypatch.setattr("espalier.harness.seedling.video_model.VIDEO_LAYERS", small)
     train_video(Worker(0, 1), recipe, tmp_path / "twice")
-    one, two = (load_checkpoint(tmp_path / run / "video.pt") for run in ("once", "twice"))
-    assert one["step"] == two["step"] == 4
-    for name, value in one["model"].items():
+    once_run, two = (load_checkpoint(tmp_path / run / "video.pt") for run in ("once", "twice"))
+    assert once_run["step"] == two["step"] == 4
+    for name, value in once_run["model"].items():
         torch.testing.assert_close(value, two["model"][name], atol=1e-5, rtol=1e-4)
-    for name, value in one["namers"].items():
+    for name, value in once_run["namers"].items():
         torch.testing.assert_close(value, two["namers"][name], atol=1e-5, rtol=1e-4)
     # Both kinds of gains start at one: what names learns, too.
-    assert (one["namers"]["gain"] != 1).all()
-    assert (one["namers"]["asked_gain"] != 1).any()
+    assert (once_run["namers"]["gain"] != 1).all()
+    assert (once_run["namers"]["asked_gain"] != 1).any()
     records = [json.loads(line) for line in (tmp_path / "once/log.jsonl").read_text().splitlines()]
     assert {"answers", "look", "time", "act", "back", *last} <= records[0].keys()
     assert f"{FRAMES}/what" in records[-1]["val"]
@@ -563,20 +579,20 @@ def test_a_saved_model_answers_through_the_librarys_generate_as_through_the_gate
     )
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
-    seen = see(tower_of(loaded.eval()), "val", 0, 0, FRAMES)
+    clip = see(tower_of(loaded.eval()), "val", 0, 0, FRAMES)
     processor = transformers.AutoProcessor.from_pretrained(tmp_path)
     content = [{"type": "video"}, {"type": "text", "text": question}]
     prompt = processor.apply_chat_template(
         [{"role": "user", "content": content}], add_generation_prompt=True
     )
     inputs = processor(
-        text=[prompt], videos=[seen.clip.frames], do_sample_frames=False, return_tensors="pt"
+        text=[prompt], videos=[clip.clip.frames], do_sample_frames=False, return_tensors="pt"
     )
     places = len(PREFIX) + TOTAL + 1
     assert inputs["input_ids"].shape[1] == places + len(encode(question)) + 1
     assert inputs["input_ids"][0, -1] == ASSISTANT
     answer = loaded.generate(**inputs, max_new_tokens=6)[0, inputs["input_ids"].shape[1] :]
-    watched = ClipReader(loaded, whole(seen))
+    watched = ClipReader(loaded, all_tokens(clip))
     for _ in range(2):  # the first question leaves nothing behind
         assert watched.answer(question, 6) == answer.tolist()
 
@@ -599,10 +615,11 @@ def test_drafts_take_layers_that_their_targets_have():
 
 def test_a_draft_takes_the_layers_that_it_is_told(started):
     draft = video_draft_from(started, [0, 4])
-    for here, there in ((0, 0), (1, 4)):
+    for draft_layer, target_layer in ((0, 0), (1, 4)):
         name = "model.language_model.layers.{}.mlp.gate_proj.weight"
         assert torch.equal(
-            draft.state_dict()[name.format(here)], started.state_dict()[name.format(there)]
+            draft.state_dict()[name.format(draft_layer)],
+            started.state_dict()[name.format(target_layer)],
         )
 
 
@@ -624,7 +641,7 @@ def test_a_stage_continues_from_shipped_weights(started, stage):
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("arguments", "message"),
     [
         ("video --device tpu", "invalid choice: 'tpu'"),
         (
@@ -639,11 +656,11 @@ def test_a_stage_continues_from_shipped_weights(started, stage):
         ),
     ],
 )
-def test_what_cannot_be_trained_is_refused_at_once(told, said, capsys, monkeypatch):
+def test_what_cannot_be_trained_is_refused_at_once(arguments, message, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
-        main(told.split())
-    assert said in capsys.readouterr().err.splitlines()[-1]
+        main(arguments.split())
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_start_needs_room_for_the_clocks(started):

@@ -72,18 +72,18 @@ def model():
 @pytest.fixture
 def lesson(model):
     """Two clips with all their tokens, what is asked about them, and where words look."""
-    seen = [see(tower_of(model), "val", 0, index, FRAMES) for index in (1, 2)]
-    shown = show(seen, FRAMES * FRAME_TOKENS, 0.0, np.random.default_rng(0))
-    talks = [talks_about(one.clip, 0, ASKED, 1) for one in seen]
-    packed = pack_talks(talks, dict.fromkeys([*ASKED, "drill", "end"], 1.0), shown)
-    return talks, packed, shown, evidence(talks, packed, seen, shown)
+    clips = [see(tower_of(model), "val", 0, index, FRAMES) for index in (1, 2)]
+    shown_tokens = show(clips, FRAMES * FRAME_TOKENS, 0.0, np.random.default_rng(0))
+    talks = [talks_about(clip.clip, 0, ASKED, 1) for clip in clips]
+    packed = pack_talks(talks, dict.fromkeys([*ASKED, "drill", "end"], 1.0), shown_tokens)
+    return talks, packed, shown_tokens, evidence(talks, packed, clips, shown_tokens)
 
 
 @pytest.mark.parametrize("families", [["caption"], ["digits"], ["order", "when"]])
 def test_rows_that_look_for_times_are_those_in_front_of_time_words(lesson, families):
     """All that have something to look at, of these families, with the tokens that they looked for before."""
     talks, packed, _, looks = lesson
-    found = of_times(looks, talks, packed, families)
+    time_looks = of_times(looks, talks, packed, families)
     for line, items in enumerate(talks):
         every = dict(zip(looks.places[line].tolist(), looks.right(True, True)[line], strict=True))
         wanted = set()
@@ -92,29 +92,36 @@ def test_rows_that_look_for_times_are_those_in_front_of_time_words(lesson, famil
             family = items[packed.segments[line, place]].family
             if family in families and word[0] == "t" and word[1:].isdigit():
                 wanted.add(place)
-        real = found.worth[line] > 0
-        assert wanted == set(found.places[line][real].tolist())
+        real = time_looks.worth[line] > 0
+        assert wanted == set(time_looks.places[line][real].tolist())
         assert len(wanted) >= len([talk for talk in items if talk.family in families])
         for place, right in zip(
-            found.places[line][real].tolist(), found.right(True, True)[line][real], strict=True
+            time_looks.places[line][real].tolist(),
+            time_looks.right(True, True)[line][real],
+            strict=True,
         ):
             assert torch.equal(right, every[place])
 
 
 def test_a_time_at_most_one_frame_behind_the_last_counts_more(model):
     """Of captions and digits, also behind what was told; nothing else changes."""
-    shown = show([see(tower_of(model), "val", 0, 1, FRAMES)], 100, 0.0, np.random.default_rng(0), 3)
-    told, answer = (
+    shown_tokens = show(
+        [see(tower_of(model), "val", 0, 1, FRAMES)], 100, 0.0, np.random.default_rng(0), 3
+    )
+    beginning, answer = (
         "at time t2 the disk leaves ;",
         "at time t3 the disk leaves ; at time t3 a disk ;",
     )
     talks = [
-        Talk("caption", "tell all", answer, beginning=told),
+        Talk("caption", "tell all", answer, beginning=beginning),
         Talk("digits", "read all", "t4 7 t5 1 t7 2 t3 9 t4 5"),
         Talk("order", "which ?", "t1 t2 before"),
     ]
     weights = {"caption": 2.0, "digits": 1.0, "order": 1.0, "end": 0.5}
-    plain, soon = (pack_talks([talks], more, shown) for more in (weights, weights | {"soon": 4.0}))
+    plain, soon = (
+        pack_talks([talks], family_weights, shown_tokens)
+        for family_weights in (weights, weights | {"soon": 4.0})
+    )
     changed = (plain.weights != soon.weights)[0]
     assert torch.equal(soon.weights[0][changed], torch.tensor([8.0, 8.0, 4.0, 4.0]))
     assert [WORDS[label] for label in soon.labels[0][changed]] == ["t6", "t6", "t8", "t7"]
@@ -123,34 +130,34 @@ def test_a_time_at_most_one_frame_behind_the_last_counts_more(model):
 
 @torch.no_grad()
 def test_heads_for_times_are_asked_one_by_one(model, lesson):
-    talks, packed, shown, looks = lesson
-    read = video_hidden(model, visual_tokens(model, shown), shown, packed)
+    talks, packed, shown_tokens, looks = lesson
+    read = video_hidden(model, visual_tokens(model, shown_tokens), shown_tokens, packed)
     plan = {
         "told": {"heads": {0: 3, 1: 2}},
         "asked": {"heads": {1: 5}},
     }
-    told = of_times(looks, talks, packed, ["caption"])
-    asked = of_times(looks, talks, packed, ["order"])
-    found = time_heads_loss(model, read, plan, {"told": told, "asked": asked})
-    early = gaze_loss(model, read, 0, range(3, 4), told, of_words=True)
-    late = gaze_loss(model, read, 1, range(2, 3), told, of_words=True, late=True)
-    one = gaze_loss(model, read, 1, range(5, 6), asked, of_words=True, late=True)
-    torch.testing.assert_close(found, (early + late) / 2 + one)
+    caption_looks = of_times(looks, talks, packed, ["caption"])
+    order_looks = of_times(looks, talks, packed, ["order"])
+    loss = time_heads_loss(model, read, plan, {"told": caption_looks, "asked": order_looks})
+    early = gaze_loss(model, read, 0, range(3, 4), caption_looks, of_words=True)
+    late = gaze_loss(model, read, 1, range(2, 3), caption_looks, of_words=True, late=True)
+    order_loss = gaze_loss(model, read, 1, range(5, 6), order_looks, of_words=True, late=True)
+    torch.testing.assert_close(loss, (early + late) / 2 + order_loss)
 
 
 @torch.no_grad()
 def test_a_shared_head_gives_what_the_first_one_gave(model, lesson):
     """The overwritten heads, here without effect before, take a part of it over."""
-    _, packed, shown, _ = lesson
+    _, packed, shown_tokens, _ = lesson
     attention = model.model.language_model.layers[1].self_attn
     size = attention.head_dim
     for head in (2, 5):
         attention.o_proj.weight[:, head * size : (head + 1) * size] = 0
-    visual = visual_tokens(model, shown)
-    wanted = video_hidden(model, visual, shown, packed).words
+    visual = visual_tokens(model, shown_tokens)
+    wanted = video_hidden(model, visual, shown_tokens, packed).words
     share_head(model, 1, [2, 5])
-    found = video_hidden(model, visual, shown, packed).words
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    states = video_hidden(model, visual, shown_tokens, packed).words
+    torch.testing.assert_close(states, wanted, atol=1e-4, rtol=1e-4)
     columns = attention.o_proj.weight.unflatten(1, (-1, size)).norm(dim=(0, 2))
     assert columns[0] == columns[2] == columns[5] > 0
 
@@ -159,11 +166,11 @@ def test_heads_for_times_are_found_by_layer():
     plan = {"time_heads": {"a": {"heads": {6: 2, 7: 4}}, "b": {"heads": {7: 1}}}}
     assert time_heads_of(plan) == {6: [2], 7: [4, 1]}
     shipped = time_heads_of(RECIPE["video_top"])
-    told = range(RECIPE["video"]["gaze"]["heads"])
+    supervised = range(RECIPE["video"]["gaze"]["heads"])
     assert set(shipped) <= set(RECIPE["video_top"]["layers"])
     for heads in shipped.values():  # none of two kinds, none that is told something else
         assert len(set(heads)) == len(heads)
-        assert not set(heads) & set(told)
+        assert not set(heads) & set(supervised)
 
 
 def test_fitting_changes_queries_and_keys_of_heads_for_times_alone(model, tmp_path):
@@ -211,9 +218,9 @@ def test_only_the_last_layers_learn_and_go_on_where_they_stopped(tmp_path, monke
         with pytest.raises(KeyboardInterrupt):
             train_video_top(Worker(0, 1), recipe, tmp_path / "twice")
     train_video_top(Worker(0, 1), recipe, tmp_path / "twice")
-    one, two = (load_checkpoint(tmp_path / run / "video_top.pt") for run in ("once", "twice"))
-    assert one["step"] == two["step"] == 4
-    for name, value in one["model"].items():
+    once, two = (load_checkpoint(tmp_path / run / "video_top.pt") for run in ("once", "twice"))
+    assert once["step"] == two["step"] == 4
+    for name, value in once["model"].items():
         torch.testing.assert_close(value, two["model"][name], atol=1e-5, rtol=1e-4)
         learns = "language_model.layers.1." in name
         assert torch.equal(value, started[name]) != learns, name
@@ -223,20 +230,20 @@ def test_without_a_fit_the_stage_goes_on_from_what_is_there(tmp_path):
     """One step at a rate of 0 leaves every weight as shipped, or as the stage before left it in the run folder."""
     later = load_recipe(continued=True)["video_top"]
     assert (later["fit"], later["start"]) == (None, "seedling_video")
-    asked = {"phases": TOP["phases"], "mixes": [{"what": 1}], "drills": 0, "block": 1, "parts": 1}
-    plan = {**later, **asked, "lr": 0.0, "steps": 1, "validation": TINY["validation"]}
+    changes = {"phases": TOP["phases"], "mixes": [{"what": 1}], "drills": 0, "block": 1, "parts": 1}
+    plan = {**later, **changes, "lr": 0.0, "steps": 1, "validation": TINY["validation"]}
     train_video_top(Worker(0, 1), {"seed": 0, "video": TINY, "video_top": plan}, tmp_path)
     trained = load_checkpoint(tmp_path / "video_top.pt")["model"]
     shipped = load_exported(video_weights_dir("seedling_video")).state_dict()
     assert trained.keys() == shipped.keys()
     for name, value in trained.items():
         assert torch.equal(value, shipped[name]), name
-    other = {name: value + 1 for name, value in shipped.items()}
-    save_checkpoint(tmp_path / "other" / "video.pt", {"model": other, "step": 9})
+    shifted = {name: value + 1 for name, value in shipped.items()}
+    save_checkpoint(tmp_path / "other" / "video.pt", {"model": shifted, "step": 9})
     train_video_top(Worker(0, 1), {"seed": 0, "video": TINY, "video_top": plan}, tmp_path / "other")
     trained = load_checkpoint(tmp_path / "other" / "video_top.pt")["model"]
     for name, value in trained.items():
-        assert torch.equal(value, other[name]), name
+        assert torch.equal(value, shifted[name]), name
 
 
 def test_a_stage_ends_with_the_share_that_it_keeps_of_its_start(tmp_path):
@@ -270,16 +277,16 @@ def test_a_stage_ends_with_the_share_that_it_keeps_of_its_start(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "there"),
+    ("command", "existing"),
     [("video_top --continued", None), ("video_draft", "video_top.pt"), ("video_draft", "video.pt")],
 )
-def test_stages_begin_with_what_is_there(told, there, tmp_path, monkeypatch):
-    if there:
-        (tmp_path / there).touch()
+def test_stages_begin_with_what_is_there(command, existing, tmp_path, monkeypatch):
+    if existing:
+        (tmp_path / existing).touch()
     run = []
     monkeypatch.setattr("lab.training.__main__.run_stage", lambda stage, options: run.append(stage))
-    main([*told.split(), "--out", str(tmp_path)])
-    assert run == told.split()[:1]
+    main([*command.split(), "--out", str(tmp_path)])
+    assert run == command.split()[:1]
 
 
 def test_what_the_last_stage_wrote_is_taught_and_exported(tmp_path, monkeypatch):

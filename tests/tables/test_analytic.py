@@ -44,12 +44,12 @@ def change(folder: Path, name: str, old: str, new: str) -> None:
 
 def test_every_cell_is_reproduced_or_a_known_misprint(capsys) -> None:
     assert commands.main(["analytic"]) == 0
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     assert (
         "348 derived, 128 fitted to printed cells, 56 known misprints, 0 off; measured: none"
-        in told.out
+        in output.out
     )
-    assert told.err == ""
+    assert output.err == ""
 
 
 #: Cells of each table that the formulas speak of, as printed.
@@ -70,11 +70,12 @@ COUNTS = {
 
 
 def test_no_printed_cell_of_these_columns_is_left_out(judged) -> None:
-    found = Counter(
-        (f"{one.claim.cell.paper} {one.claim.cell.table}", one.claim.column) for one in judged
+    counts = Counter(
+        (f"{verdict.claim.cell.paper} {verdict.claim.cell.table}", verdict.claim.column)
+        for verdict in judged
     )
     wanted = {(table, name): n for table, names in COUNTS.items() for name, n in names.items()}
-    assert {key: found[key] for key in wanted} == wanted
+    assert {key: counts[key] for key in wanted} == wanted
 
 
 #: Columns whose formulas have constants that were fitted to printed cells, or a tolerance that is the fit's largest
@@ -97,14 +98,16 @@ FITTED = {
 
 
 def test_a_reproduced_cell_is_derived_or_fitted(judged) -> None:
-    good = [one.claim for one in judged if one.verdict in BASES]
-    assert all(one.verdict == one.claim.basis for one in judged if one.verdict in BASES)
-    found = Counter(
+    good = [verdict.claim for verdict in judged if verdict.verdict in BASES]
+    assert all(
+        verdict.verdict == verdict.claim.basis for verdict in judged if verdict.verdict in BASES
+    )
+    fitted = Counter(
         (f"{claim.cell.paper} {claim.cell.table}", claim.column)
         for claim in good
         if claim.basis == "fitted"
     )
-    assert found == FITTED
+    assert fitted == FITTED
     assert Counter(claim.basis for claim in good) == {"derived": 348, "fitted": 128}
     # A tolerance beyond rounding that is the fit's own largest error proves nothing of a cell.
     for claim in good:
@@ -134,14 +137,18 @@ SLIPS = {
 
 
 def test_misprints_are_those_of_the_list_and_no_more(judged) -> None:
-    wrong = [one.claim.cell for one in judged if one.verdict == "misprint"]
+    wrong = [verdict.claim.cell for verdict in judged if verdict.verdict == "misprint"]
     assert Counter(f"{cell.paper} {cell.table}" for cell in wrong) == SLIPS
 
 
 def residuals(judged: list[JudgedClaim], paper: str, table: str, column: str) -> list[float]:
-    found = [one.claim for one in judged if one.claim.column == column]
-    cells = [one for one in found if (one.cell.paper, one.cell.table) == (paper, table)]
-    return [one.residual for one in cells]
+    verdicts = [verdict.claim for verdict in judged if verdict.claim.column == column]
+    cells = [
+        verdict
+        for verdict in verdicts
+        if (verdict.cell.paper, verdict.cell.table) == (paper, table)
+    ]
+    return [verdict.residual for verdict in cells]
 
 
 def test_residuals_of_deepseek_ocr_are_those_that_were_found_by_hand(judged) -> None:
@@ -149,28 +156,28 @@ def test_residuals_of_deepseek_ocr_are_those_that_were_found_by_hand(judged) -> 
         *(-0.012, -0.025, 0.026, 0.026, 0.043, 0.043, 0.043),  # Base
         *(-0.136, -0.095, -0.095, 0.039, -0.103, 0.039, 0.039),  # Large
     ]
-    found = residuals(judged, "RTPrune", "4", "GFLOPs")
-    assert found == pytest.approx(by_hand, abs=6e-4)
+    differences = residuals(judged, "RTPrune", "4", "GFLOPs")
+    assert differences == pytest.approx(by_hand, abs=6e-4)
     base = residuals(judged, "RTPrune", "7", "GFLOPs")[1:13]
     wanted = [-0.004, 0.022, 0.049, -0.025, 0.002, 0.028, -0.045, -0.018, 0.008, 0.035, -0.039]
     assert base == pytest.approx([*wanted, -0.012], abs=6e-4)
 
 
 def test_table_7_of_parallel_decoding(judged) -> None:
-    found = {
-        column: [one.claim.value for one in judged if one.claim.column == column]
+    speedups = {
+        column: [verdict.claim.value for verdict in judged if verdict.claim.column == column]
         for column in ("speed-up, Theorem 5", "speed-up, renewal")
     }
     # 0.01: the worked figures were rounded on their way.
-    assert found["speed-up, Theorem 5"] == pytest.approx([3.70, 3.33, 2.97, 2.43], abs=0.01)
-    assert found["speed-up, renewal"][5:] == pytest.approx([3.50, 3.42, 3.19, 2.79], abs=0.01)
+    assert speedups["speed-up, Theorem 5"] == pytest.approx([3.70, 3.33, 2.97, 2.43], abs=0.01)
+    assert speedups["speed-up, renewal"][5:] == pytest.approx([3.50, 3.42, 3.19, 2.79], abs=0.01)
 
 
 def test_exact_counts_stand_beside_the_papers_own(judged) -> None:
     exact = {
-        (one.claim.cell.paper, one.claim.cell.value): one.claim.exact
-        for one in judged
-        if one.claim.exact is not None
+        (verdict.claim.cell.paper, verdict.claim.cell.value): verdict.claim.exact
+        for verdict in judged
+        if verdict.claim.exact is not None
     }
     # By hand: 32 layers of 2,913 tokens, 4 + 4 MLP and key products of 2 n d^2 or 2 n d m, causal pairs twice 2 d.
     n, d, m = 2913, 4096, 11008
@@ -181,8 +188,8 @@ def test_exact_counts_stand_beside_the_papers_own(judged) -> None:
     assert exact["D3ToM", "262.60"] == pytest.approx(2 * 262.599, abs=0.01)
     # Two FLOPs a multiply-add, as RTPrune counts; masked pairs are spared, 11 routers of 64 experts are not.
     spared, routers = 12 * 4 * 1280 * 283 * 282 / 2, 11 * 2 * 283 * 1280 * 64
-    own = 235.6878336e9
-    assert exact["RTPrune", "235.7"] == pytest.approx((own - spared + routers) / 1e9)
+    printed = 235.6878336e9
+    assert exact["RTPrune", "235.7"] == pytest.approx((printed - spared + routers) / 1e9)
 
 
 @pytest.mark.parametrize(
@@ -200,9 +207,9 @@ def test_exact_counts_stand_beside_the_papers_own(judged) -> None:
 def test_a_changed_digit_is_found_and_named(published, capsys, name, old, new, cell) -> None:
     change(published, name, old, new)
     assert analytic.main(["--published", str(published)]) == 1
-    told = capsys.readouterr().err
-    assert cell in told
-    assert all(line.startswith("off: ") for line in told.splitlines())
+    error = capsys.readouterr().err
+    assert cell in error
+    assert all(line.startswith("off: ") for line in error.splitlines())
 
 
 def test_a_misprint_counts_only_as_it_is_printed(published, capsys) -> None:
@@ -224,7 +231,7 @@ def test_a_wrong_consistent_value_is_told(published, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new", "told"),
+    ("name", "old", "new", "message"),
     [
         ("d2pruner_table4.csv", ",FLOPs,6.0,T", ",FLOPs,six,T", "'six' is not a number"),
         ("d2pruner_table4.csv", ",KV cache,1512,", ",KV cache,,", "KV cache: no number is printed"),
@@ -238,11 +245,11 @@ def test_a_wrong_consistent_value_is_told(published, capsys) -> None:
         ("misprints.csv", "paper,table,", "paper,number,", "line 1: columns paper,number,"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_one_line(published, capsys, name, old, new, told) -> None:
+def test_what_cannot_be_read_is_one_line(published, capsys, name, old, new, message) -> None:
     change(published, name, old, new)
     assert analytic.main(["--published", str(published)]) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1
 
 
@@ -259,16 +266,16 @@ def test_an_unknown_command_is_refused(capsys) -> None:
 
 def test_cells_and_files(tmp_path, capsys, judged) -> None:
     assert analytic.main(["--cells", "--write", str(tmp_path / "out")]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == len(judged) + 2
+    printed_lines = capsys.readouterr().out.splitlines()
+    assert len(printed_lines) == len(judged) + 2
     with (tmp_path / "out" / "analytic.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
-    assert [float(line["formula"]) for line in lines] == [one.claim.value for one in judged]
-    assert [line["verdict"] for line in lines] == [one.verdict for one in judged]
-    assert [line["fitted"] for line in lines] == [one.claim.fitted for one in judged]
+    assert [float(line["formula"]) for line in lines] == [verdict.claim.value for verdict in judged]
+    assert [line["verdict"] for line in lines] == [verdict.verdict for verdict in judged]
+    assert [line["fitted"] for line in lines] == [verdict.claim.fitted for verdict in judged]
     columns = {
-        (line["paper"], line["table"], one.claim.column)
-        for line, one in zip(lines, judged, strict=True)
+        (line["paper"], line["table"], verdict.claim.column)
+        for line, verdict in zip(lines, judged, strict=True)
     }
     page = (tmp_path / "out" / "analytic.md").read_text()
     assert (
@@ -279,10 +286,12 @@ def test_cells_and_files(tmp_path, capsys, judged) -> None:
 def test_quotients_are_allowed_what_rounding_takes() -> None:
     sheet = PrintedSheet.read(FOLDER, "d2pruner", "4")
     for cell in sheet.column("prefill time reduction factor"):
-        own = sheet.sibling(cell, metric="prefill time")
-        plain = sheet.sibling(own, method="Vanilla", budget="100% visual tokens")
-        claim = quotient(cell, plain, own)
-        ends = [(plain.number + a * 0.5) / (own.number + b * 0.5) for a in (-1, 1) for b in (-1, 1)]
+        reduced = sheet.sibling(cell, metric="prefill time")
+        plain = sheet.sibling(reduced, method="Vanilla", budget="100% visual tokens")
+        claim = quotient(cell, plain, reduced)
+        ends = [
+            (plain.number + a * 0.5) / (reduced.number + b * 0.5) for a in (-1, 1) for b in (-1, 1)
+        ]
         spread = max(abs(end - claim.value) for end in ends)
         assert claim.tolerance == pytest.approx(cell.half + spread, rel=0.02)
 
@@ -291,7 +300,7 @@ def test_every_misprint_says_why_and_where() -> None:
     with (FOLDER / "misprints.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert all(line["why"] and line["source"].startswith("arXiv ") for line in lines)
-    assert len({one.key for one in misprints(FOLDER / "misprints.csv")}) == len(lines)
+    assert len({misprint.key for misprint in misprints(FOLDER / "misprints.csv")}) == len(lines)
 
 
 def test_no_model_library_is_loaded() -> None:

@@ -64,42 +64,42 @@ def ours(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("family", ["default", "llava_vid", "qwen3_vl"])
 def test_video_mme_is_asked_as_in_lmms_eval(utils: ModuleType, family: str) -> None:
     theirs = settings(videomme, "videomme.yaml")[family]
-    found = utils.videomme_text(VIDEOMME, ours("videomme_questions")[family])
-    assert found == videomme.videomme_doc_to_text(VIDEOMME, theirs)
+    text = utils.videomme_text(VIDEOMME, ours("videomme_questions")[family])
+    assert text == videomme.videomme_doc_to_text(VIDEOMME, theirs)
 
 
 def test_mlvu_is_asked_as_in_lmms_eval(utils: ModuleType) -> None:
     theirs = settings(mlvu, "mlvu_dev.yaml")["default"]
     doc = {"question": "Which door?\n(A) Red\n(B) Green"}
-    found = utils.mlvu_text(doc, ours("mlvu_questions")["default"])
-    assert found == mlvu.mlvu_doc_to_text(doc, theirs)
+    text = utils.mlvu_text(doc, ours("mlvu_questions")["default"])
+    assert text == mlvu.mlvu_doc_to_text(doc, theirs)
 
 
 def test_mvbench_is_asked_as_in_lmms_eval(utils: ModuleType) -> None:
     theirs = settings(mvbench, "mvbench_action_count.yaml")["default"]
-    found = utils.mvbench_text(MVBENCH, ours("mvbench_questions")["default"])
-    assert found == mvbench.mvbench_doc_to_text(MVBENCH, theirs)
+    text = utils.mvbench_text(MVBENCH, ours("mvbench_questions")["default"])
+    assert text == mvbench.mvbench_doc_to_text(MVBENCH, theirs)
 
 
 def test_longvideobench_is_asked_with_the_options_that_it_has(utils: ModuleType) -> None:
-    found = utils.longvideobench_text(LONG, ours("longvideobench_questions")["default"])
+    text = utils.longvideobench_text(LONG, ours("longvideobench_questions")["default"])
     last = "Answer with the option's letter from the given choices directly.\n"
-    assert found == f"What?\nA. a tree\nB. a car\n{last}"
+    assert text == f"What?\nA. a tree\nB. a car\n{last}"
 
 
 Score = Callable[[ModuleType, str], Mapping[str, Any]]
 
 SCORES: dict[str, Score] = {
-    "videomme": lambda utils, said: utils.videomme_results({"answer": "B"}, [said]),
-    "mlvu": lambda utils, said: utils.mlvu_results({"answer": "B", "task_type": "ego"}, [said]),
-    "mvbench": lambda utils, said: utils.mvbench_results(MVBENCH | {"subtask": "x"}, [said]),
-    "longvideobench": lambda utils, said: utils.longvideobench_results(LONG, [said]),
+    "videomme": lambda utils, answer: utils.videomme_results({"answer": "B"}, [answer]),
+    "mlvu": lambda utils, answer: utils.mlvu_results({"answer": "B", "task_type": "ego"}, [answer]),
+    "mvbench": lambda utils, answer: utils.mvbench_results(MVBENCH | {"subtask": "x"}, [answer]),
+    "longvideobench": lambda utils, answer: utils.longvideobench_results(LONG, [answer]),
 }
 
 
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize(
-    ("said", "accuracy", "unparsed"),
+    ("answer", "accuracy", "unparsed"),
     [
         ("B", 1, 0),
         ("B.", 1, 0),
@@ -111,45 +111,51 @@ SCORES: dict[str, Score] = {
     ],
 )
 def test_an_answer_is_worth_its_letter(
-    utils: ModuleType, name: str, said: str, accuracy: float, unparsed: float
+    utils: ModuleType, name: str, answer: str, accuracy: float, unparsed: float
 ) -> None:
-    found = SCORES[name](utils, said)
-    assert (found["accuracy"], found["unparsed"]) == (accuracy, unparsed)
+    scores = SCORES[name](utils, answer)
+    assert (scores["accuracy"], scores["unparsed"]) == (accuracy, unparsed)
 
 
 @pytest.mark.parametrize("name", SCORES)
 def test_an_odd_answer_does_not_raise(utils: ModuleType, name: str) -> None:
-    found = SCORES[name](utils, None)  # type: ignore[arg-type]
-    assert (found["accuracy"], found["unparsed"]) == (0, 1)
+    scores = SCORES[name](utils, None)  # type: ignore[arg-type]
+    assert (scores["accuracy"], scores["unparsed"]) == (0, 1)
 
 
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize(
-    "said", ["The answer is (B).", "Best option: B", "A tree is drawn, so the answer is B.", "b)"]
+    "answer", ["The answer is (B).", "Best option: B", "A tree is drawn, so the answer is B.", "b)"]
 )
-def test_the_option_that_a_sentence_states_is_read(utils: ModuleType, name: str, said: str) -> None:
-    scores = SCORES[name](utils, said)
+def test_the_option_that_a_sentence_states_is_read(
+    utils: ModuleType, name: str, answer: str
+) -> None:
+    scores = SCORES[name](utils, answer)
     assert (scores["accuracy"], scores["unparsed"]) == (1, 0)
 
 
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize(
-    "said", ["Cannot tell", "a square", "The image shows a square.", "Dunno", "A or B", "not B"]
+    "answer", ["Cannot tell", "a square", "The image shows a square.", "Dunno", "A or B", "not B"]
 )
 def test_an_answer_that_states_no_option_is_unparsed(
-    utils: ModuleType, name: str, said: str
+    utils: ModuleType, name: str, answer: str
 ) -> None:
-    scores = SCORES[name](utils, said)
+    scores = SCORES[name](utils, answer)
     assert (scores["accuracy"], scores["unparsed"]) == (0, 1)
 
 
 def test_a_silent_model_gets_nothing_where_lmms_eval_leaves_it_out(utils: ModuleType) -> None:
     """One right answer and two empty ones: a third, and by lmms-eval's own average all of it."""
-    said = ["(B) green", "", ""]
+    answers = ["(B) green", "", ""]
     docs = [MVBENCH | {"subtask": "one"}] * 3
-    found = [utils.mvbench_results(doc, [one]) for doc, one in zip(docs, said, strict=True)]
-    assert utils.mean_of_kinds([one["average"] for one in found]) == pytest.approx(1 / 3)
-    theirs = [mvbench.mvbench_process_results(MVBENCH, [one])["mvbench_accuracy"] for one in said]
+    scores = [
+        utils.mvbench_results(doc, [answer]) for doc, answer in zip(docs, answers, strict=True)
+    ]
+    assert utils.mean_of_kinds([result["average"] for result in scores]) == pytest.approx(1 / 3)
+    theirs = [
+        mvbench.mvbench_process_results(MVBENCH, [answer])["mvbench_accuracy"] for answer in answers
+    ]
     assert mvbench.mvbench_aggregate_results(theirs) == 100
 
 
@@ -164,11 +170,14 @@ def test_m_avg_is_lmms_evals_where_all_kinds_are_there(utils: ModuleType) -> Non
         {"question": "?", "answer": "ABCD"[n % 4], "task_type": kind}
         for n, kind in enumerate((*kinds, "ego", "ego"))
     ]
-    said = ["A", "B", "A", "D", "", "B", "C", "D", "A"]
-    mine = [utils.mlvu_results(doc, [one])["m_avg"] for doc, one in zip(docs, said, strict=True)]
+    answers = ["A", "B", "A", "D", "", "B", "C", "D", "A"]
+    mine = [
+        utils.mlvu_results(doc, [answer])["m_avg"]
+        for doc, answer in zip(docs, answers, strict=True)
+    ]
     theirs = [
-        mlvu.mlvu_process_results(doc, [one])["mlvu_percetion_score"]
-        for doc, one in zip(docs, said, strict=True)
+        mlvu.mlvu_process_results(doc, [answer])["mlvu_percetion_score"]
+        for doc, answer in zip(docs, answers, strict=True)
     ]
     assert 100 * utils.mean_of_kinds(mine) == pytest.approx(mlvu.mlvu_aggregate_results_dev(theirs))
 
