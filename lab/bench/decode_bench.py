@@ -232,16 +232,16 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
     machine = result["conditions"]
     rounds = [row["rounds"] for row in result["rows"]]
     lines = [
-        "# Ordinary answers: the engine's loop beside the library's",
+        "# Ordinary answers: the engine's loop and the library's",
         "",
         f"Written by `make bench-decode` on {measured_on(machine, DEVICE, THREADS, LOAD)}. Answers of "
-        f"{result['tokens']} tokens behind a cache of random content, {min(rounds)} to {max(rounds)} rounds in turns "
+        f"{result['tokens']} tokens after a cache of random content, {min(rounds)} to {max(rounds)} rounds in turns "
         "in one process, on a CPU in processor time of one thread; of four rows one is padded by a third. Times are "
         "medians, ratios geometric means with 95 % intervals (Student's t on the logarithms).",
         "",
         "`generate` is the library's loop with its own cache, `generate, indexed` with the cache of the engine's loop. "
         "Written is the largest tensor that one operation of a late step wrote, over the keys of one layer of the "
-        "cache: 1 and more is a copy of the cache or, behind a short one, the logits of a large vocabulary. To be met: "
+        "cache: 1 and more is a copy of the cache or, with a short one, the logits of a large vocabulary. To be met: "
         "as fast as `generate`, and faster from "
         f"{FASTER_FROM:,} tokens on; even is an interval that holds 1 and is at most {NARROW:g} wide.",
         "",

@@ -26,7 +26,7 @@ def page(result: Mapping[str, Any]) -> str:
         "# Denoising with merged tokens: measured against what its FLOPs promise",
         "",
         f"Written by `make bench-diffusion` on {measured_on(result['conditions'], CORES, LOAD)}; processor time of "
-        f"one thread. {result['rounds']} rounds, in each of which every side denoises one answer, the order turning.",
+        f"one thread. {result['rounds']} rounds, each with one answer of every side, in changing order.",
         "",
         f"`{result['instance']}`: LaViDa's adapter, view sizes and vocabulary around a scaled text stack with random "
         f"weights; {unreduced['tokens']:,} tokens, {unreduced['visual']} of them visual, {answer['max_new_tokens']} of "
@@ -36,7 +36,7 @@ def page(result: Mapping[str, Any]) -> str:
         "FLOPs and time are shares of the whole model's run, from the prompt on: decoder and head as "
         "`harness/cost` counts them, which leaves out what a method computes itself. Speed-ups and savings (1 - "
         "time over 1 - FLOPs) are geometric means over the rounds with 95 % intervals (Student's t on the "
-        "logarithms); the rest are medians, steps those behind the first.",
+        "logarithms); the rest are medians, steps those after the first.",
         "",
         HEAD,
         "| --- |" + " ---: |" * 10,

@@ -84,7 +84,7 @@ class GpuPlan:
             "decode": f"{self.answers} answers of {self.tokens} tokens",
             "selection": f"{sizes}, fp32; nothing that would take more than {self.longest:g} s",
             "embedded pair": f"{self.answers} answers of each kind, warm-up not counted",
-            "single steps": f"medians, behind {self.visual:,} visual tokens",
+            "single steps": f"medians, after {self.visual:,} visual tokens",
         }
 
 

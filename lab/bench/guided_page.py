@@ -36,11 +36,11 @@ def page(captions: Sequence[CaptionRecord], frames: int) -> str:
     words = sum(len(summary.caption) for summary in captions)
     reference = summaries["everything", 0.0, "original"]
     lines = [
-        "# What the guidance has to keep",
+        "# Tokens that the guidance needs",
         "",
-        "Written by `make bench-guided`. The embedded video model tells "
+        "Written by `make bench-guided`. The embedded video model describes "
         f"{len(captions)} held-out clips of {frames} frames ({36 * frames:,} visual tokens, {words:,} words in all). "
-        "Its draft sees a part of the tokens and predicts each word behind the words before it. *Accepted* is the "
+        "Its draft sees a part of the tokens and predicts each word from the words before it. *Accepted* is the "
         "share of words that it predicts as the target said them (95 % interval over clips), *closed* the same where "
         "the gaps between its tokens are closed, *run* the words before the first wrong one; "
         "*objects* and *events* are the shares of the tokens that show an object, and of those in which something "
@@ -65,7 +65,7 @@ def page(captions: Sequence[CaptionRecord], frames: int) -> str:
         "",
         "## The first wrong word",
         "",
-        "Share of captions whose first wrong word is of a kind, a tenth of the tokens kept.",
+        "Share of captions by kind of the first wrong word, a tenth of the tokens kept.",
         "",
     ]
     lines += [

@@ -180,16 +180,16 @@ def page(cells: Sequence[Cell], runs: int, seconds: dict[str, float]) -> str:
     """Return the Markdown page."""
     lowest = min(cell.coverage for cell in cells)
     lines = [
-        "# Do the intervals hold what they say?\n",
+        "# Coverage of the intervals\n",
         "`python -m lab.bench.interval_coverage --write lab/measured` writes this page: share of simulated runs "
-        "whose 95 % interval "
-        f"holds the true value, and behind the stroke its mean width in points, over {runs:,} draws of each cell "
+        "with a 95 % interval "
+        f"that holds the true value, and after the stroke its mean width in points, over {runs:,} draws of each cell "
         f"({math.ceil(runs * AVERAGED / RUNS)} of averages; widths over {min(runs, MEASURED)}). "
         "Small: the percentile bootstrap over samples, which this harness used before; of averages the Bayesian "
         f"bootstrap over samples, over which the goal is a width of at most {WIDTH} times. "
         f"The lowest coverage of all {len(cells)} cells is {lowest:.3f}; {GOAL} is the goal.\n",
         "A coverage of 1.000 at a loss of 0 or 0.2 % is no mistake: with hardly a changed answer to be seen an "
-        "interval can only say how much could have gone unseen, and a bound of 3.7 / n is always true there.\n",
+        "interval can only bound the unseen changes, and a bound of 3.7 / n is always true there.\n",
         *_widths(cells),
         "A table of 100 cells of 500 samples (score, retention and difference of each) takes "
         f"{seconds['intervals']:.2f} s, its p-values {seconds['pvalues']:.2f} s of the processor, on one thread.\n",

@@ -26,7 +26,7 @@ def page(rows: Sequence[CacheRow], result: Mapping[str, Any]) -> str:
         "",
         f"Written by `make bench-kv` on {measured_on(result['conditions'], CORES, THREADS, LOAD)}. "
         "Medians over the rounds, in which every side answers once; a gain "
-        "is that of a step over the same round's behind the whole cache (geometric mean, 95 % interval), and is "
+        "is that of a step over the same round's with the whole cache (geometric mean, 95 % interval), and is "
         "allowed by the bytes that it reads: weights and cache.",
     ]
     for instance, tokens in dict.fromkeys((row.instance, row.tokens) for row in rows):

@@ -255,10 +255,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def write(result: Mapping[str, Any], folder: Path) -> None:
     """Write the figures as JSON and as a page."""
-    machine = measured_on(result["conditions"], f"{CORES}, of which the model takes one", LOAD)
+    machine = measured_on(result["conditions"], f"{CORES}, one of them for the model", LOAD)
     rounds = min(row["rounds"] for row in result["rows"])
     lines = [
-        "# Reading ahead: what of it the answers hide",
+        "# Reading ahead: the share that answers hide",
         "",
         f"Written by `make bench-feeding` on {machine}. JPEGs of "
         "12 megapixels and mp4 files of ten seconds (1280 x 720, 8 frames of each), one a batch, through whole "
@@ -266,7 +266,7 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
         "LLaVA-1.5 and LLaVA-OneVision at small widths, with random weights; answers are as long as takes a little "
         "longer than the reading. Seconds are means; the share hidden is what reading ahead saves over what reading "
         f"takes, mean and 95 % interval (Student's t over rounds). To be met: {TARGET}, with equal answers; of n files "
-        "the first has nothing to hide behind, so (n - 1) / n is all there is.",
+        "no answer hides the reading of the first, so (n - 1) / n is the maximum.",
         "",
         *table(result["rows"]),
     ]

@@ -135,7 +135,7 @@ processor time, medians.
 Methods that compare all tokens (`divprune`, `d2pruner`, `cdpruner`) multiply out the upper triangle only, and so can
 stay below 1. They hold the N x N matrix of cosines if it takes at most 64 MiB or half of the free memory, of the
 machine or of the CUDA device (`fits` in `methods/select/cosines.py`; `memory_limit` sets another limit), and compute
-its rows in small panels when they are needed otherwise. `cosines` says which way was measured, where both were.
+its rows in small panels when they are needed otherwise. `cosines` names the way if both were measured.
 
 From 25,088 tokens on: one call each, `growth` is the exponent of time in N between 2,880 and 25,088 tokens with a tenth
 kept, `MiB more` the peak of the resident set during the call over that before it, in a process that gives freed memory

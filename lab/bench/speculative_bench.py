@@ -296,9 +296,9 @@ its own: `per device` divides by the cores used.
 
 #: Description of each kind on the page.
 ABOUT = {
-    "video": "`video`: seedling_video (8 layers) tells clips of 4,032 visual tokens; its draft has 3 layers.",
-    "captions": "`captions`: seedling (6 layers) tells one picture; its draft has 2 layers.",
-    "long": "`long`: the same pair goes on to 160 tokens behind two pictures, whatever is left to say.",
+    "video": "`video`: seedling_video (8 layers) describes clips of 4,032 visual tokens; its draft has 3 layers.",
+    "captions": "`captions`: seedling (6 layers) describes one picture; its draft has 2 layers.",
+    "long": "`long`: the same pair generates 160 tokens after two pictures, without an early end.",
 }
 
 
