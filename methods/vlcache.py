@@ -78,5 +78,5 @@ class VLCache(CacheCompressor):
             return super().allocate(scores, total)
         sizes = [layer.shape[-1] for layer in scores]
         keep = total / len(scores)
-        least = torch.tensor(sizes, dtype=torch.float64) * LEAST / keep
-        return entries(RULES["strength"](scores, keep).maximum(least), total, sizes)
+        lower_bounds = torch.tensor(sizes, dtype=torch.float64) * LEAST / keep
+        return entries(RULES["strength"](scores, keep).maximum(lower_bounds), total, sizes)

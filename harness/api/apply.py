@@ -165,7 +165,7 @@ def _build(
     """Return the requested method and its spec, which holds the name for error lines."""
     if isinstance(method, str):
         chosen = [] if variant is None else [choice("variant", variant, VARIANTS)]
-        values = [f"method.variant={one}" for one in chosen]
+        values = [f"method.variant={override}" for override in chosen]
         section = compose_section("method", method, values=values)
         code = section.get("code")
         hints = setting_hints(method_class(section["name"], code))

@@ -138,9 +138,9 @@ def read_request(argv: Sequence[str]) -> CalibrationRequest:
     )
 
 
-def _integer(key: str, text: str, least: int = 1) -> int:
+def _integer(key: str, text: str, minimum: int = 1) -> int:
     value = int(text) if text.isdecimal() else text
-    number: int = read_value(key, value, Annotated[int, at_least(least)])
+    number: int = read_value(key, value, Annotated[int, at_least(minimum)])
     return number
 
 

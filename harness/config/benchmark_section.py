@@ -39,7 +39,9 @@ def check_benchmarks(cells: Iterable[Cell]) -> None:
     checked: list[Any] = []
     for cell in cells:
         part = cell.get("benchmark")
-        if isinstance(part, dict) and not any(part is seen or part == seen for seen in checked):
+        if isinstance(part, dict) and not any(
+            part is earlier or part == earlier for earlier in checked
+        ):
             checked.append(part)
             check_path(part)
             benchmark_spec({str(key): value for key, value in part.items()}, None)

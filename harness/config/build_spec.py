@@ -315,7 +315,7 @@ def _decodes(spec: MethodSpec, method: Method | None) -> bool:
 
 
 def build_draft(
-    asked: str | None,
+    draft_name: str | None,
     options: Mapping[str, Any],
     target: ModelSpec,
     tasks: tuple[str, ...] = (),
@@ -328,11 +328,11 @@ def build_draft(
     It gets the target's video frames, its image processor settings if both are of one family (the target's choice holds
     for both models), its prompt set if the draft has it, and its dtype, which the machine supports.
     """
-    if asked is None and not target.drafts:
+    if draft_name is None and not target.drafts:
         raise UserError(
             f"method.draft: model={target.name} names no draft (model.drafts); valid: a name of conf/model"
         )
-    part = compose_section("model", asked or target.drafts[0], "method.draft", folders=folders)
+    part = compose_section("model", draft_name or target.drafts[0], "method.draft", folders=folders)
     part["video"], part["dtype"] = asdict(target.video), target.dtype
     if part["adapter"] == target.adapter:
         part["processor"] = dict(target.processor)

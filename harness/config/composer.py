@@ -197,8 +197,8 @@ class _CellPattern:
 
     def _compose_section(self, key: str, choice: str) -> Piece | None:
         files = self._files({**self.first_choices, key: choice})
-        same = _files_outside(files, key) == _files_outside(self._first_files, key)
-        if not same or any(map(self._depends_on_choices, files)):
+        unchanged = _files_outside(files, key) == _files_outside(self._first_files, key)
+        if not unchanged or any(map(self._depends_on_choices, files)):
             return None
         section_files = [file for file in files if file.package == "" or _is_below(file, key)]
         return _pieces(merge_files(self.loader, section_files, self.repository)).get(key)

@@ -34,7 +34,7 @@ def section(name: str) -> dict[str, Any]:
     """
     tasks = leaves(name)
     first = tasks[0]
-    common = [one for one in first.metrics if all(one in leaf.metrics for leaf in tasks)]
+    common = [metric for metric in first.metrics if all(metric in leaf.metrics for leaf in tasks)]
     metrics = list(first.metrics)
     if len(tasks) > 1:
         task_metrics = [f"{leaf.name}/{metric}" for leaf in tasks for metric in leaf.metrics]
@@ -45,7 +45,9 @@ def section(name: str) -> dict[str, Any]:
         "task": name,
         "metrics": metrics,
         "headline": metrics[0],
-        "derived": {one: {"mean": [f"*/{one}"]} for one in common} if len(tasks) > 1 else {},
+        "derived": {metric: {"mean": [f"*/{metric}"]} for metric in common}
+        if len(tasks) > 1
+        else {},
         "higher_is_better": first.higher_is_better(metrics[0].rpartition("/")[2]),
         "dataset": {
             "path": _shared(leaf.settings.get("dataset_path") for leaf in tasks),

@@ -44,10 +44,10 @@ class ReadingTimes:
     took: float = 0.0
     waited: float = 0.0
 
-    def __add__(self, other: ReadingTimes) -> ReadingTimes:
+    def __add__(self, addend: ReadingTimes) -> ReadingTimes:
         """Return the sum."""
         return ReadingTimes(
-            self.samples + other.samples, self.took + other.took, self.waited + other.waited
+            self.samples + addend.samples, self.took + addend.took, self.waited + addend.waited
         )
 
     @property

@@ -91,7 +91,7 @@ class ChatFrame:
         answer: text before the model's answer.
         lead: text before the chat.
         trim: strip white space at both ends of a message.
-        think: text after `answer` if reasoning is asked for (`model.generation.thinking`).
+        think: text after `answer` if reasoning is requested (`model.generation.thinking`).
     """
 
     system: str | None

@@ -93,7 +93,7 @@ class GenericAdapter(Adapter):
         """Prove features, answers and the prefix site on probes.
 
         Raises:
-            UserError: one of the checks failed; the line says which.
+            UserError: one of the checks failed; the line names it.
         """
         name = type(self.model).__name__
         problem = f"model={self.spec.name}: {name}, which has no file here, cannot be used: a probe ends with an error"

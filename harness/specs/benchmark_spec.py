@@ -145,7 +145,7 @@ class BenchmarkSpec:
     """Which lmms-eval task, on how many samples (None: all), and which of its metrics are reported.
 
     Attributes:
-        sources: files and folders whose content makes the samples; the run key hashes them. A task that lmms-eval ships
+        sources: files and folders that hold the samples; the run key hashes them. A task that lmms-eval ships
             needs none, its version is that of the package.
         title: what tables call it.
         kind: what a method's settings may depend on.

@@ -185,6 +185,6 @@ def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def passed_over(number: int, what: str) -> list[str]:
+def passed_over(number: int, kind: str) -> list[str]:
     """Return a line with the number and the kind of the rows left out; none for none."""
-    return [f"{number} row{'s' if number > 1 else ''} passed over: {what}"] if number else []
+    return [f"{number} row{'s' if number > 1 else ''} passed over: {kind}"] if number else []

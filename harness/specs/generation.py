@@ -75,7 +75,7 @@ def settings(
     ]
     until = (stop_tables[0] if stop_tables else None) or ()
     until = (until,) if isinstance(until, str) else tuple(until)
-    valid_names = _known()
+    valid_names = _setting_names()
     unknown = sorted(name for name in merged if name not in valid_names)
     if unknown:
         log.warning("generation settings ignored, `generate` has no such: %s", ", ".join(unknown))
@@ -101,14 +101,14 @@ def settings(
 
 def check_names(key: str, settings_names: Iterable[str]) -> None:
     """Raise UserError for a setting that `generate` does not have; `key` is the config key of the table."""
-    valid = _known() | {"until"}
+    valid = _setting_names() | {"until"}
     for name in settings_names:
         if name not in valid:
             raise unknown_name(key, name, valid)
 
 
 @cache
-def _known() -> frozenset[str]:
+def _setting_names() -> frozenset[str]:
     # transformers takes a second to import, and admission reads only names that it knows itself.
     from transformers import GenerationConfig
 

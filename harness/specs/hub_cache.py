@@ -28,7 +28,7 @@ def cached_file(model: ModelSpec, name: str) -> Path | None:
 
 def file_of_hub(hub: str, name: str, revision: str | None) -> Path | None:
     """Return a file of a model's repository in the local Hugging Face cache, if it is there."""
-    # As OFFLINE says.
+    # As OFFLINE sets it.
     from huggingface_hub import try_to_load_from_cache
 
     path = try_to_load_from_cache(hub, name, revision=revision)
@@ -53,7 +53,7 @@ def require_cached(model: str, hub: str, revision: str | None, offline: bool) ->
 
 def data_set_cached(name: str) -> bool:
     """Return whether the local caches may have a data set: downloaded files, or tables that are prepared from them."""
-    # As OFFLINE says.
+    # As OFFLINE sets it.
     from huggingface_hub import constants
 
     owner, _, repository = name.partition("/")

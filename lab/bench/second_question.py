@@ -5,8 +5,8 @@ answered from them, as when a conversation goes on with its cache. Prints the sc
 with tokens chosen for it, of the second with those of the first, and the paired difference of the last two, in percent.
 
 Scenes of the embedded models: both questions ask for the box of an object, of two different ones. The line `oracle` has
-the tokens of the object asked about, then an even sample: before the decoder, the best that a choice by question could
-be. `--pairs FILE.csv` asks other models, with the columns picture, first, first_answer, second and second_answer; an
+the tokens of the question's object, then an even sample: before the decoder, the best that a choice by question could
+be. `--pairs FILE.csv` runs other models, with the columns picture, first, first_answer, second and second_answer; an
 answer is right if it is the stated one but for case. Everything else is a config override as for run.py.
 """
 
@@ -75,7 +75,7 @@ class Oracle(TokenReducer):
     """Keeps the tokens at known places, then an even sample of the others.
 
     Attributes:
-        places: (B, N) whether each token shows the object asked about.
+        places: (B, N) whether each token shows the question's object.
     """
 
     places: Tensor

@@ -1,6 +1,6 @@
 """Selection time of every configured method over the similarity product X X^T of the same tokens.
 
-The product is the smallest thing a similarity method must do, so the ratio says how much a method
+The product is the smallest thing a similarity method must do, so the ratio shows how much a method
 spends beyond the arithmetic that it cannot avoid, on any machine. Methods that build no similarity
 matrix can stay below 1, and so can those that use its symmetry.
 """
@@ -63,13 +63,13 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Question:
-    """One configured method and the selection that is asked of it.
+    """One configured method and its selection.
 
     Attributes:
         name: its file in conf/method.
         method: its name in the registry.
         keep: tokens that it keeps.
-        ask: the timed procedure: the plan, and the merging that it asks for. Returns the kept indices.
+        ask: the timed procedure: the plan, and its merging. Returns the kept indices.
     """
 
     name: str

@@ -61,7 +61,7 @@ def candidates(
 
 
 def _cut(scores: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Return scores (..., V) without the words behind the `top_k` likeliest and behind a share `top_p`."""
+    """Return scores (..., V) without the words after the `top_k` likeliest and after a share `top_p`."""
     if top_k is not None:
         lowest = scores.topk(min(top_k, scores.shape[-1]), -1).values[..., -1:]
         scores = scores.masked_fill(scores < lowest, float("-inf"))

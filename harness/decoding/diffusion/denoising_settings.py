@@ -26,7 +26,7 @@ _SAMPLING = ("top_k", "top_p")
 #: Settings that a denoised answer has.
 VALID = ("max_new_tokens", "do_sample", "temperature", *_SAMPLING, *DENOISING, "until")
 
-#: Settings of other models, and the value at which they say nothing.
+#: Settings of other models, and the value at which they have no effect.
 _NEUTRAL: Mapping[str, Any] = {
     "num_beams": 1,
     "repetition_penalty": 1.0,

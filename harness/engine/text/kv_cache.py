@@ -150,16 +150,16 @@ class IndexedCache(Cache):
         for layer in self._indexed:
             layer.keep(last, kept)
 
-    def copy(self, other: IndexedCache, before: int, length: int) -> None:
+    def copy(self, source_cache: IndexedCache, before: int, length: int) -> None:
         """Append `length` tokens of `other`, in every layer those that start `before` tokens from its end."""
-        for layer, source in zip(self._indexed, other._indexed, strict=True):
+        for layer, source in zip(self._indexed, source_cache._indexed, strict=True):
             start = source.get_seq_length() - before
             keys, values = source.entries
             layer.update(keys[:, :, start : start + length], values[:, :, start : start + length])
 
-    def gather(self, other: IndexedCache, slots: Tensor) -> None:
+    def gather(self, source_cache: IndexedCache, slots: Tensor) -> None:
         """Start with the tokens `slots` (layers, M) of each layer of `other`; costs one copy of these."""
-        pairs = zip(self._indexed, other._indexed, slots, strict=True)
+        pairs = zip(self._indexed, source_cache._indexed, slots, strict=True)
         for layer, source, chosen in pairs:
             keys, values = source.entries
             index = chosen.to(keys.device)

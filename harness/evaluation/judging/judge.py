@@ -117,8 +117,8 @@ class _JudgeRound:
             else:
                 waiting.setdefault(key, (request, []))[1].append(question)
         async with JudgeClient(self._spec) as client, asyncio.TaskGroup() as group:
-            for key, (request, same) in waiting.items():
-                group.create_task(self._ask_one(client, key, request, same))
+            for key, (request, equal_questions) in waiting.items():
+                group.create_task(self._ask_one(client, key, request, equal_questions))
 
     async def _ask_one(
         self, client: JudgeClient, key: str, request: dict[str, Any], questions: list[JudgeQuestion]

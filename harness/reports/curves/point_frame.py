@@ -186,9 +186,9 @@ def _lines(
 
 
 def _ranked(text: str, place: int) -> str:
-    number, _, rest = text.partition(" ")
+    number, _, suffix = text.partition(" ")
     style = {1: r"\textbf{%s}", 2: r"\underline{%s}"}.get(place, "%s")
-    return f"{style % number} {rest}".strip()
+    return f"{style % number} {suffix}".strip()
 
 
 def _cell(row: pd.Series, column: str, intervals: bool) -> str:

@@ -24,7 +24,7 @@ WORDS = (
     "differ, and both scores; in percent, with 95 % intervals. Sets are those of the last decoder layer.",
 )
 
-#: Settings that only say which files were read.
+#: Settings that only name the files read.
 FILES = ("benchmark.files",)
 
 

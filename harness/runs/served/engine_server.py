@@ -55,7 +55,7 @@ def server_version(url: str) -> str:
 
 
 class EngineServer:
-    """A server, asked by several requests at a time; it belongs to somebody else, so nothing ends it.
+    """A server with several requests at a time; it belongs to somebody else, so nothing ends it.
 
     Args:
         url: its address.
@@ -74,7 +74,7 @@ class EngineServer:
 
     @property
     def alive(self) -> bool:
-        """Whether it may be asked; a server that has ended is noticed at the next request."""
+        """Whether it takes requests; a server that has ended is noticed at the next request."""
         return True
 
     def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

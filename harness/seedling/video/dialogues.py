@@ -81,10 +81,10 @@ def _at(story: Story, thing: str | None = None) -> list[tuple[int, int]]:
 
 def _happens_alone(story: Story, event: Event) -> bool:
     """Return whether no other object moves, or is covered, in the frame of a move or cover."""
-    others = [track for number, track in enumerate(story.tracks) if number != event.track]
+    tracks = [track for number, track in enumerate(story.tracks) if number != event.track]
     if event.kind == "move":
-        return not any(t.present(event.frame) and t.place[event.frame] < 0 for t in others)
-    return event.kind != "cover" or not any(track.covered[event.frame] for track in others)
+        return not any(t.present(event.frame) and t.place[event.frame] < 0 for t in tracks)
+    return event.kind != "cover" or not any(track.covered[event.frame] for track in tracks)
 
 
 def _shows(*events: Event) -> tuple[tuple[int, int], ...]:
