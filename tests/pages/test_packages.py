@@ -10,7 +10,9 @@ from espalier.harness.paths import ROOT
 
 def test_the_page_lists_every_package_in_the_order_of_the_contract() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    layers = next(one["layers"] for one in contracts["contracts"] if one["type"] == "layers")
+    layers = next(
+        contract["layers"] for contract in contracts["contracts"] if contract["type"] == "layers"
+    )
     page = (ROOT / "docs/architecture.md").read_text()
     table = page.partition("| package, from the top |")[2].partition("\n\n")[0]
     place = {
@@ -18,12 +20,14 @@ def test_the_page_lists_every_package_in_the_order_of_the_contract() -> None:
         for number, line in enumerate(table.splitlines())
         for name in re.findall(r"`([\w./]+)`", line.partition(" | ")[0])
     }
-    rooms = [re.split(r" [:|] ", layer) for layer in layers]
-    folders = {room for layer in rooms for room in layer if (ROOT / "harness" / room).is_dir()}
+    packages = [re.split(r" [:|] ", layer) for layer in layers]
+    folders = {
+        package for layer in packages for package in layer if (ROOT / "harness" / package).is_dir()
+    }
     assert folders <= set(place)
-    found = [
-        place[room]
-        for layer in rooms
-        for room in sorted(set(layer) & set(place), key=place.__getitem__)
+    places = [
+        place[package]
+        for layer in packages
+        for package in sorted(set(layer) & set(place), key=place.__getitem__)
     ]
-    assert found == sorted(found)
+    assert places == sorted(places)
