@@ -293,7 +293,7 @@ def test_the_common_ids_end_with_the_last_common_token() -> None:
 
 VIDEO_MODELS = (
     *("llava_ov_0_5b", "llava_ov_7b", "llava_ov_72b"),
-    *("qwen2_5_vl_3b", "qwen2_5_vl_7b", "qwen2_5_vl_32b"),
+    *("qwen2_5_vl_3b", "qwen2_5_vl_7b", "qwen2_5_vl_32b", "qwen2_5_vl_72b"),
 )
 
 
