@@ -1,7 +1,8 @@
 """Time and FLOP savings of merging while denoising: `python -m lab.bench.diffusion_bench` (`make bench-diffusion`).
 
 LaViDa with random weights, scaled down for a CPU, denoises one answer unreduced and with D3ToM at five shares of
-its visual tokens, in turns in one process. Complete runs are timed, from the prompt through all steps.
+its visual tokens, in turns in one process. Complete runs are timed, from the prompt through all steps; once more
+after a cached prompt, there also with sampled words and with four answers at once.
 
     promised saving = 1 - FLOPs of the run / FLOPs of the whole model's run        (decoder and head, harness/cost)
 
@@ -27,7 +28,7 @@ from lab.bench.diffusion_page import page
 from lab.bench.selection_times import one_thread
 from lab.bench.speed_bench import choose, conditions
 
-SCHEMA = 1
+SCHEMA = 2
 
 #: The release's adapter, view sizes and vocabulary with fewer and narrower layers; a square picture has 980 tokens.
 INSTANCE = (
@@ -50,6 +51,15 @@ KEPT: Mapping[str, str] = {"50": "0.5", "33": "0.667", "25": "0.75", "17": "0.83
 EDGE, WORDS = 768, 12
 #: Positions and steps of the answer, four positions per step.
 ANSWER = {"max_new_tokens": 32, "steps": 8}
+
+
+#: Further settings of answers by name, and answers at once
+VARIANTS: Mapping[str, tuple[Mapping[str, Any], int]] = {
+    "after a cached prompt": ({"prefix_cache": True}, 1),
+    "after a cached prompt, sampled": ({"prefix_cache": True, "temperature": 0.7}, 1),
+    "after a cached prompt, four answers": ({"prefix_cache": True}, 4),
+}
+CACHED_SHARES = ("50", "25", "10")
 
 
 @bench_command
@@ -86,8 +96,17 @@ def measured(instance: Sequence[str], shares: Sequence[str], rounds: int) -> dic
         {"type": "image", "image": Image.fromarray(pixels)},
         {"type": "text", "text": words(WORDS)},
     ]
-    inputs = adapter.encode([[{"role": "user", "content": content}]])
-    rows = rows_of(sides, inputs, rounds, **ANSWER)
+    chat = [{"role": "user", "content": content}]
+    rows = rows_of(sides, adapter.encode([chat]), rounds, **ANSWER)
+    after_cache = [
+        side
+        for side, share in zip(sides[:-1], (None, *shares), strict=True)
+        if share is None or share in CACHED_SHARES
+    ]
+    variants = {
+        name: rows_of(after_cache, adapter.encode([chat] * answers), rounds, **ANSWER, **settings)
+        for name, (settings, answers) in VARIANTS.items()
+    }
     return {
         "schema": SCHEMA,
         "instance": " ".join(instance),
@@ -95,6 +114,7 @@ def measured(instance: Sequence[str], shares: Sequence[str], rounds: int) -> dic
         "answer": ANSWER,
         "rounds": rounds,
         "rows": [row.entry() for row in rows],
+        "variants": {name: [row.entry() for row in variant] for name, variant in variants.items()},
     }
 
 

@@ -12,10 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.flops import cached_prompt_flops, head_flops, text_flops
+from espalier.harness.cost.schedule import frame_of
 from espalier.harness.cost.speedup_bound import Gain
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
-from espalier.harness.decoding.diffusion.denoising_summary import run_flops
+from espalier.harness.decoding.diffusion.denoising_summary import denoising_records, run_flops
 from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
+from espalier.harness.engine.prefix_cache import CachedPrompt
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import UserError
@@ -55,11 +58,31 @@ class TimedSession(DenoisingSession):
         self, prompt: Prompt, answer: AnswerState, samples: Sequence[str], budget: Budget
     ) -> tuple[Tensor, tuple[SampleRecord, ...]]:
         """Run one step, timed."""
-        started, wall = process_time(), perf_counter()
-        logits, records = super().denoise(prompt, answer, samples, budget)
+        with self._noting() as records:
+            result = super().denoise(prompt, answer, samples, budget)
+            records += result[1]
+        return result
+
+    def denoise_cached(
+        self,
+        cached_prompt: CachedPrompt,
+        answer: AnswerState,
+        samples: Sequence[str],
+        budget: Budget,
+    ) -> tuple[Tensor, tuple[SampleRecord, ...]]:
+        """Run one step after a cached prompt, timed."""
+        with self._noting() as records:
+            result = super().denoise_cached(cached_prompt, answer, samples, budget)
+            records += result[1]
+        return result
+
+    @contextmanager
+    def _noting(self) -> Iterator[list[SampleRecord]]:
+        """Record the time of a block, which appends the rows' records to the list."""
+        started, wall, records = process_time(), perf_counter(), list[SampleRecord]()
+        yield records
         method = sum(record.times_ms["select"] for record in records) / MS
         self.noted.append(Step(process_time() - started, perf_counter() - wall, method))
-        return logits, records
 
 
 @dataclass(frozen=True)
@@ -96,11 +119,12 @@ class DiffusionSide:
             return session.prompt(inputs)
 
     def run(self, prompt: Prompt, **generation: Any) -> Run:
-        """Denoise one answer."""
+        """Denoise an answer for each row of a prompt."""
         with self._session() as session:
             denoiser = DenoisingGenerator(session, self.adapter, self.method, self.budget)
+            samples = [f"{SAMPLE}{row}" if row else SAMPLE for row in range(prompt.layout.rows)]
             started = process_time()
-            batch = denoiser.generate(prompt, [SAMPLE], **generation)
+            batch = denoiser.generate(prompt, samples, **generation)
             spent = process_time() - started
         return Run(spent, tuple(session.noted), batch.records[0])
 
@@ -118,6 +142,7 @@ class DiffusionRow:
         step_ms: median processor milliseconds per step after the first.
         loop_ms: time between steps, per step.
         method_share: median share of a step after the first spent on scores, selection and merging.
+        promised_step: share of an unreduced step's FLOPs that a step after the first has, decoder and head.
         gain: the unreduced run's time over this one's, geometric mean over the rounds with its 95 % interval.
     """
 
@@ -130,6 +155,7 @@ class DiffusionRow:
     step_ms: float
     loop_ms: float
     method_share: float
+    promised_step: float
     gain: Gain
 
     @property
@@ -198,7 +224,24 @@ def _row(side: DiffusionSide, runs: Sequence[Run], unreduced: Sequence[Run]) -> 
         step_ms=MS * median(step.spent for step in later_steps),
         loop_ms=MS * median(between) / len(runs[0].steps),
         method_share=median(step.method / step.wall for step in later_steps),
+        promised_step=_promised_step(side, record),
         gain=Gain.of_pairs(
             [run.spent for run in unreduced], [run.spent for run in runs], 1 / counted.share_of_full
         ),
     )
+
+
+def _promised_step(side: DiffusionSide, record: SampleRecord) -> float:
+    """Return the share of an unreduced step's FLOPs that the last step has."""
+    facts = side.adapter.facts
+    (denoising,) = denoising_records([record])
+    text = record.text + (0 if denoising.prefix_cache else denoising.length)
+    frame, full = frame_of(side.method, facts, record.visual, text), (record.visual,)
+    head = head_flops(facts, denoising.scored[-1])
+
+    def cost(entering: tuple[int, ...]) -> int:
+        if denoising.prefix_cache:
+            return head + cached_prompt_flops(facts, entering, text, denoising.length)
+        return head + text_flops(facts, entering, text)
+
+    return cost(frame.entering(denoising.kept[-1])) / cost(full * facts.text.layers)

@@ -10,7 +10,7 @@ import pytest
 
 from espalier.harness.cost.speedup_bound import Gain
 from lab.bench import diffusion_bench as diffusion
-from lab.bench.diffusion_page import targets
+from lab.bench.diffusion_page import step_targets, targets
 from lab.bench.diffusion_sides import DiffusionRow
 
 TINY = (
@@ -29,6 +29,7 @@ ROW = DiffusionRow(
     step_ms=100.0,
     loop_ms=1.0,
     method_share=0.01,
+    promised_step=0.95,
     gain=Gain(2.0, 1.9, 2.1, 2.5),
 )
 
@@ -51,6 +52,15 @@ def test_a_target_is_met_or_missed() -> None:
     assert verdicts(whole, ROW, replace(ROW, name="random")) == verdicts(ROW)
 
 
+def test_a_step_after_a_cached_prompt_has_the_time_of_its_flops() -> None:
+    whole = replace(ROW, name="none", step_ms=100.0, promised_step=1.0)
+    for step, verdict in ((104.0, "missed"), (99.0, "met")):
+        lines = step_targets("cached", [whole.entry(), replace(ROW, step_ms=step).entry()])
+        assert [line.split(":")[0] for line in lines] == [f"- {verdict}"]
+    within = replace(ROW, step_ms=61.0, promised_step=0.5).entry()
+    assert step_targets("cached", [whole.entry(), within])[0].startswith("- missed")
+
+
 @pytest.mark.slow
 def test_it_runs_to_its_end_and_leaves_what_it_prints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -69,8 +79,13 @@ def test_it_runs_to_its_end_and_leaves_what_it_prints(
     assert 1 > half["flops"] > tenth["flops"] > random["flops"]
     assert half["method_share"] > 0
     lines = (tmp_path / "bench_diffusion.md").read_text().splitlines()
-    assert sum(line.startswith("| ") for line in lines) == 2 + 4
-    assert sum(line.startswith(("- met", "- missed")) for line in lines) == 4
+    variants = result["variants"]
+    assert list(variants) == list(diffusion.VARIANTS)
+    for rows in variants.values():
+        assert [row["kept"] for row in rows] == [1.0, 0.5, 0.1]
+        assert 1 == rows[0]["promised_step"] > rows[1]["promised_step"] > rows[2]["promised_step"]
+    assert sum(line.startswith("| ") for line in lines) == (2 + 4) + 3 * (2 + 3)
+    assert sum(line.startswith(("- met", "- missed")) for line in lines) == 4 + 3 * 2
     assert lines[2].startswith("Written by `make bench-diffusion` on ")
 
 
