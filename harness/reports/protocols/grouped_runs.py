@@ -56,7 +56,9 @@ class BenchmarkRuns:
 
     def result(self, run: RunScores) -> StoredResult:
         """Return the stored result of a run."""
-        return self.compared.results[list(self.compared.runs).index(run)]
+        # By identity: the runs of two seeds are equal where nothing is drawn.
+        places = zip(self.compared.runs, self.compared.results, strict=True)
+        return next(result for compared_run, result in places if compared_run is run)
 
 
 def grouped_runs(results: Sequence[StoredResult]) -> list[BenchmarkRuns]:
