@@ -36,7 +36,8 @@ class TowerSignals:
         self, tower: Tower, needs: Collection[Need], features: bool, stopwatch: Stopwatch
     ) -> None:
         self._tower = tower
-        self._needs = needs
+        # In one order: processes that share a layer reduce a signal together.
+        self._needs = sorted(needs, key=lambda need: need.key)
         self._features = features
         self._stopwatch = stopwatch
         self._parts: dict[str, list[Tensor]] = {}
