@@ -212,6 +212,7 @@ OF_KIND = {
     "BELOW_ONE": "epsilon_cutoff eta_cutoff",
     "SCHEDULE": "schedule",
     "RANKING": "remasking",
+    "THINKING": "thinking",
     "STOP": "stop",
     "STOPPING": "early_stopping",
 }

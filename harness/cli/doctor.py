@@ -94,6 +94,7 @@ def _chosen(overrides: Sequence[str]) -> Sequence[tuple[str, Check]]:
     """Return the check of a run's longest prompt; nothing without overrides."""
     if not overrides:
         return ()
+    # Imported here: it needs torch, which takes seconds.
     from espalier.harness.tools.doctor import exactness
 
     return (("longest prompt", partial(exactness.longest_shape, overrides)),)

@@ -424,7 +424,11 @@ class Entered(Steps):
         (lambda attention, keep: None, fails, "`chosen` returns is a NoneType"),
         (lambda attention, keep: torch.zeros(1, keep).long(), fails, "holds 0 more than once"),
         (top, lambda entries: 5, "`merged` failed"),
-        (top, lambda entries: (entries.keys, entries.values), "keys that `merged` returns is"),
+        (
+            top,
+            lambda entries: (entries.prompt.keys.rows, entries.prompt.values.rows),
+            "keys that `merged` returns is",
+        ),
     ],
 )
 def test_entries_of_a_cached_prompt_are_checked(

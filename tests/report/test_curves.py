@@ -124,7 +124,7 @@ def test_files_and_table(root: Path, tmp_path: Path) -> None:
     assert "| unpruned | 90.0 [85.0, 93.8] |" in text
     assert "+36.0 [" in text
     assert pd.read_csv(points).score.max() == pytest.approx(0.91)
-    assert r"unpruned 90.0} \\" in latex.read_text()
+    assert r"unpruned 90.0}} \\" in latex.read_text()
     first = svg.read_bytes()
     write_curves(root, tmp_path / "new" / "curves")
     assert svg.read_bytes() == first

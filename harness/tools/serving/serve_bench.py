@@ -239,6 +239,7 @@ def summary(reply: Mapping[str, Any], prompt: int, limit: float | None) -> dict[
 
 def _sides(options: argparse.Namespace, overrides: Sequence[str]) -> list[Side]:
     """Return the unpruned model, then each cell of the command; all is checked before an engine starts."""
+    # Imported here: it needs torch, which takes seconds.
     from espalier.harness.runs.served.served_session import setting_of
 
     argv = ["backend=vllm", *(NARROW if options.narrow else ()), *overrides]

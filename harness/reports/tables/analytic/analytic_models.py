@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import cast
 
-from omegaconf import DictConfig, OmegaConf
-
+from espalier.harness.config.group_lists import read_choice
 from espalier.harness.cost.facts import StackFacts
 from espalier.harness.cost.flops import quadratic
-from espalier.harness.paths import ROOT
 
 
 @cache
 def text_stack(name: str) -> StackFacts:
-    """Return `facts.text` of conf/model/<name>.yaml; the file itself must contain it."""
-    facts = cast(DictConfig, OmegaConf.load(ROOT / "conf" / "model" / f"{name}.yaml")).facts
-    return StackFacts(**{"gated": True, "causal": "diffusion" not in facts, **facts.text})
+    """Return `facts.text` of conf/model/<name>.yaml."""
+    facts = read_choice("model", name)["facts"]
+    return StackFacts(**{"gated": True, "causal": "diffusion" not in facts, **facts["text"]})
 
 
 def exact(stack: StackFacts, tokens: Sequence[float]) -> float:
