@@ -17,6 +17,7 @@ from espalier.harness.reports.curves.selection import read_selection, write_sele
 from espalier.harness.reports.html.page_assembly import LIMIT, assemble, collect
 from espalier.harness.reports.protocols.selected_protocols import PROTOCOLS, protocol_tables
 from espalier.harness.reports.tables.table_rows import usual_positions
+from espalier.harness.settings import choice
 from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.run_spec import POSITIONS
@@ -46,16 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("report/index.html"), help="the page")
     parser.add_argument(
         "--positions",
-        choices=POSITIONS,
         default=usual_positions(),
-        help="position policy of the rows (default: %(default)s)",
+        help=f"position policy of the rows: {', '.join(POSITIONS)} (default: %(default)s)",
     )
     parser.add_argument(
         "--protocol",
         action="append",
         default=[],
-        choices=PROTOCOLS,
-        help="a protocol over the selected results, in files beside the page and as a table in it; repeatable",
+        metavar="NAME",
+        help=f"{', '.join(PROTOCOLS)}: a table in the page, and files next to it; repeatable",
     )
     parser.add_argument(
         "--no-overlays",
@@ -70,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_file("--out", options.out)
         base = options.out.with_suffix("")
         check_files("--out", base, SUFFIXES)
+        choice("--positions", options.positions, POSITIONS)
         for name in options.protocol:
+            choice("--protocol", name, list(PROTOCOLS))
             check_files("--out", base.with_name(f"{base.name}-{name}"), SUFFIXES)
         for store in stores:
             existing_store(store)

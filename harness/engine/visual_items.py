@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -205,3 +206,10 @@ def _unit_weights(item: VisualItem, units: int) -> np.ndarray:
     if item.share is None:
         return _pad_units(np.ones((len(item), item.source.shape[1]), dtype=np.float32), units)
     return _pad_units(item.share.float().numpy(), units)
+
+
+def mean_of_blocks(values: Tensor, units: int) -> Tensor:
+    """Return (views * units^2, ...): of square views (views, patches, ...), the mean of the patches of each unit."""
+    fold = math.isqrt(values.shape[1]) // units
+    blocks = values.view(len(values), units, fold, units, fold, *values.shape[2:])
+    return blocks.mean((2, 4)).flatten(0, 2)

@@ -17,7 +17,7 @@ from transformers import (
 
 from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks, rectangle
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.conversations import MARKED
 from espalier.harness.models.loader import load_part
@@ -99,10 +99,8 @@ class SmolVLMAdapter(Adapter):
 
     def to_units(self, values: Tensor) -> Tensor:
         """Average (tiles, patches, ...) over the patches that pixel shuffle merges into one unit."""
-        patches, units = self._sides()
-        fold = patches // units
-        blocks = values.view(len(values), units, fold, units, fold, *values.shape[2:])
-        return blocks.mean((2, 4)).flatten(0, 2)
+        _, units = self._sides()
+        return mean_of_blocks(values, units)
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on one chat at a time, because one call requires pictures in every chat or in none."""

@@ -195,6 +195,10 @@ def test_a_row_draws_the_same_whatever_its_batch() -> None:
     together, _ = candidates(logits, (), settings, seeds, [5, 3])
     alone, _ = candidates(logits[1:, :3], (), settings, [torch.Generator().manual_seed(2)], [3])
     assert torch.equal(together[1, :3], alone[0])
+    # The next step goes on from here.
+    next_alone = torch.Generator().manual_seed(2)
+    torch.empty(3, 9, dtype=torch.double).exponential_(generator=next_alone)
+    assert torch.equal(seeds[1].get_state(), next_alone.get_state())
 
 
 @pytest.mark.parametrize("remasking", REMASKING)

@@ -19,8 +19,8 @@ from espalier.harness.specs.comparable import name as name_of
 from espalier.harness.stats import Interval, mean_interval
 
 WORDS = (
-    "Pairs of runs with `engine.kept=true` that differ in one setting: the share of samples of which they keep other "
-    "tokens, the mean share of tokens that both sets have in common (of their union), the share of answers that "
+    "Pairs of runs with `engine.kept=true` that differ in one setting: the share of samples with other kept tokens, "
+    "the mean share of tokens that both sets have in common (of their union), the share of answers that "
     "differ, and both scores; in percent, with 95 % intervals. Sets are those of the last decoder layer.",
 )
 

@@ -39,9 +39,10 @@ UNIPRUNEBENCH_WORDS = (
     "Mean score over all benchmarks of the selection in percent, and mean share of the unpruned score kept with its "
     "95 % interval, over all and by ability (Peng et al., arXiv 2511.02650); each benchmark has the same weight, its "
     "samples are resampled within it. Only methods with runs on all of these benchmarks have a line.",
-    "Not matched: VLMEvalKit's prompts and scorers (the paper's), its judges for MathVista, MIA-Bench and MMBench, its "
-    "times, and FitPrune, VTW, G-Prune and MustDrop as that release runs them. Scores outside 0 to 1, as MME's, have "
-    "their own unit, so the mean over benchmarks is only printed where all lie within.",
+    "Not matched: the paper's own overall score, for lack of its formula; VLMEvalKit's prompts and scorers (the "
+    "paper's), its judges for MathVista, MIA-Bench and MMBench, its times, and FitPrune, VTW, G-Prune and MustDrop as "
+    "that release runs them. Scores outside 0 to 1, as MME's, have their own unit, so the mean over benchmarks is only "
+    "printed where all lie within.",
 )
 
 EFFIVLM_WORDS = (
@@ -49,7 +50,7 @@ EFFIVLM_WORDS = (
     "root mean square of the shares of the unpruned score kept (higher is better); OG, their coefficient of variation "
     "(lower is better); OL, share of answers that are the unpruned model's, to the letter (higher is better); OE, "
     "unpruned over reduced time. OG and shares are in percent.",
-    "Not matched: its 17 benchmarks and InternVL2.5-38B, of which a selection has what was run; OG there is also over "
+    "Not matched: its 17 benchmarks and InternVL2.5-38B, unless they were run; OG there is also over "
     "models, here of each; scores by judges; compression of parameters; OE there is of whole answers, here of the "
     "first token, where `engine.paired` measured it. OL needs a run store, since tables have no answers. The "
     "definitions were read in summaries of the paper.",
