@@ -43,24 +43,23 @@ its frames), for one row of a batch; {TAKEN // GIB} GiB of each card are left to
 def page() -> str:
     """Return the page."""
     names = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
-    lines = [line for name in names if (line := _line(name))]
+    # A sweep composes what its cells share once.
+    request = read_command(["-m", f"model={','.join(names)}", "model.weights=random"])
+    assert request is not None
+    specs = [replace(build_spec(cell).model, device="cuda:0") for cell in request.cells]
+    lines = [_line(spec) for spec in specs if spec.architecture and spec.hub is not None]
     titles = [f"{number} x {size} GB" if number > 1 else f"{size} GB" for number, size in CARDS]
     head = ("`model=`", "weights (GiB)", "longest prompt (tokens)", "for it (GiB)", *titles)
     return HEAD + table(head, lines)
 
 
-def _line(name: str) -> list[str]:
-    """Return a line of the table; nothing for the embedded models."""
-    request = read_command([f"model={name}", "model.weights=random"])
-    assert request is not None
-    spec = replace(build_spec(request.cells[0]).model, device="cuda:0")
-    if not spec.architecture or spec.hub is None:
-        return []
+def _line(spec: ModelSpec) -> list[str]:
+    """Return a line of the table."""
     family = ADAPTERS.load(spec.adapter)
     config = family.configuration(spec, byte_tokenizer(family.special))
     weights = weight_bytes(build_skeleton(family.class_of(config), config, spec))
     sizes = [f"{weights / GIB:.1f}", f"{spec.longest:,}", f"{prompt_bytes(spec) / GIB:.1f}"]
-    return [f"`{name}`", *sizes, *(_verdict(spec, weights, *cards) for cards in CARDS)]
+    return [f"`{spec.name}`", *sizes, *(_verdict(spec, weights, *cards) for cards in CARDS)]
 
 
 def _verdict(spec: ModelSpec, weights: int, cards: int, size: int) -> str:
