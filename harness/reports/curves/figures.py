@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from espalier.harness.reports.curves.plot_style import GRID, INK, NOTE, RESOLUTION, STYLE
 from espalier.harness.stats import Interval
@@ -30,6 +30,9 @@ WIDE, PLOT, AROUND, ROW, LINE, LETTER = 7.2, 1.9, 0.75, 0.19, 0.15, 0.065
 
 #: Letters of a name beside a plot; longer ones are cut.
 NAME = 34
+
+#: Ratio of the ends below which a log axis has ticks of an ordinary one.
+NARROW = 50
 
 #: A dashed line for what others are compared with.
 DASHED: Mapping[str, Any] = {"color": "#000000", "linewidth": 1.1, "linestyle": (0, (4, 3))}
@@ -238,6 +241,11 @@ def _draw_plot(axes: Axes, plot: Plot) -> None:
     for number, series in enumerate(plot.series):
         moved = plot.shift * (number - (len(plot.series) - 1) / 2)
         _draw_series(axes, plot, series, moved)
+    low, high = axes.get_ylim()
+    if plot.log_values and high < NARROW * low:
+        # Its own ticks are powers of ten, and a narrow range may have none.
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_minor_locator(NullLocator())
     if plot.ticks:
         ticks = place_axis.set_ticks([*plot.ticks], [_short(name) for name in plot.ticks.values()])
         place_axis.set_minor_locator(NullLocator())
