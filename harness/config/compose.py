@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -27,8 +28,10 @@ from espalier.harness.config.benchmark_section import check_benchmarks
 from espalier.harness.config.cell_config import Cell, resolved
 from espalier.harness.config.composer import OF_THE_SWEEP, Composer
 from espalier.harness.config.grids import KEY, grids_of
+from espalier.harness.config.group_lists import ConfFolders
 from espalier.harness.config.hydra_internals import (
     Loader,
+    apply_overrides,
     argument_parser,
     global_loader,
     loader_of,
@@ -200,24 +203,50 @@ def compose_section(
     Raises:
         UserError: no folder has such a file, or two have it.
 
-    Cost: 0.1 s.
+    Cost: 10 ms, and 0.1 s where the section refers to others.
     """
     _register()
     if group == checkpoint_names.GROUP:
         name = checkpoint_names.model_choice(name, key or group)
+    files = ConfFolders((CONF, *folders), _load)
+    if len(files.owners(group, name)) == 1:
+        try:
+            return _section_alone(group, files.read_choice(group, name), values)
+        except (*HYDRAS, OSError, yaml.MarkedYAMLError):
+            # It refers to other sections, or composing in full raises the error with its reason.
+            pass
+    return _section_in_full(group, name, key or group, values, folders)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    config = OmegaConf.load(path)
+    assert isinstance(config, DictConfig)
+    return _pairs(config)
+
+
+def _section_alone(group: str, section: Mapping[str, Any], values: Sequence[str]) -> dict[str, Any]:
+    """Return a section that refers to itself alone, after overrides."""
+    config = OmegaConf.create({group: dict(section)})
+    OmegaConf.set_struct(config, True)
+    if values:
+        apply_overrides(OverridesParser.create().parse_overrides(list(values)), config)
+    return _pairs(config[group], resolve=True)
+
+
+def _section_in_full(
+    group: str, name: str, key: str, values: Sequence[str], folders: Sequence[Path]
+) -> dict[str, Any]:
     # `compose` needs Hydra's global state, which belongs to the calling run.
     loader = loader_of(CONF)
     search_also(loader, COMMAND_LINE, map(place_of, folders))
     options = loader.get_group_options(group)
-    check_name(key or group, group, name, options)
+    check_name(key, group, name, options)
     if name in options:
-        check_owner(key or group, group, name, folders)
+        check_owner(key, group, name, folders)
     composed = loader.load_configuration(
         "config", [f"{group}={name}", *values], run_mode=RunMode.RUN
     )
-    section = OmegaConf.to_container(composed[group], resolve=True)
-    assert isinstance(section, dict)
-    return {str(key): value for key, value in section.items()}
+    return _pairs(composed[group], resolve=True)
 
 
 def folders_of(argv: Sequence[str]) -> tuple[Path, ...]:
@@ -384,8 +413,8 @@ def _job(cfg: DictConfig) -> DictConfig:
     return job
 
 
-def _pairs(config: DictConfig) -> dict[str, Any]:
-    """Return a config as plain data, with references unresolved."""
-    plain = OmegaConf.to_container(config)
+def _pairs(config: DictConfig, resolve: bool = False) -> dict[str, Any]:
+    """Return a config as plain data, with references resolved or as they are written."""
+    plain = OmegaConf.to_container(config, resolve=resolve)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -39,9 +39,15 @@ def names_folders(arguments: Iterable[str]) -> bool:
 
 @dataclass(frozen=True)
 class ConfFolders:
-    """Folders of configs, in the order in which a name is looked for."""
+    """Folders of configs, in the order in which a name is looked for.
+
+    Attributes:
+        folders: the folders.
+        read: reads a file. YAML 1.1 has no number 1.0e4, Hydra has.
+    """
 
     folders: tuple[Path, ...] = (CONF,)
+    read: Callable[[Path], Section] = read_yaml
 
     def owners(self, group: str, name: str) -> list[Path]:
         """Return the folders that have a file of a name."""
@@ -73,7 +79,7 @@ class ConfFolders:
         return re.split(r"(?<=[.?])\s", text, maxsplit=1)[0].rstrip(".")
 
     def _read(self, path: Path) -> Section:
-        entries = read_yaml(path)
+        entries = self.read(path)
         section: Section = {}
         for default in entries.pop("defaults", ["_self_"]):
             if isinstance(default, Mapping):

@@ -114,12 +114,6 @@ def test_a_file_agrees_with_the_task_of_lmms_eval(name: str) -> None:
         assert leaf.settings["test_split"] == spec.dataset.split
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", NAMES)
-def test_the_plain_reading_of_a_file_is_what_hydra_composes(name: str) -> None:
-    assert read_choice("benchmark", name) == compose_section("benchmark", name)
-
-
 @pytest.mark.parametrize("printed", PRINTED)
 def test_papers_print_the_headline(printed: str) -> None:
     for name in PRINTED[printed]:

@@ -12,7 +12,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.cell_config import Cell
+from espalier.harness.config.compose import compose_section, read_command
 from espalier.harness.config.method_names import setting_names
 from espalier.harness.config.resolvers import configs, methods, register
 from espalier.harness.errors import UserError
@@ -33,17 +34,24 @@ CHOICES = [
 
 
 @cache
-def spec_of(*argv: str) -> RunSpec:
+def cell_of(*argv: str) -> Cell:
     """Compose once what several tests look at."""
     command = read_command(argv)
     assert command is not None
-    return build_spec(command.cells[0])
+    return command.cells[0]
+
+
+def spec_of(*argv: str) -> RunSpec:
+    return build_spec(cell_of(*argv))
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("group", "name"), CHOICES)
 def test_every_choice_composes_into_a_spec(group: str, name: str) -> None:
-    spec = spec_of(f"{group}={name}")
+    cell = cell_of(f"{group}={name}")
+    # A section alone is read without Hydra, where it refers to no other.
+    assert compose_section(group, name) == cell[group]
+    spec = build_spec(cell)
     part = {"budget": spec.budget.rule, "log": spec.log}.get(group)
     if part is not None:
         assert part == name
@@ -51,6 +59,12 @@ def test_every_choice_composes_into_a_spec(group: str, name: str) -> None:
         assert getattr(spec, group).name == name
     elif group == "method":
         assert spec.method.name == name
+
+
+@pytest.mark.parametrize("change", ["method.variant=paper", "method.params.K=3"])
+def test_a_section_alone_follows_overrides(change: str) -> None:
+    cell = cell_of("method=fastv", change)
+    assert compose_section("method", "fastv", values=[change]) == cell["method"]
 
 
 def test_every_method_has_a_config_of_its_name() -> None:
