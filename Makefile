@@ -1,4 +1,4 @@
-# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make check | make docs | make test-slurm | make test-serve | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-onepass | make bench-feeding | make bench-guided | make bench-gpu | make notebooks | make pictures | make demo | make report | make sweep | make train-seedling
+# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make test-all | make check | make docs | make test-slurm | make test-serve | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-onepass | make bench-feeding | make bench-guided | make bench-gpu | make notebooks | make pictures | make demo | make report | make sweep | make train-seedling
 PYTHON ?= python3.11
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
@@ -11,7 +11,7 @@ NOTEBOOKS ?= notebooks/*.ipynb
 SERVE_VENV ?= $(VENV)-serve
 SERVE_STAMP := $(SERVE_VENV)/.installed-$(shell sha256sum tests/serve/environment.py | cut -c1-16)
 
-.PHONY: run doctor test test-serve test-slurm check docs recipes mutants lint types layers words bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu notebooks pictures demo report train-seedling quickstart sweep clean
+.PHONY: run doctor test test-all test-serve test-slurm check docs recipes mutants lint types layers words bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu notebooks pictures demo report train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -24,8 +24,11 @@ run: $(STAMP)  ## the default job, or any other with ARGS
 doctor: $(STAMP)  ## can this machine run it, and does it compute what it should?
 	$(PY) -m espalier doctor $(ARGS)
 
-test: $(STAMP)  ## the everyday run, ten minutes on two cores; ARGS="-m 'slow or not slow'" is all that CI runs
+test: $(STAMP)  ## the everyday run, ten minutes on two cores; CI runs ARGS="-m 'not exhaustive'"
 	$(PY) -m pytest -q -n 2 --dist worksteal $(ARGS)
+
+test-all: $(STAMP)  ## every test, before a release
+	$(PY) -m pytest -q -n 2 --dist worksteal -m "" $(ARGS)
 
 test-slurm: $(STAMP)  ## sweeps through a real SLURM, installed if it is missing and started in a folder of its own
 	$(PY) -m pytest -q -x tests/slurm/sweeps.py $(ARGS)

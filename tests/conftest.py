@@ -1,7 +1,8 @@
-"""One thread for each worker, since several of them share the cores; and which tests are left to CI."""
+"""One thread for each worker, since several of them share the cores; and which tests are left to CI or to releases."""
 
 import os
 from collections import Counter
+from zlib import crc32
 
 import pytest
 
@@ -15,8 +16,12 @@ VARIANTS = (
 )
 
 
+#: Of the instances of a sampled test that are not everyday's, CI takes one in so many.
+CI_SHARE = 3
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow the tests of a variant, and of a sampled test all but every n-th instance."""
+    """Mark the tests of a variant as slow, and of a sampled test all but every n-th instance as slow or exhaustive."""
     seen: Counter[str] = Counter()
     for item in items:
         names = getattr(item, "callspec", None)
@@ -31,5 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         (every,) = sampled.args
         test = item.nodeid.partition("[")[0]
         if seen[test] % every:
-            item.add_marker(pytest.mark.slow)
+            # A stride would take the same family of each product again and again.
+            of_ci = crc32(item.nodeid.encode()) % CI_SHARE == 0
+            item.add_marker(pytest.mark.slow if of_ci else pytest.mark.exhaustive)
         seen[test] += 1

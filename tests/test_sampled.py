@@ -1,4 +1,4 @@
-"""Which instances of a sampled test the everyday run takes."""
+"""Which instances of a sampled test the everyday run and CI take."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import VARIANTS, pytest_collection_modifyitems
+from tests.conftest import CI_SHARE, VARIANTS, pytest_collection_modifyitems
 
 
 def item(test: str, value: str, *marks: pytest.MarkDecorator) -> Any:
-    found = {one.name: one for one in marks}
+    by_name = {mark.name: mark for mark in marks}
     return SimpleNamespace(
         nodeid=f"{test}[{value}]",
+        marks=by_name,
         callspec=SimpleNamespace(params={"name": value}),
-        get_closest_marker=found.get,
-        add_marker=lambda mark: found.setdefault(mark.name, mark),
+        get_closest_marker=by_name.get,
+        add_marker=lambda mark: by_name.setdefault(mark.name, mark),
     )
 
 
@@ -28,5 +29,20 @@ def test_every_nth_instance_of_each_test_is_everydays_and_variants_do_not_count(
         *(item("a.py::whole", value) for value in "gh"),
     ]
     pytest_collection_modifyitems(items)
-    everyday = [one.nodeid[-2] for one in items if one.get_closest_marker("slow") is None]
+    marked = {"slow", "exhaustive"}
+    everyday = [item.nodeid[-2] for item in items if not marked & item.marks.keys()]
     assert everyday == list("ad" + "e" + "gh")
+    assert [item.nodeid for item in items if VARIANTS[0] in item.nodeid and "slow" in item.marks]
+
+
+def test_ci_takes_its_share_of_the_rest_whatever_the_order_of_the_instances() -> None:
+    items = [
+        item("a.py::test", f"{number}-{number % 4}", pytest.mark.sampled(4))
+        for number in range(1200)
+    ]
+    pytest_collection_modifyitems(items)
+    ci = [number for number, item in enumerate(items) if "slow" in item.marks]
+    left = [number for number, item in enumerate(items) if "exhaustive" in item.marks]
+    assert sorted(ci + left) == [number for number in range(1200) if number % 4]
+    for rest in (1, 2, 3):
+        assert sum(number % 4 == rest for number in ci) == pytest.approx(300 / CI_SHARE, abs=30)
