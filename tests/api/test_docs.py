@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import espalier
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,6 +18,7 @@ def blocks() -> list[tuple[str, str]]:
     return BLOCK.findall((ROOT / "docs" / "python.md").read_text())
 
 
+@pytest.mark.slow
 def test_the_page_runs_as_printed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sources = blocks()

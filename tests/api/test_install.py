@@ -90,6 +90,7 @@ def test_requirements_are_those_of_requirements_txt_by_extra() -> None:
     assert sorted(installed) == sorted(name for name in by_extra if name != "espalier")
 
 
+@pytest.mark.slow
 def test_the_base_alone_imports_all_methods_and_names_the_extra_of_what_is_absent(
     tmp_path: Path,
 ) -> None:
@@ -265,7 +266,7 @@ def test_commands_run_outside_the_repository(installed: Installed) -> None:
     assert (installed.folder / "page.html").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_wheel_finds_nothing_wrong_with_the_machine(installed: Installed) -> None:
     assert "0 failed" in installed.run("espalier", "doctor")
 

@@ -131,6 +131,7 @@ def test_the_second_gpu_is_the_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_is_a_line_and_the_others_go_on(
     stand_ins: Callable[..., None], tmp_path: Path, capsys: Capture
 ) -> None:

@@ -62,6 +62,7 @@ def test_every_step_says_what_it_saw(
     assert lines[3].endswith("ASSISTANT:'")
 
 
+@pytest.mark.slow
 def test_a_benchmark_of_the_clock_is_not_asked_about_empty_answers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -310,6 +310,7 @@ def test_rows_are_mean_shares_that_never_rise_with_alpha():
 # ---------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 def test_fitting_the_seedling_writes_what_a_run_then_finds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

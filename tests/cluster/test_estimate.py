@@ -247,6 +247,7 @@ def test_lengths_that_are_exact_count_as_they_are() -> None:
     assert decoding.prompt == 4 * 2048 * 2**19
 
 
+@pytest.mark.slow
 def test_the_store_is_asked_and_left_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

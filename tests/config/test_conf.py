@@ -45,7 +45,7 @@ def spec_of(*argv: str) -> RunSpec:
     return build_spec(cell_of(*argv))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("group", "name"), CHOICES)
 def test_every_choice_composes_into_a_spec(group: str, name: str) -> None:
     cell = cell_of(f"{group}={name}")

@@ -38,7 +38,7 @@ def model_of(
     return model_spec(part | changes, tasks)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_set_of_every_model_can_be_had(name: str) -> None:
     sets = {

@@ -192,6 +192,7 @@ def moved(work) -> list[str]:
     return shapes
 
 
+@pytest.mark.slow
 def test_no_operation_of_a_step_is_as_large_as_the_cache() -> None:
     model_side = long_side()
     model_side.start()

@@ -60,7 +60,7 @@ def run_of(model: ModelSpec, method: Decoder, ratio: float) -> RunSpec:
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_answer_is_the_targets(name: str) -> None:
     """The draft is the target's own model with fewer visual tokens."""

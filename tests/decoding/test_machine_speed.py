@@ -80,6 +80,7 @@ def test_what_is_no_acceptance_and_no_window_is_refused() -> None:
             parallel_tokens(acceptance, gamma)
 
 
+@pytest.mark.slow
 def test_a_plan_is_played_as_expected(capsys) -> None:
     """With the times of ParallelVLM's largest pair; a message of one forward of the draft costs a ninth."""
     assert played(0.872, 9, 420, 46.6, 0, True) == pytest.approx(

@@ -94,6 +94,7 @@ def test_two_sides_on_one_core_share_its_time() -> None:
     assert trace.overlap < 0.3
 
 
+@pytest.mark.slow
 def test_sides_in_turn_do_not_overlap() -> None:
     trace = decode(drafters.slow, 2, False, 2 * drafters.STEP, limit=6)
     assert trace.overlap is not None
@@ -121,17 +122,20 @@ def test_a_killed_drafter_loses_nothing(overlap: bool) -> None:
     assert trace.degraded == "the drafter's process ended by signal 9"
 
 
+@pytest.mark.slow
 def test_a_hung_drafter_is_given_up() -> None:
     trace = decode(drafters.hanging, 3, True, patience=2.0)
     assert trace.tokens == plain()
     assert trace.degraded == "the drafter did not answer within 2 s"
 
 
+@pytest.mark.slow
 def test_a_drafter_that_cannot_be_built_is_an_error_at_once() -> None:
     with pytest.raises(DrafterLost, match="exit status 1"), ProcessTransport(drafters.broken):
         pass
 
 
+@pytest.mark.slow
 def test_each_side_may_have_its_own_cores() -> None:
     before = os.sched_getaffinity(0)
     first, last = min(before), max(before)

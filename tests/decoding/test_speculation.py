@@ -89,7 +89,7 @@ def answer(
     return generated.ids[0].tolist(), DecodingRecord.from_entry(kept), record
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("name", "ratio"),
     [(name, "0.9") for name in DECODERS]
@@ -124,6 +124,7 @@ def test_fewer_rounds_than_tokens_where_the_draft_is_good() -> None:
     assert sum(step.accepted for step in decoded.rounds) > 0.6 * len(tokens)
 
 
+@pytest.mark.slow
 def test_a_thread_of_its_own_says_the_same() -> None:
     for name in ("parallelvlm", "pearl", "vanilla_sd"):
         with speculation(name, "engine.transport=threads", "ratio=0.5") as session:

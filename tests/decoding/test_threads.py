@@ -24,6 +24,7 @@ def after(seconds: float) -> Callable[[], Draft]:
     return draft
 
 
+@pytest.mark.slow
 def test_a_drafts_prompt_does_not_count_against_the_patience_of_a_round() -> None:
     unread = True
     with ThreadTransport(CPU, CPU, patience=1.0, reading=lambda: unread) as transport:

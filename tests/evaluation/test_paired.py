@@ -217,6 +217,7 @@ def run(adapter: Adapter, journal: Journal, *overrides: str) -> Evaluation:
     return evaluate(spec, adapter, build_method(spec.method.name, spec.method.params), journal)
 
 
+@pytest.mark.slow
 def test_a_run_answers_the_same_with_and_without(
     adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,6 +200,7 @@ def run(adapter: Adapter, journal: Journal, *overrides: str) -> Any:
     return evaluate(spec, adapter, build_method(spec.method.name, spec.method.params), journal)
 
 
+@pytest.mark.slow
 def test_seedling_accepts_its_own_captions_to_the_end_token(adapter, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     asked = ("method=none", "ratio=0", "engine.rescore=true")
@@ -215,6 +216,7 @@ def test_seedling_accepts_its_own_captions_to_the_end_token(adapter, tmp_path, m
     assert acceptance([sample.record for sample in resumed.samples]) == row
 
 
+@pytest.mark.slow
 def test_fewer_tokens_are_accepted_where_more_is_dropped(adapter, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     rows = []

@@ -111,6 +111,7 @@ def test_a_run_of_the_command_line_is_served_from_the_store(
     assert [path.name for path in (store / "runs").iterdir()].count(fastv.key) == 1
 
 
+@pytest.mark.slow
 def test_objects_have_the_keys_of_their_names(
     fastv: espalier.EvaluatedRun, store: Path, model: espalier.Model
 ) -> None:
@@ -178,6 +179,7 @@ def test_an_interrupted_run_resumes(store: Path, model: espalier.Model) -> None:
     assert list(resumed.samples.answer) == list(evaluated(store, Norm(), model).samples.answer)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_on_own_data_resumes_unless_the_data_have_changed(
     store: Path, model: espalier.Model, tmp_path: Path
 ) -> None:
@@ -218,6 +220,7 @@ def test_an_error_of_an_own_method_is_one_line_with_its_cause(
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+@pytest.mark.slow
 def test_a_model_in_memory_counts_by_its_weights(store: Path) -> None:
     folder = weights_dir("seedling")
     hf_model = LlavaForConditionalGeneration.from_pretrained(folder).train()

@@ -161,6 +161,7 @@ def test_what_passes_is_asked_again(name: str, server: JudgeServer, tmp_path: Pa
     assert len(server.requests) == 3
 
 
+@pytest.mark.slow
 def test_retry_after_is_kept_to_by_all_requests(server: JudgeServer, tmp_path: Path) -> None:
     server.next(error(429, "slow down", Retry_After="1"))
     start = time.monotonic()

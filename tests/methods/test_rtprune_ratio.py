@@ -273,6 +273,7 @@ def records_of(
     return found
 
 
+@pytest.mark.slow
 def test_the_mean_is_the_one_asked_for_where_typical_was_measured_on_other_images(
     seedling: Adapter,
 ):

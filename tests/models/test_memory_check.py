@@ -174,6 +174,7 @@ def target_of(monkeypatch: pytest.MonkeyPatch, *argv: str) -> ModelSpec:
     return build_spec(command.cells[0]).model
 
 
+@pytest.mark.slow
 def test_the_spared_card_is_the_drafts_own(monkeypatch: pytest.MonkeyPatch) -> None:
     large = ("model=llava_ov_72b", "method.draft=llava_ov_7b")
     assert target_of(monkeypatch, *large).device_map == "auto"

@@ -146,6 +146,7 @@ def test_wrong_settings_are_one_line(
     assert words in line
 
 
+@pytest.mark.slow
 def test_a_row_counts_reasoning_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Random weights reason until the budget ends it; the tag's tokens are part of it."""
     command = [

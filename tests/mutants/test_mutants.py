@@ -68,6 +68,7 @@ def test_a_list_that_is_older_than_the_code_says_where(tree: Path, tmp_path: Pat
         assert message in str(stale.value)
 
 
+@pytest.mark.slow
 def test_a_mistake_is_killed_if_its_test_fails_and_put_right_again(tree: Path) -> None:
     noticed, unnoticed = toy("a > b", "a < b"), toy("a < b", "a > b")
     import_once(("pytest",))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 STEP = re.compile(r"<!-- recipe: (\w+)(?: ([^\n]+))? -->\n```\w+\n(.*?)```", re.DOTALL)
 
-#: Tests that ask which methods, decoders, benchmarks and models there are, and so see what a recipe adds.
+#: Tests of which methods, decoders, benchmarks and models there are: what a recipe adds changes some of them.
 CONCERNED = (
     *(
         "tests/models/test_facts_confirmed.py",
@@ -40,6 +41,9 @@ CONCERNED = (
     ),
     *("tests/tasks", "tests/benchmarks/test_benchmarks_run.py"),
 )
+
+#: What is checked at the end with `--part`.
+PART = "make docs && make -j 2 lint types layers && make test ARGS=@concerned.txt"
 
 #: What may be done with a block.
 ACTIONS = ("write", "insert", "run", "see")
@@ -133,6 +137,14 @@ def shows(printed: str, line: str) -> bool:
     return re.search(rf"(?<!\S){words}(?!\S)", printed) is not None
 
 
+def concerned(root: Path, names: Collection[str]) -> list[str]:
+    """Return the instances of CONCERNED that have an added name, and all tests that have no instances."""
+    options = ["--collect-only", "-q", "--no-header", *CONCERNED]
+    listing = run(shlex.join([sys.executable, "-m", "pytest", *options]), root)
+    tests = [line for line in listing.splitlines() if "::" in line]
+    return [test for test in tests if "[" not in test or any(name in test for name in names)]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Follow all recipes in a clone of the last commit, then check it."""
     parser = argparse.ArgumentParser(prog="python -m tests.pages.recipes", description=__doc__)
@@ -141,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--part",
         action="store_const",
         dest="check",
-        const=f"make docs lint types layers && make test ARGS='{' '.join(CONCERNED)}'",
+        const=PART,
         help="at the end only the tests that see what was added",
     )
     parser.add_argument("--only", default="", help="comma-separated names of pages, such as kind")
@@ -150,9 +162,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         root = Path(folder) / "espalier"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(root)], check=True)
         chosen = options.only.split(",") if options.only else [page.stem for page in pages(root)]
+        added = set()
         for page in (page for page in pages(root) if page.stem in chosen):
             print(f"== {page.relative_to(root)}", flush=True)
-            print(follow(steps_of(page), root)[-2000:], flush=True)
+            steps = steps_of(page)
+            print(follow(steps, root)[-2000:], flush=True)
+            added |= {Path(step.where).stem for step in steps if step.action == "write"}
+        if options.check == PART:
+            (root / "concerned.txt").write_text("\n".join(concerned(root, added)))
         print(f"== {options.check}", flush=True)
         return subprocess.run(
             options.check, shell=True, cwd=root, env=environment(), check=False

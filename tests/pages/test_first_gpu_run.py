@@ -67,6 +67,7 @@ def test_modules_and_targets_are_there() -> None:
             assert line.startswith(("python run.py", ". .venv/bin/activate", "export HF_HOME="))
 
 
+@pytest.mark.slow
 def test_what_is_run_was_fetched() -> None:
     fetched = {shlex.split(line)[5] for line in CHECKS if " prefetch " in line}
     run = {

@@ -204,6 +204,7 @@ def test_a_changed_file_is_imported_again(folder: Path) -> None:
     assert build_method("FirstTokens", {}, "other.py:FirstTokens").K == 17  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_another_process_reads_its_objects(folder: Path) -> None:
     write(folder, {"plain.py": "class Plain:\n    size = 3\n"})
     value = CodeReference(str(folder / "plain.py"), "Plain").load("method")()

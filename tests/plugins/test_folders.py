@@ -158,6 +158,7 @@ def test_looking_shows_the_same_config(bench: Bench, own: Path) -> None:
     assert f"include_path: {own}/tasks\n" in done.out
 
 
+@pytest.mark.slow
 def test_a_sweep_composes_sections_once(own: Path) -> None:
     line = ["-m", "method=none,fastv,first", "ratio=0.1,0.5,0.9", "benchmark=sums"]
     command = read_command(["--config-dir", "own", *line])

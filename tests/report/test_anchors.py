@@ -25,6 +25,7 @@ def made_up(model: str, benchmark: str, metric: str, value: float, **more: Any) 
     }
 
 
+@pytest.mark.slow
 def test_every_anchor_is_a_preset_that_runs_its_cell() -> None:
     command = read_command(["-m", "+experiment=anchors", "model.weights=random"])
     assert command is not None

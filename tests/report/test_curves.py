@@ -356,6 +356,7 @@ def test_dots_stand_at_points_above_random_and_take_the_colour_of_the_verdict(
     assert written["before the decoder"] == "random: 80.0"
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_anew_from_their_tables(against: Path, tmp_path: Path) -> None:
     (panel,) = read_panels(against, ["boxes"])
     write_curves(against, tmp_path / "curves")

@@ -125,7 +125,7 @@ def spec_of(root: Path, *argv: str) -> RunSpec:
     return build_spec(command.cells[0])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("family", MODELS)
 def test_every_method_runs_and_no_answer_depends_on_the_batch(
     family: str, root: Path, tasks: Path, checkpoint: Callable[[str], Path]
@@ -417,6 +417,7 @@ def test_random_weights_give_a_row_without_scores(
     assert row["tokens"]["layer_average"] == row["tokens"]["kept_final"]
 
 
+@pytest.mark.slow
 def test_a_prior_is_measured_and_used_where_views_differ_in_shape(
     command: Command,
     root: Path,

@@ -131,6 +131,7 @@ def decoder_key(store: Path, *argv: str) -> str:
     return key_of(store, "method=pearl", *argv)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "change",
     [

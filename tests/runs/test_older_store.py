@@ -140,6 +140,7 @@ def by_method(store: Path) -> dict[str, dict[str, Any]]:
     return {row["method"]: row for row in rows_of(store).values()}
 
 
+@pytest.mark.slow
 def test_the_same_sweep_goes_on(
     undisturbed: Path, older: Path, asked: list[tuple[str, str]]
 ) -> None:

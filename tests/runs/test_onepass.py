@@ -191,6 +191,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "generate", generate)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("refusing")
 def test_a_refusal_is_told_by_its_own_cell_and_spoils_no_other(
     separate_store: Path, tmp_path: Path
@@ -233,6 +234,7 @@ def test_what_answers_by_itself_says_why(override: str, reason: str | None) -> N
     assert (answer is None) if reason is None else (reason in (answer or ""))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "overrides",
     [

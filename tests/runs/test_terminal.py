@@ -45,6 +45,7 @@ def test_a_sweep_shows_its_cell_one_line_each_and_what_is_left(swept: Shown, sto
     assert "whole sweep" not in swept.text
 
 
+@pytest.mark.slow
 def test_a_person_is_told_where_the_rows_are_and_what_comes_next(swept: Shown, store: Path) -> None:
     assert "{" not in swept.text
     (rows,) = (line for line in swept.raw.splitlines() if line.startswith("row: "))

@@ -127,6 +127,7 @@ def test_a_run_that_fails_ends_as_failed_and_is_opened_again(bench: Bench) -> No
     assert [step.get("progress/samples") for step in steps_of(whole)] == [3, None]
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_table_of_its_rows(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = ("-m", "method=none,fastv", "ratio=0.5", "log=wandb")
     rows = {row["method"]: row for row in bench(*sweep).rows}

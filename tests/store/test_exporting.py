@@ -79,6 +79,7 @@ def opened(store: Path, folder: Path) -> set[str]:
     return set(output.splitlines()[-1].split())
 
 
+@pytest.mark.slow
 def test_only_what_changed_is_opened(store: Path, tmp_path: Path) -> None:
     folder = tmp_path / "tables"
     for number in range(10):

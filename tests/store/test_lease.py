@@ -78,6 +78,7 @@ def claimed(run: RunDir, patience: float) -> bool:
         return claimed
 
 
+@pytest.mark.slow
 def test_a_living_owner_of_another_machine_keeps_its_run(tmp_path: Path, owner: Any) -> None:
     run = Store(tmp_path / "store").run("k1")
     assert not claimed(run, 0)
@@ -91,6 +92,7 @@ def test_a_living_owner_of_another_machine_keeps_its_run(tmp_path: Path, owner: 
     assert list(run.path.glob("*.take*")) == []
 
 
+@pytest.mark.slow
 def test_a_dead_owner_of_another_machine_loses_its_run_and_gets_a_journal_of_its_own(
     tmp_path: Path, owner: Any
 ) -> None:

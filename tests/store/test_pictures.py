@@ -50,6 +50,7 @@ def row_of(store: Path, method: str) -> dict[str, Any]:
     return dict(row)
 
 
+@pytest.mark.slow
 def test_a_job_is_made_again_from_its_row_alone(made: Path) -> None:
     for method in ("fastv", "none"):
         row = row_of(made, method)
