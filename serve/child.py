@@ -121,7 +121,7 @@ def prompt_of(request: Mapping[str, Any]) -> dict[str, Any]:
     prompt: dict[str, Any] = {"prompt_token_ids": request["prompt"]}
     if media:
         prompt["multi_modal_data"] = media
-        prompt["mm_processor_kwargs"] = {**request.get("processor", {}), KEY: request["setting"]}
+        prompt["mm_processor_kwargs"] = {KEY: request["setting"]} if "setting" in request else {}
     return prompt
 
 

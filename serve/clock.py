@@ -39,9 +39,11 @@ class WorkerClock:
 
     model_runner: Any
 
-    def selection_seconds(self) -> float:
-        """Return the seconds that the plug-in has taken since the last call."""
-        watch: Stopwatch = self.model_runner.get_model().stopwatch
+    def selection_seconds(self) -> float | None:
+        """Return the seconds that the plug-in has taken since the last call; None where vLLM's own code prunes."""
+        watch: Stopwatch | None = getattr(self.model_runner.get_model(), "stopwatch", None)
+        if watch is None:
+            return None
         seconds, watch.seconds = watch.seconds, 0.0
         return seconds
 

@@ -28,6 +28,7 @@ class Family:
         places: from the configuration, the modality, an item's fields and its number of tokens to its places.
         tower: from a model to its tower.
         axes: position axes of the decoder.
+        built_in: methods that vLLM itself has for this class, chosen by `video_pruning_method`.
     """
 
     module: str
@@ -35,6 +36,7 @@ class Family:
     places: Callable[[Any, str, Fields, int], Places]
     tower: Callable[[Any], Tower]
     axes: int = 1
+    built_in: tuple[str, ...] = ()
 
 
 def side_of(config: Any) -> int:
@@ -263,6 +265,9 @@ def qwen_tower(model: Any) -> Tower:
     )
 
 
+#: Before an architecture's name: vLLM's class as it is, for vLLM's own pruning.
+PLAIN = "Plain"
+
 #: By the architecture of a checkpoint's config.json.
 FAMILIES = {
     "LlavaForConditionalGeneration": Family(
@@ -279,11 +284,11 @@ FAMILIES = {
         "interns1", "InternS1ForConditionalGeneration", internvl_places, internvl_tower
     ),
     **{
-        name: Family(module, name, partial(qwen_places, timed, framed), qwen_tower, axes=3)
-        for module, name, timed, framed in (
-            ("qwen2_vl", "Qwen2VLForConditionalGeneration", False, False),
-            ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", True, False),
-            ("qwen3_vl", "Qwen3VLForConditionalGeneration", False, True),
+        name: Family(module, name, partial(qwen_places, timed, framed), qwen_tower, 3, built_in)
+        for module, name, timed, framed, built_in in (
+            ("qwen2_vl", "Qwen2VLForConditionalGeneration", False, False, ()),
+            ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", True, False, ("evs",)),
+            ("qwen3_vl", "Qwen3VLForConditionalGeneration", False, True, ("evs", "vidcom2")),
         )
     },
 }

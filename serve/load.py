@@ -1,7 +1,7 @@
 """An engine under load, driven line by line as in `espalier.serve.child`: the asynchronous engine of vLLM's server.
 
-A line with `load` sends requests, each with a picture of its own, and is answered by their times: a fixed number in
-flight (closed loop), or arrivals of a Poisson process (open loop). Pictures are ready before the clock starts.
+A line with `load` sends requests, each with a picture or video of its own, and is answered by their times: a fixed
+number in flight (closed loop), or arrivals of a Poisson process (open loop). Pixels are ready before the clock starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 from PIL import Image
 
 from espalier.serve.child import main, one_line, versions
-from espalier.serve.setting import KEY
 
 #: Squares of one colour along a picture's edge.
 SQUARES = 24
@@ -42,12 +41,13 @@ class Load:
 
     Attributes:
         prompt: token ids with one placeholder.
-        edge: pixels along a picture's edge.
+        edge: pixels along an edge.
         first: number of the first picture; its pixels follow from it.
         requests: how many.
         tokens: of each answer.
         in_flight: requests at a time; None: they arrive by themselves.
         rate: arrivals a second.
+        video: times of a video's frames, as vLLM's processors read them; None: pictures.
     """
 
     prompt: Sequence[int]
@@ -57,12 +57,22 @@ class Load:
     tokens: int
     in_flight: int | None = None
     rate: float | None = None
+    video: Mapping[str, Any] | None = None
 
-    def pictures(self) -> Iterator[Image.Image]:
-        """Yield a picture for each request, no two alike."""
+    def media(self) -> Iterator[dict[str, Any]]:
+        """Yield a picture or video for each request, by its kind; no two are alike."""
+        frames = 1 if self.video is None else len(self.video["frames_indices"])
         for number in range(self.first, self.first + self.requests):
-            pixels = np.random.default_rng(number).integers(0, 256, (SQUARES, SQUARES, 3), np.uint8)
-            yield Image.fromarray(pixels).resize((self.edge, self.edge), Image.Resampling.NEAREST)
+            chance = np.random.default_rng(number)
+            pictures = [self._picture(chance) for _ in range(frames)]
+            if self.video is None:
+                yield {"image": pictures[0]}
+            else:
+                yield {"video": [(np.stack([*map(np.asarray, pictures)]), self.video)]}
+
+    def _picture(self, chance: np.random.Generator) -> Image.Image:
+        pixels = chance.integers(0, 256, (SQUARES, SQUARES, 3), np.uint8)
+        return Image.fromarray(pixels).resize((self.edge, self.edge), Image.Resampling.NEAREST)
 
     def arrivals(self) -> list[float]:
         """Return the seconds from the start at which requests of an open loop arrive, the same for equal loads."""
@@ -125,14 +135,14 @@ class LoadEngine:
             return {"error": one_line(error)}
 
     async def _measured(self, load: Load) -> dict[str, Any]:
-        pictures = [*load.pictures()]
+        media = [*load.media()]
         await self._seconds()
         self._use.shares.clear()
         start = perf_counter()
         if load.rate is None:
-            entries = await self._closed(load, pictures)
+            entries = await self._closed(load, media)
         else:
-            entries = await self._open_loop(load, pictures, start)
+            entries = await self._open_loop(load, media, start)
         seconds = perf_counter() - start
         blocks = self._engine.vllm_config.cache_config.num_gpu_blocks
         shares = self._use.shares or [0.0]
@@ -145,30 +155,30 @@ class LoadEngine:
             "selection": selection,
         }
 
-    async def _closed(self, load: Load, pictures: Sequence[Any]) -> list[dict[str, Any]]:
-        waiting, entries = iter(pictures), []
+    async def _closed(self, load: Load, media: Sequence[Any]) -> list[dict[str, Any]]:
+        waiting, entries = iter(media), []
 
         async def client() -> None:
-            for picture in waiting:
-                entries.append(await self._request(load, picture, perf_counter()))
+            for item in waiting:
+                entries.append(await self._request(load, item, perf_counter()))
 
         assert load.in_flight is not None
         await asyncio.gather(*(client() for _ in range(load.in_flight)))
         return entries
 
     async def _open_loop(
-        self, load: Load, pictures: Sequence[Any], start: float
+        self, load: Load, media: Sequence[Any], start: float
     ) -> list[dict[str, Any]]:
-        async def arriving(delay: float, picture: Any) -> dict[str, Any]:
+        async def arriving(delay: float, item: Any) -> dict[str, Any]:
             due = start + delay
             await asyncio.sleep(due - perf_counter())
             # A client that is late because the frontend is busy has waited since it was due.
-            return await self._request(load, picture, due)
+            return await self._request(load, item, due)
 
-        pairs = zip(load.arrivals(), pictures, strict=True)
+        pairs = zip(load.arrivals(), media, strict=True)
         return [*await asyncio.gather(*(arriving(*pair) for pair in pairs))]
 
-    async def _request(self, load: Load, picture: Any, start: float) -> dict[str, Any]:
+    async def _request(self, load: Load, item: Mapping[str, Any], start: float) -> dict[str, Any]:
         """Return the seconds to the first token and to the end, the gaps between tokens, and the prompt's length."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -180,11 +190,7 @@ class LoadEngine:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        prompt = {
-            "prompt_token_ids": list(load.prompt),
-            "multi_modal_data": {"image": picture},
-            "mm_processor_kwargs": {KEY: {}},
-        }
+        prompt = {"prompt_token_ids": list(load.prompt), "multi_modal_data": item}
         self._sent += 1
         times: list[float] = []
         length = 0
@@ -194,12 +200,12 @@ class LoadEngine:
         gaps = (np.diff(times)).tolist()
         return {"first": times[0], "end": times[-1], "gaps": gaps, "prompt": length}
 
-    async def _seconds(self) -> tuple[float, float]:
+    async def _seconds(self) -> tuple[float, float | None]:
         """Return the seconds of encoders and of the plug-in since the last call, of the slowest worker."""
         encoders = await self._engine.collective_rpc("get_encoder_timing_stats")
         selections = await self._engine.collective_rpc("selection_seconds")
         totals = [sum(entry["encoder_forward_secs"] for entry in w.values()) for w in encoders]
-        return max(totals), max(selections)
+        return max(totals), None if None in selections else max(selections)
 
 
 if __name__ == "__main__":

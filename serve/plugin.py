@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from espalier.serve.families import FAMILIES
+from espalier.serve.families import FAMILIES, PLAIN
 from espalier.serve.setting import SettingError
 
 #: Versions of vLLM that were compared with the harness's own engine.
@@ -32,7 +32,9 @@ def register() -> None:
     from vllm import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
-    for name in FAMILIES:
+    for name, family in FAMILIES.items():
+        plain = f"vllm.model_executor.models.{family.module}:{family.architecture}"
+        ModelRegistry.register_model(PLAIN + name, plain)
         ModelRegistry.register_model(name, f"espalier.serve.architectures:{name}")
         base = MODELS_CONFIG_MAP.get(name)
         if getattr(base, "__module__", None) != __name__:
@@ -126,7 +128,7 @@ def prepare(model_config: Any) -> None:
 
 
 def _wrap_runners() -> None:
-    """Make vLLM's runners request positions from a pruned model; vLLM does so only for its own pruning."""
+    """Make vLLM's runners request positions from a pruned model; for its own pruning only that of GPUs does."""
     runners = (
         ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner"),
         ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner"),
@@ -141,7 +143,9 @@ def _asking(load_model: Any) -> Any:
     @wraps(load_model)
     def load(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = load_model(self, *args, **kwargs)
-        if getattr(self.get_model(), "channelled", False):
+        model = self.get_model()
+        marks = ("is_multimodal_pruning_enabled", "channelled")
+        if any(getattr(model, mark, False) for mark in marks):
             self.is_multimodal_pruning_enabled = True
         return result
 

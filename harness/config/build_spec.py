@@ -180,7 +180,10 @@ def build_spec(
         model=model,
         method=method_spec,
         benchmark=with_question(_one_batch(benchmark, settings.engine.batch_size), model.prompt),
-        budget=read_budget(rule, settings.ratio, settings.keep, drafts, model.facts),
+        budget=replace(
+            read_budget(rule, settings.ratio, settings.keep, drafts, model.facts),
+            down=settings.backend.built_in,
+        ),
         engine=settings.engine,
         backend=settings.backend,
         log=settings.log.name,

@@ -95,7 +95,8 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
         blocks["backend"] = {
             # A server has settings that a run does not know.
             **({"server": True} if backend.pop("url") is not None else {}),
-            **backend,
+            # Rows of this package's methods have no key for it, as rows older than the setting.
+            **{k: v for k, v in backend.items() if k != "pruning" or spec.backend.built_in},
             "python": None,  # where it is installed changes no number
             "version": contents.engine,
             "scope": "item",  # a choice in each picture by itself

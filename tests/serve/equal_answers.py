@@ -29,6 +29,7 @@ from espalier.harness.runs.served.served_session import ServedGenerator, WrongPr
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec
 from espalier.methods.base import MethodError
+from espalier.serve.families import PLAIN
 from tests.serve.families import FAMILIES
 from tests.tiny import chat, load_tiny, picture, save_tiny
 
@@ -87,8 +88,10 @@ def side(
     return loaded(request.param, engine, tmp_path_factory.mktemp(request.param))
 
 
-def loaded(name: str, engine: EngineProcess, folder: Path) -> Side:
-    """The model in this process and in the engine."""
+def loaded(
+    name: str, engine: EngineProcess, folder: Path, plain: bool = False, **options: Any
+) -> Side:
+    """The model in this process and in the engine, there in vLLM's class as it is if `plain`."""
     if name == "seedling":
         with espalier.load(name).open_adapter() as adapter:
             side = Side(adapter, scenes(8))
@@ -97,7 +100,9 @@ def loaded(name: str, engine: EngineProcess, folder: Path) -> Side:
         spec = replace(family.spec, path=save_tiny(family.spec, folder / "checkpoint"))
         side = Side(load_tiny(spec, folder / "checkpoint", "float32"), family.chats)
     place = model_folder(folder / "model", side.adapter.spec, side.adapter)
-    engine.load({"model": str(place), **OPTIONS})
+    if plain:
+        options["hf_overrides"] = {"architectures": [PLAIN + type(side.adapter.model).__name__]}
+    engine.load({"model": str(place), **OPTIONS, **options})
     return side
 
 
@@ -117,9 +122,12 @@ def request_of(adapter: Adapter, name: str, ratio: float, positions: Any) -> Ans
     )
 
 
-def served(engine: EngineProcess, spec: AnswerSpec, side: Side) -> list[list[int]]:
+def served(
+    engine: EngineProcess, spec: AnswerSpec, side: Side, built_in: bool = False
+) -> list[list[int]]:
     """Answers of all chats, sent together."""
-    generator = ServedGenerator(spec, side.adapter, build_method(spec.method.name, {}), engine)
+    method = build_method(spec.method.name, {})
+    generator = ServedGenerator(spec, side.adapter, method, engine, built_in)
     inputs = ServedCodec(side.adapter).encode(side.chats)
     names = [f"sample/{number}" for number in range(len(side.chats))]
     result = generator.generate(inputs, names, max_new_tokens=NEW, do_sample=False)
@@ -184,6 +192,29 @@ def test_answers_equal_those_of_the_harness(
         equal = [*map(same, answers, expected, logits)]
         print(f"equal {sum(map(list.__eq__, answers, expected))} of {len(answers)}", end=" ")
         assert all(equal), (answers, expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("qwen2_5_vl_video", "evs"), ("qwen3_vl_video", "evs"), ("qwen3_vl_video", "vidcom2")],
+)
+def test_pruning_of_vllm_keeps_as_many_tokens(
+    engine: EngineProcess, tmp_path: Path, family: str, name: str
+) -> None:
+    """Its positions differ, so its answers are only counted; each prompt's length is checked in every answer."""
+    options = {
+        "video_pruning_rate": 0.5,
+        "video_pruning_method": name,
+        "enable_prefix_caching": False,  # its answers change after a prefix hit
+    }
+    side = loaded(family, engine, tmp_path, True, **options)
+    spec = request_of(side.adapter, name, 0.5, "original")
+    spec = replace(spec, budget=replace(spec.budget, down=True))
+    first, second = (served(engine, spec, side, built_in=True) for _ in range(2))
+    expected, _ = own(spec, side)
+    print(f"equal {sum(map(list.__eq__, first, expected))} of {len(first)}", end=" ")
+    assert first == second
+    assert len({tuple(answer) for answer in first}) > 1
 
 
 def test_without_the_setting_in_the_keys_a_picture_comes_stale_out_of_the_caches(

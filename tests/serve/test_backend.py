@@ -20,10 +20,12 @@ from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.runs.run_key import key_parts
 from espalier.harness.runs.served import backend_check
 from espalier.harness.runs.served.engine_folders import code_folder
-from espalier.harness.runs.served.served_session import sampling_of, setting_of
+from espalier.harness.runs.served.engine_pool import built_in_arguments
+from espalier.harness.runs.served.served_session import kept_of, sampling_of, setting_of
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.divprune import DivPrune
+from espalier.serve.setting import Setting
 from lab.pages.serve_page import PAGE, page
 from tests.tiny import LLAVA
 
@@ -111,6 +113,43 @@ def test_what_cannot_be_served_is_one_line(
         check("backend.python=python", *argv)
     assert line in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (("method=divprune",), "vLLM has no method='divprune' of its own for model='qwen3_vl_2b'"),
+        (("method=vidcom2", "model=qwen2_5_vl_3b"), "for model='qwen2_5_vl_3b'; valid: evs"),
+        (("method=evs", "model=llava_ov_7b"), "valid: backend.pruning=espalier"),
+        (("method=vidcom2", "method.params.channels=1.0"), "takes no hyper-parameters; valid: {"),
+        (("method=evs", "keep=64"), "keep=64 is no share; valid: ratio="),
+        (("method=evs", "backend.pruning=x"), "backend.pruning='x'"),
+    ],
+)
+def test_pruning_that_vllm_does_not_have_is_one_line(
+    argv: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend_check, "engine_version", lambda python: "0.32.0")
+    with pytest.raises(UserError) as error:
+        check("backend.python=python", "backend.pruning=vllm", "model=qwen3_vl_2b", *argv)
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_pruning_of_vllm_is_in_arguments_settings_and_counts(tmp_path: Path) -> None:
+    argv = ("backend=vllm", "model=qwen3_vl_2b", "method=vidcom2", "ratio=0.7")
+    entries = []
+    for pruning in ("espalier", "vllm"):
+        spec = spec_of(*argv, f"backend.pruning={pruning}")
+        settings = key_parts(spec, method_of(spec.method), Digests())["settings"]
+        kept = kept_of(Setting("vidcom2", ratio=0.7), spec.budget, 12)
+        entries.append((settings["backend"].get("pruning"), built_in_arguments(spec), kept))
+    arguments = {
+        "video_pruning_rate": 0.7,
+        "video_pruning_method": "vidcom2",
+        "hf_overrides": {"architectures": ["PlainQwen3VLForConditionalGeneration"]},
+    }
+    assert entries == [(None, {}, 4), ("vllm", arguments, 3)]
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,7 @@ def test_figures_of_a_load():
     assert (figures["requests_per_second"], figures["tokens_per_second"]) == (2, 6)
     assert (figures["encoder_ms"], figures["selection_ms"]) == (100, 25)
     assert (figures["in_time"], figures["blocks_peak"]) == (0.5, 4)
+    assert summary({**reply(0.1), "selection": None}, 45, None)["selection_ms"] is None
     with pytest.raises(UserError, match=r"read prompts of \{45\} tokens; expected: 46"):
         summary(reply(0.1), 46, None)
 
@@ -81,8 +82,12 @@ def test_arrivals_and_pictures_are_those_of_the_numbers():
     times = load.arrivals()
     assert times == sorted(times) == Load([1], 48, 7, 200, 1, rate=4.0).arrivals()
     assert times[-1] == pytest.approx(50, rel=0.3)
-    pictures = [picture.tobytes() for picture in Load([1], 48, 0, 9, 1, 1).pictures()]
+    pictures = [item["image"].tobytes() for item in Load([1], 48, 0, 9, 1, 1).media()]
     assert len(set(pictures)) == 9
+    times = {"frames_indices": [0, 1, 2]}
+    ((video, metadata),) = next(Load([1], 48, 0, 1, 1, 1, video=times).media())["video"]
+    assert (video.shape, metadata) == ((3, 48, 48, 3), times)
+    assert len({frame.tobytes() for frame in video}) == 3
 
 
 @pytest.mark.parametrize(
@@ -91,6 +96,7 @@ def test_arrivals_and_pictures_are_those_of_the_numbers():
         (("method=fastv",), "it acts before decoder layer 2"),
         (("method=none", "ratio=0"), "method='none' is always measured"),
         (("-m", "model=seedling,seedling_video", "method=random"), "loads one model"),
+        (("model=qwen3_vl_2b", "method=evs"), "method='evs' compares frames; valid: --frames="),
         (("ratio=1", "method=random"), "ratio=1 must be a number in [0, 1)"),
     ],
 )

@@ -10,6 +10,7 @@ from espalier.harness.models.families import ADAPTERS
 from espalier.harness.runs.served.engine_process import engine_version
 from espalier.harness.runs.served.engine_server import server_version
 from espalier.harness.specs.backend_spec import BackendSpec
+from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import EngineSpec, RunSpec
 from espalier.methods.base import Method, TokenReducer
 from espalier.serve.families import FAMILIES
@@ -42,6 +43,9 @@ def check_backend(spec: RunSpec, method: Method, loads: bool = False) -> None:
         raise Refused(
             f"backend=vllm serves token reducers of methods/; method={spec.method.title!r} is none"
         )
+    if backend.built_in:
+        _check_built_in(spec, method)
+        return
     facts = spec.model.facts
     if method.all_sites(facts.tower.layers, facts.text.layers):
         try:
@@ -103,6 +107,25 @@ def _check_settings(spec: RunSpec) -> None:
         raise UserError(
             f"benchmark={spec.benchmark.name!r} times the harness's own engine; valid: backend=transformers"
         )
+
+
+def _check_built_in(spec: RunSpec, method: Method) -> None:
+    """Check that vLLM itself has a method: videos alone, a ratio, no hyper-parameters, positions of the whole video."""
+    model, name = spec.model, spec.method.name
+    built_in = FAMILIES[ADAPTERS.load(model.adapter).model_class.__name__].built_in
+    place = "backend.pruning='vllm'"
+    if name not in built_in:
+        raise Refused(
+            f"{place}: vLLM has no method={name!r} of its own for model={model.name!r}; valid: "
+            f"{', '.join(built_in) or 'backend.pruning=espalier'}"
+        )
+    plain = build_method(name, {})
+    if method != plain:
+        raise UserError(
+            f"{place}: vLLM's {name} takes no hyper-parameters; valid: {params_of(plain)}"
+        )
+    if spec.budget.count is not None:
+        raise UserError(f"{place}: keep={spec.budget.count} is no share; valid: ratio=<a number>")
 
 
 def _check_model(spec: RunSpec, loads: bool) -> None:

@@ -9,12 +9,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any
 
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.runs.served.engine_folders import code_folder, model_folder
 from espalier.harness.runs.served.engine_process import EngineProcess
 from espalier.harness.runs.served.engine_server import EngineServer
 from espalier.harness.specs.backend_spec import BackendSpec
-from espalier.harness.specs.run_spec import ModelSpec, RunSpec
+from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import Method, TokenReducer
+from espalier.serve.families import PLAIN
 
 if TYPE_CHECKING:
     from espalier.harness.kinds.kind import OpenMethod
@@ -42,7 +44,7 @@ class ServedModel:
         from espalier.harness.runs.served.served_session import open_served
 
         assert isinstance(method, TokenReducer)  # admission has checked it
-        return open_served(spec, self.adapter, method, self.engine)
+        return open_served(spec, self.adapter, method, self.engine, spec.backend.built_in)
 
     @property
     def placement(self) -> dict[str, Any]:
@@ -57,7 +59,7 @@ class EnginePool:
     _engine: EngineProcess | None = field(default=None, repr=False)
     _python: Path | None = None
     _folder: TemporaryDirectory[str] | None = field(default=None, repr=False)
-    _key: tuple[ModelSpec, BackendSpec] | None = None
+    _key: tuple[Any, ...] | None = None
     _model: ServedModel | None = field(default=None, repr=False)
 
     def model(self, spec: RunSpec) -> ServedModel:
@@ -67,7 +69,7 @@ class EnginePool:
             UserError: the model's files are missing or do not match, or the engine does not start; one line.
             EngineEnded: the engine ended while it started.
         """
-        key = (spec.model, spec.backend)
+        key = (spec.model, spec.backend, built_in_arguments(spec))
         if self._model is not None and self._key == key and self._model.engine.alive:
             return self._model
         # Imports transformers, which takes seconds.
@@ -118,5 +120,18 @@ def engine_arguments(spec: RunSpec, model: Path, config: Any) -> Mapping[str, An
         "tensor_parallel_size": spec.backend.tensor_parallel,
         "pipeline_parallel_size": spec.backend.pipeline_parallel,
         **({"load_format": "dummy"} if spec.model.weights == "random" else {}),
+        **built_in_arguments(spec),
         **spec.backend.options,
+    }
+
+
+def built_in_arguments(spec: RunSpec) -> Mapping[str, Any]:
+    """Return the arguments by which vLLM's own code prunes videos; none if that of methods/ does."""
+    if not spec.backend.built_in:
+        return {}
+    name = ADAPTERS.load(spec.model.adapter).model_class.__name__
+    return {
+        "video_pruning_rate": spec.budget.ratio,
+        "video_pruning_method": spec.method.name,
+        "hf_overrides": {"architectures": [PLAIN + name]},
     }

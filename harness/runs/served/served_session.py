@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.positions import closes_gaps
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.errors import UserError
@@ -48,11 +49,15 @@ class WrongPrompt(RuntimeError):
 
 @contextmanager
 def open_served(
-    spec: AnswerRequest, adapter: Adapter, method: TokenReducer, engine: Engine
+    spec: AnswerRequest,
+    adapter: Adapter,
+    method: TokenReducer,
+    engine: Engine,
+    built_in: bool = False,
 ) -> Iterator[OpenMethod]:
-    """Yield the generator and the codec of a run that another engine answers."""
+    """Yield the generator and the codec of a run that another engine answers, pruned by its own code if `built_in`."""
     codec = ServedCodec(adapter)
-    yield OpenMethod(ServedGenerator(spec, adapter, method, engine), codec)
+    yield OpenMethod(ServedGenerator(spec, adapter, method, engine, built_in), codec)
 
 
 def setting_of(spec: AnswerRequest, method: TokenReducer) -> Setting:
@@ -71,6 +76,11 @@ def setting_of(spec: AnswerRequest, method: TokenReducer) -> Setting:
     )
 
 
+def kept_of(setting: Setting, budget: Budget, count: int) -> int:
+    """Return how many of an item's `count` visual tokens stay; vLLM's own code rounds down."""
+    return max(1, int(count * (1 - budget.ratio))) if budget.down else setting.kept(count)
+
+
 @dataclass(frozen=True)
 class ServedGenerator:
     """Sends batches to an engine."""
@@ -79,6 +89,7 @@ class ServedGenerator:
     adapter: Adapter
     method: TokenReducer
     engine: Engine
+    built_in: bool = False
 
     def generate(
         self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
@@ -99,7 +110,7 @@ class ServedGenerator:
                     "words": prompt.words,
                     "prompt": prompt.ids,
                     "media": prompt.media,
-                    "setting": {**asdict(setting), "sample": sample},
+                    **({} if self.built_in else {"setting": {**asdict(setting), "sample": sample}}),
                     "sampling": sampling,
                 }
                 for prompt, sample in zip(prompts, samples, strict=True)
@@ -117,8 +128,13 @@ class ServedGenerator:
     def _record(
         self, setting: Setting, prompt: ServedPrompt, sample: str, answer: Mapping[str, Any]
     ) -> SampleRecord:
-        kept, visual = sum(map(setting.kept, prompt.visual)), sum(prompt.visual)
-        facts = self.adapter.facts
+        facts, visual = self.adapter.facts, sum(prompt.visual)
+        kept = sum(kept_of(setting, self.spec.budget, count) for count in prompt.visual)
+        if self.built_in and answer["prompt"] > prompt.text + kept:
+            raise UserError(
+                f"backend.pruning='vllm': {setting.method} kept {answer['prompt'] - prompt.text} of {visual} visual "
+                f"tokens of sample {sample}, ratio={self.spec.budget.ratio:g} leaves {kept}; valid: a smaller ratio"
+            )
         if answer["prompt"] != prompt.text + kept:
             raise WrongPrompt(
                 f"the engine read {answer['prompt']} tokens of sample {sample}, {prompt.text} of text and {kept} of "

@@ -2,11 +2,13 @@
 
     espalier bench serve backend.python=/envs/vllm/bin/python model=llava15_7b method=divprune ratio=0.75
     espalier bench serve -m backend.python=/envs/vllm/bin/python method=random,divprune ratio=0.75 --narrow
+    espalier bench serve -m backend.python=/envs/vllm/bin/python model=qwen2_5_vl_7b method=evs ratio=0.5 --frames 8 \
+      backend.pruning=espalier,vllm
 
 Each engine life has one method; lives of the unpruned model and of every method take turns, and the order changes each
 time. In a life, `--in-flight` requests are kept in flight (closed loop), one number after another; then requests arrive
 by a Poisson process (open loop) at `--load` times the requests a second that the first unpruned life reached. Each
-request has a picture of its own, and each answer `--tokens` tokens.
+request has a picture of its own, or a video of `--frames` frames, and each answer `--tokens` tokens.
 
 Goodput is the largest tested rate at which 90 % of the requests get their first token within `--limit` milliseconds.
 
@@ -19,7 +21,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -34,12 +36,14 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.errors import EngineEnded, UserError
 from espalier.harness.evaluation.synthetic_prompts import EDGE, QUESTION, words
+from espalier.harness.media.frames import Clip
 from espalier.harness.runs.environment import device_name
 from espalier.harness.runs.network import go_offline
 from espalier.harness.runs.served.backend_check import check_backend
 from espalier.harness.runs.served.engine_folders import code_folder, model_folder
 from espalier.harness.runs.served.engine_pool import engine_arguments
 from espalier.harness.runs.served.engine_process import EngineProcess
+from espalier.harness.specs.backend_spec import PRUNERS
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import command, print_error
 from espalier.harness.tools.serving.serve_report import PLAIN, write
@@ -58,6 +62,9 @@ NARROW = (
     "++model.facts.tower={hidden: 256, intermediate: 1024, heads: 4, kv_heads: 4, head_dim: 64}",
     "++model.facts.projector=[256, 256, 256]",
 )
+
+#: Of the videos.
+FRAMES_A_SECOND = 2.0
 
 #: Share of requests that must be in time; limit in multiples of the unpruned model's first token alone.
 IN_TIME, PATIENCE = 0.9, 4.0
@@ -122,21 +129,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the table and the sentence, and write rows and picture; return 2 for bad input, else 0."""
     options, overrides = _options(argv)
     go_offline()
-    sides, folder = _sides(options, overrides), options.write
+    sides, folder, frames = _sides(options, overrides), options.write, options.frames
     loads = Loads(options.in_flight, options.load, options.requests, options.tokens, options.limit)
     try:
-        rows = measure(sides, loads, options.lives)
+        rows = measure(sides, loads, options.lives, frames)
     except EngineEnded as error:
         return print_error(error)
     spec = sides[0].spec
     devices = device_name(spec.model.device)
-    lines = write(pd.DataFrame(rows), folder / f"serve_{spec.model.name}", devices)
+    name = f"serve_{spec.model.name}" + (f"_{frames}_frames" if frames else "")
+    lines = write(pd.DataFrame(rows), folder / name, devices)
     Console(soft_wrap=True).print("\n".join(lines), markup=False, highlight=False)
     return 0
 
 
-def measure(sides: Sequence[Side], loads: Loads, lives: int) -> list[dict[str, Any]]:
-    """Return a row for each life and load.
+def measure(
+    sides: Sequence[Side], loads: Loads, lives: int, frames: int | None = None
+) -> list[dict[str, Any]]:
+    """Return a row for each life and load, of videos with so many frames or, without, of pictures.
 
     Raises:
         UserError: the engine refuses the model or a method.
@@ -148,23 +158,41 @@ def measure(sides: Sequence[Side], loads: Loads, lives: int) -> list[dict[str, A
 
     spec = sides[0].spec
     adapter = load_adapter_without_weights(spec.model)
-    picture = {"type": "image", "image": Image.new("RGB", (EDGE, EDGE))}
+    medium: dict[str, Any] = {"type": "image", "image": Image.new("RGB", (EDGE, EDGE))}
+    if frames is not None:
+        medium = {"type": "video", "video": blank_clip(frames)}
     question = {"type": "text", "text": words(QUESTION)}
-    chat = [{"role": "user", "content": [picture, question]}]
+    chat = [{"role": "user", "content": [medium, question]}]
     prompt: ServedPrompt = ServedCodec(adapter).encode([chat])["prompts"][0]
     rows: list[dict[str, Any]] = []
     with TemporaryDirectory(prefix="espalier-engine-") as place:
         folder = model_folder(Path(place) / "model", spec.model, adapter)
-        arguments = engine_arguments(spec, folder, adapter.model.config)
+        configuration = adapter.model.config
         assert spec.backend.python is not None  # checked
         code = code_folder(Path(place) / "code")
         with closing(EngineProcess(spec.backend.python, code, "load")) as engine:
             for life in range(lives):
                 # The unpruned model goes first in the first life, which the rates come from.
                 for side in sides[:: -1 if life % 2 else 1]:
-                    engine.load({**arguments, "hf_overrides": {KEY: asdict(side.setting)}})
+                    arguments = engine_arguments(side.spec, folder, configuration)
+                    if not side.spec.backend.built_in:
+                        arguments = {**arguments, "hf_overrides": {KEY: asdict(side.setting)}}
+                    engine.load(arguments)
                     rows += _life(engine, side, life, prompt, loads)
     return rows
+
+
+def blank_clip(frames: int) -> Clip:
+    """Return a video of black frames."""
+    places = tuple(range(frames))
+    return Clip(
+        frames=np.zeros((frames, EDGE, EDGE, 3), np.uint8),
+        indices=places,
+        timestamps=tuple(place / FRAMES_A_SECOND for place in places),
+        fps=FRAMES_A_SECOND,
+        total_frames=frames,
+        duration=frames / FRAMES_A_SECOND,
+    )
 
 
 def _life(
@@ -172,11 +200,15 @@ def _life(
 ) -> list[dict[str, Any]]:
     """Return the rows of one engine life."""
     numbers = iter(range(0, sys.maxsize, 10**6))
-    kept = prompt.text + sum(map(side.setting.kept, prompt.visual))
+    # Imported here: it needs torch, which takes seconds.
+    from espalier.harness.runs.served.served_session import kept_of
+
+    counts = [kept_of(side.setting, side.spec.budget, count) for count in prompt.visual]
+    head = {"prompt": prompt.ids, "edge": EDGE, "tokens": loads.tokens}
+    head["video"] = prompt.media[0].get("metadata")
 
     def row(load: Mapping[str, Any]) -> dict[str, Any]:
-        message = {"prompt": prompt.ids, "edge": EDGE, "tokens": loads.tokens, **load}
-        reply = engine.exchange({"load": {**message, "first": next(numbers)}})
+        reply = engine.exchange({"load": {**head, **load, "first": next(numbers)}})
         return {
             "model": side.spec.model.name,
             "method": side.name,
@@ -184,7 +216,7 @@ def _life(
             "life": life,
             "in_flight": load.get("in_flight"),
             "rate": load.get("rate"),
-            **summary(reply, kept, loads.limit),
+            **summary(reply, prompt.text + sum(counts), loads.limit),
         }
 
     row({"in_flight": 2, "requests": 4})  # warm-up
@@ -231,7 +263,7 @@ def summary(reply: Mapping[str, Any], prompt: int, limit: float | None) -> dict[
         "blocks_mean": reply["blocks"]["mean"],
         "blocks_peak": reply["blocks"]["peak"],
         "encoder_ms": 1e3 * reply["encoder"] / count,
-        "selection_ms": 1e3 * reply["selection"] / count,
+        "selection_ms": None if reply["selection"] is None else 1e3 * reply["selection"] / count,
         "in_time": None if limit is None else float((first <= limit).mean()),
         "limit_ms": None if limit is None else 1e3 * limit,
     }
@@ -252,13 +284,23 @@ def _sides(options: argparse.Namespace, overrides: Sequence[str]) -> list[Side]:
         method = build_method(spec.method.name, spec.method.params)
         check_backend(spec, method, loads=True)
         assert isinstance(method, TokenReducer)  # checked
-        sides.append(Side(spec.method.title, spec, setting_of(spec, method)))
+        name = f"{spec.method.title}{' of vLLM' if spec.backend.built_in else ''}"
+        sides.append(Side(name, spec, setting_of(spec, method)))
     if any(side.spec.model != sides[0].spec.model for side in sides):
         raise UserError("espalier bench serve loads one model; valid: one command for each model")
     acting = [side for side in sides if side.setting.method != "none"]
     if not acting:
         raise UserError("method='none' is always measured; valid: method=<a method that is served>")
-    return [Side(PLAIN, sides[0].spec, Setting(seed=sides[0].spec.seed)), *acting]
+    blind = [side for side in acting if side.setting.reducer.needs_frames()]
+    if blind and options.frames is None:
+        raise UserError(f"method={blind[0].name!r} compares frames; valid: --frames=<a number>")
+    first = sides[0].spec
+    plain = replace(
+        first,
+        backend=replace(first.backend, pruning=PRUNERS[0]),
+        budget=replace(first.budget, down=False),
+    )
+    return [Side(PLAIN, plain, Setting(seed=plain.seed)), *acting]
 
 
 def _options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -274,6 +316,7 @@ def _options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]
     add("--lives", type=_numbers(int, 1), default=[3], help="engine lives of each side; default: 3")
     add("--requests", type=_numbers(int, 1), default=[32], help="fewest of a load; default: 32")
     add("--tokens", type=_numbers(int, 1), default=[16], help="of each answer; default: 16")
+    add("--frames", type=_numbers(int, 1), help="of a video in each request; default: a picture")
     add("--limit", type=_numbers(float, 1), help="default: 4 times the unpruned model's alone")
     add("--narrow", action="store_true", help="random weights in few and narrow layers")
     add("--write", type=Path, default=Path("results/serving"), help="default: results/serving")
@@ -281,6 +324,7 @@ def _options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]
     options.lives, options.requests, options.tokens = (
         values[0] for values in (options.lives, options.requests, options.tokens)
     )
+    options.frames = None if options.frames is None else options.frames[0]
     options.limit = None if options.limit is None else options.limit[0] / 1e3
     return options, overrides
 

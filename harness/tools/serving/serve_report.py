@@ -71,7 +71,10 @@ def page(rows: pd.DataFrame, device: str) -> list[str]:
             figures = part[part.method == method]
             means = figures.mean(numeric_only=True)
             means["share"] = figures.selection_ms.sum() / max(figures.encoder_ms.sum(), 1e-9)
-            cells = [form.format(means[name]) for name, (_, form) in SHOWN.items()]
+            if figures.selection_ms.isna().any():
+                means["share"] = None  # vLLM does not time its own
+            values = {name: (means[name], form) for name, (_, form) in SHOWN.items()}
+            cells = ["-" if pd.isna(v) else form.format(v) for v, form in values.values()]
             lines.append(f"| {load} | `{method}` | {' | '.join(cells)} |")
     return lines
 
