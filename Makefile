@@ -11,7 +11,7 @@ NOTEBOOKS ?= notebooks/*.ipynb
 SERVE_VENV ?= $(VENV)-serve
 SERVE_STAMP := $(SERVE_VENV)/.installed-$(shell sha256sum tests/serve/environment.py | cut -c1-16)
 
-.PHONY: run doctor test test-all test-serve test-slurm check docs recipes mutants lint types layers words bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu notebooks pictures demo report train-seedling quickstart sweep clean
+.PHONY: run doctor test test-all serve-environment test-serve test-slurm check docs recipes mutants lint types layers words bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu notebooks pictures demo report train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -33,9 +33,12 @@ test-all: $(STAMP)  ## every test, before a release
 test-slurm: $(STAMP)  ## sweeps through a real SLURM, installed if it is missing and started in a folder of its own
 	$(PY) -m pytest -q -x tests/slurm/sweeps.py $(ARGS)
 
-$(SERVE_STAMP): $(STAMP) tests/serve/environment.py
+# Its name has the hash of what it is made from, so that a new clone does not install again.
+$(SERVE_STAMP): | $(STAMP)
 	$(PY) -m tests.serve.environment $(SERVE_VENV)
 	touch $@
+
+serve-environment: $(SERVE_STAMP)  ## vLLM for processors: 6 GB in an environment of its own
 
 test-serve: $(SERVE_STAMP)  ## answers of vLLM with the plug-in against the harness's own engine
 	SERVE_PYTHON=$(SERVE_VENV)/bin/python $(PY) -m pytest -q tests/serve/equal_answers.py tests/serve/running_server.py $(ARGS)
