@@ -255,7 +255,7 @@ def test_what_cannot_be_served_is_one_line_and_the_engine_goes_on(
     with pytest.raises(UserError, match=r"backend=vllm: .*(length|longer)"):
         engine.ask([over])
     (answer,) = engine.ask([{**request, "setting": {"method": "divprune", "keep": 2}}])
-    assert answer["prompt"] == prompt.text + 2
+    assert answer["prompt"] == prompt.text + 2 * len(prompt.visual)
 
 
 def test_an_engine_that_dies_is_named(engine: EngineProcess) -> None:
