@@ -17,10 +17,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from espalier.harness.cli.help_page import HELP
 from espalier.harness.errors import (
@@ -30,6 +30,7 @@ from espalier.harness.errors import (
     UserError,
     foreign,
     missing_extra,
+    tell_once,
 )
 from espalier.harness.paths import ROOT
 from espalier.harness.ranks import RankLost, Ranks, is_main_process, join
@@ -108,10 +109,40 @@ def dispatch(arguments: Sequence[str], waiting: StatusLine) -> int:
     from espalier.harness.runs.early_checks import check_cells
 
     check_cells(command.cells, dry)
+    # Only this way of running needs it: help and mistakes are printed without it.
+    from espalier.harness.runs.stored_cells import StoredCell
+
+    stored = None if dry else StoredCell.of(command)
+    row = None if stored is None else stored.row()
+    if row is not None:
+        print_stored(row, command, waiting)
+        return 0
     waiting.say("loading torch", clock=True)
     with join() as ranks:
         code = run_on_cluster(command, ranks, waiting, dry)
-        return run_cells(*admit(command, ranks, waiting)) if code is None else code
+        if code is not None:
+            return code
+        notes = tell_once.cache_info().currsize
+        specs, runner = admit(command, ranks, waiting)
+        code = run_cells(specs, runner)
+    # A line that is printed of the cell is printed next time, too.
+    silent = notes == tell_once.cache_info().currsize
+    if stored is not None and code == 0 and silent and stored == StoredCell.of(command):
+        stored.remember(runner.rows[-1])
+    return code
+
+
+def print_stored(row: Mapping[str, Any], command: Command, waiting: StatusLine) -> None:
+    """Print the stored row of a command's only cell."""
+    # Only this way of running needs them: help and mistakes are printed without them.
+    from espalier.harness.config.cell_settings import read_settings
+    from espalier.harness.runs import console, hints, output
+
+    waiting.clear()
+    with streams.output():
+        console.print_rows([row], sys.stdout, full=True)
+    advice = hints.next_step(command.argv, [row])
+    output.print_end(read_settings(command.cells[0]), [row], advice, sys.stdout)
 
 
 def print_listings(groups: Sequence[str], arguments: Sequence[str], waiting: StatusLine) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.cell_config import Cell
+from espalier.harness.config.cell_settings import (
+    CompressorSection,
+    MethodSection,
+    read_amount,
+    read_settings,
+)
 from espalier.harness.config.compose import compose_section
 from espalier.harness.config.group_lists import merged
-from espalier.harness.config.kept_tokens import is_count, ratio_of
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.config.prompt_section import check_texts, with_question
 from espalier.harness.cost.budget import Budget
@@ -19,127 +24,29 @@ from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.schedule import RULES
 from espalier.harness.errors import UserError, tell_once
 from espalier.harness.settings import (
-    By,
-    CacheRatio,
-    Count,
-    DraftRatio,
-    Natural,
-    OneOf,
-    Ratio,
-    Text,
     choice,
-    defaults,
-    read_section,
-    read_value,
-    setting_hints,
-    table,
     unknown_key,
 )
-from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import METHODS, build_method, method_class
 from espalier.harness.specs.draft_errors import in_words_of_the_draft
-from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.run_spec import (
     ANSWER,
     FRAME,
-    LOGS,
     VARIANTS,
     WORDS,
     Auto,
     CompressorSpec,
-    EngineSpec,
     MethodSpec,
     ModelSpec,
     RunOptions,
     RunSpec,
 )
 from espalier.harness.specs.think_tags import Thinking
-from espalier.harness.store.files.lease import Terms
 from espalier.methods.base import Method
 
 #: The name of a compressor that evicts nothing.
 NO_COMPRESSOR = "none"
-#: Keys of a cell that set where it runs and change nothing of its run.
-NOT_OF_A_RUN = ("cluster",)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _MethodSection:
-    """The section `method`; keys with a default are those that few files have."""
-
-    name: Text
-    variant: Any
-    params: Mapping[str, Any]
-    code: Text | None = None
-    draft: Text | None = None
-    draft_options: Mapping[str, Any] = field(default_factory=dict)
-    variants: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _CompressorSection(_MethodSection):
-    # Counts where entries are evicted; a sweep may set it for cells without a compressor.
-    ratio: CacheRatio
-
-
-@dataclass(frozen=True)
-class _BudgetSection:
-    rule: Annotated[str, OneOf(RULES)]
-
-
-@dataclass(frozen=True)
-class _LogSection:
-    name: Annotated[str, OneOf(LOGS)]
-    options: Mapping[str, Any]
-    samples: Natural
-    pictures: Natural
-
-    def __post_init__(self) -> None:
-        """Raise UserError for settings of a log where nothing is logged."""
-        settings = (
-            ("samples", self.samples),
-            ("pictures", self.pictures),
-            ("options", self.options),
-        )
-        for key, value in settings:
-            if self.name == "none" and value:
-                raise UserError(f"log.{key}={value!r} with log=none says nothing; valid: log=wandb")
-
-
-def _read_method(key: str, value: Any) -> _MethodSection:
-    return read_section(_MethodSection, key, defaults(_MethodSection) | table(key, value))
-
-
-def _read_compressor(key: str, value: Any) -> _CompressorSection:
-    return read_section(_CompressorSection, key, defaults(_CompressorSection) | table(key, value))
-
-
-def _read_backend(key: str, value: Any) -> BackendSpec:
-    return read_section(BackendSpec, key, defaults(BackendSpec) | table(key, value))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Settings(RunOptions):
-    """All keys of a cell that concern its run; what is `Any` here is checked together with other settings."""
-
-    ratio: Any
-    keep: Any
-    limit: Count | None
-    model: Mapping[str, Any]
-    benchmark: Mapping[str, Any]
-    method: Annotated[_MethodSection, By(_read_method)]
-    compressor: Annotated[_CompressorSection, By(_read_compressor)]
-    budget: _BudgetSection
-    engine: EngineSpec
-    backend: Annotated[BackendSpec, By(_read_backend)]
-    log: _LogSection
-    judge: JudgeSpec
-    lease: Terms
-
-
-#: Keys of a cell that concern its run.
-RUN_KEYS = tuple(setting_hints(_Settings))
 
 
 def build_spec(
@@ -159,8 +66,8 @@ def build_spec(
     Raises:
         UserError: one line with the config keys, the values and what is valid.
     """
-    part = {key: value for key, value in config.items() if key not in NOT_OF_A_RUN}
-    settings = read_section(_Settings, "", part)
+    settings = read_settings(config)
+    choice("budget.rule", settings.budget.rule, RULES)
     benchmark = benchmark_spec(settings.benchmark, settings.limit)
     tasks = (benchmark.kind, benchmark.name)
     model = model_spec(settings.model, tasks) if model is None else model
@@ -208,16 +115,8 @@ def read_budget(rule: str, ratio: Any, keep: Any, drafts: bool, facts: ModelFact
     Raises:
         UserError: one of the values is out of range.
     """
-    if keep is None:
-        return Budget(rule, read_value("ratio", ratio, DraftRatio if drafts else Ratio))
-    share = ratio_of(keep)
-    if share is not None:
-        return Budget(rule, share)
-    if not is_count(keep):
-        raise UserError(
-            f"keep={keep!r} must be a number of visual tokens, 1 and more, or a share above 0% up to 100%, such as 10%"
-        )
-    return Budget.of_count(rule, keep, facts)
+    amount = read_amount(ratio, keep, drafts)
+    return Budget.of_count(rule, amount, facts) if isinstance(amount, int) else Budget(rule, amount)
 
 
 def _one_batch(benchmark: BenchmarkSpec, batch_size: int | Auto) -> BenchmarkSpec:
@@ -260,7 +159,7 @@ def reserve_draft_card(target: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
     return replace(target, spared_card=int(draft.device.partition(":")[2] or 0))
 
 
-def _check_code(part: _MethodSection) -> None:
+def _check_code(part: MethodSection) -> None:
     """Raise UserError for a file of a method that names no class."""
     if part.code is None and part.name not in METHODS:
         raise UserError(
@@ -269,7 +168,7 @@ def _check_code(part: _MethodSection) -> None:
 
 
 def _method(
-    part: _MethodSection,
+    part: MethodSection,
     model: ModelSpec,
     tasks: tuple[str, ...],
     method: Method | None,
@@ -305,7 +204,7 @@ def variant_of(key: str, part: Mapping[str, Any]) -> str:
     return VARIANTS[0]
 
 
-def _compressor(part: _CompressorSection) -> CompressorSpec | None:
+def _compressor(part: CompressorSection) -> CompressorSpec | None:
     variant_of("compressor", vars(part))
     if part.name == NO_COMPRESSOR:
         return None

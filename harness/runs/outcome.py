@@ -104,10 +104,7 @@ class Outcome:
             raise StoreLost(f"{error}; the rows are in the store") from error
         finally:
             self.waiting.clear()
-            if printing.prints_json(spec, self.out):
-                printing.print_json(self.rows[-1], self.out)
-            else:
-                printing.print_advice(spec, self.rows, self._advice(), self.out)
+            printing.print_end(spec, self.rows, self._advice(), self.out)
 
     def _advice(self) -> tuple[str, str] | None:
         """Return the next command and its purpose; None after the command that repeats failed cells."""

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from espalier.harness.errors import plain
-from espalier.harness.kinds.method_stack import label_of
 from espalier.harness.paths import short_path
 from espalier.harness.runs import streams
 from espalier.harness.runs.status_line import StatusLine
-from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.specs.run_spec import RunOptions, RunSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +45,9 @@ def write_figures(
 
 def reasons(left_out: Sequence[tuple[RunSpec, str]]) -> dict[str, list[str]]:
     """Return the omitted cells by reason."""
+    # Imports torch, which a stored row needs not.
+    from espalier.harness.kinds.method_stack import label_of
+
     cells: dict[str, list[str]] = {}
     for spec, reason in left_out:
         name = f"{spec.method.title} {label_of(spec)}".strip()
@@ -60,7 +62,7 @@ def print_left(word: str, cells: Sequence[tuple[RunSpec, str]], out: TextIO) -> 
         print(plain(f"{word}: {', '.join(names)}: {reason}"), file=out, flush=True)
 
 
-def prints_json(spec: RunSpec, out: TextIO) -> bool:
+def prints_json(spec: RunOptions, out: TextIO) -> bool:
     """Return whether rows are printed as JSON; by default, if the output is not a terminal."""
     return not out.isatty() if spec.json == "auto" else spec.json
 
@@ -71,7 +73,15 @@ def print_json(row: Mapping[str, Any], out: TextIO) -> None:
         print(json.dumps(row, allow_nan=False), file=out, flush=True)
 
 
-def print_advice(spec: RunSpec, rows: Rows, advice: tuple[str, str] | None, out: TextIO) -> None:
+def print_end(spec: RunOptions, rows: Rows, advice: tuple[str, str] | None, out: TextIO) -> None:
+    """Print the last row as JSON, at a terminal where the rows are and a next command."""
+    if prints_json(spec, out):
+        print_json(rows[-1], out)
+    else:
+        print_advice(spec, rows, advice, out)
+
+
+def print_advice(spec: RunOptions, rows: Rows, advice: tuple[str, str] | None, out: TextIO) -> None:
     """Print where the rows are, and a next command with its purpose."""
     keys = {row["run_key"] for row in rows}
     place = spec.store / "runs" / (keys.pop() if len(keys) == 1 else "*") / "row.json"

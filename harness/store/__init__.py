@@ -4,7 +4,8 @@ The journal takes one line per finished sample, written with a single append and
 loses at most a torn last line. A run is finished if and only if `row.json` exists; it appears by rename. A run that is
 repeated (`force=true`) keeps a separate journal, `forced*.jsonl`, until it is finished. `lock` and `lease` are held
 while a process computes the run (harness/store/claims.py). `failed.json` holds the error of a run without a row,
-`<root>/sweeps` the cells of each command. A row is checked by its own folder alone: no other file can spoil it.
+`<root>/sweeps` the cells of each command, `<root>/cells` the runs of single cells (harness/runs/stored_cells.py). A row
+is checked by its own folder alone: no other file can spoil it.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def waste(
         raise StoreLost(
             f"store={str(store)!r} cannot be written: {error.strerror or error}; valid: a store of your own"
         ) from error
-    for place in (store, store / "runs", store / "sweeps"):
+    for place in (store, store / "runs", store / "sweeps", store / "cells"):
         yield from _temporaries(place, now)
     for entry in runs:
         try:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.harness.config import cell_config as composed
-from espalier.harness.config.build_spec import NOT_OF_A_RUN, build_spec
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.cell_settings import NOT_OF_A_RUN
 from espalier.harness.config.compose import Command
 from espalier.harness.errors import StoreLost
 from espalier.harness.paths import short_path

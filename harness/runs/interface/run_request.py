@@ -14,7 +14,8 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from espalier.harness.api.argument_errors import held_by_instance, unknown_argument
 from espalier.harness.api.loaded_models import Model
 from espalier.harness.api.open_method import refuse_calibrated
-from espalier.harness.config.build_spec import NO_COMPRESSOR, RUN_KEYS, build_spec
+from espalier.harness.config.build_spec import NO_COMPRESSOR, build_spec
+from espalier.harness.config.cell_settings import RUN_KEYS
 from espalier.harness.config.compose import compose_section, read_command
 from espalier.harness.config.group_lists import merged
 from espalier.harness.errors import UserError

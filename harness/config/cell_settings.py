@@ -1,0 +1,150 @@
+"""The settings of a cell as dataclasses: every value that can be checked without torch, a model or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from espalier.harness.config.cell_config import Cell
+from espalier.harness.config.kept_tokens import is_count, ratio_of
+from espalier.harness.errors import UserError
+from espalier.harness.settings import (
+    By,
+    CacheRatio,
+    Count,
+    DraftRatio,
+    Natural,
+    OneOf,
+    Ratio,
+    Text,
+    defaults,
+    read_section,
+    read_value,
+    setting_hints,
+    table,
+)
+from espalier.harness.specs.backend_spec import BackendSpec
+from espalier.harness.specs.judge_spec import JudgeSpec
+from espalier.harness.specs.run_spec import LOGS, EngineSpec, RunOptions
+from espalier.harness.store.files.lease import Terms
+
+#: Keys of a cell that set where it runs and change nothing of its run.
+NOT_OF_A_RUN = ("cluster",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSection:
+    """The section `method`; keys with a default are those that few files have."""
+
+    name: Text
+    variant: Any
+    params: Mapping[str, Any]
+    code: Text | None = None
+    draft: Text | None = None
+    draft_options: Mapping[str, Any] = field(default_factory=dict)
+    variants: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressorSection(MethodSection):
+    """The section `compressor`; its ratio may be set for cells without a compressor."""
+
+    ratio: CacheRatio
+
+
+@dataclass(frozen=True)
+class _BudgetSection:
+    # One of the rules of harness/cost/schedule.py, which imports torch.
+    rule: Text
+
+
+@dataclass(frozen=True)
+class _LogSection:
+    name: Annotated[str, OneOf(LOGS)]
+    options: Mapping[str, Any]
+    samples: Natural
+    pictures: Natural
+
+    def __post_init__(self) -> None:
+        """Raise UserError for settings of a log where nothing is logged."""
+        settings = (
+            ("samples", self.samples),
+            ("pictures", self.pictures),
+            ("options", self.options),
+        )
+        for key, value in settings:
+            if self.name == "none" and value:
+                raise UserError(f"log.{key}={value!r} with log=none says nothing; valid: log=wandb")
+
+
+def _read_method(key: str, value: Any) -> MethodSection:
+    return read_section(MethodSection, key, defaults(MethodSection) | table(key, value))
+
+
+def _read_compressor(key: str, value: Any) -> CompressorSection:
+    return read_section(CompressorSection, key, defaults(CompressorSection) | table(key, value))
+
+
+def _read_backend(key: str, value: Any) -> BackendSpec:
+    return read_section(BackendSpec, key, defaults(BackendSpec) | table(key, value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellSettings(RunOptions):
+    """All keys of a cell that concern its run; what is `Any` here is checked together with other settings."""
+
+    ratio: Any
+    keep: Any
+    limit: Count | None
+    model: Mapping[str, Any]
+    benchmark: Mapping[str, Any]
+    method: Annotated[MethodSection, By(_read_method)]
+    compressor: Annotated[CompressorSection, By(_read_compressor)]
+    budget: _BudgetSection
+    engine: EngineSpec
+    backend: Annotated[BackendSpec, By(_read_backend)]
+    log: _LogSection
+    judge: JudgeSpec
+    lease: Terms
+
+
+#: Keys of a cell that concern its run.
+RUN_KEYS = tuple(setting_hints(CellSettings))
+
+
+def read_settings(cell: Cell) -> CellSettings:
+    """Return the settings of a cell's run.
+
+    Raises:
+        UserError: one line with the config key, the value and what is valid.
+
+    Cost: 0.5 ms.
+    """
+    part = {key: value for key, value in cell.items() if key not in NOT_OF_A_RUN}
+    return read_section(CellSettings, "", part)
+
+
+def read_amount(ratio: Any, keep: Any, drafts: bool) -> float | int:
+    """Return what a budget removes or keeps: a share of removed tokens (float), or a number of kept ones (int).
+
+    Args:
+        ratio: the share that is removed; unused with `keep`.
+        keep: tokens that stay, or their share; None: the ratio applies.
+        drafts: whether the ratio is the draft's, which can do without every token.
+
+    Raises:
+        UserError: one of the values is out of range.
+    """
+    if keep is None:
+        share: float = read_value("ratio", ratio, DraftRatio if drafts else Ratio)
+        return share
+    removed = ratio_of(keep)
+    if removed is not None:
+        return removed
+    if not is_count(keep):
+        raise UserError(
+            f"keep={keep!r} must be a number of visual tokens, 1 and more, or a share above 0% up to 100%, such as 10%"
+        )
+    count: int = keep
+    return count
