@@ -26,11 +26,16 @@ from espalier.harness.settings import (
 )
 from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.judge_spec import JudgeSpec
+from espalier.harness.specs.records.data_file import check_address
 from espalier.harness.specs.run_spec import LOGS, EngineSpec, RunOptions
 from espalier.harness.store.files.lease import Terms
 
 #: Keys of a cell that set where it runs and change nothing of its run.
 NOT_OF_A_RUN = ("cluster",)
+
+
+#: Keys of a cell that hold paths of files to write.
+WRITTEN = ("store", "curves", "report")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +127,12 @@ def read_settings(cell: Cell) -> CellSettings:
     Cost: 0.5 ms.
     """
     part = {key: value for key, value in cell.items() if key not in NOT_OF_A_RUN}
-    return read_section(CellSettings, "", part)
+    settings = read_section(CellSettings, "", part)
+    for key in WRITTEN:
+        check_address(key, cell[key], "a path on this machine")
+    check_address("model.path", settings.model.get("path"))
+    check_address("benchmark.include_path", settings.benchmark.get("include_path"))
+    return settings
 
 
 def read_amount(ratio: Any, keep: Any, drafts: bool) -> float | int:

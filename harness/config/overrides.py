@@ -203,6 +203,12 @@ def _unknown_choice(key: str, name: str, options: Sequence[str]) -> UserError:
     is_file = name.startswith(file) and os.path.isfile(os.path.expanduser(file))
     if key in ("method", "compressor") and is_file:
         error = UserError(f"{key}={name!r} names no class of the file; valid: {file}:<class>")
+    if key == "model" and os.path.exists(name):
+        places = f"model=./{name}, " if os.path.isdir(name) else ""
+        error = UserError(
+            f"model={name!r} is no name of conf/model; valid: {places}the folder of a checkpoint with a slash, a hub "
+            "id, or a name (model=?)"
+        )
     if key == "benchmark" and is_data(name):
         error = UserError(
             f"benchmark={name!r} is a path; valid: benchmark=data benchmark.path={name}"

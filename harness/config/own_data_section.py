@@ -36,7 +36,7 @@ def completed(part: Mapping[str, Any]) -> tuple[dict[str, Any], RecordSettings]:
     keys = setting_hints(RecordSettings)
     settings = read_section(RecordSettings, "benchmark", {key: part[key] for key in keys})
     section = {key: value for key, value in part.items() if key not in keys}
-    check_address(part["path"])
+    check_address("benchmark.path", part["path"])
     path = None if part["path"] is None else read_value("benchmark.path", part["path"], Path)
     table = None if path is None else read_records(path, settings)
     settings = replace(settings, score=(table.score if table else settings.score) or "exact")

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pandas as pd
 import pytest
@@ -186,11 +187,22 @@ def test_the_score_follows_the_columns_unless_it_is_chosen(folder: Path) -> None
         ([{"answer": "x", "image": "https://a.b/c.png"}], {}, "is an address"),
         ([{"answer": "x", "image": "sub"}], {}, "is a folder"),
         ([{"answer": "x", "image": np.zeros((2, 2))}], {}, "an array of float64"),
-        ([{"answer": "x", "image": 3}], {}, "image is a int"),
+        ([{"answer": "x", "image": 3}], {}, "image is of type int"),
         ([{"answer": "x", "image": "A" * 70}], {}, "is no whole base64"),
         ([{"answer": "x", "image": "A" * 72}], {}, "cannot be opened as a picture"),
         ([{"answer": "x", "image": "a" * 72 + ".png"}], {}, "does not exist"),
         ([{"answer": "x", "question": ""}], {}, "no question"),
+        ([{"answer": "x", "question": {"text": "q"}}], {}, "question .* is a table"),
+        ([{"answer": "x", "question": ["q"]}], {}, "question .* is a list"),
+        ([{"answer": "x", "id": {"a": 1}}], {}, "row 0: id .* is a table"),
+        ([{"answer": "x", "category": ["a"]}], {}, "category .* is a list"),
+        ([{"answer": "x", "hint": np.array(["a"])}], {}, "hint .* is a list"),
+        ([{"answer": {"text": "x"}}], {}, "answer .* is a table"),
+        ([{"answers": [{"text": "x"}]}], {}, "answer .* is a table"),
+        ([{"answer": "x", "choices": [["x"], ["y"]]}], {}, "choice .* is a list"),
+        ([{"answer": "x", "image": {"src": "a.png"}}], {}, "image is a table of src"),
+        ([{"answer": "x", "image": "/dev/zero"}], {}, "is no file and leads to none"),
+        ([{"answer": "x", " id": 1}], {}, "the column ' id'; valid: 'id'"),
         (
             [{"answer": "x", "category": "a b"}, {"answer": "x", "category": "a_b"}],
             {},
@@ -227,6 +239,8 @@ def test_the_first_mistakes_are_named_and_the_others_counted(folder: Path) -> No
         ),
         ("a.csv", b'image,question,answer\na.png,"q\nq",x\na.png,q\n', "line 4: 2 fields"),
         ("a.csv", b"image,image\na.png,b.png\n", "the column 'image' twice"),
+        ("a.csv", b"image,question\ra.png,q\r", "a carriage return alone"),
+        ("a.csv", b"image,question" + b"n" * 200_000 + b"\na.png,q\n", "line 1 cannot be read"),
         ("a.csv", b"Image,question\na.png,q\n", "did you mean Image?"),
         ("a.csv", "image,question,answer\na.png,q,x\n".encode("utf-16"), "is UTF-16"),
         ("a.csv", "image,question,answer\na.png,q,x\n".encode("utf-32"), "is UTF-32"),
@@ -250,6 +264,25 @@ def test_the_first_mistakes_are_named_and_the_others_counted(folder: Path) -> No
 )
 def test_a_wrong_file_is_one_line(folder: Path, name: str, content: bytes, words: str) -> None:
     assert words in refusal(written(folder, name, content))
+
+
+def test_a_video_without_frames_is_told_with_its_line(folder: Path) -> None:
+    with av.open(str(folder / "clip.mp4"), "w") as container:
+        stream = container.add_stream("mpeg4", rate=2)
+        stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv420p"
+        frame = av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")
+        container.mux([*stream.encode(frame), *stream.encode()])
+    file = written(folder, "clip.csv", "video,question,answer\nclip.mp4,q,x\n")
+    assert len(read_records(file, PLAIN).records) == 1
+    content = bytearray((folder / "clip.mp4").read_bytes())
+    # The number of samples in the tables of sizes and of times.
+    for name, offset in ((b"stsz", 12), (b"stts", 8)):
+        place = content.index(name) + offset
+        content[place : place + 4] = bytes(4)
+    written(folder, "none.mp4", bytes(content))
+    line = refusal(written(folder, "none.csv", "video,question,answer\nnone.mp4,q,x\n"))
+    assert "line 2: video" in line
+    assert "has no frames" in line
 
 
 def test_a_picture_is_checked_by_its_header(folder: Path) -> None:

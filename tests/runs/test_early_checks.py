@@ -36,6 +36,9 @@ REFUSED = {
     "benchmark=gqa model.closed_vocabulary=false": "benchmarks prefetch gqa",
     "model=qwen2_5_vl_7b": "benchmarks prefetch <benchmark> model=qwen2_5_vl_7b",
     "model.path=/nosuch": "holds no model",
+    "model.path=https://a.b/llava": "'https://a.b/llava' is an address",
+    "store=s3://a/b": "store='s3://a/b' is an address",
+    "model=tests": "valid: model=./tests, the folder of a checkpoint",
     "method=pearl compressor=aircache": "keeps its caches whole",
     "method=aircache compressor=snapkv": "both evict cache entries",
     "compressor=fastv": "evicts no cache entries",
@@ -66,7 +69,9 @@ def outcome(tmp_path: Path, *lines: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_wrong_pairs_and_missing_files_are_refused_before_torch(tmp_path: Path) -> None:
-    found = outcome(tmp_path, *(f"{line} store={tmp_path}" for line in REFUSED))
+    found = outcome(
+        tmp_path, *(line if "store=" in line else f"{line} store={tmp_path}" for line in REFUSED)
+    )
     assert found.stdout.splitlines()[-1] == f"{[2] * len(REFUSED)} []"
     for words, line in zip(REFUSED.values(), found.stderr.splitlines(), strict=True):
         assert line.startswith("error: ")

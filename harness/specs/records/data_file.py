@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.errors import UserError, foreign
+from espalier.harness.paths import IN_PACKAGE
 from espalier.harness.specs.records.record import Mistakes
 from espalier.harness.store.files.dataset_copies import check_place
 
@@ -94,14 +95,12 @@ def is_data(text: str) -> bool:
     return ending in READERS or ("/" in text and os.path.exists(os.path.expanduser(text)))
 
 
-def check_address(path: Any) -> None:
-    """Raise UserError if the value of `benchmark.path` is an address of the network."""
-    match = ADDRESS.match(path) if isinstance(path, str) else None
-    if match:
-        raise UserError(
-            f"benchmark.path={path!r} is an address, and nothing is downloaded; valid: the path of a downloaded "
-            "file or folder"
-        )
+def check_address(
+    key: str, path: Any, valid: str = "the path of a downloaded file or folder"
+) -> None:
+    """Raise UserError if the value of a key that holds a path is an address of the network."""
+    if isinstance(path, str) and ADDRESS.match(path) and not path.startswith(IN_PACKAGE):
+        raise UserError(f"{key}={path!r} is an address, and nothing is downloaded; valid: {valid}")
 
 
 def _data_file(folder: Path, source: str, bare: bool) -> Path | None:
@@ -240,7 +239,14 @@ def _separated(delimiter: str) -> Callable[[Path, str], tuple[list[Any], list[st
         from pyarrow import csv as table
 
         text = _text(file, source)
-        header = next(csv.reader([text.partition("\n")[0].rstrip("\r")], delimiter=delimiter), [])
+        first_line = text.partition("\n")[0].rstrip("\r")
+        if "\r" in first_line:
+            raise UserError(
+                f"{source}: line 1 ends in a carriage return alone; valid: line ends of Linux or Windows, as by: "
+                f"tr '\\r' '\\n' < {file.name} > lines{file.suffix}"
+            )
+        with foreign(f"{source}: line 1 cannot be read", VALID, (csv.Error,)):
+            header = next(csv.reader([first_line], delimiter=delimiter), [])
         twice = [name for name, count in Counter(header).items() if count > 1]
         if twice:
             raise UserError(f"{source}: line 1 has the column {twice[0]!r} twice; valid: once")

@@ -134,6 +134,10 @@ class MediaReader:
     def _medium(self, kind: str, entry: Any) -> list[Medium]:
         if isinstance(entry, Mapping):
             content, path = entry.get("bytes"), entry.get("path")
+            if content is None and path is None:
+                raise WrongCell(
+                    f"{kind} is a table of {', '.join(map(str, entry))}; valid: a path, or a table of bytes, path"
+                )
             entry = path if content is None else content
         if isinstance(entry, bytes):
             return [_checked_content(kind, entry)]
@@ -143,7 +147,7 @@ class MediaReader:
             entry = os.fspath(entry)
         if not isinstance(entry, str):
             raise WrongCell(
-                f"{kind} is a {type(entry).__name__}; valid: a path, base64, bytes, a PIL image or an array of "
+                f"{kind} is of type {type(entry).__name__}; valid: a path, base64, bytes, a PIL image or an array of "
                 "8-bit integers"
             )
         return self._from_text(kind, entry.strip())
@@ -172,7 +176,9 @@ class MediaReader:
                 raise WrongCell(
                     f"{kind} {_short(text)} is no whole base64 ({error}); valid: a path, or a whole file in base64"
                 ) from error
-        state = "is a folder" if path is not None and os.path.isdir(path) else "does not exist"
+        state = "does not exist"
+        if path is not None and os.path.lexists(path):
+            state = "is a folder" if os.path.isdir(path) else "is no file and leads to none"
         at = "" if os.path.isabs(text) else f" in {str(self.base)!r}"
         raise WrongCell(f"{kind} {_short(text)} {state}{at}; valid: the path of the file")
 
@@ -232,11 +238,12 @@ def _ends(source: Path | BytesIO, kind: str) -> bool:
 
 def _video_problem(path: Path) -> str:
     # PyAV takes a tenth of a second to import.
-    from espalier.harness.media.container import open_video
+    from espalier.harness.media.container import open_video, packets
 
     try:
-        with open_video(path):
-            return ""
+        with open_video(path) as (container, stream):
+            empty = next(packets(container, stream), None) is None
+            return "has no frames; valid: MP4, MKV or the like" if empty else ""
     except UserError as error:
         return f"{str(error).rpartition(repr(str(path)))[2].strip()}; valid: MP4, MKV or the like"
 

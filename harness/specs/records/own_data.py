@@ -125,11 +125,11 @@ def _records(table: RowTable, settings: RecordSettings, source: str) -> RecordTa
     ids: dict[str, str] = {}
     records = []
     for number, (row, place) in enumerate(zip(table.rows, table.places, strict=True)):
-        name = _text(_first(row, IDS)) or str(number)
-        if name in ids:
-            mistakes.add(place, f"id {name!r} is also that of {ids[name]}; valid: each id once")
-        ids.setdefault(name, place)
         try:
+            name = _cell_text("id", _first(row, IDS)) or str(number)
+            if name in ids:
+                raise WrongCell(f"id {name!r} is also that of {ids[name]}; valid: each id once")
+            ids[name] = place
             records.append(_record(row, place, name, settings, reader))
         except WrongCell as error:
             mistakes.add(place, str(error))
@@ -147,10 +147,10 @@ def _record(
     media = reader.of(row)
     if not media:
         raise WrongCell("no picture and no video; valid: a path in image, images or video")
-    question = settings.question or _text(_first(row, QUESTION))
+    question = settings.question or _cell_text("question", _first(row, QUESTION))
     if not question:
         raise WrongCell("no question; valid: a text in the column question")
-    hint = _text(row.get(HINT))
+    hint = _cell_text(HINT, row.get(HINT))
     extras = {
         str(column): _plain(cell)
         for column, cell in row.items()
@@ -163,13 +163,17 @@ def _record(
         media=media,
         answers=_answers(row),
         choices=_choices(row),
-        category=_text(row.get(CATEGORY)) or None,
+        category=_cell_text(CATEGORY, row.get(CATEGORY)) or None,
         extras=extras,
     )
 
 
 def _check_columns(columns: Sequence[str], settings: RecordSettings, source: str) -> None:
     """Raise UserError unless a table has the columns that each record needs, and each of them once."""
+    for name in columns:
+        bare = name.strip()
+        if name != bare and (bare in KNOWN or is_media_column(bare)):
+            raise UserError(f"{source} has the column {name!r}; valid: {bare!r}, without blanks")
     listed = f"there {'are' if len(columns) > 1 else 'is'}: {', '.join(columns)}"
     if not any(map(is_media_column, columns)):
         raise UserError(
@@ -228,7 +232,7 @@ def _answers(row: Mapping[str, Any]) -> tuple[str, ...]:
         entries = [cell]
     if any(map(missing, entries)):
         raise WrongCell("an empty entry in the list of answers; valid: a text for each")
-    return tuple(map(_text, entries))
+    return tuple(_cell_text("answer", entry) for entry in entries)
 
 
 def _choices(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -244,7 +248,15 @@ def _choices(row: Mapping[str, Any]) -> tuple[str, ...]:
         )
     if not 1 < len(entries) <= len(LETTERS) or any(map(missing, entries)):
         raise WrongCell(f"{len(entries)} choices; valid: 2 to {len(LETTERS)}, none of them empty")
-    return tuple(map(_text, entries))
+    return tuple(_cell_text("choice", entry) for entry in entries)
+
+
+def _cell_text(column: str, cell: Any) -> str:
+    """Return the text of a cell that holds one value; raises WrongCell for a list or a table."""
+    if isinstance(cell, Mapping | Sequence | np.ndarray) and not isinstance(cell, str):
+        shape = "table" if isinstance(cell, Mapping) else "list"
+        raise WrongCell(f"{column} {str(cell)[:60]!r} is a {shape}; valid: a text or a number")
+    return _text(cell)
 
 
 def _text(cell: Any) -> str:
