@@ -13,6 +13,7 @@ from typing import Any
 from espalier.harness.config.kept_tokens import KEEP
 from espalier.harness.errors import Refused, UserError, near_key
 from espalier.harness.settings import read_value
+from espalier.harness.specs.records.data_file import ON_THIS_MACHINE, check_address
 from espalier.methods.base import Method, MethodError
 
 #: Config keys that end in the name of an argument; `model=`, file names such as model.safetensors and quoted keys stay.
@@ -37,8 +38,9 @@ def read_path(key: str, value: object) -> Path:
     """Return the absolute path of an argument from Python: a text or a PathLike.
 
     Raises:
-        UserError: it is neither.
+        UserError: it is neither, or an address of the network.
     """
+    check_address(key, value, ON_THIS_MACHINE)
     path: Path = read_value(key, fspath(value) if isinstance(value, PathLike) else value, Path)
     return path
 
@@ -83,7 +85,7 @@ def unknown_argument(
     name: str, value: Any, method: str, params: Iterable[str], arguments: Iterable[str]
 ) -> UserError:
     """Return the error for an argument that is neither one of the function's nor a hyper-parameter of the method."""
-    params, arguments = sorted(params), sorted(arguments)
+    params, arguments = sorted(params), sorted(set(arguments))
     by_case = {valid.lower(): valid for valid in (*arguments, *params)}
     near = by_case.get(name.lower()) or near_key(name, by_case.values())
     if any(word in name for word in ("keep", "kept", "retain")):

@@ -26,7 +26,7 @@ from espalier.harness.settings import (
 )
 from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.judge_spec import JudgeSpec
-from espalier.harness.specs.records.data_file import check_address
+from espalier.harness.specs.records.data_file import ON_THIS_MACHINE, check_address
 from espalier.harness.specs.run_spec import LOGS, EngineSpec, RunOptions
 from espalier.harness.store.files.lease import Terms
 
@@ -129,7 +129,7 @@ def read_settings(cell: Cell) -> CellSettings:
     part = {key: value for key, value in cell.items() if key not in NOT_OF_A_RUN}
     settings = read_section(CellSettings, "", part)
     for key in WRITTEN:
-        check_address(key, cell[key], "a path on this machine")
+        check_address(key, cell[key], ON_THIS_MACHINE)
     check_address("model.path", settings.model.get("path"))
     check_address("benchmark.include_path", settings.benchmark.get("include_path"))
     return settings

@@ -276,6 +276,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "near": ({"batchsize": 4}, ("did you mean batch_size=4?",)),
     "section": ({"dtype": "float16"}, ("valid: **{'model.dtype': 'float16'}",)),
     "store": ({"store": 3}, ("store=3",)),
+    "address": ({"store": "s3://a/b"}, ("store='s3://a/b' is an address",)),
     "path": ({"benchmark": "none.csv"}, ("none.csv' does not exist",)),
     "value": ({"K": 0}, ("K=0", "1 or more")),
     "engine": ({"batch_size": 0}, ("batch_size=0",)),

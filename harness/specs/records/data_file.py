@@ -41,6 +41,9 @@ SEPARATORS = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,3}(?=[^/])")
 
+#: Remedy for an address where something is written.
+ON_THIS_MACHINE = "a path on this machine"
+
 VALID = "a .jsonl, .json, .csv, .tsv or .parquet file, or a folder with one beside its pictures"
 
 
