@@ -35,7 +35,7 @@ from espalier.harness.decoding.speculative.speculative_summary import speculativ
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.errors import UserError
-from espalier.harness.reports.curves.speculative_table import figures, headings
+from espalier.harness.reports.curves.speculative_table import FIGURES
 from espalier.harness.runs import admission
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scenes
@@ -304,9 +304,15 @@ ABOUT = {
 
 def page_lines(result: Mapping[str, Any]) -> list[str]:
     """Return both tables in Markdown."""
-    head = ["answers", "method", "n", *headings(), "decode, 95 %", "end to end, 95 %", "bound"]
+    head = ["answers", "method", "n", *FIGURES, "decode, 95 %", "end to end, 95 %", "bound"]
     rows = [
-        [row["kind"], row["method"], str(row["answers"]), *figures(row), *_sure(row)]
+        [
+            row["kind"],
+            row["method"],
+            str(row["answers"]),
+            *(text(row) for text in FIGURES.values()),
+            *_sure(row),
+        ]
         for row in result["rows"]
     ]
     goals = [

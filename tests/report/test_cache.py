@@ -10,7 +10,7 @@ import pytest
 from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import score_entries
-from espalier.harness.reports.curves.cache_report import PRESETS, main, write_cache
+from espalier.harness.reports.curves.cache_report import PRESETS, REPORT, main
 from espalier.harness.reports.curves.cache_results import ablation, compared, read_caches, stacked
 from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.store import Store
@@ -80,7 +80,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_compressors_stand_beside_random_entries(root: Path, tmp_path: Path) -> None:
-    written, missing = write_cache(root, tmp_path / "out")
+    written, missing = REPORT.write(root, tmp_path / "out")
     assert [path.name for path in written] == ["curves.png", "curves.svg", "README.md"]
     assert written[0].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert "visual cache entries removed (%)" in written[1].read_text()
@@ -111,7 +111,7 @@ def test_windows_and_budgets_make_a_grid(root: Path, tmp_path: Path) -> None:
     cells = read_caches(root)
     assert len(ablation(cells)) == 3
     assert "all" not in set(compared(cells, FILES).window)
-    page = write_cache(root, tmp_path / "out")[0][-1].read_text()
+    page = REPORT.write(root, tmp_path / "out")[0][-1].read_text()
     assert "| window | lorenz | uniform |" in page
     (line,) = [line for line in page.splitlines() if line.startswith("| all |")]
     assert line.startswith("| all | 70.0 [")
@@ -128,7 +128,7 @@ def test_two_methods_stand_beside_their_parts(root: Path, tmp_path: Path) -> Non
     named = [*zip(cells.method, cells.ratio, strict=True)]
     assert named == [("none", 0.0), ("clever", 0.5), ("aircache", 0.9), ("clever+aircache", 0.5)]
     add(root, "random+aircache", 0.6, 0.5, 0.9, label="Random(layer=2) cache_ratio=0.9")
-    page = write_cache(root, tmp_path / "out")[0][-1].read_text()
+    page = REPORT.write(root, tmp_path / "out")[0][-1].read_text()
     assert "| random+aircache Random(layer=2) | 0.5 | 0.9 | 60.0 [" in page
     rows = {line.split(" | ")[0]: line.strip("|").split(" | ") for line in page.splitlines()}
     tokens, entries, flops, ms, size, share = rows["| clever+aircache"][4:]

@@ -366,7 +366,7 @@ def test_pictures_are_drawn_anew_from_their_tables(against: Path, tmp_path: Path
         assert after.get_ydata() == pytest.approx(before.get_ydata(), abs=0.051)
     (near,) = read_panels(against, ["boxes"], nearest=True)
     names = config_names({"random", "fastv", "hired", "visionzip"}, Budget("kept", 0.5))
-    (tmp_path / "boxes.md").write_text(sweep_page(near, "tiny", names, ()))
+    (tmp_path / "boxes.md").write_text("\n".join(sweep_page(near, "tiny", names, ())))
     labels = [tick.get_text() for tick in redraw(tmp_path / "boxes.md").axes[0].get_yticklabels()]
     assert {"before the decoder", "divprune", "visionzip_paper"} <= set(labels)
 

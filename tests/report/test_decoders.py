@@ -25,7 +25,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import Sample
 from espalier.harness.paths import CONF
 from espalier.harness.reports.curves.decoder_figures import draw_decoders, draw_guidance, draw_ratio
-from espalier.harness.reports.curves.decoder_report import main, write_decoders
+from espalier.harness.reports.curves.decoder_report import REPORT, main
 from espalier.harness.reports.curves.decoder_results import (
     accepted_share,
     decoders,
@@ -175,7 +175,7 @@ def test_everything_is_written_from_a_full_store(
 
 def test_the_table_has_the_figures_of_the_rows(tmp_path: Path) -> None:
     full_store(tmp_path / "store")
-    write_decoders(tmp_path / "store", tmp_path / "out")
+    REPORT.write(tmp_path / "store", tmp_path / "out")
     page = (tmp_path / "out" / "README.md").read_text()
     part = page[page.index("### captions") : page.index("## parallelvlm by")]
     lines = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| ")]
@@ -207,7 +207,7 @@ def test_pieces_without_rows_are_named(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_without_plain_decoding_there_are_tables_and_no_bars(tmp_path: Path) -> None:
     add(tmp_path / "store", "vanilla_sd", 0, (decoded(1, 2, compared=False),))
-    paths, missing = write_decoders(tmp_path / "store", tmp_path / "out")
+    paths, missing = REPORT.write(tmp_path / "store", tmp_path / "out")
     assert [path.name for path in paths] == ["README.md"]
     assert len(missing) == 3
     page = paths[0].read_text()

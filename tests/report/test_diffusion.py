@@ -14,8 +14,8 @@ from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import score_entries
 from espalier.harness.paths import CONF
-from espalier.harness.reports.curves.diffusion_report import main, write_diffusion
-from espalier.harness.reports.curves.step_panels import read_step_panels
+from espalier.harness.reports.curves.diffusion_report import REPORT, main
+from espalier.harness.reports.curves.step_panels import cost_frame, read_step_panels
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
 from tests.report.stored_rows import settings
@@ -73,21 +73,20 @@ def test_numbers_of_steps_are_kept_apart(root: Path) -> None:
     (first, second) = read_step_panels(root)["reading"]
     assert (first.steps, second.steps, first.length) == (16, 8, 16)
     for dealt, lost in ((first, 0.0), (second, 0.1)):
-        (start,) = dealt.unpruned
+        start, half, tenth = cost_frame([dealt], "d3tom").itertuples()
         assert start.point.score.value == pytest.approx(0.9 - lost)
-        half, tenth = dealt.points("d3tom")
-        assert (half.point.ratio, tenth.point.ratio) == (0.5, 0.9)
+        assert (start.ratio, half.ratio, tenth.ratio) == (0, 0.5, 0.9)
         assert tenth.point.score.value == pytest.approx(0.7 - lost)
         assert start.ms == pytest.approx(dealt.steps)
         assert start.flops == GIGA * dealt.steps
 
 
 def test_tables_have_costs_and_gains(root: Path, tmp_path: Path) -> None:
-    written, _ = write_diffusion(root, tmp_path / "out")
+    written, _ = REPORT.write(root, tmp_path / "out")
     assert [path.name for path in written] == ["merging.png", "merging.svg", "README.md"]
     assert written[0].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     picture = written[1].read_text()
-    for text in ("milliseconds an answer", "d3tom_paper, 8 steps", "every token", "16 steps"):
+    for text in ("every token", "d3tom", "16 steps", "8 steps", "10 %", "100 samples", "16.0"):
         assert text in picture
     lines = written[2].read_text().splitlines()
     (costs,) = [line for line in lines if line.startswith("| 16 |")]
@@ -109,7 +108,7 @@ def test_what_cannot_be_compared_is_one_line(
         read_step_panels(root, "huge")
     add(root, "fastv", 0.5, steps=4)
     with pytest.raises(UserError, match="no rows of method=random on reading in 4 steps"):
-        write_diffusion(root, tmp_path / "out")
+        REPORT.write(root, tmp_path / "out")
     add(root, "none", 0.9, steps=4, ratio=0.0, length=8)
     with pytest.raises(UserError, match="answers of 8, 16 positions"):
         read_step_panels(root)

@@ -58,7 +58,7 @@ def test_without_such_points_nothing_is_said_of_them(root: Path, tmp_path: Path)
 
 def test_the_page_of_a_sweep_marks_them(root: Path) -> None:
     (panel,) = read_panels(root, ())
-    text = sweep_page(panel, "tiny", {}, [])
+    text = "\n".join(sweep_page(panel, "tiny", {}, []))
     assert f"70.0{MARK}, " in text
     assert f"{FOOTNOTE}." in text
 

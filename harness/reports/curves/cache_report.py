@@ -6,146 +6,74 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.reports.curves.cache_results import (
-    COMPARED,
-    ablation,
-    compared,
-    read_caches,
-    score_text,
-    stacked,
-)
-from espalier.harness.reports.curves.comparison import read_panels
+from espalier.harness.reports.curves import cache_results as results
 from espalier.harness.reports.curves.curve_files import draw_curves
-from espalier.harness.reports.curves.curve_points import FULL, BaselineGroup, CurvePanel, share
-from espalier.harness.reports.curves.curve_table import gains, markdown_table
-from espalier.harness.reports.curves.report_page import (
-    Written,
-    config_names,
-    missing_parts,
-    report_command,
-    texts,
-    write_page,
-)
+from espalier.harness.reports.curves.curve_points import percent, share
+from espalier.harness.reports.curves.curve_table import Columns, cell_table, gains_over, grid_table
+from espalier.harness.reports.curves.report_page import Page, Part, Report, config_names, texts
 from espalier.harness.specs.comparable import amount
-from espalier.harness.store.unparsed_mark import FOOTNOTE, is_marked
 
-#: The sweep that produces the results of a part.
+INTRO, CURVES, SETTINGS, STACKED = texts("caches", compared=results.COMPARED)
+
+COLUMNS: Columns = {
+    "method": lambda cell: cell.curve.replace(f" cache_ratio={cell.evicted:g}", ""),
+    # A compressor alone stores its share as the ratio.
+    "ratio": lambda cell: "-" if results.evicts_only(cell.result) else amount(cell.result.row),
+    "cache ratio": lambda cell: f"{cell.evicted:g}",
+    "score": lambda cell: results.score_text(cell.result),
+    "tokens": lambda cell: percent(cell.kept_tokens / cell.visual_tokens),
+    "entries": lambda cell: percent(cell.entries_share),
+    "prefill FLOPs": lambda cell: percent(cell.flops_share),
+    "prefill ms": lambda cell: "-" if cell.prefill_ms is None else f"{cell.prefill_ms:.1f}",
+    "cache": lambda cell: f"{cell.kv_bytes / 1024:.0f} KiB",
+    "of the whole": lambda cell: percent(cell.bytes_share),
+}
+
+
+def read_page(store: Path, model: str | None, where: Sequence[str]) -> Page:
+    """Return the page of a store's compressors; Raises as `read_caches`."""
+    frame = results.read_caches(store, model, where)
+    names = config_names(set(frame.method), Budget("kept", 0.0))
+    settings, stacked = results.ablation(frame), results.stacked(frame)
+    panels = results.panels(store, results.compared(frame, names), where)
+    figures = {"curves": lambda shown: draw_curves(shown, "visual cache entries", names)}
+    full = "with the whole cache"
+    gains = [gains_over(panel, "random_kv", names, results.rank, full) for panel in panels]
+    parts = [
+        Part(panels, CURVES, gains, figures, "the curves"),
+        Part(settings, SETTINGS, _grids(settings), subject="the settings of one method"),
+        Part(stacked, STACKED, _stacks(stacked), subject="two methods on one prompt"),
+    ]
+    return Page(INTRO, parts, is_marked=frame.unread.any())
+
+
+def _grids(frame: pd.DataFrame) -> Iterable[str]:
+    for (benchmark, ratio), cells in frame.groupby(["benchmark", "ratio"]):
+        heads = {rule: rule.replace("_", " ") for rule in sorted(set(cells.allocation))}
+        yield f"### {benchmark}, {share(ratio)} of the entries, {cells.n_samples.iloc[0]} samples\n"
+        yield grid_table(cells, "window", "allocation", heads, COLUMNS["score"])
+
+
+def _stacks(by_benchmark: Mapping[str, pd.DataFrame]) -> Iterable[str]:
+    for benchmark, cells in by_benchmark.items():
+        n_samples, metric = cells.n_samples.iloc[0], cells.headline.iloc[0]
+        yield f"### {benchmark}\n\n{metric} in percent on {n_samples} samples.\n"
+        yield cell_table(cells, COLUMNS)
+
+
 PRESETS = {
     "the curves": "+experiment=kv",
     "the settings of one method": "+experiment=kv_settings",
     "two methods on one prompt": "+experiment=kv_stack",
 }
-
-INTRO, CURVES, SETTINGS, STACKED = texts("caches")
-
-HEADS = (
-    *("method", "ratio", "cache ratio", "score", "tokens", "entries"),
-    *("prefill FLOPs", "prefill ms", "cache", "of the whole"),
-)
-
-
-def write_cache(
-    store: Path, folder: Path, model: str | None = None, where: Sequence[str] = ()
-) -> Written:
-    """Write `README.md` and a figure (`curves`) of a store's results of compressors; Raises as `read_caches`."""
-    frame = read_caches(store, model, where)
-    names = config_names(set(frame.method), Budget("kept", 0.0))
-    files, settings, pairs = compared(frame, names), ablation(frame), stacked(frame)
-    parts, figures = [INTRO], {}
-    if len(files):
-        keys = set(files.run_key)
-        panels = read_panels(store, (), files.model.iloc[0], "kept", keys, where=where)
-        figures["curves"] = draw_curves(
-            [_named(panel, names) for panel in panels], "visual cache entries"
-        )
-        parts += ["## By share of the cache\n", CURVES]
-        parts += [f"### {panel.benchmark}\n\n{_gains(panel, names)}" for panel in panels]
-    if len(settings):
-        parts += [f"## {COMPARED}: windows and budgets\n", SETTINGS, *_grids(settings)]
-    if pairs:
-        parts += ["## Two methods on one prompt\n", STACKED]
-        parts += [_stack(benchmark, cells) for benchmark, cells in pairs.items()]
-    missing = missing_parts(PRESETS, (len(files), len(settings), pairs))
-    marked = [f"{FOOTNOTE}.\n"] if any(is_marked(result.row) for result in frame.result) else []
-    return write_page(folder, parts, figures, missing, marked)
-
-
-def _gains(panel: CurvePanel, names: dict[str, str]) -> str:
-    """Return the table of one benchmark, random entries first."""
-    curves = sorted(
-        panel.curves,
-        key=lambda curve: (curve.name != "random_kv", -curve.points[-1].score.value),
-    )
-    table = gains(panel, BaselineGroup(curves[0], tuple(curves[1:])), names)
-    full = panel.full_text("with the whole cache")
-    return f"{panel.metric} on {panel.n_samples} samples{full}.\n\n{table}"
-
-
-def _named(panel: CurvePanel, names: dict[str, str]) -> CurvePanel:
-    """Return the curves that bear their methods' plain names; variants are close to them, and are in the tables."""
-    titles = [(curve, curve.title(names)) for curve in panel.curves]
-    plain = [
-        replace(curve, name=title) for curve, title in titles if title == curve.name.split()[0]
-    ]
-    return replace(panel, curves=tuple(plain))
-
-
-def _grids(frame: pd.DataFrame) -> Iterator[str]:
-    """Yield one table for each benchmark and ratio: a line for each window, a column for each allocation."""
-    for (benchmark, ratio), group in frame.groupby(["benchmark", "ratio"]):
-        rules = sorted(set(group.allocation))
-        lines = []
-        for window in sorted(set(group.window)):
-            row = group[group.window == window].set_index("allocation").result
-            cells = [score_text(row[rule]) if rule in row.index else "-" for rule in rules]
-            lines.append([window, *cells])
-        heading = (
-            f"### {benchmark}, {share(ratio)} of the entries, {group.n_samples.iloc[0]} samples"
-        )
-        heads = ["window", *(rule.replace("_", " ") for rule in rules)]
-        yield f"{heading}\n\n{markdown_table(heads, lines)}"
-
-
-def _stack(benchmark: str, cells: pd.DataFrame) -> str:
-    """Return one benchmark's table; shares refer to the unpruned model's row, which is first if it exists."""
-    row = cells.result.iloc[0].row
-    full = next(cells[cells.method == FULL].itertuples(), None)
-    table = markdown_table(HEADS, [_cells(cell, full) for cell in cells.itertuples()])
-    heading = f"{row['extra']['headline']} in percent on {row['n_samples']} samples."
-    return f"### {benchmark}\n\n{heading}\n\n{table}"
-
-
-def _cells(cell: Any, full: Any) -> tuple[str, ...]:
-    row = cell.result.row
-    # A compressor alone stores its share as the ratio.
-    evicts_only = cell.evicted > 0 and not row["extra"]["sites"]
-    return (
-        cell.curve.replace(f" cache_ratio={cell.evicted:g}", ""),
-        "-" if evicts_only else amount(row),
-        f"{cell.evicted:g}",
-        score_text(cell.result),
-        _percent(cell.kept_tokens / cell.visual_tokens),
-        "-" if full is None else _percent(cell.entries / full.entries),
-        _percent(cell.flops_share),
-        "-" if cell.prefill_ms is None else f"{cell.prefill_ms:.1f}",
-        f"{cell.kv_bytes / 1024:.0f} KiB",
-        "-" if full is None else _percent(cell.kv_bytes / full.kv_bytes),
-    )
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.1f} %"
-
-
-main = report_command("cache_report", __doc__, write_cache)
+REPORT = Report("cache_report", __doc__, read_page, PRESETS)
+main = REPORT.main
 
 if __name__ == "__main__":
     sys.exit(main())

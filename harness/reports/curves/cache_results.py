@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from espalier.harness.reports.curves.curve_points import FULL
+from espalier.harness.reports.curves.comparison import read_panels
+from espalier.harness.reports.curves.curve_points import FULL, Curve, CurvePanel
 from espalier.harness.reports.curves.stored_rows import (
     StoredResult,
     newest_per_cell,
@@ -48,9 +49,8 @@ def read_caches(store: Path, model: str | None = None, where: Sequence[str] = ()
 
     results = results_of(results, is_related, "a cache compressor", store, "kv", model, where)
     paths = {key: f"extra.params.{key}" for key in ("allocation", "window")}
-    frame = tidy(
-        newest_per_cell(results), evicted="extra.cache.ratio", entries="tokens.kv_entries", **paths
-    )
+    paths |= {"evicted": "extra.cache.ratio", "entries": "tokens.kv_entries"}
+    frame = tidy(newest_per_cell(results), headline="extra.headline", **paths)
     frame["place"] = [_place(result) for result in frame.result]
     methods = frame.method.str.partition(PLUS)
     frame["first"], frame["second"] = methods[0], methods[2]
@@ -78,17 +78,38 @@ def compared(frame: pd.DataFrame, files: Collection[str]) -> pd.DataFrame:
     return frame[frame.place.isin(floors) & is_compared]
 
 
+def panels(store: Path, files: pd.DataFrame, where: Sequence[str]) -> list[CurvePanel]:
+    """Return the panels of the results that `compared` returned; none without any."""
+    if files.empty:
+        return []
+    model = files.model.iloc[0]
+    return read_panels(store, (), model, "kept", set(files.run_key), where=where)
+
+
+def rank(curve: Curve) -> float:
+    """Return the sort key of a curve: best at the largest ratio first."""
+    return -curve.points[-1].score.value
+
+
+def evicts_only(result: StoredResult) -> bool:
+    """Return whether a run evicts cache entries and drops no tokens."""
+    extra = result.row["extra"]
+    return bool(extra.get("cache", {}).get("ratio")) and not extra["sites"]
+
+
 def ablation(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the results of the ablation: all windows and budgets of a (benchmark, ratio) that has several."""
     candidates = frame[(frame.method == COMPARED) & frame.alone]
     pairs = pd.Series([*zip(candidates.place, candidates.ratio, strict=True)], candidates.index)
-    return candidates[pairs.isin(set(pairs[candidates.label.map(bool)]))]
+    chosen = candidates[pairs.isin(set(pairs[candidates.label.map(bool)]))]
+    return chosen.sort_values("window", kind="stable")
 
 
 def stacked(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return for each benchmark with two methods on one prompt: the unpruned model, the methods alone, both.
 
-    A compressor combined with `none` is the compressor alone, from the same sweep.
+    A compressor combined with `none` is the compressor alone, from the same sweep. Columns `entries_share` and
+    `bytes_share` refer to the unpruned model; None without it.
     """
     by_benchmark = {}
     for place in sorted(set(frame.place[frame.second != ""])):
@@ -110,7 +131,12 @@ def stacked(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
         ]
         parts = single[used].sort_values("alone", kind="stable")
         unpruned = members[members.method == FULL][:1]
-        by_benchmark[place[1]] = pd.concat([unpruned, parts, stacks])
+        cells = pd.concat([unpruned, parts, stacks])
+        for share, column in (("entries_share", "entries"), ("bytes_share", "kv_bytes")):
+            whole = unpruned[column].iloc[0] if len(unpruned) else None
+            values = [whole and value / whole for value in cells[column]]
+            cells[share] = pd.Series(values, cells.index, dtype=object)
+        by_benchmark[place[1]] = cells
     return by_benchmark
 
 

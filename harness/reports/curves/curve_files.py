@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -48,13 +48,20 @@ def write_panels(panels: Sequence[CurvePanel], out: Path) -> tuple[Path, ...]:
     return *pictures, table, latex, points
 
 
-def draw_curves(panels: Sequence[CurvePanel], of: str = "visual tokens") -> Figure:
+def draw_curves(
+    panels: Sequence[CurvePanel],
+    of: str = "visual tokens",
+    names: Mapping[str, str] | None = None,
+) -> Figure:
     """Return the figure: score by share removed, a plot for each benchmark; a method looks the same in all.
 
     Args:
         panels: one for each benchmark.
         of: the things that the methods remove, for the axis label.
+        names: of config files; if given, only curves that bear their methods' plain names are drawn.
     """
+    if names is not None:
+        panels = [panel.plain(names) for panel in panels]
     looks_by_name = looks((curve.name, curve.control) for panel in panels for curve in panel.curves)
     plots = []
     for panel in panels:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -165,6 +165,14 @@ class CurvePanel:
         """Return the unpruned score in percent, and the settings of its measurement; empty if it was not measured."""
         return "" if self.full is None else f"; {100 * self.full.value:.1f}{self.full_mark} {words}"
 
+    def plain(self, names: Mapping[str, str]) -> CurvePanel:
+        """Return the curves that bear their methods' plain names; variants are close to them."""
+        titles = [(curve, curve.title(names)) for curve in self.curves]
+        plain = [
+            replace(curve, name=title) for curve, title in titles if title == curve.name.split()[0]
+        ]
+        return replace(self, curves=tuple(plain))
+
     def groups(self) -> list[BaselineGroup]:
         """Return the curves by the random dropping that their gains refer to: before the decoder first, best first.
 
@@ -196,6 +204,11 @@ class CurvePanel:
 def share(ratio: float) -> str:
     """Return the share that stays at a ratio, in percent."""
     return f"{100 * (1 - ratio):.4g} %"
+
+
+def percent(part: float | None) -> str:
+    """Return a share in percent with one digit after the point, `-` for None."""
+    return "-" if part is None else f"{100 * part:.1f} %"
 
 
 def only(keeps: Collection[int | None]) -> int | None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
 
 from espalier.harness.reports.curves.comparison import averages
 from espalier.harness.reports.curves.curve_points import (
@@ -12,7 +15,14 @@ from espalier.harness.reports.curves.curve_points import (
     CurvePoint,
     share,
 )
+from espalier.harness.specs.comparable import Row
 from espalier.harness.stats import Interval
+
+#: The text of a frame's row, by heading of the column.
+Columns = Mapping[str, Callable[[Any], str]]
+
+#: A sort key of curves.
+Rank = Callable[[Curve], Any]
 
 #: Corrected p-values below this are marked; one table in twenty has a mark by chance.
 LEVEL = 0.05
@@ -23,6 +33,45 @@ def markdown_table(heads: Sequence[str], lines: Iterable[Sequence[str]], align: 
     sides = align.ljust(len(heads), align[-1])
     rule = ["---:" if side == "r" else "---" for side in sides[: len(heads)]]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rule, *lines))
+
+
+def cell_table(cells: pd.DataFrame, columns: Columns, align: str = "lr") -> str:
+    """Return a table with a line for each row of a frame."""
+    lines = [[text(cell) for text in columns.values()] for cell in cells.itertuples()]
+    return markdown_table([*columns], lines, align)
+
+
+def row_text(text: Callable[[Row], str]) -> Callable[[Any], str]:
+    """Return the function of a column with a text of each result's row."""
+    return lambda cell: text(cell.result.row)
+
+
+def grid_table(
+    cells: pd.DataFrame,
+    line: str,
+    column: str,
+    heads: Mapping[Any, str],
+    text: Callable[[Any], str],
+    align: str = "lr",
+) -> str:
+    """Return a table of a frame's rows by two of its columns, `-` where no row has both values.
+
+    Args:
+        cells: the rows.
+        line: the column with a line for each value, in the order of the rows.
+        column: the other one.
+        heads: its values with their headings.
+        text: of a row.
+        align: as of `markdown_table`.
+    """
+    texts = {
+        (getattr(cell, line), getattr(cell, column)): text(cell) for cell in cells.itertuples()
+    }
+    lines = [
+        [str(first), *(texts.get((first, second), "-") for second in heads)]
+        for first in dict.fromkeys(cells[line])
+    ]
+    return markdown_table([line, *heads.values()], lines, align)
 
 
 def markdown(panels: Sequence[CurvePanel]) -> str:
@@ -74,6 +123,63 @@ def gains(panel: CurvePanel, group: BaselineGroup, names: Mapping[str, str]) -> 
         for curve in (group.floor, *group.curves)
     ]
     return markdown_table(["method", *map(panel.heading, panel.ratios)], lines)
+
+
+def gains_over(
+    panel: CurvePanel,
+    floor: str,
+    names: Mapping[str, str],
+    rank: Rank,
+    full: str,
+    title: str = "",
+    setting: str = "",
+) -> str:
+    """Return a panel's gains over one random baseline as a table with a heading.
+
+    Args:
+        panel: of one benchmark.
+        floor: name of the baseline's curve, which is the first line.
+        names: of config files, by curve name.
+        rank: sort key of the other curves.
+        full: what the unpruned model's score was measured with.
+        title: of the heading; by default the benchmark.
+        setting: words on how scores were measured.
+    """
+    first, *others = sorted(panel.curves, key=lambda curve: (curve.name != floor, rank(curve)))
+    table = gains(panel, BaselineGroup(first, tuple(others)), names)
+    line = f"{panel.metric} on {panel.n_samples} samples{setting}{panel.full_text(full)}."
+    return f"### {title or panel.benchmark}\n\n{line}\n\n{table}"
+
+
+def sign_table(
+    panels: Sequence[CurvePanel],
+    group: BaselineGroup,
+    heads: Sequence[str],
+    names: Mapping[str, str],
+) -> str:
+    """Return a line for each curve of a group, best first, and a sign for each ratio of each panel.
+
+    `+` is above random dropping, `-` below, `.` neither, a gap where there is no point.
+    """
+    lines = [
+        [curve.title(names), *(_signs(panel, curve.name) for panel in panels)]
+        for curve in group.curves
+    ]
+
+    def rank(line: Sequence[str]) -> tuple[int, str]:
+        signs = "".join(line[1:])
+        return signs.count("-") - signs.count("+"), line[0]
+
+    return markdown_table([group.title, *heads], sorted(lines, key=rank), "l")
+
+
+def _signs(panel: CurvePanel, name: str) -> str:
+    curve = next((curve for curve in panel.curves if curve.name == name), None)
+    if curve is None:
+        return ""
+    signs = {"above": "+", "below": "-", "": "."}
+    points = map(curve.at, panel.ratios)
+    return f"`{''.join(signs[point.verdict] + point.mark if point else ' ' for point in points)}`"
 
 
 def _gained(point: CurvePoint | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +18,7 @@ from espalier.harness.reports.curves.stored_rows import (
     results_of,
     tidy,
 )
-from espalier.harness.specs.comparable import identity
+from espalier.harness.specs.comparable import identity, passed_over
 from espalier.harness.stats import Interval, share_interval
 from espalier.harness.store import RunDir
 from espalier.methods.parallelvlm import ParallelVLM
@@ -40,6 +40,8 @@ VARIED = {key: getattr(ParallelVLM(), key) for key in ("guidance", "L", "text_on
 
 #: What results must share to be compared, besides their settings.
 SETTING = ["benchmark", "n_samples", "seed", "device", "threads"]
+
+NOT_SHOWN = "no piece shows them (older ones of a cell, other drafts, windows, answers or machines)"
 
 PARAMS = {key: f"extra.params.{key}" for key in (*VARIED, "gamma")}
 FIGURES = ("mismatches", "overlap", "speedup_decode", "speedup_predicted", "speedup_end_to_end")
@@ -97,6 +99,12 @@ def decoders(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     }
 
 
+def timed(compared: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """Return the results with a speed-up, by benchmark; plain decoding has none over itself."""
+    cells = {name: cells[cells.speedup_decode.notna()] for name, cells in compared.items()}
+    return {name: members for name, members in cells.items() if len(members)}
+
+
 def ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """Return at least two results of the guided decoder by ratio; a draft without visual tokens is last, at 1."""
     plain = ~frame.varies | frame.text_only.astype(bool)
@@ -105,13 +113,29 @@ def ratios(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def guidances(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the results of the guided decoder by guidance of the draft's tokens and by layer."""
+    """Return the results of the guided decoder by guidance of the draft's tokens and by layer, which sorts them."""
     sees_all = (frame.guidance == "none") & ~frame.text_only.astype(bool)
     chosen = (frame.method == GUIDED) & (frame.ratio < 1) & ((frame.ratio > 0) | sees_all)
     cells = frame[chosen].assign(cell=[identity(result.row) for result in frame[chosen].result])
     # Acceptance depends on the window, not on the transport.
     group = _largest(cells, "cell", "gamma", free=("engine.transport",))
-    return group if group.varies.any() else group[:0]
+    if not group.varies.any():
+        return group[:0]
+    depths = group.L.map(lambda layer: layer or 0)
+    return group.assign(depth=depths).sort_values(["depth", "ratio", "curve"])
+
+
+def omissions(store: Path, frame: pd.DataFrame, shown: pd.DataFrame) -> list[str]:
+    """Return lines that count a store's results of decoders that are not among those shown."""
+    older = [
+        result
+        for result in read_results(store)
+        if "settings" not in result.row and result.row["extra"].get("speculative")
+    ]
+    return [
+        *passed_over(len(older), "without settings, from an older version"),
+        *passed_over(len(set(frame.index) - set(shown.index)), NOT_SHOWN),
+    ]
 
 
 def accepted_share(result: StoredResult) -> Interval | None:
@@ -132,6 +156,12 @@ def accepted_share(result: StoredResult) -> Interval | None:
     accepted = [sum(record.accepted for record in answer_rounds) for answer_rounds in rounds]
     checked = [sum(record.checked for record in answer_rounds) for answer_rounds in rounds]
     return share_interval(accepted, checked, resamples=RESAMPLES)
+
+
+def accepted_text(result: StoredResult) -> str:
+    """Return this share in percent, `-` without checks."""
+    share = accepted_share(result)
+    return "-" if share is None else share.percent
 
 
 def _largest(

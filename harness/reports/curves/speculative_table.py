@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -14,25 +14,43 @@ from espalier.harness.reports.curves.terminal_columns import (
     side_by_side,
     stacked_tables,
 )
-from espalier.harness.specs.comparable import amount
+from espalier.harness.specs.comparable import Row, amount
 
-#: Column headings, with their keys in a row's `extra.speculative` and their formats.
-COLUMNS: tuple[tuple[str, str, str], ...] = (
-    ("gamma", "gamma", "g"),
-    ("draft sees", "draft_visual", ".4g"),
-    ("T_p", "target_ms", ".2f"),
-    ("T_p of a round", "window_ms", ".2f"),
-    ("T_q", "draft_ms", ".2f"),
-    ("accepted", "acceptance", ".1%"),
-    ("tokens/forward", "tokens_per_target_forward", ".2f"),
-    ("mean run", "mean_run", ".2f"),
-    ("decode", "speedup_decode", ".2f"),
-    ("predicted", "speedup_predicted", ".2f"),
-    ("by windows", "speedup_predicted_window", ".2f"),
-    ("end to end", "speedup_end_to_end", ".2f"),
-    ("per device", "speedup_per_device", ".2f"),
-    ("overlap", "overlap_efficiency", ".0%"),
-)
+
+def _figure(key: str, form: str) -> Callable[[Row], str]:
+    """Return a function from a row to the text of a figure of its `extra.speculative`."""
+
+    def text(row: Row) -> str:
+        value = row["extra"]["speculative"].get(key)
+        return "-" if value is None else format(value, form)
+
+    return text
+
+
+def _differ(row: Row) -> str:
+    """Return the number of answers that differ from plain decoding."""
+    mismatches = row["extra"]["speculative"]["mismatches"]
+    return "-" if mismatches is None else f"{mismatches['answers']}/{mismatches['compared']}"
+
+
+#: The texts of a row's figures, by heading.
+FIGURES: Mapping[str, Callable[[Row], str]] = {
+    "gamma": _figure("gamma", "g"),
+    "draft sees": _figure("draft_visual", ".4g"),
+    "T_p": _figure("target_ms", ".2f"),
+    "T_p of a round": _figure("window_ms", ".2f"),
+    "T_q": _figure("draft_ms", ".2f"),
+    "accepted": _figure("acceptance", ".1%"),
+    "tokens/forward": _figure("tokens_per_target_forward", ".2f"),
+    "mean run": _figure("mean_run", ".2f"),
+    "decode": _figure("speedup_decode", ".2f"),
+    "predicted": _figure("speedup_predicted", ".2f"),
+    "by windows": _figure("speedup_predicted_window", ".2f"),
+    "end to end": _figure("speedup_end_to_end", ".2f"),
+    "per device": _figure("speedup_per_device", ".2f"),
+    "overlap": _figure("overlap_efficiency", ".0%"),
+    "differ": _differ,
+}
 
 #: Headings of each table where one table would be too wide: drafting, times, gains.
 GROUPS = (
@@ -40,20 +58,6 @@ GROUPS = (
     ("T_p", "T_p of a round", "T_q", "overlap", "differ"),
     ("decode", "predicted", "by windows", "end to end", "per device"),
 )
-
-
-def figures(row: Mapping[str, Any]) -> list[str]:
-    """Return a row's figures in the order of `COLUMNS`, then the number of answers that differ from plain decoding."""
-    block = row["extra"]["speculative"]
-    texts = [_number(block.get(key), form) for _, key, form in COLUMNS]
-    mismatches = block["mismatches"]
-    differ = "-" if mismatches is None else f"{mismatches['answers']}/{mismatches['compared']}"
-    return [*texts, differ]
-
-
-def headings() -> list[str]:
-    """Return the headings of `figures`."""
-    return [heading for heading, _, _ in COLUMNS] + ["differ"]
 
 
 def tables_of(rows: Sequence[Mapping[str, Any]], name: Any, width: int) -> list[RenderableType]:
@@ -97,10 +101,7 @@ def _names(rows: Sequence[Mapping[str, Any]], name: Any) -> list[TerminalColumn]
 
 
 def _values(rows: Sequence[Mapping[str, Any]]) -> list[TerminalColumn]:
-    columns = zip(*map(figures, rows), strict=True)
-    return [
-        TerminalColumn(heading, cells) for heading, cells in zip(headings(), columns, strict=True)
-    ]
+    return [TerminalColumn(head, tuple(map(text, rows))) for head, text in FIGURES.items()]
 
 
 def latency_gains(row: Mapping[str, Any]) -> dict[str, float]:
@@ -125,7 +126,7 @@ def summary_lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     block = row["extra"].get("speculative")
     if not block:
         return []
-    texts = dict(zip(headings(), figures(row), strict=True))
+    texts = {head: text(row) for head, text in FIGURES.items()}
     lines = [
         (
             "drafts",
@@ -148,7 +149,3 @@ def summary_lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
             )
         )
     return lines
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

@@ -1,14 +1,20 @@
-"""Select the results of denoised answers to compare: by benchmark, number of steps and method, with their costs."""
+"""The results of denoised answers to compare, by benchmark, number of steps and method, with costs and their figure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+from matplotlib.figure import Figure
+
 from espalier.harness.errors import UserError
 from espalier.harness.reports.curves.comparison import read_panels
-from espalier.harness.reports.curves.curve_points import FULL, CurvePanel, CurvePoint
+from espalier.harness.reports.curves.curve_points import FLOOR, FULL, CurvePanel, CurvePoint, share
+from espalier.harness.reports.curves.figures import Plot, Series, draw, marker, percent_spot
+from espalier.harness.reports.curves.metric_names import readable
+from espalier.harness.reports.curves.plot_style import COLOURS, GREYS
 from espalier.harness.reports.curves.stored_rows import (
     StoredResult,
     newest_per_cell,
@@ -16,23 +22,7 @@ from espalier.harness.reports.curves.stored_rows import (
     results_of,
     tidy,
 )
-
-
-@dataclass(frozen=True)
-class CostPoint:
-    """A point of a curve with the mean cost of an answer.
-
-    Attributes:
-        steps: denoising steps of an answer.
-        point: its ratio and score.
-        flops: of decoder and head over all steps.
-        ms: milliseconds.
-    """
-
-    steps: int
-    point: CurvePoint
-    flops: float
-    ms: float
+from espalier.harness.specs.commands import RUN
 
 
 @dataclass(frozen=True)
@@ -51,25 +41,6 @@ class StepPanel:
     panel: CurvePanel
     costs: dict[tuple[str, float], tuple[float, float]]
 
-    def points(self, curve: str, full: bool = False) -> list[CostPoint]:
-        """Return the points of a curve by increasing ratio; none if it is not there.
-
-        Args:
-            curve: its name.
-            full: whether the unpruned model's point comes first, if it was measured.
-        """
-        points = {c.name: c.points for c in self.panel.curves}.get(curve, ())
-        costs = [CostPoint(self.steps, p, *self.costs[curve, p.ratio]) for p in points]
-        return [*self.unpruned, *costs] if full else costs
-
-    @property
-    def unpruned(self) -> list[CostPoint]:
-        """The unpruned model's point; empty if it was not measured."""
-        cost = self.costs.get((FULL, 0.0))
-        if self.panel.full is None or cost is None:
-            return []
-        return [CostPoint(self.steps, CurvePoint(0.0, self.panel.full), *cost)]
-
 
 def read_step_panels(
     store: Path, model: str | None = None, where: Sequence[str] = ()
@@ -82,8 +53,8 @@ def read_step_panels(
         where: `key=value` conditions on settings.
 
     Raises:
-        UserError: there are no results, they are of several models and `model` is None, or results differ in a setting
-            that must be the same.
+        UserError: there are no results, they are of several models and `model` is None, results differ in a setting
+            that must be the same, or none is of random tokens.
     """
 
     def is_denoised(result: StoredResult) -> bool:
@@ -113,6 +84,11 @@ def _step_panel(store: Path, steps: int, length: int, results: Sequence[StoredRe
     first = results[0].row
     keys = {result.row["run_key"] for result in results}
     (panel,) = read_panels(store, [first["benchmark"]], first["model"], "kept", keys)
+    if FLOOR not in {curve.name for curve in panel.curves}:
+        raise UserError(
+            f"no rows of method={FLOOR} on {panel.benchmark} in {steps} steps to compare; valid: a store of `{RUN} "
+            "+experiment=diffusion`"
+        )
     used = [result for result in results if result.row["n_samples"] == panel.n_samples]
     frame = tidy(newest_per_cell(used), length="extra.diffusion.length")
     costs = {
@@ -120,3 +96,70 @@ def _step_panel(store: Path, steps: int, length: int, results: Sequence[StoredRe
         for row in frame.itertuples()
     }
     return StepPanel(steps, length, panel, costs)
+
+
+def cost_frame(step_panels: Sequence[StepPanel], curve: str) -> pd.DataFrame:
+    """Return the points of the unpruned model and of a curve, with the costs of an answer: FLOPs and milliseconds."""
+    lines = []
+    for step_panel in step_panels:
+        panel, costs = step_panel.panel, step_panel.costs
+        points = [] if panel.full is None else [(FULL, CurvePoint(0.0, panel.full))]
+        points += [
+            (curve, point)
+            for shown in panel.curves
+            for point in shown.points
+            if shown.name == curve and point.ratio
+        ]
+        lines += [
+            (panel.metric, panel.n_samples, step_panel.steps, point, *costs[name, point.ratio])
+            for name, point in points
+            if (name, point.ratio) in costs
+        ]
+    frame = pd.DataFrame(lines, columns=["metric", "n_samples", "steps", "point", "flops", "ms"])
+    return frame.assign(ratio=[point.ratio for point in frame.point])
+
+
+def draw_steps(frames: Mapping[str, pd.DataFrame], name: str) -> Figure:
+    """Return the figure of a method: a plot for each benchmark, a row for each number of steps and share kept.
+
+    Args:
+        frames: as of `cost_frame`, by benchmark.
+        name: of the method.
+    """
+    cells = pd.concat(frames.values())
+    pairs = sorted({(-steps, ratio) for steps, ratio in zip(cells.steps, cells.ratio, strict=True)})
+    rows: dict[tuple[int, float | None], str] = {}
+    for steps, ratio in pairs:
+        rows.setdefault((-steps, None), f"{-steps} steps")
+        rows[-steps, ratio] = share(ratio)
+    places = {key: float(place) for place, key in enumerate(rows)}
+    faces = {"every token": (GREYS[0], "white", True), name: (COLOURS[0], COLOURS[0], False)}
+    plots = [
+        Plot(
+            "dots",
+            title,
+            [
+                Series(
+                    label,
+                    [
+                        percent_spot(
+                            places[cell.steps, cell.ratio],
+                            cell.point.score,
+                            f"{cell.flops / 1e9:.1f}",
+                        )
+                        for cell in frame[(frame.ratio == 0) == is_full].itertuples()
+                    ],
+                    marker("o", color=colour, markerfacecolor=face, zorder=4),
+                    key=True,
+                )
+                for label, (colour, face, is_full) in faces.items()
+            ],
+            note=f"{readable(frame.metric.iloc[0])}, {frame.n_samples.iloc[0]} samples",
+            values="score (%); right: GFLOP",
+            ticks=dict(zip(places.values(), rows.values(), strict=True)),
+            heads=frozenset(places[key] for key in rows if key[1] is None),
+        )
+        for title, frame in frames.items()
+    ]
+    foot = "Left: visual tokens kept. Bars: 95 % intervals. Right: GFLOP of an answer, decoder and head."
+    return draw(plots, "Merge tokens, or take fewer steps?", foot, shared=True)

@@ -17,14 +17,14 @@ from espalier.harness.reports.html.page_rows import PageResults
 
 @dataclass(frozen=True)
 class PictureSource:
-    """Figures of one kind: title, the row block of its results, drawing function, folder in docs/, and captions.
+    """Figures of one kind: title, the row block of its results, report, folder in the repository, and captions.
 
-    The function has a name only, because it needs torch, which takes seconds to import.
+    The report has a name only, because it needs torch, which takes seconds to import.
     """
 
     title: str
     block: str
-    write: str
+    report: str
     folder: str
     captions: dict[str, str]
 
@@ -33,7 +33,7 @@ PICTURES = (
     PictureSource(
         "Speculative decoding",
         "speculative",
-        "decoder_report:write_decoders",
+        "decoder_report:REPORT",
         "lab/measured/speculative",
         {
             "decoders": "Speed-up of each decoder over plain decoding of the same answers.",
@@ -44,16 +44,16 @@ PICTURES = (
     PictureSource(
         "Cache compression",
         "cache",
-        "cache_report:write_cache",
+        "cache_report:REPORT",
         "lab/measured/kv",
         {"curves": "Score by the share of visual cache entries kept."},
     ),
     PictureSource(
         "Denoised answers",
         "diffusion",
-        "diffusion_report:write_diffusion",
+        "diffusion_report:REPORT",
         "lab/measured/diffusion",
-        {"merging": "Score by time, by FLOPs and by denoising steps."},
+        {"merging": "Score by denoising steps and share kept, with the FLOPs of an answer."},
     ),
 )
 
@@ -83,11 +83,11 @@ def _draw(source: PictureSource, results: PageResults, stores: Sequence[Path]) -
     """Return the figures of the first store with results of the kind."""
     if not any(result.row["extra"].get(source.block) for result in results.rows):
         return {}
-    write = resolve_name(f"espalier.harness.reports.curves.{source.write}")
+    report = resolve_name(f"espalier.harness.reports.curves.{source.report}")
     with TemporaryDirectory() as folder:
         for store in stores:
             try:
-                write(store, Path(folder))
+                report.write(store, Path(folder))
             except UserError as error:
                 results.drop(f"no picture of {source.title.lower()}", f"{store}: {error}")
                 continue
