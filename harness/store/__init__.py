@@ -235,7 +235,12 @@ def folders_in(runs: Path) -> list[str]:
     """
     try:
         with os.scandir(runs) as entries:
-            return sorted(entry.name for entry in entries if os.path.isdir(entry.path))
+            # The first check needs no call of the system; the second follows links, also broken ones.
+            return sorted(
+                entry.name
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False) or os.path.isdir(entry.path)
+            )
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

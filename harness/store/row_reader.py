@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +37,10 @@ class ReadRun(NamedTuple):
     committed: float = 0.0
     row: Row | None = None
     problem: Unreadable | None = None
+
+
+#: A function that yields the runs of a store with some blocks of their rows, as `walk` does.
+Walk = Callable[[Path, Collection[str]], Iterable[ReadRun]]
 
 
 def walk(
@@ -95,6 +99,18 @@ def walk(
         # Without the columns the next reader takes longer but reads the same.
         with suppress(StoreLost):
             write(store, [fresh.table()] if former is None else [former, fresh.table()])
+
+
+def walk_once(block_names: Collection[str]) -> Walk:
+    """Return a `walk` for several readers: a store is read once, with the first one's blocks and these."""
+    read: dict[Path, list[ReadRun]] = {}
+
+    def runs(store: Path, first_names: Collection[str]) -> list[ReadRun]:
+        if store not in read:
+            read[store] = list(walk(store, sorted({*first_names, *block_names})))
+        return read[store]
+
+    return runs
 
 
 def _read(

@@ -64,6 +64,7 @@ def rows() -> Iterator[dict[str, Any]]:
             "memory": {**stored["memory"], "peak_bytes": random.getrandbits(33)},
             "extra": {
                 **extra,
+                "headline": metric,
                 "samples_per_second": random.random(),
                 "time_iqr": {name: [time, time + 1] for name, time in times.items()},
                 "answers": {

@@ -11,10 +11,12 @@ from typing import Any
 from espalier.harness.paths import short_path
 from espalier.harness.reports.html.page_content import KINDS, lines, panels, styles, unscored
 from espalier.harness.reports.html.page_pictures import pictures
-from espalier.harness.reports.html.page_rows import PageResults, gather
+from espalier.harness.reports.html.page_rows import BLOCKS, gather
 from espalier.harness.reports.tables.rebuild import rebuild, requested_tables
+from espalier.harness.reports.tables.rebuilt_table import RebuiltTable
 from espalier.harness.reports.tables.table_page import fragment
 from espalier.harness.reports.tables.table_text import title
+from espalier.harness.store.row_reader import walk_once
 
 #: Largest convenient size of a page in bytes.
 LIMIT = 10_000_000
@@ -43,7 +45,10 @@ def collect(stores: Sequence[Path], positions: str, drawn: bool = True) -> dict[
     Raises:
         UserError: there are no results, or a table is damaged.
     """
-    results = gather(stores, positions)
+    # The tables read first: they name their blocks, and the page adds its own.
+    read = walk_once(BLOCKS)
+    tables, table_notes = rebuild(requested_tables("all", []), stores, read=read)
+    results = gather(stores, positions, read)
     unscored(results)
     page_panels, means = panels(results)
     drawings: dict[str, Any] = {"pictures": [], "curves": {}}
@@ -62,8 +67,10 @@ def collect(stores: Sequence[Path], positions: str, drawn: bool = True) -> dict[
         "averages": means,
         "overlays": drawings,
         "pictures": pictures(results, stores),
-        "tables": _tables(results, stores),
+        "tables": [_table(table) for table in tables],
     }
+    if table_notes:
+        results.notes["published tables"] = table_notes
     # Last, because every step before can exclude results.
     return {**content, "left_out": results.left_out, "notes": results.notes}
 
@@ -86,16 +93,10 @@ def assemble(content: dict[str, Any]) -> str:
     return page
 
 
-def _tables(results: PageResults, stores: Sequence[Path]) -> list[dict[str, str]]:
-    tables, notes = rebuild(requested_tables("all", []), stores)
-    if notes:
-        results.notes["published tables"] = notes
-    return [
-        {
-            "name": table.name,
-            "paper": table.paper.paper,
-            "title": title(table).removeprefix(f"{table.paper.paper}, "),
-            "html": fragment(table),
-        }
-        for table in tables
-    ]
+def _table(table: RebuiltTable) -> dict[str, str]:
+    return {
+        "name": table.name,
+        "paper": table.paper.paper,
+        "title": title(table).removeprefix(f"{table.paper.paper}, "),
+        "html": fragment(table),
+    }

@@ -14,7 +14,7 @@ from espalier.harness.specs.comparable import CELL, Row, amount, identity, name
 from espalier.harness.store.files.digests import digest
 from espalier.harness.store.parquet_tables import is_table, read_tables
 from espalier.harness.store.row_blocks import memoized
-from espalier.harness.store.row_reader import walk
+from espalier.harness.store.row_reader import Walk, walk
 
 #: Blocks of a row that the page shows or compares.
 BLOCKS = (
@@ -39,12 +39,13 @@ class PageResults:
         self.left_out.setdefault(reason, []).append(case)
 
 
-def gather(stores: Sequence[Path], positions: str) -> PageResults:
+def gather(stores: Sequence[Path], positions: str, read: Walk = walk) -> PageResults:
     """Return the comparable results of run stores and folders of tables.
 
     Args:
         stores: folders; of a run that is in several, the row written last is used.
         positions: the position policy of the results.
+        read: reads run stores; its rows have at least `BLOCKS`.
 
     Raises:
         UserError: a table is damaged, or no result remains.
@@ -52,7 +53,7 @@ def gather(stores: Sequence[Path], positions: str) -> PageResults:
     Cost: about 30 us for each result of a store with an index; scores of samples are read later.
     """
     results = PageResults()
-    dated = [pair for store in stores for pair in _read(store, results)]
+    dated = [pair for store in stores for pair in _read(store, results, read)]
     dated.sort(key=lambda pair: (pair[0], pair[1].row["run_key"]))
     selected = [result for _, result in dated]
     selected = _newest(
@@ -80,12 +81,12 @@ def case_of(row: Row) -> str:
     return f"{row['run_key']}: {name(row)} at {amount(row)}, {row['model']} on {row['benchmark']}"
 
 
-def _read(store: Path, results: PageResults) -> Iterable[tuple[float, StoredResult]]:
+def _read(store: Path, results: PageResults, read: Walk) -> Iterable[tuple[float, StoredResult]]:
     if is_table(store):
         for number, (row, entries) in enumerate(read_tables(store)):
             yield float(number), StoredResult(store / row["run_key"], row, entries)
         return
-    for run in walk(store, BLOCKS):
+    for run in read(store, BLOCKS):
         missing = [key for key in (*CELL, "metrics") if key not in (run.row or {})]
         if run.problem is not None:
             reason = "the file is damaged, or of another version"

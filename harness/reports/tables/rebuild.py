@@ -26,6 +26,7 @@ from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.run_spec import POSITIONS
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
+from espalier.harness.store.row_reader import Walk, walk
 
 
 def requested_tables(paper: str, numbers: Sequence[str]) -> list[tuple[str, str]]:
@@ -49,10 +50,11 @@ def rebuild(
     model: str | None = None,
     positions: str | None = None,
     limit: int | None = None,
+    read: Walk = walk,
 ) -> tuple[list[RebuiltTable], list[str]]:
-    """Return tables filled from stores, and notes on results that are in no table."""
+    """Return tables filled from stores, which `read` reads, and notes on results that are in no table."""
     notes = Notes()
-    rows = read_rows(stores, requested_numbers(tables, model), notes)
+    rows = read_rows(stores, requested_numbers(tables, model), notes, read)
     index = ResultIndex(choose(rows, positions or usual_positions(), limit, notes))
     formulas = analytic.formulas()
     return [build(slug, number, index, model, formulas) for slug, number in tables], notes.lines()

@@ -13,7 +13,7 @@ from espalier.harness.config.group_lists import read_choice
 from espalier.harness.reports.tables.cell_settings import row_settings
 from espalier.harness.store.parquet_tables import dated_rows, is_table
 from espalier.harness.store.row_blocks import block_at, memoized
-from espalier.harness.store.row_reader import walk
+from espalier.harness.store.row_reader import Walk, walk
 from espalier.harness.store.unparsed_mark import is_marked
 
 #: Keys of the cell that a row fills.
@@ -87,7 +87,7 @@ class Notes:
 
 
 def read_rows(
-    stores: Sequence[Path], requested: RequestedNumbers, notes: Notes
+    stores: Sequence[Path], requested: RequestedNumbers, notes: Notes, read: Walk = walk
 ) -> list[MeasuredResult]:
     """Return the results of the requested models and benchmarks, oldest first.
 
@@ -95,6 +95,7 @@ def read_rows(
         stores: run stores, or folders of tables (harness/store/parquet_tables.py).
         requested: the numbers that tables need, by model and benchmark.
         notes: receives results that cannot be read, and results of one key that differ between stores.
+        read: reads run stores; its rows have at least `blocks_of` the requested numbers.
 
     Raises:
         UserError: the tables of a folder are damaged.
@@ -112,7 +113,7 @@ def read_rows(
 
     summarize, code = memoized(summary_of), memoized(_code)
     for store in stores:
-        for committed, row in _rows(store, requested, notes):
+        for committed, row in _rows(store, requested, notes, read):
             numbers = requested.get((row["model"], row["benchmark"]))
             if numbers is None:
                 continue
@@ -178,15 +179,14 @@ def usual_positions() -> str:
 
 
 def _rows(
-    store: Path, requested: RequestedNumbers, notes: Notes
+    store: Path, requested: RequestedNumbers, notes: Notes, read: Walk
 ) -> Iterator[tuple[float, Mapping[str, Any]]]:
     """Yield the commit time of each row, and the blocks that tables need."""
     if is_table(store):
         yield from dated_rows(store)
         return
-    numbers = {block_at(path) for paths in requested.values() for path in paths}
     unfinished = 0
-    for run in walk(store, sorted({*BLOCKS, *numbers})):
+    for run in read(store, blocks_of(requested)):
         if run.problem is not None:
             notes.add("rows cannot be read", str(run.problem).partition(";")[0])
         elif run.row is not None:
@@ -197,9 +197,15 @@ def _rows(
         notes.add("stores have runs that are not finished", f"{store} {unfinished}")
 
 
+def blocks_of(requested: RequestedNumbers) -> list[str]:
+    """Return the blocks of a row that tables with these numbers need."""
+    numbers = {block_at(path) for paths in requested.values() for path in paths}
+    return sorted({*BLOCKS, *numbers})
+
+
 def _problem(row: Mapping[str, Any]) -> str:
     """Return why a row cannot be used in a table, as a kind of note; empty if it can."""
-    if not isinstance(row.get("settings"), Mapping):
+    if not isinstance(row.get("settings"), dict):
         return "rows of an older version have no settings"
     return ""
 
@@ -250,5 +256,6 @@ def _number(row: Mapping[str, Any], path: str) -> float | None:
     """Return the number at a dotted path; None if there is none."""
     value: Any = row
     for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
+        # Not `Mapping`: ten times the time, and a row is plain JSON.
+        value = value.get(name) if isinstance(value, dict) else None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
