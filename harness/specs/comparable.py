@@ -37,6 +37,9 @@ COSTS = frozenset(
 #: Settings of earlier versions that change no number: rows with and without them are comparable.
 BYGONE = frozenset({"model.facts.signals", "draft.facts.signals"})
 
+#: The engine's defaults.
+USUAL = EngineSpec()
+
 #: A hyper-parameter in a row's label; those of the parts of a composition are in brackets.
 _PARAMETER = re.compile(r"(?<![\w(])(\w+)=")
 
@@ -64,14 +67,14 @@ def policy(row: Row) -> str:
     `positions=renumbered` for example; empty where all are as usual, or where the row does not state it.
     """
     engine = row.get("settings", {}).get("engine", {})
-    usual = EngineSpec()
-    return " ".join(
-        f"{name}={text(value)}"
-        for name, value in sorted(engine.items())
+    unusual = {
+        name: value
+        for name, value in engine.items()
         if value is not None
+        and value != getattr(USUAL, name, None)
         and f"engine.{name}" not in COSTS
-        and value != getattr(usual, name, None)
-    )
+    }
+    return " ".join(f"{name}={text(unusual[name])}" for name in sorted(unusual))
 
 
 def name(row: Row) -> str:
@@ -152,9 +155,12 @@ def _grouped(rows: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Ro
 
 def _check(rows: Sequence[Row], counts: Callable[[str], bool]) -> None:
     first, *rest_rows = rows
+    # Rows of an indexed store share their settings, so that each is compared once.
+    compared = {id(first["settings"])}
     for second in rest_rows:
-        if first["settings"] == second["settings"]:  # by far most rows
+        if id(second["settings"]) in compared or first["settings"] == second["settings"]:
             continue
+        compared.add(id(second["settings"]))
         differing = differences([first, second])
         differing = {key: values for key, values in differing.items() if counts(key)}
         if differing:
