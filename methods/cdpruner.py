@@ -24,13 +24,12 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
-from torch.nn.functional import normalize
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.checks import require, require_finite
-from espalier.methods.select.cosines import cosines
+from espalier.methods.select.cosines import cosines_of_units
 from espalier.methods.select.dpp import dpp_map
+from espalier.methods.select.similarity import unit
 
 EPSILON = 1e-6
 #: A spread of relevance below this is rounding of fp32: such tokens count as equally relevant.
@@ -67,22 +66,20 @@ class CDPruner(TokenReducer):
 
     def plan(self, view: View, keep: int) -> Plan:
         """Keep a diverse and relevant set. Cost: O(N^2 D / 2) for the similarities, O(T D), then O(keep^2 N)."""
+        units = unit(view.tokens)
         if self.relevance == "words":
-            quality = rescaled(relevance_of(view.tokens, view.signals["text_embeddings"]))
+            quality = rescaled(relevance_of(units, view.signals["text_embeddings"]))
         else:
-            quality = torch.ones_like(view.tokens[:, :, 0], dtype=torch.float32)
-        kept, spare = dpp_map(cosines(view.tokens), quality, keep)
+            quality = torch.ones_like(units[:, :, 0])
+        kept, spare = dpp_map(cosines_of_units(units), quality, keep)
         return Plan(kept, spare=spare)
 
 
-def relevance_of(tokens: Tensor, words: Tensor) -> Tensor:
-    """Return (B, N) the mean cosine of each token (B, N, D) with the words (B, T, D), zero rows left out."""
-    word_units = normalize(words.float(), dim=-1)
+def relevance_of(units: Tensor, words: Tensor) -> Tensor:
+    """Return (B, N) the mean cosine of tokens of length 1 (B, N, D) with the words (B, T, D), zero rows left out."""
     n_words = (words != 0).any(dim=-1).sum(dim=1).clamp(min=1)
-    mean = word_units.sum(dim=1) / n_words.unsqueeze(1)
-    features = tokens.float()
-    lengths: Tensor = vector_norm(features, dim=-1).clamp_(min=1e-12)
-    return (features @ mean.unsqueeze(-1)).squeeze(-1) / lengths
+    mean = unit(words).sum(dim=1) / n_words.unsqueeze(1)
+    return (units @ mean.unsqueeze(-1)).squeeze(-1)
 
 
 def rescaled(relevance: Tensor) -> Tensor:

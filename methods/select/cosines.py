@@ -14,7 +14,7 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from espalier.methods.select.similarity import FEWEST, cosine, unit, upper_blocks
+from espalier.methods.select.similarity import FEWEST, cosine_of_units, unit, upper_blocks
 from espalier.methods.select.topk import rows_of
 
 #: Bytes that a matrix may take by default.
@@ -62,10 +62,15 @@ def cosines(features: Tensor) -> Cosines:
 
     Fewer than 16 tokens always get a matrix.
     """
-    n_rows, n_tokens, _ = features.shape
-    if n_tokens < FEWEST or fits(4 * n_rows * n_tokens**2, features.device):
-        return Held(cosine(features))
-    return Computed(unit(features))
+    return cosines_of_units(unit(features))
+
+
+def cosines_of_units(units: Tensor) -> Cosines:
+    """Return `cosines` of features (B, N, D) that `unit` returned."""
+    n_rows, n_tokens, _ = units.shape
+    if n_tokens < FEWEST or fits(4 * n_rows * n_tokens**2, units.device):
+        return Held(cosine_of_units(units))
+    return Computed(units)
 
 
 def fits(n_bytes: int, device: torch.device) -> bool:

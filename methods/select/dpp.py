@@ -8,7 +8,7 @@ from torch.nn.functional import threshold
 
 from espalier.methods.checks import require_finite
 from espalier.methods.select.cosines import Cosines
-from espalier.methods.select.topk import Chosen, filled_up, ranking, rows_of
+from espalier.methods.select.topk import Chosen, filled_up, ranking
 
 #: A token with a smaller residual than this is in the span of the picks: the residual is rounding of fp32.
 SPANNED = 1e-5
@@ -38,20 +38,22 @@ def dpp_map(similarity: Cosines, quality: Tensor, n_keep: int) -> Chosen:
     n_rows, n_tokens = quality.shape
     residual = require_finite(similarity.diagonal(), "similarities")
     weight = quality.square()
-    rows = rows_of(order)
     factor = quality.new_zeros(n_rows, n_keep, n_tokens)
-    picks = torch.empty_like(order[:, :n_keep])
-    gains = torch.empty_like(quality[:, :n_keep])
+    factor_rows = factor.unbind(dim=1)
+    picks, gains = [], []
     for step in range(n_keep):
         # Tokens in the span count as 0, including the picks themselves; max returns the first of equal maxima.
         gain = threshold(residual, SPANNED, 0).mul_(weight)
-        gains[:, step : step + 1], pick = gain.max(dim=1, keepdim=True)
-        picks[:, step : step + 1] = pick
+        best, pick = gain.max(dim=1, keepdim=True)
+        picks.append(pick)
+        gains.append(best)
         scale = residual.gather(1, pick).clamp_(min=SPANNED).rsqrt_()
-        new = similarity.row(pick, gain).unsqueeze(1)
-        new.baddbmm_(factor[rows, :step, pick], factor[:, :step], alpha=-1)
-        torch.mul(new.squeeze(1), scale, out=factor[:, step])
-        residual.addcmul_(factor[:, step], factor[:, step], value=-1).scatter_(1, pick, 0)
+        new, filled = similarity.row(pick, gain).unsqueeze(1), factor[:, :step]
+        across = filled.gather(2, pick.unsqueeze(1).expand(-1, step, -1)).transpose(1, 2)
+        new.baddbmm_(across, filled, alpha=-1)
+        row = torch.mul(new.squeeze(1), scale, out=factor_rows[step])
+        residual.addcmul_(row, row, value=-1).scatter_(1, pick, 0)
     # A gain of 0 means that no candidate remained: then no token is kept here.
-    chosen = torch.zeros_like(order).scatter_reduce_(1, picks, (gains > 0).long(), "amax")
+    counts = (torch.cat(gains, dim=1) > 0).long()
+    chosen = torch.zeros_like(order).scatter_reduce_(1, torch.cat(picks, dim=1), counts, "amax")
     return filled_up(chosen.bool(), order, n_keep)

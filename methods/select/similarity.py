@@ -27,7 +27,11 @@ def cosine(features: Tensor) -> Tensor:
 
     Cost: O(N^2 D / 2), 4 N^2 bytes a row: only the upper triangle is multiplied out.
     """
-    units = unit(features)
+    return cosine_of_units(unit(features))
+
+
+def cosine_of_units(units: Tensor) -> Tensor:
+    """Return `cosine` of features (B, N, D) that `unit` returned."""
     n_rows, n_tokens, _ = units.shape
     matrix = units.new_empty(n_rows, n_tokens, n_tokens)
     for row, column, block in upper_blocks(units):
