@@ -30,7 +30,7 @@ from torch import Tensor
 
 from espalier.methods.base import Assignment, Need, Plan, Site, TokenReducer, View
 from espalier.methods.checks import require
-from espalier.methods.select.bipartite import merge_pairs, shares
+from espalier.methods.select.bipartite import means, merge_pairs, shares
 from espalier.methods.select.groups import Groups
 from espalier.methods.select.quotas import apportion
 from espalier.methods.select.tiles import Tiles
@@ -123,6 +123,6 @@ def merged(features: Tensor, keep: int) -> tuple[Tensor, Tensor]:
         share = shares(into, features.new_ones(n_rows, n_left))
         weight = weight * share.gather(1, slot)
         if n_left - n_pairs > keep:
-            features = Assignment(into, share).apply(features, n_left - n_pairs)
+            features = means(features, into, n_left - n_pairs)
         kept, slot = kept.gather(1, staying), into.gather(1, slot)
     return kept.gather(1, slot), weight

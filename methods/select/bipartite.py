@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, pad
+from torch.nn.functional import embedding_bag, normalize, pad
 
 from espalier.methods.plans import Assignment
 from espalier.methods.select.topk import indices_of, ranking, rows_of
@@ -144,6 +144,21 @@ def merge_to(
 def shares(slot: Tensor, sizes: Tensor) -> Tensor:
     """Return (B, N) each token's share of its slot: its size over that of all in the slot. Cost: O(N)."""
     return sizes / totals(slot, sizes).gather(1, slot)
+
+
+def means(features: Tensor, slot: Tensor, n_slots: int) -> Tensor:
+    """Return (B, K, D) the mean of the features (B, N, D) in each slot (B, N), 0 to K - 1, none of them empty.
+
+    Cost: O(N (D + log N)); unlike `Assignment.apply`, one pass over the features.
+    """
+    order = slot.argsort(dim=1, stable=True)
+    numbers = torch.arange(n_slots, device=slot.device).expand(len(slot), -1).contiguous()
+    starts = torch.searchsorted(slot.gather(1, order), numbers)
+    offset = rows_of(slot) * slot.shape[1]
+    index, starts = (order + offset).flatten(), (starts + offset).flatten()
+    return embedding_bag(index, features.flatten(0, 1), starts, mode="mean").unflatten(
+        0, (-1, n_slots)
+    )
 
 
 def totals(slot: Tensor, sizes: Tensor) -> Tensor:
