@@ -10,6 +10,8 @@ from torch import Tensor
 #: Query rows computed at once, fewer if they would need more than CELLS products.
 BLOCK = 256
 CELLS = 2**24
+#: On a CPU, products of all rows computed at once: they stay in its cache from the product to the sum.
+TILE = 2**19
 
 
 def logits(queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
@@ -21,7 +23,8 @@ def logits(queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
     heads, n_rows, width = queries.shape
     # Heads that read the same keys are rows of one product, so that keys are not copied for each head.
     grouped = queries.to(exact).reshape(keys.shape[0], -1, width)
-    return torch.bmm(grouped, keys.to(exact).mT).view(heads, n_rows, -1).mul_(scaling)
+    products = torch.bmm(grouped, keys.to(exact).mT).view(heads, n_rows, -1)
+    return products if scaling == 1 else products.mul_(scaling)
 
 
 def causal(places: Tensor, key_slots: Tensor) -> Tensor:
@@ -36,6 +39,7 @@ def rows(
     places: Tensor,
     block: int = BLOCK,
     key_slots: Tensor | None = None,
+    cells: int | None = None,
 ) -> Iterator[Tensor]:
     """Yield the attention of the queries at `places`, (H, <= block, S) at a time.
 
@@ -48,17 +52,25 @@ def rows(
         places: (R,) ascending slots of the queries.
         block: query rows computed at once, at most.
         key_slots: (S,) ascending slots of the keys; None: every slot of the prompt.
+        cells: products computed at once, at most, but of one row at least; None: CELLS.
 
-    Cost: O(H R S D) time, half of it for all rows; memory of the keys in fp32 and of CELLS products.
+    Cost: O(H R S D) time, half of it for all rows; memory of the keys in fp32 and of `cells` products.
     """
     slots = torch.arange(keys.shape[1], device=keys.device) if key_slots is None else key_slots
     keys = keys.to(torch.promote_types(queries.dtype, torch.float32))
-    height = max(min(block, CELLS // (queries.shape[0] * len(slots))), 1)
+    height = max(min(block, (cells or CELLS) // (queries.shape[0] * len(slots))), 1)
     for query_slots in places.split(height):
         # A window is one block, without a device synchronisation.
-        end = len(slots) if len(places) <= height else int((slots <= query_slots[-1]).sum())
+        start, end = 0, len(slots)
+        if len(places) > height:
+            ends = query_slots[[0, -1]]
+            start, end = torch.searchsorted(slots, ends, right=True).tolist()
         scores = logits(queries[:, query_slots], keys[:, :end], scaling)
-        yield scores.masked_fill_(~causal(query_slots, slots[:end]), float("-inf")).softmax(dim=-1)
+        # Keys before `start` are visible to all of these queries.
+        hidden = ~causal(query_slots, slots[start:end])
+        scores[:, :, start:].masked_fill_(hidden, float("-inf"))
+        scores = scores.softmax(dim=-1)  # rebound, so that the products are freed
+        yield scores
 
 
 def paid(
@@ -69,11 +81,22 @@ def paid(
     block: int = BLOCK,
     key_slots: Tensor | None = None,
 ) -> Tensor:
-    """Return (H, S) the attention of the queries at `places` to each key, summed. Arguments and cost as `rows`."""
+    """Return (H, S) the attention of the queries at `places` to each key, summed. Arguments and cost as `rows`.
+
+    More queries than one block are scaled once, and on a CPU each KV head is summed tile by tile.
+    """
     exact = torch.promote_types(queries.dtype, torch.float32)
+    keys, parts, cells = keys.to(exact), 1, CELLS
     total = torch.zeros(queries.shape[0], keys.shape[1], dtype=exact, device=keys.device)
-    for attention in rows(queries, keys, scaling, places, block, key_slots):
-        total[:, : attention.shape[-1]] += attention.sum(dim=1)
+    if len(places) > block:
+        queries, scaling = queries.to(exact) * scaling, 1.0
+        if keys.device.type == "cpu":
+            parts, cells = keys.shape[0], min(TILE, CELLS)
+    heads = (states.chunk(parts) for states in (queries, keys, total))
+    for head_queries, head_keys, head_total in zip(*heads, strict=True):
+        blocks = rows(head_queries, head_keys, scaling, places, block, key_slots, cells)
+        for attention in blocks:
+            head_total[:, : attention.shape[-1]] += attention.sum(dim=1)
     return total
 
 

@@ -156,9 +156,8 @@ def means(features: Tensor, slot: Tensor, n_slots: int) -> Tensor:
     starts = torch.searchsorted(slot.gather(1, order), numbers)
     offset = rows_of(slot) * slot.shape[1]
     index, starts = (order + offset).flatten(), (starts + offset).flatten()
-    return embedding_bag(index, features.flatten(0, 1), starts, mode="mean").unflatten(
-        0, (-1, n_slots)
-    )
+    mean: Tensor = embedding_bag(index, features.flatten(0, 1), starts, mode="mean")
+    return mean.unflatten(0, (-1, n_slots))
 
 
 def totals(slot: Tensor, sizes: Tensor) -> Tensor:

@@ -80,6 +80,23 @@ def test_rows_are_those_of_the_whole_map(block: int) -> None:
     torch.testing.assert_close(got, whole_map(view)[:, places], rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("tile", [2**19, 150])
+def test_rows_in_many_tiles_are_summed_like_the_whole_map(
+    tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with every other key alone."""
+    monkeypatch.setattr(attention, "TILE", tile)
+    view, shared = view_of(), torch.arange(0, LENGTH, 2)
+    every = torch.arange(LENGTH)
+    paid = attention.paid(view.queries, view.keys, view.scaling, every, 7)
+    torch.testing.assert_close(paid, whole_map(view).sum(1), rtol=0, atol=1e-12)
+    keys = view.keys[:, shared]
+    one_block, tiles = (
+        attention.paid(view.queries, keys, view.scaling, every, block, shared) for block in (256, 7)
+    )
+    torch.testing.assert_close(tiles, one_block, rtol=0, atol=1e-12)
+
+
 def test_h2o_sums_columns_by_kv_head() -> None:
     view = view_of()
     expected = groups(whole_map(view).sum(1))[:, view.candidates]
