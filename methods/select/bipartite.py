@@ -157,7 +157,7 @@ def means(features: Tensor, slot: Tensor, n_slots: int) -> Tensor:
     offset = rows_of(slot) * slot.shape[1]
     index, starts = (order + offset).flatten(), (starts + offset).flatten()
     mean: Tensor = embedding_bag(index, features.flatten(0, 1), starts, mode="mean")
-    return mean.unflatten(0, (-1, n_slots))
+    return mean.view(len(slot), n_slots, -1)
 
 
 def totals(slot: Tensor, sizes: Tensor) -> Tensor:
