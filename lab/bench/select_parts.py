@@ -121,9 +121,9 @@ def growth_target(question: Question) -> float | None:
     return 2.15 if question.method in PRODUCTS else None
 
 
-def ratios(setup: Setup) -> list[SelectionRow]:
-    """Time all configs at the usual sizes, round after round."""
-    specs = [(name, setup.spec(f"method={name}")) for name in configured_methods()]
+def ratios(setup: Setup, names: Sequence[str] = ()) -> list[SelectionRow]:
+    """Time configs, all without names, at the usual sizes, round after round."""
+    specs = [(name, setup.spec(f"method={name}")) for name in names or configured_methods()]
     rows: list[SelectionRow] = []
     for n, width, repeats in RATIOS:
         tokens = features(n, width)
@@ -162,10 +162,13 @@ class Alone:
     kept: Tensor
 
 
-def growth(setup: Setup) -> tuple[list[SelectionRow], list[str]]:
-    """Time one config of each method at both sizes; return also, in words, what was compared and what left out."""
+def growth(setup: Setup, names: Sequence[str] = ()) -> tuple[list[SelectionRow], list[str]]:
+    """Time one config of each method at both sizes; return also, in words, what was compared and what left out.
+
+    Without names, of all methods.
+    """
     small, large = GROWTH
-    specs = [(name, setup.spec(f"method={name}")) for name in configured_methods()]
+    specs = [(name, setup.spec(f"method={name}")) for name in names or configured_methods()]
     chosen = [(name, s) for name, s in specs if name == s.method.name or name in BOTH_WAYS]
     short, long = (questions(chosen, features(n, GROWTH_WIDTH), n // GROWTH_KEEP) for n in GROWTH)
     product = product_of(features(large, GROWTH_WIDTH))

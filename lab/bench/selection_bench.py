@@ -7,8 +7,8 @@ processor time, which varies less than wall time on a shared machine. Two parts,
     growth   2,880 and 25,088 tokens of width 1024, a tenth kept: growth exponent, peak memory, and for
              methods with an optional N x N matrix both with and without it
 
-`--write FOLDER` writes bench_select.md and .json there. A table comes first; the last line of stdout is one JSON
-object.
+`--write FOLDER` writes bench_select.md and .json there, or bench_select_only.md and .json with `--only`. A table comes
+first; the last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     setup = Setup(model=options.model, quick=options.quick)
     with contextlib.redirect_stdout(sys.stderr), one_thread(), torch.inference_mode():
         if options.part == "growth":
-            rows, notes = growth(setup)
+            rows, notes = growth(setup, options.only)
         else:
-            rows, notes = ratios(setup), []
+            rows, notes = ratios(setup, options.only), []
         machine = conditions("cpu")
     result: dict[str, Any] = {
         "schema": SCHEMA,
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.part != "growth":
         print_table(result["rows"], result["notes"])
     if options.write is not None:
-        write(result, options.write)
+        write(result, options.write, "bench_select" + "_only" * bool(options.only))
     say(result)
     return 0
 
@@ -145,7 +145,7 @@ goes towards 3.
 """
 
 
-def write(result: Mapping[str, Any], folder: Path) -> None:
+def write(result: Mapping[str, Any], folder: Path, name: str = "bench_select") -> None:
     """Write the rows as JSON and as a page."""
     lines = ["| " + " | ".join(COLUMNS) + " |"]
     numbers = [title not in ("method", "cosines", "target", "") for title in COLUMNS]
@@ -153,7 +153,7 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
     lines += ["| " + " | ".join(cells(row)) + " |" for row in result["rows"]]
     lines += ["", *(f"- {note}" for note in result["notes"])]
     page = PAGE.format(**result["conditions"]) + "\n".join(lines) + "\n"
-    leave(folder, "bench_select", page, result)
+    leave(folder, name, page, result)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -162,6 +162,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--part", choices=("ratios", "growth"), help="run only this part; default: both"
     )
     arguments.add_argument("--quick", action="store_true", help="two rounds")
+    arguments.add_argument(
+        "--only", type=lambda text: text.split(","), default=(), help="names in conf/method"
+    )
     arguments.add_argument("--model", default="seedling", help="a name in conf/model")
     return arguments.parse_args(argv)
 
