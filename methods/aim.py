@@ -15,9 +15,8 @@ leaves, and where that is all, for the slope.
 The released code (github.com/LaVi-Lab/AIM, commit edc24e9f) merges the frames of videos. The last eighth stays to the
 end here, where the code hides it after layer 21. The code hides tokens by masks, so that those hidden earlier still
 give away their equal share in the first round of PageRank; here they are gone. Tokens keep raster order, where the code
-has what remains of A before B; after a round of halves there is no such remainder. Pictures share the budget by size,
-by largest remainders. The code counts positions anew after merging, and not inside the decoder. The paper's text was
-not compared.
+has what remains of A before B; after a round of halves nothing remains. Pictures share the budget by size, by largest
+remainders. The code counts positions anew after merging, not inside the decoder. The paper's text was not compared.
 """
 
 from __future__ import annotations
@@ -28,13 +27,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from espalier.methods.base import Assignment, Need, Plan, Site, TokenReducer, View
+from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.checks import require
 from espalier.methods.select.bipartite import means, merge_pairs, shares
 from espalier.methods.select.groups import Groups
 from espalier.methods.select.quotas import apportion
+from espalier.methods.select.stills import plan_of
 from espalier.methods.select.tiles import Tiles
-from espalier.methods.select.topk import indices_of, top
+from espalier.methods.select.topk import top
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,8 @@ class AIM(TokenReducer):
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
-        inside = 0 <= self.first <= self.last < self.depth - 1
         valid = f"0 to last, last below {self.depth - 1} (method.params.depth - 1)"
-        require(inside, "first", self.first, valid)
+        require(0 <= self.first <= self.last < self.depth - 1, "first", self.first, valid)
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the prefix and the sites after `first` to `last`, at the same shares of the depth."""
@@ -69,8 +68,7 @@ class AIM(TokenReducer):
     def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
         """Return a straight line from what merging leaves to `share`, which is one step."""
         merged = min(1.0, share * n_sites)
-        steps = n_sites - 1
-        return tuple(merged - (merged - share) * step / steps for step in range(n_sites))
+        return tuple(merged - (merged - share) * n / (n_sites - 1) for n in range(n_sites))
 
     def needs(self, site: Site) -> tuple[Need, ...]:
         """Return the ranks, inside the decoder."""
@@ -93,23 +91,17 @@ class AIM(TokenReducer):
         for picture_size, n_left in torch.stack([size, quota], 1).unique(dim=0).tolist():
             if n_left:
                 alike = (size == picture_size) & (quota == n_left)
+                part = (alike, slice(picture_size))
                 features = (
                     tokens.reshape(-1, picture_size, tokens.shape[2])  # spares a copy
                     if bool(alike.all())
-                    else tokens[row[alike], index[alike, :picture_size]]
+                    else tokens[row[alike], index[part]]
                 )
-                target[alike, :picture_size], weight[alike, :picture_size] = merged(
-                    features, n_left
-                )
+                target[part], weight[part] = merged(features, n_left)
         # Tokens of each group stand together, so that an index inside the group counts from its first token.
         into = groups.tokens(torch.where(target < 0, -1, target + index[:, :1]))
-        place = torch.arange(into.shape[1], device=into.device)
-        stays = into == place
-        slot = torch.where(into < 0, -1, (stays.cumsum(dim=1) - 1).gather(1, into.clamp(min=0)))
-        kept = indices_of(stays, keep)
-        if keep == into.shape[1]:
-            return Plan(kept)
-        return Plan(kept, Assignment(slot, groups.tokens(weight)))
+        plan = plan_of(into, groups.tokens(weight), keep)
+        return plan if keep < into.shape[1] else Plan(plan.kept)
 
 
 def merged(features: Tensor, keep: int) -> tuple[Tensor, Tensor]:
