@@ -70,7 +70,10 @@ class DenoisingReducer(TokenReducer):
         raise NotImplementedError(f"{type(self).__name__} does not act on cached entries")
 
     def merged(self, entries: Entries) -> tuple[Tensor, Tensor]:
-        """Return keys and values (H, S - N + K, D) of one layer after merging."""
+        """Return keys, without rotary positions, and values of one layer after merging.
+
+        They are (H, K, D), of the visual tokens that stay, or (H, S - N + K, D), of all entries that stay.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not act on cached entries")
 
 

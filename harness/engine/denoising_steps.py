@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
 from espalier.harness.cost.budget import Budget
@@ -20,8 +19,14 @@ from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.attention_probe import AttentionTap, attention_rows
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.positions import closed_positions
-from espalier.harness.engine.prefix_cache import CachedPrompt, cache_prompt, run_answer
+from espalier.harness.engine.positions import closed_positions, rotate, unrotate
+from espalier.harness.engine.prefix_cache import (
+    CachedPrompt,
+    PlacedEntries,
+    StepEntries,
+    cache_prompt,
+    run_answer,
+)
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
@@ -33,28 +38,25 @@ from espalier.methods.blame import Blame
 from espalier.methods.denoiser import as_denoiser
 from espalier.methods.plans import require_tensor
 from espalier.methods.select.entries import Entries, EntryStore, KeptEntries, PromptEntries
-from espalier.methods.select.topk import rows_of
+from espalier.methods.select.topk import indices_of, rows_of
 
 
 class MergedLayer(IndexedLayer):
     """A layer of one step: entries computed when the layer is reached, followed by the answer's positions.
 
     Args:
-        make: returns keys and values (B, H_kv, S', D).
-        length: S'.
+        make: returns keys and values that the answer's own, the arguments, end.
     """
 
-    def __init__(self, make: Callable[[], tuple[Tensor, Tensor]], length: int) -> None:
+    def __init__(self, make: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
         super().__init__(room=0)
         self._make = make
-        self._length = length
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return the entries followed by the new tokens; nothing is stored."""
-        keys, values = self._make()
-        return torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
+        """Return the entries followed by the new tokens."""
+        return self._make(key_states, value_states)
 
 
 class EntryMerger:
@@ -63,7 +65,7 @@ class EntryMerger:
     Args:
         setup: of the session; its method merges entries.
         cached_prompt: the prompt.
-        deciders: (B, G) booleans.
+        answer: with the step's deciders.
         keep: visual tokens that stay, for each row.
     """
 
@@ -71,12 +73,12 @@ class EntryMerger:
         self,
         setup: SessionSetup,
         cached_prompt: CachedPrompt,
-        deciders: Tensor,
+        answer: AnswerState,
         keep: Sequence[int],
     ) -> None:
         method = as_denoiser(setup.method)
         assert method is not None  # only denoisers merge
-        self._setup, self._prompt, self._deciders = setup, cached_prompt, deciders
+        self._setup, self._prompt, self._answer = setup, cached_prompt, answer
         self._clock = Clock(*setup.adapter.devices, enabled=setup.timed)
         self._method = method
         #: First layer with merged entries.
@@ -88,7 +90,7 @@ class EntryMerger:
         self._lengths = [n + text for n, text in zip(keep, cached_prompt.layout.text, strict=True)]
         #: (K,) kept visual tokens of each row, once the deciders' layer has run.
         self.kept: list[Tensor] = []
-        self._choices: dict[tuple[int, torch.device], KeptEntries] = {}
+        self._choices: dict[tuple[int, torch.device], PlacedEntries] = {}
 
     @property
     def watched_attention(self) -> tuple[Any, Callable[[Tensor, Tensor, float], None]]:
@@ -99,7 +101,7 @@ class EntryMerger:
         """Return the stages up to the deciders' layer and after it; the second without slots."""
         prompt_stage, width = self._prompt_stage, max(self._lengths)
         lengths = torch.tensor(self._lengths, device=prompt_stage.valid.device).unsqueeze(1)
-        valid = torch.arange(width, device=prompt_stage.valid.device) >= width - lengths
+        valid = torch.arange(width, device=prompt_stage.valid.device) < lengths
         empty = prompt_stage.slots[:, :0]
         padded = any(length != width for length in self._lengths)
         return prompt_stage, Stage(
@@ -108,9 +110,9 @@ class EntryMerger:
 
     def cache(self) -> Cache:
         """Return the cache of this step: the prompt's layers, then merged ones."""
-        prompt_layers, width = self._prompt.cache.indexed, max(self._lengths)
+        prompt_layers = self._prompt.cache.indexed
         merged = [
-            MergedLayer(partial(self._layer_entries, number), width)
+            MergedLayer(partial(self._layer_entries, number))
             for number in range(self.first_merged, len(prompt_layers))
         ]
         return Cache(layers=[*prompt_layers[: self.first_merged], *merged])
@@ -137,9 +139,12 @@ class EntryMerger:
         """Choose in every row by the attention of its deciders."""
         with self._clock.phase("select"):
             stage = self._prompt_stage.move(query.device)
-            alive = torch.cat([stage.valid, stage.valid.new_ones(self._deciders.shape)], 1)
-            rows = attention_rows(query, key, scaling, alive[:, None, None, :])
-            attention = (rows * self._deciders.to(rows.device).unsqueeze(2)).sum(1)
+            deciders = self._answer.deciders.to(query.device)
+            alive = torch.cat([stage.valid, stage.valid.new_ones(deciders.shape)], 1)
+            places = indices_of(deciders, self._answer.most_deciders or deciders.shape[1])
+            queries = query.transpose(1, 2)[rows_of(places), places].transpose(1, 2)
+            rows = attention_rows(queries, key, scaling, alive[:, None, None, :])
+            attention = (rows * deciders.gather(1, places).unsqueeze(2)).sum(1)
             for row, (count, keep) in enumerate(zip(stage.counts, self._keep, strict=True)):
                 scores = attention[row : row + 1, stage.slots[row, :count]]
                 self.kept.append(self._chosen(scores, keep) if count else stage.slots[row, :0])
@@ -153,81 +158,77 @@ class EntryMerger:
                 Plan(chosen).check(scores.shape[1], keep)
         return chosen[0]
 
-    def _layer_entries(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values (B, H_kv, S', D) of a layer, rows of fewer entries padded on the left."""
+    def _layer_entries(self, number: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values (B, H_kv, S' + G, D) of a layer, those of the answer last."""
         self._prompt.choice_checked = True
         with self._clock.phase("select"):
-            stage = self._prompt_stage
-            keys, values = self._prompt.cache.indexed[number].entries
-            width, rows = max(self._lengths), list[tuple[Tensor, Tensor]]()
+            width, count = max(self._lengths), keys.shape[2]
+            entries = self._prompt.merged.get(number)
+            if entries is None or entries.keys.shape[2] < width + count:
+                entries = self._prompt.merged[number] = StepEntries.of(keys, values, width)
             for row, (length, keep) in enumerate(zip(self._lengths, self._keep, strict=True)):
-                start = keys.shape[2] - length - stage.counts[row] + keep
-                entries = keys[row, :, start:], values[row, :, start:]
-                if keep < stage.counts[row]:
-                    entries = self._merge_row(number, row, start, *entries)
-                rows.append(entries)
-            return _stacked([k for k, _ in rows], width), _stacked([v for _, v in rows], width)
+                whole = self._prompt_stage.counts[row]
+                stored = self._prompt.cache.indexed[number].entries
+                start = stored[0].shape[2] - length - whole + keep
+                stored_keys, stored_values = (store[row, :, start:] for store in stored)
+                if keep < whole:
+                    self._merge_row(number, row, entries, stored_keys, stored_values)
+                else:
+                    entries.fixed.discard(row)
+                    entries.keys[row, :, :length] = stored_keys
+                    entries.values[row, :, :length] = stored_values
+            for store, states in ((entries.keys, keys), (entries.values, values)):
+                store[:, :, width : width + count] = states
+            return entries.keys[:, :, : width + count], entries.values[:, :, : width + count]
 
     def _merge_row(
-        self, number: int, row: int, start: int, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return one row's merged keys and values (H_kv, S', D) in the model's type."""
+        self, number: int, row: int, entries: StepEntries, keys: Tensor, values: Tensor
+    ) -> None:
+        """Write one row's merged entries, after those of its other tokens unless all are merged into."""
         dtype = torch.promote_types(keys.dtype, torch.float32)
-        tables = [table[row, start:] for table in self._prompt.rotary(self._setup, keys, dtype)]
-        choice = self._choice(row, start, keys)
+        placed = self._placed(row, keys, dtype)
+        choice, length = placed.choice, self._lengths[row]
         prompt = self._prompt.prepared.get((number, row))
         if prompt is None:
             # A copy: the cache itself is never written.
-            unrotated = unrotate(keys.to(dtype), *tables)
+            unrotated = unrotate(keys.to(dtype), *placed.tables)
             stores = [
                 EntryStore(store.transpose(0, 1).clone(memory_format=torch.contiguous_format))
                 for store in (unrotated, values.to(dtype))
             ]
-            prompt = PromptEntries(*stores)
-            self._prompt.prepared[number, row] = prompt
+            prompt = self._prompt.prepared[number, row] = PromptEntries(*stores)
         with Blame(self._method, "merged", self._setup.sites[0]):
             merged_keys, merged_values = self._method.merged(Entries(prompt, choice))
-            shape = (keys.shape[0], len(choice.staying), keys.shape[2])
+            whole = isinstance(merged_keys, Tensor) and merged_keys.shape[1:2] == (length,)
+            shape = (keys.shape[0], length if whole else self._keep[row], keys.shape[2])
             require_tensor("keys that `merged` returns", merged_keys, shape, keys.device, True)
             require_tensor("values that `merged` returns", merged_values, shape, keys.device, True)
-        # Closed gaps: positions count from the first token.
-        places = slice(0, merged_keys.shape[1]) if self._setup.renumber else choice.staying
-        rotated_keys = rotate(merged_keys, *(table[places] for table in tables))
-        return rotated_keys.to(keys.dtype), merged_values.to(values.dtype)
+        first = 0 if whole else length - self._keep[row]
+        if whole:
+            entries.fixed.discard(row)
+        elif self._setup.renumber:
+            others = prompt.keys.rows[choice.others].transpose(0, 1)
+            rotate(others, *placed.others, entries.keys[row, :, :first])
+            entries.values[row, :, :first] = values[:, choice.others]
+        elif row not in entries.fixed:
+            entries.fixed.add(row)
+            entries.keys[row, :, :first] = keys[:, choice.others]
+            entries.values[row, :, :first] = values[:, choice.others]
+        rotate(merged_keys, *placed.targets(whole), entries.keys[row, :, first:length])
+        entries.values[row, :, first:length] = merged_values
 
-    def _choice(self, row: int, start: int, keys: Tensor) -> KeptEntries:
+    def _placed(self, row: int, keys: Tensor, dtype: torch.dtype) -> PlacedEntries:
         """Return the kept entries of a row, counted from its first; the same in every layer of a device."""
         key = (row, keys.device)
         if key not in self._choices:
-            stage = self._prompt_stage
+            stage, count = self._prompt_stage, keys.shape[1]
+            cos, sin = self._prompt.rotary(self._setup, keys, dtype)
+            tables = cos[row, -count:], sin[row, -count:]
+            start = stage.valid.shape[1] - count
             visual = stage.slots[row, : stage.counts[row]].to(keys.device) - start
-            self._choices[key] = KeptEntries(visual, self.kept[row].to(keys.device), keys.shape[1])
+            choice = KeptEntries(visual, self.kept[row].to(keys.device), count)
+            self._choices[key] = PlacedEntries(choice, tables, self._setup.renumber)
         return self._choices[key]
-
-
-def _stacked(rows: Sequence[Tensor], width: int) -> Tensor:
-    """Return (B, H, width, D) of rows (H, S, D), padded on the left; a view of a single row."""
-    padded = [
-        row if row.shape[1] == width else pad(row, (0, 0, width - row.shape[1], 0)) for row in rows
-    ]
-    return padded[0][None] if len(padded) == 1 else torch.stack(padded)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return (..., S, D) rotated by tables (S, d): pairs are d / 2 apart; dimensions after the first d stay."""
-    half = cos.shape[-1] // 2
-    first, second, unrotated = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    parts = [
-        torch.addcmul(first * cos[..., :half], second, sin[..., :half], value=-1),
-        torch.addcmul(second * cos[..., half:], first, sin[..., half:]),
-    ]
-    return torch.cat(parts if x.shape[-1] == 2 * half else [*parts, unrotated], -1)
-
-
-def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return the inverse of `rotate` by the same tables, also if they are scaled or rounded."""
-    scale = cos.square() + sin.square()
-    return rotate(x, cos / scale, -sin / scale)
 
 
 @dataclass(frozen=True)
@@ -239,12 +240,14 @@ class AnswerState:
         deciders: (B, G) booleans, the positions unveiled in the previous step.
         step: number of the next step.
         places: (B, M) positions that need logits; None: all.
+        most_deciders: deciders of the row with the most of them; None: not known without reading the device.
     """
 
     ids: Tensor
     deciders: Tensor
     step: int
     places: Tensor | None = None
+    most_deciders: int | None = None
 
     def choose(self, states: Tensor) -> Tensor:
         """Return the states (B, M, D) of the positions that need logits, out of those of all (B, G, D)."""
@@ -363,4 +366,4 @@ class DenoisingSession(Session):
             return None
         rows = zip(layout.counts, layout.text, strict=True)
         keep = [budget.keep(method, facts, n, text)[0] if n else 0 for n, text in rows]
-        return EntryMerger(self.setup, cached_prompt, answer.deciders, keep)
+        return EntryMerger(self.setup, cached_prompt, answer, keep)

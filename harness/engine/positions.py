@@ -101,3 +101,25 @@ def rotary_tables(embedding: Any, hidden: Tensor, positions: Tensor) -> tuple[Te
     with torch.no_grad():
         tables = embedding(hidden, positions.to(hidden.device))
     return tuple(table.to(hidden.device) for table in tables)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, result: Tensor | None = None) -> Tensor:
+    """Return (..., S, D) rotated by tables (S, d): pairs are d / 2 apart; dimensions after the first d stay.
+
+    The result is written into `result` if there is one, in its type.
+    """
+    half = cos.shape[-1] // 2
+    first, second = x[..., :half], x[..., half : 2 * half]
+    rotated = torch.empty_like(x) if result is None or result.dtype != x.dtype else result
+    parts = rotated[..., :half], rotated[..., half : 2 * half]
+    torch.mul(first, cos[..., :half], out=parts[0]).addcmul_(second, sin[..., :half], value=-1)
+    torch.mul(second, cos[..., half:], out=parts[1]).addcmul_(first, sin[..., half:])
+    if x.shape[-1] > 2 * half:
+        rotated[..., 2 * half :] = x[..., 2 * half :]
+    return rotated if result is None or rotated is result else result.copy_(rotated)
+
+
+def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return the inverse of `rotate` by the same tables, also if they are scaled or rounded."""
+    scale = cos.square() + sin.square()
+    return rotate(x, cos / scale, -sin / scale)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -28,7 +28,69 @@ from espalier.harness.engine.signal_watchers import ActivePass
 from espalier.harness.engine.text.kv_cache import IndexedCache
 from espalier.methods.denoiser import as_denoiser
 from espalier.methods.none import NoReduction
-from espalier.methods.select.entries import PromptEntries
+from espalier.methods.select.entries import KeptEntries, PromptEntries
+
+
+@dataclass(eq=False)
+class StepEntries:
+    """Keys and values that the answer attends to in a layer with merged entries; steps write over those before.
+
+    Attributes:
+        keys, values: (B, H_kv, W, D), each row's entries first, then the answer's; what lies between is finite.
+        fixed: rows that start with the entries of their other tokens, which are the same in each step.
+    """
+
+    keys: Tensor
+    values: Tensor
+    fixed: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor, length: int) -> StepEntries:
+        """Return storage for entries of rows of at most `length`, and an answer's keys and values (B, H_kv, G, D)."""
+        width = length + keys.shape[2]
+        stores = [x.new_zeros(*x.shape[:2], width, x.shape[3]) for x in (keys, values)]
+        return cls(stores[0], stores[1])
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedEntries:
+    """The kept entries of a row, and the rotary tables of their positions.
+
+    Attributes:
+        choice: the entries.
+        tables: (S, d) cosines and sines of every entry.
+        renumber: whether positions of those that stay count from the first, without gaps.
+    """
+
+    choice: KeptEntries
+    tables: tuple[Tensor, Tensor]
+    renumber: bool
+
+    @cached_property
+    def others(self) -> tuple[Tensor, Tensor]:
+        """Tables of the tokens that are not visual."""
+        choice = self.choice
+        return self._at(torch.searchsorted(choice.staying, choice.others), choice.others)
+
+    def targets(self, whole: bool) -> tuple[Tensor, Tensor]:
+        """Return the tables of all entries that stay, or of the visual ones."""
+        return self._staying if whole else self._visual
+
+    @cached_property
+    def _staying(self) -> tuple[Tensor, Tensor]:
+        staying = self.choice.staying
+        return self._at(torch.arange(len(staying), device=staying.device), staying)
+
+    @cached_property
+    def _visual(self) -> tuple[Tensor, Tensor]:
+        choice = self.choice
+        entries = choice.visual[choice.kept]
+        return self._at(choice.staying_visual if self.renumber else entries, entries)
+
+    def _at(self, numbers: Tensor, entries: Tensor) -> tuple[Tensor, Tensor]:
+        places = numbers if self.renumber else entries
+        cos, sin = self.tables
+        return cos.index_select(0, places), sin.index_select(0, places)
 
 
 @dataclass(eq=False)
@@ -41,6 +103,7 @@ class CachedPrompt:
         stages: tokens alive in the cache's layers, first to last.
         records: of each row, for the run of its prompt.
         prepared: entries of a layer and row that merge, made by the first step that merges them.
+        merged: of each layer, the entries of the last step that merged them.
         choice_checked: whether a method's first choice of entries was checked.
     """
 
@@ -49,6 +112,7 @@ class CachedPrompt:
     stages: tuple[Stage, ...]
     records: tuple[SampleRecord, ...]
     prepared: dict[tuple[int, int], PromptEntries] = field(default_factory=dict, repr=False)
+    merged: dict[int, StepEntries] = field(default_factory=dict, repr=False)
     choice_checked: bool = False
     _tables: dict[torch.device, tuple[Tensor, ...]] = field(default_factory=dict, repr=False)
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn.functional import embedding_bag, normalize
 
 from espalier.methods.select.topk import indices_of
@@ -87,14 +88,17 @@ class KeptEntries:
         return indices_of(alive[None], self.count - len(self.leaving))[0]
 
     @cached_property
-    def numbers(self) -> Tensor:
-        """(S - N + K,) places of the staying entries."""
-        return torch.arange(len(self.staying), device=self.staying.device)
-
-    @cached_property
     def staying_visual(self) -> Tensor:
         """(K,) places of the visual tokens that stay among `staying`."""
         return torch.searchsorted(self.staying, self.visual[self.kept])
+
+    @cached_property
+    def others(self) -> Tensor:
+        """(S - N,) entries of all tokens that are not visual, ascending."""
+        others = self.visual.new_ones(self.count, dtype=torch.bool).index_fill(
+            0, self.visual, False
+        )
+        return indices_of(others[None], self.count - len(self.visual))[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +115,7 @@ class Entries:
 
 
 def merged_entries(entries: Entries, targets: Targets) -> tuple[Tensor, Tensor]:
-    """Return keys and values (H, S - N + K, D) of the staying entries, each leaving one merged into the most similar.
+    """Return keys and values (H, T, D) of the T targets, each leaving entry merged into the most similar of them.
 
     Each leaving entry goes to the target with the highest cosine of keys, mean over heads, the first of equals. Keys
     and values are added, and every target's vector is then scaled, head by head, to the mean former length of targets
@@ -121,26 +125,23 @@ def merged_entries(entries: Entries, targets: Targets) -> tuple[Tensor, Tensor]:
         entries: of one layer and sample.
         targets: `visual`: visual tokens that stay; `prompt`: all entries that stay.
 
-    Cost: O((N - K) T D) for the cosines with T targets, O(H (N - K + T) D) for the sums.
+    Cost: O((N - K) T D) for the cosines, O(H (N - K + T) D) for the sums.
     """
     prompt, choice, units = entries.prompt, entries.choice, entries.prompt.units
-    staying, leaving = choice.staying, choice.leaving
-    # Places of the targets among the staying entries; None: all of them.
-    places = choice.staying_visual if targets == "visual" else None
-    onto = staying if places is None else staying[places]
-    slot = (units.index_select(0, leaving) @ units.index_select(0, onto).T).argmax(1)
-    # The group of each staying entry, one after another: itself, then those that merge into it.
-    slots = torch.cat([choice.numbers, slot if places is None else places[slot]])
-    members = torch.cat([staying, leaving])[slots.argsort(stable=True)]
-    sizes = torch.zeros_like(staying).scatter_add(0, slots, torch.ones_like(slots))
+    leaving = choice.leaving
+    onto = choice.visual[choice.kept] if targets == "visual" else choice.staying
+    # Maxima over rows are found faster than over columns; of equals the first wins.
+    slot = (units.index_select(0, onto) @ units.index_select(0, leaving).T).max(0).indices
+    # The group of each target, one after another: itself, then those that merge into it.
+    slots = torch.cat([torch.arange(len(onto), device=onto.device), slot])
+    members = torch.cat([onto, leaving])[slots.argsort(stable=True)]
+    sizes = torch.zeros_like(onto).scatter_add(0, slots, torch.ones_like(slots))
     starts = sizes.cumsum(0) - sizes
     merged = []
     for store in (prompt.keys, prompt.values):
         shape = -1, *store.rows.shape[1:]
         sums = embedding_bag(members, store.flat, starts, mode="sum").view(shape)
         length = store.norms.index_select(0, onto).mean()
-        scale = length / (sums.norm(dim=-1, keepdim=True) + EPSILON)
-        if places is not None:
-            scale = torch.ones_like(scale).index_copy_(0, places, scale[places])
+        scale = length / (vector_norm(sums, dim=-1, keepdim=True) + EPSILON)
         merged.append(sums.mul_(scale).transpose(0, 1))
     return merged[0], merged[1]

@@ -218,7 +218,7 @@ def test_a_worked_example_of_entries() -> None:
     stores = [EntryStore(rows.transpose(0, 1).contiguous()) for rows in (keys, values)]
     entries = Entries(PromptEntries(*stores), choice)
     expected = {
-        "visual": [(0, 5), (3 * 7 / 65**0.5, 3 * 4 / 65**0.5), (0, -3)],
+        "visual": [(3 * 7 / 65**0.5, 3 * 4 / 65**0.5), (0, -3)],
         "prompt": [(11 / 3 / 10**0.5, 11 / 10**0.5), (11 / 3, 0), (0, -11 / 3)],
     }
     for targets, rows in expected.items():

@@ -164,7 +164,9 @@ class DenoisingGenerator:
         denoised = DenoisedSteps(state, marks=[time.perf_counter()])
         while not state.complete:
             step, places = len(denoised.steps), state.places()
-            answer = AnswerState(state.ids, state.deciders, step, None if keep_logits else places)
+            needed = None if keep_logits else places
+            n_deciders = max(denoised.reveals[-1]) if denoised.reveals else None
+            answer = AnswerState(state.ids, state.deciders, step, needed, n_deciders)
             if cached is None:
                 logits, records = session.denoise(prompt, answer, samples, budgets[step])
             else:
