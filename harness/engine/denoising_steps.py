@@ -32,31 +32,14 @@ from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.signals.deciders import DECIDERS
-from espalier.harness.engine.text.kv_cache import IndexedLayer
+from espalier.harness.engine.stored_sequence import StoredSequence, run_window
+from espalier.harness.engine.text.kv_cache import IndexedCache, MergedLayer
 from espalier.methods.base import Plan
 from espalier.methods.blame import Blame
 from espalier.methods.denoiser import as_denoiser
 from espalier.methods.plans import require_tensor
 from espalier.methods.select.entries import Entries, EntryStore, KeptEntries, PromptEntries
 from espalier.methods.select.topk import indices_of, rows_of
-
-
-class MergedLayer(IndexedLayer):
-    """A layer of one step: entries computed when the layer is reached, followed by the answer's positions.
-
-    Args:
-        make: returns keys and values that the answer's own, the arguments, end.
-    """
-
-    def __init__(self, make: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
-        super().__init__(room=0)
-        self._make = make
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Return the entries followed by the new tokens."""
-        return self._make(key_states, value_states)
 
 
 class EntryMerger:
@@ -281,6 +264,45 @@ class DenoisingSession(Session):
             BudgetError: the budget cannot be met.
             RuntimeError: outside the `with` block.
         """
+        states, records, _ = self._whole(prompt, answer, samples, budget)
+        logits: Tensor = self.adapter.model.get_output_embeddings()(answer.choose(states))
+        return logits, records
+
+    @torch.inference_mode()
+    def store(
+        self,
+        prompt: Prompt,
+        answer: AnswerState,
+        samples: Sequence[str],
+        budget: Budget,
+        window: range,
+    ) -> StoredSequence:
+        """Run one step over the whole sequence as `denoise` does, and store it for steps of a window of places."""
+        cache = IndexedCache(len(self.adapter.decoder.layers), 0)
+        states, records, stages = self._whole(prompt, answer, samples, budget, cache)
+        return StoredSequence(cache, prompt.layout, stages, states, records, window)
+
+    @torch.inference_mode()
+    def denoise_window(self, stored: StoredSequence, answer: AnswerState) -> None:
+        """Run the window's places of an answer against a stored sequence, and update what is stored of them."""
+        ids = answer.ids[:, stored.window.start : stored.window.stop]
+        run_window(self.setup, stored, self.adapter.model.get_input_embeddings()(ids))
+
+    @torch.inference_mode()
+    def logits_of(self, stored: StoredSequence, answer: AnswerState) -> Tensor:
+        """Return the logits (B, M, V) of the positions that need them, not checked, by their last states."""
+        logits: Tensor = self.adapter.model.get_output_embeddings()(answer.choose(stored.states))
+        return logits
+
+    def _whole(
+        self,
+        prompt: Prompt,
+        answer: AnswerState,
+        samples: Sequence[str],
+        budget: Budget,
+        cache: IndexedCache | None = None,
+    ) -> tuple[Tensor, tuple[SampleRecord, ...], tuple[Stage, ...]]:
+        """Run the whole sequence, into a cache if there is one; return states (B, G, D), records and stages."""
         adapter, count = self.adapter, answer.ids.shape[1]
         answer_embeddings = adapter.model.get_input_embeddings()(answer.ids)
         embeddings = torch.cat([prompt.arguments["inputs_embeds"], answer_embeddings], 1)
@@ -305,12 +327,11 @@ class DenoisingSession(Session):
                 inputs_embeds=embeddings,
                 attention_mask=valid.long() if is_padded else None,
                 position_ids=closed_positions(valid),
-                use_cache=False,
+                past_key_values=cache,
+                use_cache=cache is not None,
             ).last_hidden_state
-            states = answer.choose(hidden[:, -count:])
-            logits: Tensor = adapter.model.get_output_embeddings()(states)
-            records = current_pass.step_records()
-        return logits, records
+            records, stages = current_pass.step_records(), tuple(current_pass.prefill.stages)
+        return hidden[:, -count:], records, stages
 
     def cache_prompt(
         self, prompt: Prompt, samples: Sequence[str], answer_length: int

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.cost.flops import flops_block
-from espalier.harness.decoding.diffusion.cached_prompt import check_prefix_cache
+from espalier.harness.decoding.diffusion.cached_prompt import check_caches
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.decoding.diffusion.denoising_summary import (
@@ -98,8 +98,8 @@ class Denoiser:
         check_places(spec, how.length)
         if how.threshold is not None:
             _check_even(method)
-        if how.prefix_cache:
-            check_prefix_cache(spec.model, method, spec.engine.backend == "emulate")
+        rows = 1 if spec.engine.batch_size == "auto" else int(spec.engine.batch_size)
+        check_caches(how, spec.model, method, spec.engine.backend == "emulate", rows)
         facts = spec.model.facts
         budgets = step_budgets(method, spec.budget, facts, how.steps, how.prefix_cache, how.blocks)
         for budget in set(budgets):

@@ -54,6 +54,12 @@ class AnswerProgress:
         """Whether no row has a place left."""
         return not any(self.remaining)
 
+    @property
+    def block(self) -> int:
+        """Number of the first block that is not complete in some row."""
+        open_rows = zip(self._blocks, self.remaining, strict=True)
+        return min(block for block, remaining in open_rows if remaining)
+
     def places(self) -> Tensor:
         """Return (B, M) places that may get a word, ascending; a row with fewer than M has others at the end."""
         return indices_of(self._open(), max(self.remaining))

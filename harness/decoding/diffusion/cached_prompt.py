@@ -1,4 +1,4 @@
-"""Answers with a cached prompt: for which models and methods they are possible, and their FLOPs."""
+"""Answers with a cached prompt or a stored sequence: for which models and methods, and FLOPs with a cached prompt."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from espalier.harness.cost.paper_flops import PAPERS, counts_of
 from espalier.harness.cost.row_work import Work
 from espalier.harness.cost.schedule import frame_of
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.errors import Refused
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.methods.base import TokenReducer
@@ -25,6 +26,36 @@ from espalier.methods.denoiser import as_denoiser
 
 if TYPE_CHECKING:
     from espalier.harness.engine.record import SampleRecord
+
+
+def check_caches(
+    settings: Denoising, model: ModelSpec, method: TokenReducer, emulate: bool, rows: int
+) -> None:
+    """Refuse caches of an answer that do not fit the model, the method or the rows of a batch.
+
+    Raises:
+        Refused: one of these.
+    """
+    if settings.prefix_cache:
+        check_prefix_cache(model, method, emulate)
+    if not settings.stores_sequence:
+        return
+    value = (
+        "block_cache=true"
+        if settings.block_cache
+        else f"prompt_interval={settings.prompt_interval}"
+    )
+    sites = method.all_sites(model.facts.tower.layers, model.facts.text.layers)
+    if as_denoiser(method) is not None and sites:
+        raise Refused(
+            f"generation.{value} leaves no states of visual tokens in most steps for {type(method).__name__} to act "
+            "on; valid: null, or a method that acts once in a prefill, such as fastv"
+        )
+    if settings.block_cache and settings.threshold is not None and rows > 1:
+        raise Refused(
+            f"generation.{value} with generation.threshold={settings.threshold:g}: answers of a batch start their "
+            f"blocks at different steps; valid: engine.batch_size=1 (engine.batch_size={rows})"
+        )
 
 
 def check_prefix_cache(model: ModelSpec, method: TokenReducer, emulate: bool) -> None:

@@ -16,7 +16,7 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.facts import DiffusionFacts
 from espalier.harness.decoding.diffusion.answer_progress import AnswerProgress
-from espalier.harness.decoding.diffusion.cached_prompt import check_prefix_cache
+from espalier.harness.decoding.diffusion.cached_prompt import check_caches
 from espalier.harness.decoding.diffusion.candidates import candidates
 from espalier.harness.decoding.diffusion.denoising_record import StepCounts, record_of
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
@@ -26,6 +26,7 @@ from espalier.harness.engine.finite_logits import NonFiniteLogits
 from espalier.harness.engine.prefix_cache import CachedPrompt
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
+from espalier.harness.engine.stored_sequence import StoredSequence
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.specs.run_spec import AnswerRequest
@@ -44,6 +45,7 @@ class DenoisedSteps:
         scored, reveals: of each step, the places of each row that had candidates, and those that got their word.
         marks: seconds before the first step and after each.
         logits: (B, G, V) of each step, if requested.
+        windows: of each step, the places that ran against a stored sequence, if steps do; 0: the whole sequence ran.
     """
 
     progress: AnswerProgress
@@ -52,13 +54,15 @@ class DenoisedSteps:
     reveals: list[list[int]] = field(default_factory=list)
     marks: list[float] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
+    windows: list[int] = field(default_factory=list)
 
     def of_row(self, row: int) -> StepCounts:
         """Return the steps of one row, up to the one that completes it."""
         scored = [step[row] for step in self.scored if step[row]]
         reveals = [step[row] for step in self.reveals[: len(scored)]]
         records = tuple(step[row] for step in self.steps[: len(scored)])
-        return StepCounts(records, tuple(reveals), tuple(scored))
+        windows = tuple(self.windows[: len(scored)])
+        return StepCounts(records, tuple(reveals), tuple(scored), windows)
 
 
 class DenoisingGenerator:
@@ -109,8 +113,9 @@ class DenoisingGenerator:
         """
         keep_logits = bool(generation.pop("output_logits", False))
         settings = Denoising.of(generation, self._facts)
-        if settings.prefix_cache:
-            check_prefix_cache(self._adapter.spec, self._method, self._session.setup.emulate)
+        check_caches(
+            settings, self._adapter.spec, self._method, self._session.setup.emulate, len(samples)
+        )
         budgets = step_budgets(
             self._method,
             self._budget,
@@ -162,12 +167,22 @@ class DenoisingGenerator:
         generators = row_generators(self._seed, samples, 0, device)
         state = AnswerProgress(len(samples), settings, facts, self._stops(settings), device)
         denoised = DenoisedSteps(state, marks=[time.perf_counter()])
+        stored: StoredSequence | None = None
         while not state.complete:
             step, places = len(denoised.steps), state.places()
             needed = None if keep_logits else places
             n_deciders = max(denoised.reveals[-1]) if denoised.reveals else None
             answer = AnswerState(state.ids, state.deciders, step, needed, n_deciders)
-            if cached is None:
+            if settings.stores_sequence:
+                window = settings.window(state.block)
+                if stored is None or settings.is_whole(step, stored.window != window):
+                    stored = session.store(prompt, answer, samples, budgets[step], window)
+                    denoised.windows.append(0)
+                else:
+                    session.denoise_window(stored, answer)
+                    denoised.windows.append(len(window))
+                logits, records = session.logits_of(stored, answer), stored.records
+            elif cached is None:
                 logits, records = session.denoise(prompt, answer, samples, budgets[step])
             else:
                 logits, records = session.denoise_cached(cached, answer, samples, budgets[step])

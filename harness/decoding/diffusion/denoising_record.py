@@ -29,6 +29,7 @@ class DenoisingRecord:
         scored: masked places with candidates at each step: the head runs for these. Older records: every place.
         planned: steps for which budgets were made; an answer may be complete before the last. 0: those that ran.
         blocks: of the answer.
+        windows: places that ran at each step against stored keys and values; 0: the whole sequence. Empty: all whole.
     """
 
     length: int
@@ -40,6 +41,7 @@ class DenoisingRecord:
     scored: tuple[int, ...] = ()
     planned: int = 0
     blocks: int = 1
+    windows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Complete what older records do not have."""
@@ -49,6 +51,8 @@ class DenoisingRecord:
     @property
     def path(self) -> str:
         """Name in a row of how the steps were run."""
+        if any(self.windows):
+            return "stored"
         return "prefix_cache" if self.prefix_cache else "recomputed"
 
     def entry(self) -> dict[str, Any]:
@@ -63,6 +67,7 @@ class DenoisingRecord:
             "scored": list(self.scored),
             "planned": self.planned,
             "blocks": self.blocks,
+            **({"windows": list(self.windows)} if self.windows else {}),
         }
 
     @classmethod
@@ -78,6 +83,7 @@ class DenoisingRecord:
             tuple(map(int, entry.get("scored", ()))),
             int(entry.get("planned", 0)),
             int(entry.get("blocks", 1)),
+            tuple(map(int, entry.get("windows", ()))),
         )
 
 
@@ -89,11 +95,13 @@ class StepCounts:
         records: of the steps.
         reveals: places that got their word.
         scored: places that had candidates.
+        windows: places that ran against a stored sequence, 0 for a whole one; empty: every step is whole.
     """
 
     records: tuple[SampleRecord, ...]
     reveals: tuple[int, ...]
     scored: tuple[int, ...]
+    windows: tuple[int, ...] = ()
 
 
 def record_of(
@@ -132,6 +140,7 @@ def record_of(
         counts.scored,
         settings.steps,
         settings.blocks,
+        counts.windows,
     )
     times = {
         "vision": vision_ms,
@@ -148,7 +157,7 @@ def record_of(
         new_tokens=new_tokens,
         times_ms=times,
         shared=(),
-        held=None if cached is None else last.held,
+        held=None if cached is None and not counts.windows else last.held,
         denoising=denoising.entry(),
         origin=origins[-1] if origins else None,
         origins=origins,

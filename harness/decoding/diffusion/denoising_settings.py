@@ -37,6 +37,9 @@ _NEUTRAL: Mapping[str, Any] = {
 #: Settings that a reveal by confidence leaves without a meaning.
 _SCHEDULED = ("steps", "step_ratio", "schedule", "shift")
 
+#: Settings of which one is possible.
+_CACHES = ("prefix_cache", "block_cache", "prompt_interval")
+
 
 @dataclass(frozen=True)
 class Denoising:
@@ -56,6 +59,10 @@ class Denoising:
         top_k: words that are drawn from, the likeliest; None: all.
         top_p: share of the probability that is drawn from, the likeliest words; None: all of it.
         threshold: confidence from which on places are unmasked together, at least one a step; None: by the schedule.
+        block_cache: whether the whole sequence runs only when a block starts, and then the block's places against its
+            keys and values (the dual cache of Fast-dLLM).
+        prompt_interval: steps from one run of the whole sequence to the next, between which the answer's places run
+            against its keys and values (dLLM-Cache, which refreshes a generation at each step); None: every step.
     """
 
     length: int
@@ -71,6 +78,8 @@ class Denoising:
     top_k: int | None = None
     top_p: float | None = None
     threshold: float | None = None
+    block_cache: bool = False
+    prompt_interval: int | None = None
 
     @classmethod
     def of(cls, generation: Mapping[str, Any], facts: DiffusionFacts) -> Denoising:
@@ -110,6 +119,8 @@ class Denoising:
             settings.get("top_k") or None,
             settings.get("top_p"),
             settings.get("threshold"),
+            bool(settings.get("block_cache", False)),
+            settings.get("prompt_interval") or None,
         )
         denoising._check(settings)
         return denoising
@@ -127,6 +138,12 @@ class Denoising:
                     f"generation.{name}={settings[name]!r} changes nothing without {remedy}; valid: {remedy}, or "
                     f"{name}=null"
                 )
+        caches = [name for name in _CACHES if settings.get(name)]
+        if len(caches) > 1:
+            raise UserError(
+                f"generation.{caches[1]}={settings[caches[1]]!r} with generation.{caches[0]}={settings[caches[0]]!r}, "
+                f"which caches the prompt too; valid: one of {', '.join(_CACHES)}"
+            )
         if self.threshold is not None:
             for name in _SCHEDULED:
                 if name in settings:
@@ -139,6 +156,31 @@ class Denoising:
                     f"generation.remasking={self.remasking!r} with generation.threshold={self.threshold:g}, which is "
                     f"a probability; valid: {REMASKING[0]}"
                 )
+
+    @property
+    def stores_sequence(self) -> bool:
+        """Whether some steps run places of the answer against keys and values of a former step's whole sequence."""
+        return self.block_cache or self.prompt_interval is not None
+
+    def window(self, block: int) -> range:
+        """Return the places that run in steps between whole sequences, in a block."""
+        if self.block_cache:
+            return range(block * self.block, (block + 1) * self.block)
+        return range(self.length)
+
+    def is_whole(self, step: int, next_block: bool) -> bool:
+        """Return whether the whole sequence runs at a step after the first, which may be the first of a block."""
+        if self.block_cache:
+            return next_block
+        return self.prompt_interval is None or step % self.prompt_interval == 0
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Places that run at each step of the whole answer, if nothing stops it; 0: the whole sequence runs."""
+        per_block = len(self.block_reveals)
+        interval = per_block if self.block_cache else self.prompt_interval or 1
+        size = len(self.window(0))
+        return tuple(size if step % interval else 0 for step in range(self.blocks * per_block))
 
     @property
     def blocks(self) -> int:

@@ -11,6 +11,7 @@ from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.flops import (
     Components,
     SampleFlops,
+    cached_prompt_flops,
     head_flops,
     mlp_flops,
     projector_flops,
@@ -161,16 +162,32 @@ def run_flops(method: TokenReducer, facts: ModelFacts, record: SampleRecord) -> 
     )
     work, full = Work(*record.work), (record.visual,) * facts.text.layers
     head = sum(head_flops(facts, scored) for scored in denoising.scored)
-    decoder = sum(text_flops(facts, counts, text) for counts in entering) - halves
+    windows = denoising.windows or (0,) * steps
+
+    def decoded(entering: Sequence[tuple[int, ...]]) -> int:
+        return sum(
+            cached_prompt_flops(facts, counts, text - window, window)
+            if window
+            else text_flops(facts, counts, text)
+            for counts, window in zip(entering, windows, strict=True)
+        )
+
+    decoder = decoded(entering) - halves
     untouched = work.untouched()
-    passes = [counts_of(facts.text, [visual + text for visual in counts]) for counts in entering]
-    paper = {name: sum(count[name] for count in passes) for name in PAPERS}
+
+    def printed(entering: Sequence[tuple[int, ...]]) -> dict[str, float]:
+        passes = []
+        for counts, window in zip(entering, windows, strict=True):
+            keys = [visual + text for visual in counts]
+            passes.append(counts_of(facts.text, [window] * len(keys) if window else keys, keys))
+        return {name: sum(count[name] for count in passes) for name in PAPERS}
+
+    paper = printed(entering)
     paper["d3tom"] += sum(
         split_layer(facts.text, record.visual, kept[number])
         for kept in denoising.kept
         for number in blocks
     )
-    full_counts = counts_of(facts.text, [visual + text for visual in full])
 
     def parts(work: Work, decoder: int) -> Components:
         projector = projector_flops(facts, work.units, work.reprojected)
@@ -178,7 +195,7 @@ def run_flops(method: TokenReducer, facts: ModelFacts, record: SampleRecord) -> 
 
     return SampleFlops(
         exact=parts(work, decoder),
-        exact_full=parts(untouched, steps * text_flops(facts, full, text)),
+        exact_full=parts(untouched, decoded([full] * steps)),
         paper=paper,
-        paper_full={name: steps * count for name, count in full_counts.items()},
+        paper_full=printed([full] * steps),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -126,6 +127,24 @@ class IndexedLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         """Return -1, no bound: the caller requested the room it needs."""
         return -1
+
+
+class MergedLayer(IndexedLayer):
+    """A layer of one step, computed when it is reached.
+
+    Args:
+        make: returns keys and values (B, H_kv, S, D), from those of the tokens that run.
+    """
+
+    def __init__(self, make: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
+        super().__init__(room=0)
+        self._make = make
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return the entries of the step."""
+        return self._make(key_states, value_states)
 
 
 class IndexedCache(Cache):

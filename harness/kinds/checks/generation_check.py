@@ -105,6 +105,8 @@ VALUES: Mapping[str, Valid] = {
     "stop": STOP,
     "stop_words": TEXTS,
     "prefix_cache": FLAG,
+    "block_cache": FLAG,
+    "prompt_interval": COUNT_OR_NONE,
     "thinking": THINKING,
 }
 

@@ -209,7 +209,12 @@ def _denoising_work(spec: RunSpec, method: Method, text: int) -> tuple[int, int]
     frame = frame_of(reducer, facts, visual, places)
     budgets = step_budgets(reducer, spec.budget, facts, settings.steps, blocks=settings.blocks)
     steps = (frame.entering(budget.keep(reducer, facts, visual, places)) for budget in budgets)
-    total = sum(text_flops(facts, entering, places) for entering in steps)
+    total = sum(
+        cached_prompt_flops(facts, entering, places - window, window)
+        if window
+        else text_flops(facts, entering, places)
+        for entering, window in zip(steps, settings.windows, strict=True)
+    )
     return total + head, settings.steps
 
 

@@ -1,0 +1,183 @@
+"""Steps against a stored sequence compared with the loops of Fast-dLLM's dual cache and of prompt intervals written out.
+
+The loops run one sample, layer by layer and head by head, and share no code with the engine.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.flops import head_flops
+from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising
+from espalier.harness.decoding.diffusion.denoising_summary import (
+    denoising_records,
+    diffusion_block,
+    run_flops,
+)
+from espalier.harness.engine.denoising_steps import DenoisingSession
+from espalier.harness.errors import Refused, UserError
+from espalier.methods.d3tom import D3ToM
+from espalier.methods.fastv import FastV
+from espalier.methods.none import NoReduction
+from tests.diffusion import models
+from tests.diffusion.oracle import mlp, rotated
+from tests.diffusion.prefix_oracle import attended, projected
+from tests.tiny import CHATS
+
+LENGTH, BLOCK, STEPS = 12, 4, 9
+REVEALS = (2, 1, 1)
+CACHES = ({"block_cache": True}, {"prompt_interval": 2}, {"prompt_interval": 4})
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    return models.load(models.save(tmp_path_factory.mktemp("tiny")))
+
+
+def answers(adapter, chats=CHATS, method=None, ratio=0.0, **how):
+    method, budget = method or NoReduction(), Budget("kept", ratio)
+    names = [str(CHATS.index(chat)) for chat in chats]
+    shape = {"max_new_tokens": LENGTH, "block_length": BLOCK, "stop": "none"}
+    steps = {} if "threshold" in how else {"steps": STEPS}
+    with DenoisingSession(adapter, method, budget) as session:
+        denoiser = DenoisingGenerator(session, adapter, method, budget)
+        return denoiser.generate(adapter.encode(chats), names, **{**shape, **steps, **how})
+
+
+class WrittenOut:
+    """One sample's sequence; `run` computes some of its places against the keys and values stored of all."""
+
+    def __init__(self, adapter, chat) -> None:
+        self.adapter, self.stack = adapter, adapter.model.model.language_model
+        with DenoisingSession(adapter, NoReduction(), Budget("kept", 0.0)) as session:
+            self.prompt = session.prompt(adapter.encode([chat])).arguments["inputs_embeds"][0]
+        heads, size = adapter.facts.text.kv_heads, adapter.facts.text.head_dim
+        total = len(self.prompt) + LENGTH
+        self.stored = [
+            [torch.zeros(2, total, size, dtype=torch.double) for _ in range(heads)]
+            for _ in self.stack.layers
+        ]
+
+    @torch.no_grad()
+    def run(self, ids, places) -> torch.Tensor:
+        """Return logits of the answer at `places` of the sequence, over words that may be said."""
+        words = self.adapter.model.get_input_embeddings()(torch.tensor(ids))
+        x = torch.cat([self.prompt, words])[places]
+        tables = self.stack.rotary_emb(x, torch.tensor([places]))
+        for layer, stored in zip(self.stack.layers, self.stored, strict=True):
+            z = layer.input_layernorm(x)
+            q, k, v = (projected(layer, z, name) for name in "qkv")
+            for head, pair in enumerate(stored):
+                pair[0, places], pair[1, places] = rotated(k[head], tables), v[head]
+            queries = [rotated(head, tables) for head in q]
+            keys, values = ([pair[n] for pair in stored] for n in (0, 1))
+            x = x + attended(layer, queries, keys, values)[0]
+            x = x + mlp(layer, x)
+        logits = self.stack.norm(x) @ self.adapter.model.lm_head.weight.T
+        logits[:, [models.MASK, *models.DIFFUSION.forbidden_ids]] = -torch.inf
+        return logits
+
+
+def written_out(adapter, chat, block_cache=False, prompt_interval=1):
+    """Return the answer's words, and how many places of the sequence ran at each step."""
+    sequence, ids, sizes = WrittenOut(adapter, chat), [models.MASK] * LENGTH, []
+    n_prompt, step = len(sequence.prompt), 0
+    for start in range(0, LENGTH, BLOCK):
+        for in_block, count in enumerate(REVEALS):
+            whole = in_block == 0 if block_cache else step % prompt_interval == 0
+            some = range(start, start + BLOCK) if block_cache else range(LENGTH)
+            places = range(n_prompt + LENGTH) if whole else [n_prompt + place for place in some]
+            logits = sequence.run(ids, list(places))
+            sizes.append(0 if whole else len(places))
+            sure, word = logits.softmax(-1).max(-1)
+            of_place = {at - n_prompt: number for number, at in enumerate(places)}
+            masked = [p for p in range(start, start + BLOCK) if ids[p] == models.MASK]
+            for place in sorted(masked, key=lambda p: -float(sure[of_place[p]]))[:count]:
+                ids[place] = int(word[of_place[place]])
+            step += 1
+    return ids, sizes
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_an_answer_is_that_of_the_loop_written_out(adapter, cache) -> None:
+    """In a batch of prompts of different lengths, and alone."""
+    together = answers(adapter, **cache)
+    for row, chat in enumerate(CHATS):
+        expected, sizes = written_out(adapter, chat, **cache)
+        alone = answers(adapter, [chat], **cache)
+        assert alone.ids[0].tolist() == together.ids[row].tolist() == expected
+        (denoising,) = denoising_records([together.records[row]])
+        assert list(denoising.windows) == sizes
+        assert denoising.path == "stored"
+    assert diffusion_block(together.records)["path"] == "stored"
+
+
+def test_a_stored_sequence_is_an_approximation(adapter) -> None:
+    """Some logits differ from those of whole steps; at an interval of 1 none do."""
+    whole = answers(adapter, output_logits=True)
+    for cache in CACHES:
+        assert (
+            answers(adapter, output_logits=True, **cache).logits - whole.logits
+        ).abs().max() > 1e-6
+    same = answers(adapter, output_logits=True, prompt_interval=1)
+    assert torch.equal(same.ids, whole.ids)
+    assert (same.logits - whole.logits).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_what_a_reducer_drops_stays_away_until_the_next_whole_step(adapter, cache) -> None:
+    method = FastV(K=2)
+    together = answers(adapter, method=method, ratio=0.5, output_logits=True, **cache)
+    for row, chat in enumerate(CHATS):
+        alone = answers(adapter, [chat], method, 0.5, output_logits=True, **cache)
+        assert (together.logits[row] - alone.logits[0]).abs().max() < 1e-10
+        denoising = together.records[row].denoising
+        assert denoising == alone.records[0].denoising
+        n = together.records[row].visual
+        assert denoising["kept"] == [[n // 2]] * STEPS
+        assert together.records[row].kv_entries == 2 * n + 3 * (n // 2)
+
+
+def test_flops_of_a_window_are_those_of_its_places(adapter) -> None:
+    """Per layer and place: linear maps of one token, and an attention to every token."""
+    record = answers(adapter, CHATS[:1], block_cache=True).records[0]
+    (denoising,) = denoising_records([record])
+    whole = run_flops(NoReduction(), adapter.facts, answers(adapter, CHATS[:1]).records[0])
+    counted = run_flops(NoReduction(), adapter.facts, record)
+    assert counted.exact == counted.exact_full
+    head = sum(head_flops(adapter.facts, scored) for scored in denoising.scored)
+    tokens = record.visual + record.text + LENGTH
+    share = sum(window / tokens if window else 1 for window in denoising.windows) / STEPS
+    decoder = whole.exact.language - head
+    assert counted.exact.language - head == pytest.approx(share * decoder, rel=1e-12)
+
+
+def denoising_of(*argv: str) -> Denoising:
+    spec = build_spec(read_command(["model.weights=random", *argv]).cells[0])
+    return Denoising.of(spec.generation, spec.model.facts.diffusion)
+
+
+def test_planned_windows_are_those_that_run(adapter) -> None:
+    shape = ("model=seedling_diffusion", "benchmark=seedling_vqa", "+benchmark.generation.steps=8")
+    block = denoising_of(
+        *shape, "+benchmark.generation.block_length=8", "+benchmark.generation.block_cache=true"
+    )
+    assert block.windows == (0, 8, 8, 8) * 2
+    interval = denoising_of(*shape, "+benchmark.generation.prompt_interval=3")
+    assert interval.windows == (0, 16, 16) * 2 + (0, 16)
+
+
+def test_what_a_stored_sequence_cannot_do_is_refused(adapter) -> None:
+    with pytest.raises(Refused, match="prompt_interval=2 leaves no states .* for D3ToM"):
+        answers(adapter, method=D3ToM(K=1), ratio=0.5, prompt_interval=2)
+    with pytest.raises(Refused, match=r"threshold=0.5: .* valid: engine.batch_size=1"):
+        answers(adapter, block_cache=True, threshold=0.5)
+    with pytest.raises(UserError, match=r"block_cache=True with generation.prefix_cache=True"):
+        answers(adapter, block_cache=True, prefix_cache=True)
+    alone = answers(adapter, CHATS[:1], block_cache=True, threshold=0.02)
+    assert len(alone.records[0].denoising["kept"]) <= LENGTH
