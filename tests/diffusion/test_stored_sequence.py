@@ -1,4 +1,4 @@
-"""Steps against a stored sequence compared with the loops of Fast-dLLM's dual cache and of prompt intervals written out.
+"""Steps against a stored sequence compared with Fast-dLLM's dual cache and prompt intervals, written out.
 
 The loops run one sample, layer by layer and head by head, and share no code with the engine.
 """
@@ -173,7 +173,7 @@ def test_planned_windows_are_those_that_run(adapter) -> None:
 
 
 def test_what_a_stored_sequence_cannot_do_is_refused(adapter) -> None:
-    with pytest.raises(Refused, match="prompt_interval=2 leaves no states .* for D3ToM"):
+    with pytest.raises(Refused, match=r"prompt_interval=2 leaves no states .* for D3ToM"):
         answers(adapter, method=D3ToM(K=1), ratio=0.5, prompt_interval=2)
     with pytest.raises(Refused, match=r"threshold=0.5: .* valid: engine.batch_size=1"):
         answers(adapter, block_cache=True, threshold=0.5)

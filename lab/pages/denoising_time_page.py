@@ -1,0 +1,201 @@
+"""Quality against time of denoised answers: `--store results --write lab/measured/diffusion`.
+
+Scores are those of a store of `python run.py +experiment=diffusion_time`. Times are measured here, as processor time of
+one thread, so that other work on the machine counts little. Writes `time.json`, `time.png` and `time.svg`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.prompt import Prompt
+from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.reports.curves.figures import Plot, Series, Spot, draw, save
+from espalier.harness.reports.curves.plot_style import COLOURS
+from espalier.harness.reports.curves.stored_rows import read_results
+from espalier.harness.seedling.scene_questions import questions_for
+from espalier.harness.seedling.scenes import Scenes
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.commands import command
+from espalier.harness.store.files.folder_checks import check_folder
+from espalier.methods.base import TokenReducer
+from lab.bench.diffusion_sides import DiffusionSide
+from lab.bench.selection_times import one_thread
+
+MODEL = "seedling_diffusion"
+#: Questions that are timed: kinds and numbers of each benchmark, about this many held-out scenes.
+QUESTIONS: Mapping[str, Mapping[str, int]] = {
+    "seedling_vqa": {"attr": 1, "exist": 1},
+    "seedling_ocr": {"ocr": 1},
+}
+SCENES = 3
+#: Names of the shares kept, by ratio, and of the two ways to run a step.
+SHARES = {0.0: "every token", 0.5: "half merged", 0.75: "three quarters", 0.9: "nine tenths"}
+PATHS = {False: "whole sequence at each step", True: "cached prompt"}
+FOOT = (
+    "Solid: 16, 8 and 4 steps. Dashed, hollow: places unmasked by confidence, 0.95, 0.8 and 0.5.\n"
+    "Processor time of one thread from the prompt on, tower excluded; {samples} questions a score."
+)
+
+
+@dataclass(frozen=True)
+class TimePoint:
+    """One cell: where it lies in the sweep, its score, and the mean cost of an answer.
+
+    Attributes:
+        steps: fixed steps, or None.
+        threshold: confidence, or None.
+        cached: whether the prompt was cached.
+        score: of the headline metric.
+        gflop: of decoder and head.
+        ms: milliseconds of processor time.
+    """
+
+    benchmark: str
+    ratio: float
+    steps: int | None
+    threshold: float | None
+    cached: bool
+    samples: int
+    score: float
+    gflop: float
+    ms: float = 0.0
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """Settings of its answers."""
+        schedule = {"steps": self.steps} if self.steps else {"threshold": self.threshold}
+        return {**schedule, "prefix_cache": self.cached}
+
+
+def stored_points(store: Path) -> list[tuple[TimePoint, TokenReducer]]:
+    """Return the cells of a store without their times, and their methods."""
+    points = []
+    for result in read_results(store):
+        row, settings = result.row, result.row["settings"]
+        generation = settings["benchmark"]["generation"]
+        method = build_method(row["method"], settings["method"]["params"])
+        assert isinstance(method, TokenReducer)  # the preset has none and d3tom
+        point = TimePoint(
+            row["benchmark"],
+            row["ratio"],
+            generation.get("steps"),
+            generation.get("threshold"),
+            bool(settings["model"]["generation"]["prefix_cache"]),
+            row["n_samples"],
+            row["metrics"][settings["benchmark"]["headline"]]["value"],
+            row["flops"]["prefill_exact"] / 1e9,
+        )
+        points.append((point, method))
+    return points
+
+
+def timed(
+    cells: Sequence[tuple[TimePoint, TokenReducer]], adapter: Adapter, rounds: int
+) -> list[TimePoint]:
+    """Return the cells with their times: of each question the least of the rounds, mean over questions.
+
+    Cells take turns, so that other work on the machine meets all of them.
+    """
+    prompts = {name: _prompts(adapter, kinds) for name, kinds in QUESTIONS.items()}
+    spent: list[list[list[float]]] = [[] for _ in cells]
+    for _ in range(rounds):
+        for number, (point, method) in enumerate(cells):
+            side = DiffusionSide(MODEL, adapter, method, Budget("kept", point.ratio))
+            runs = [side.run(prompt, **point.generation) for prompt in prompts[point.benchmark]]
+            spent[number].append([1e3 * run.spent for run in runs])
+    return [
+        TimePoint(**{**asdict(point), "ms": fmean(map(min, zip(*times, strict=True)))})
+        for (point, _), times in zip(cells, spent, strict=True)
+    ]
+
+
+def _prompts(adapter: Adapter, kinds: Mapping[str, int]) -> list[Prompt]:
+    side = DiffusionSide(MODEL, adapter, build_method("none", {}), Budget("kept", 0.0))  # type: ignore[arg-type]
+    prompts = []
+    for number in range(SCENES):
+        scene = Scenes().scene("test", 0, number)
+        for question in questions_for(scene, dict(kinds)):
+            parts: list[dict[str, Any]] = [
+                {"type": "image", "image": scene.to_pil()},
+                {"type": "text", "text": question.text},
+            ]
+            inputs = adapter.encode([[{"role": "user", "content": parts}]])
+            prompts.append(side.prompt(inputs))
+    return prompts
+
+
+def drawn(points: Sequence[TimePoint]) -> Figure:
+    """Return the figure: a row of plots for each benchmark, one for each way to run a step."""
+    plots = []
+    for benchmark in QUESTIONS:
+        for cached, path in PATHS.items():
+            members = [p for p in points if p.benchmark == benchmark and p.cached == cached]
+            series = [line for ratio in SHARES for line in _lines(members, ratio)]
+            plots.append(
+                Plot(
+                    "scatter",
+                    benchmark,
+                    series,
+                    note=path,
+                    places="processor milliseconds an answer (log scale)",
+                    values="score (%)",
+                    log=True,
+                )
+            )
+    samples = {point.samples for point in points}
+    return draw(plots, foot=FOOT.format(samples=" or ".join(map(str, sorted(samples)))))
+
+
+def _lines(points: Sequence[TimePoint], ratio: float) -> list[Series]:
+    colour = "#000000" if ratio == 0 else COLOURS[list(SHARES).index(ratio) - 1]
+    fixed = sorted((p for p in points if p.ratio == ratio and p.steps), key=lambda p: p.ms)
+    sure = sorted((p for p in points if p.ratio == ratio and p.threshold), key=lambda p: p.ms)
+    look: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 5, "linewidth": 1.5}
+    hollow = {**look, "linestyle": (0, (4, 2)), "markerfacecolor": "white"}
+    names = [Spot(p.ms, 100 * p.score, text="" if ratio else f"{p.steps} steps") for p in fixed]
+    return [
+        Series(SHARES[ratio], names, look, key=True),
+        Series(
+            f"{SHARES[ratio]}, by confidence", [Spot(p.ms, 100 * p.score) for p in sure], hollow
+        ),
+    ]
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the figure and its numbers; exit code 2 and one line on an error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.pages.denoising_time_page", description=__doc__
+    )
+    parser.add_argument("--store", type=Path, required=True, help="store of the preset's results")
+    parser.add_argument("--write", type=Path, required=True, help="folder for the figure")
+    parser.add_argument("--rounds", type=int, default=2, help="timed answers of each question")
+    options = parser.parse_args(argv)
+    check_folder("--write", options.write)
+    spec = read_command([f"model={MODEL}", "model.device=cpu"])
+    assert spec is not None  # None only for --help
+    with one_thread():
+        adapter = load_adapter(build_spec(spec.cells[0]).model)
+        points = timed(stored_points(options.store), adapter, options.rounds)
+    options.write.mkdir(parents=True, exist_ok=True)
+    numbers = options.write / "time.json"
+    numbers.write_text(json.dumps([asdict(point) for point in points], indent=0) + "\n")
+    print(numbers, *save(drawn(points), options.write / "time"), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
