@@ -197,7 +197,7 @@ def test_a_row_draws_the_same_whatever_its_batch() -> None:
     assert torch.equal(together[1, :3], alone[0])
     # The next step goes on from here.
     next_alone = torch.Generator().manual_seed(2)
-    torch.empty(3, 9, dtype=torch.double).exponential_(generator=next_alone)
+    torch.empty(3, dtype=torch.double).uniform_(generator=next_alone)
     assert torch.equal(seeds[1].get_state(), next_alone.get_state())
 
 

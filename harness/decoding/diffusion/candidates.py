@@ -22,8 +22,10 @@ def candidates(
 ) -> tuple[Tensor, Tensor]:
     """Return the word (B, M) of each place and its confidence (B, M), in double precision.
 
-    At a temperature above 0 the word is drawn by the Gumbel-max rule, argmax (logits / temperature + noise), out of the
-    words that top_k and top_p leave. Confidences are of temperature 1, over all words that may be said.
+    At a temperature above 0 the word is drawn from the softmax of logits / temperature over the words that top_k and
+    top_p leave: the first at which its cumulative sum exceeds a uniform number, one of each place. The releases' rule
+    (Gumbel-max) has the same distribution and draws a number for every word. Confidences are of temperature 1, over all
+    words that may be said.
 
     Args:
         logits: (B, M, V).
@@ -39,16 +41,13 @@ def candidates(
     scores[..., list(silent)] = float("-inf")
     top, words = scores.max(-1)
     if settings.temperature > 0:
-        noise = torch.ones_like(scores)
-        for row, (generator, count) in enumerate(zip(generators, counts, strict=True)):
-            noise[row, :count].exponential_(generator=generator)
-        cut = _cut(scores / settings.temperature, settings.top_k, settings.top_p)
-        words = (cut - noise.log_()).argmax(-1)
+        relative = (scores - top.unsqueeze(-1)).div_(settings.temperature)
+        sums = _cut(relative, settings.top_k, settings.top_p).exp_().cumsum(-1)
+        # Just below 1, so that the product is below the whole sum.
+        uniform = _uniform(top, generators, counts).mul_(1 - 2.0**-52).unsqueeze(-1)
+        words = torch.searchsorted(sums, uniform * sums[..., -1:], right=True).squeeze(-1)
     if settings.remasking == "random":
-        chance = torch.zeros_like(top)
-        for row, (generator, count) in enumerate(zip(generators, counts, strict=True)):
-            chance[row, :count].uniform_(generator=generator)
-        return words, chance
+        return words, _uniform(top, generators, counts)
     if settings.remasking == "low_confidence":
         relative = scores.sub_(top.unsqueeze(-1))
         word_scores = relative.gather(-1, words.unsqueeze(-1)).squeeze(-1)
@@ -58,6 +57,14 @@ def candidates(
         return words, (probabilities * (probabilities + _EPSILON).log()).sum(-1)
     first, second = probabilities.topk(2, -1).values.unbind(-1)
     return words, first - second
+
+
+def _uniform(like: Tensor, generators: Sequence[torch.Generator], counts: Sequence[int]) -> Tensor:
+    """Return numbers from 0 to 1 for the first places of each row, and zeros for the others."""
+    numbers = torch.zeros_like(like)
+    for row, (generator, count) in enumerate(zip(generators, counts, strict=True)):
+        numbers[row, :count].uniform_(generator=generator)
+    return numbers
 
 
 def _cut(scores: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
