@@ -148,6 +148,9 @@ def _answer(output: Any) -> dict[str, Any]:
 
 def one_line(error: BaseException) -> str:
     """Return the message of an error, or of the plug-in's error that caused it, in one line."""
+    if hasattr(error, "errors"):
+        # A check of vLLM's configurations holds the error that it caught.
+        error = error.errors()[0].get("ctx", {}).get("error", error)
     cause: BaseException | None = error
     while cause is not None and type(cause).__name__ != "SettingError":
         cause = cause.__cause__ or cause.__context__

@@ -110,7 +110,7 @@ def prepare(model_config: Any) -> None:
     if multimodal is not None and multimodal.is_multimodal_pruning_enabled():
         raise SettingError(
             f"--video-pruning-rate={multimodal.video_pruning_rate:g} would prune videos before this plug-in does; "
-            "valid: 0, or VLLM_PLUGINS=none"
+            "valid: 0, VLLM_PLUGINS=none, or backend.pruning=vllm in a run"
         )
     if setting.positions == "original" and not model_config.uses_mrope:
         text = model_config.hf_text_config
