@@ -18,13 +18,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from espalier import results
 from espalier.harness.paths import DEMO, ROOT
+from espalier.harness.reports.curves.curve_points import CurvePoint
 from espalier.harness.reports.curves.plot_style import STYLE
+from espalier.harness.reports.curves.step_panels import draw_steps
 from espalier.harness.specs.commands import command
+from espalier.harness.stats import Interval
 from lab.pages.picture_grid import Estimate, GridPanel, Mark, PictureGrid, draw_grid
 from lab.pages.picture_tables import PageTable, demo_gains, gains, interval_of, scores, tables_with
 
@@ -167,35 +171,29 @@ def decoders() -> Figure:
 
 
 def merging() -> Figure:
-    """Draw D3ToM's score by steps and share kept, next to what both leave of the FLOPs."""
-    page = MEASURED / "diffusion/README.md"
-    tables = [table for table in tables_with(page, "seedling_") if "16" in dict(table.lines)]
-    panels = []
-    for table in tables:
-        rows = {
-            (f"{steps} steps", f"{share}, {_flops(tables, steps, share):.0%} FLOPs"): [
-                Estimate(*parsed, Mark.OPEN if share == "100 %" else Mark.METHOD)
-            ]
-            for steps, cells in table.lines
-            for share, cell in zip(table.columns, cells, strict=True)
-            if share in MERGED and (parsed := interval_of(cell))
-        }
-        panels.append(GridPanel(f"{TITLES[_benchmark(table)]}, n = 40", rows))
-    title = "Merge tokens, or take fewer steps? (D3ToM, embedded model)"
-    unit = "score in percent, with 95 % intervals; left: visual tokens kept, and FLOPs of an answer"
-    return draw_grid(
-        PictureGrid(title, unit, panels, {Mark.METHOD: "merging", Mark.OPEN: "every token"})
-    )
+    """Draw D3ToM's score by steps and share kept, next to the FLOPs of an answer, as its report does."""
+    frames = {}
+    for table in tables_with(MEASURED / "diffusion/README.md", "seedling_"):
+        cells = [
+            (int(steps), 1 - float(share.split()[0]) / 100, *cell.split("; "))
+            for steps, row in table.lines
+            for share, cell in zip(table.columns, row, strict=True)
+            if cell.count("; ") == 2 and share in MERGED
+        ]
+        frame = pd.DataFrame(cells, columns=["steps", "ratio", "score", "flops", "ms"])
+        if len(frame):
+            frame["point"] = [_percent_point(text) for text in frame.score]
+            frame["flops"] = frame.flops.map(float) * 1e9
+            named = {"metric": TITLES[_benchmark(table)], "n_samples": 40}
+            frames[_benchmark(table)] = frame.assign(**named)
+    return draw_steps(frames, "D3ToM")
 
 
-def _flops(tables: Sequence[PageTable], steps: str, share: str) -> float:
-    """Return the share of the FLOPs of 16 steps with every token; cells are score [low, high]; GFLOP; milliseconds."""
-    spent = [
-        float(dict(table.lines)[of][table.columns.index(column)].split("; ")[1])
-        for of, column in ((steps, share), ("16", "100 %"))
-        for table in tables
-    ]
-    return sum(spent[: len(tables)]) / sum(spent[len(tables) :])
+def _percent_point(text: str) -> CurvePoint:
+    parsed = interval_of(text)
+    assert parsed is not None  # the page is written by its report
+    value, (low, high) = parsed
+    return CurvePoint(0.0, Interval(value / 100, low / 100, high / 100))
 
 
 #: Paths without suffix, what draws them, and their suffixes; the HTML report shows SVG files of lab/measured.
