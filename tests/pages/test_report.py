@@ -36,7 +36,7 @@ def content(root: Path) -> dict[str, object]:
         "positions": "original",
         "kinds": ["unpruned", "control", "before the LLM", "inside the LLM"],
         "rows": lines(found.rows),
-        "styles": styles(found.rows),
+        "styles": styles(lines(found.rows)),
         "panels": page_panels,
         "averages": means,
         "overlays": {"pictures": [], "curves": {}},

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import pandas as pd
@@ -12,6 +13,13 @@ from espalier.harness.reports.curves.decoder_results import accepted_share
 from espalier.harness.reports.curves.figures import Plot, Series, Spot, draw, marker, percent_spot
 from espalier.harness.reports.curves.plot_style import COLOURS, GREYS, MARKERS
 from espalier.harness.stats import Interval
+
+#: Lines of speed-ups: name, column, colour and mark.
+SPEEDS = (
+    ("decoding alone", "speedup_decode", COLOURS[1], "o"),
+    ("end to end", "speedup_end_to_end", COLOURS[2], "s"),
+    ("promised", "speedup_predicted", GREYS[1], "D"),
+)
 
 #: Legend and colour of bars by whether draft and target run at the same time; apart in greyscale as well.
 SIDES = {False: ("draft and target take turns", COLOURS[5]), True: ("side by side", COLOURS[0])}
@@ -68,17 +76,8 @@ def draw_decoders(by_benchmark: Mapping[str, pd.DataFrame]) -> Figure:
         ticks = {float(row): cell.curve for row, cell in rows}
         heading = f"{name}, {cells.n_samples.iloc[0]} answers"
         values = "times as fast as plain decoding"
-        plots.append(
-            Plot(
-                "bars",
-                heading,
-                series,
-                values=values,
-                ticks=ticks,
-                level=PLAIN,
-                from_zero=True,
-            )
-        )
+        look: dict[str, Any] = {"values": values, "level": PLAIN, "from_zero": True}
+        plots.append(Plot("bars", heading, series, ticks=ticks, **look))
     every = pd.concat([*by_benchmark.values()])
     pruned = sorted({ratio for ratio in every.ratio if 0 < ratio < 1})
     notes = [f"where a draft does without some visual tokens: {100 * r:.4g} %" for r in pruned]
@@ -95,19 +94,15 @@ def draw_ratio(cells: pd.DataFrame) -> Figure:
     }
     shares = [accepted_share(cell.result) for cell in rows]
     accepted = [percent_spot(at, share) for at, share in enumerate(shares) if share is not None]
-    runs = [Spot(at, cell.accepted_run) for at, cell in enumerate(rows)]
     speeds = [
-        *_lines("decoding alone", cells.speedup_decode, COLOURS[1], "o", blind),
-        *_lines("end to end", cells.speedup_end_to_end, COLOURS[2], "s", blind),
-        *_lines("promised", cells.speedup_predicted, GREYS[1], "D", blind),
+        line
+        for name, column, colour, shape in SPEEDS
+        for line in _split(name, _spots(cells[column]), colour, shape, blind)
     ]
-    shared: dict[str, Any] = {
-        "shape": "curve",
-        "ticks": ticks,
-    }
+    shared: dict[str, Any] = {"shape": "curve", "ticks": ticks}
     title = "times as fast as plain decoding"
     accepted_lines = _split("", accepted, COLOURS[0], "o", blind)
-    run_lines = _split("", runs, COLOURS[0], "o", blind)
+    run_lines = _split("", _spots(cells.accepted_run), COLOURS[0], "o", blind)
     without = "visual tokens the draft does without (%)"
     in_a_row = "tokens accepted in a row, mean (log scale)"
     plots = [
@@ -131,13 +126,12 @@ def draw_guidance(cells: pd.DataFrame) -> Figure:
     guided = cells[~depth & ~cells.text_only.map(bool) & (cells.ratio > 0)]
     layered = cells[depth & (cells.ratio > 0)]
     looks = {
-        ratio: {
-            "color": COLOURS[i % len(COLOURS)],
-            "marker": MARKERS[i % len(MARKERS)],
-            "markersize": 5.5,
-        }
-        for i, ratio in enumerate(sorted({*guided.ratio, *layered.ratio}))
+        ratio: {"color": colour, "marker": shape, "markersize": 5.5}
+        for ratio, colour, shape in zip(
+            sorted({*guided.ratio, *layered.ratio}), cycle(COLOURS), cycle(MARKERS), strict=False
+        )
     }
+    shared: dict[str, Any] = {"values": ACCEPTED, "level": _level(level)}
     plots = []
     if len(guided):
         largest = guided.sort_values(
@@ -155,16 +149,8 @@ def draw_guidance(cells: pd.DataFrame) -> Figure:
             ]
             series.append(Series(_left_out(ratio), spots, {**look, "linestyle": ""}, key=True))
         ticks = {float(row): name for row, name in enumerate(names)}
-        plots.append(
-            Plot(
-                "dots",
-                "by what chooses its visual tokens",
-                series,
-                values=ACCEPTED,
-                ticks=ticks,
-                level=_level(level),
-            )
-        )
+        title = "by what chooses its visual tokens"
+        plots.append(Plot("dots", title, series, ticks=ticks, **shared))
     if len(layered):
         layers = sorted(set(layered.L))
         series = []
@@ -178,26 +164,15 @@ def draw_guidance(cells: pd.DataFrame) -> Figure:
             "layer L of the target that is read",
         )
         plots.append(
-            Plot(
-                "scatter",
-                title,
-                series,
-                places=places,
-                values=ACCEPTED,
-                ticks=ticks,
-                shift=0.08,
-                level=_level(level),
-            )
+            Plot("scatter", title, series, places=places, ticks=ticks, shift=0.08, **shared)
         )
     first = cells.result.iloc[0].row
     title = f"What {first['method']}'s draft should see, on {first['benchmark']}"
     return draw(plots, title, _foot(cells, _bars([*shares.values()])))
 
 
-def _lines(
-    name: str, values: pd.Series, colour: str, shape: str, blind: Sequence[bool]
-) -> list[Series]:
-    return _split(name, [Spot(at, value) for at, value in enumerate(values)], colour, shape, blind)
+def _spots(values: Iterable[float | None]) -> list[Spot]:
+    return [Spot(at, value) for at, value in enumerate(values)]
 
 
 def _split(

@@ -57,12 +57,13 @@ def collect(stores: Sequence[Path], positions: str, drawn: bool = True) -> dict[
         from espalier.harness.reports.html.overlays import overlays
 
         drawings = overlays(results)
+    page_lines = lines(results.rows)
     content: dict[str, Any] = {
         "stores": [short_path(store.absolute()) for store in stores],
         "positions": positions,
         "kinds": KINDS,
-        "rows": lines(results.rows),
-        "styles": styles(results.rows),
+        "rows": page_lines,
+        "styles": styles(page_lines),
         "panels": page_panels,
         "averages": means,
         "overlays": drawings,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -178,10 +178,13 @@ def _point(point: CurvePoint) -> dict[str, Any]:
     }
 
 
-def styles(rows: Iterable[StoredResult]) -> dict[str, dict[str, Any]]:
-    """Return the look of each curve by name."""
+def styles(page_lines: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the look of each curve by name, from the columns that `lines` returned."""
+    texts, columns = page_lines["texts"], page_lines["columns"]
+    pairs = set(zip(columns["curve"], columns["kind"], strict=True))
     return looks(
-        (name(result.row), kind_of(result.row) in ("control", "unpruned")) for result in rows
+        (texts["curve"][curve], texts["kind"][kind] in ("control", "unpruned"))
+        for curve, kind in pairs
     )
 
 
