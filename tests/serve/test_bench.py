@@ -12,7 +12,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.runs.served import backend_check
 from espalier.harness.tools.serving import serve_bench
 from espalier.harness.tools.serving.serve_bench import Loads, main, summary
-from espalier.harness.tools.serving.serve_report import goodput, sentence, write
+from espalier.harness.tools.serving.serve_report import goodput, page, sentence, write
 from espalier.serve.load import Load
 
 
@@ -64,6 +64,11 @@ def test_the_sentence_is_that_of_the_rows(tmp_path: Path):
     assert goodput(rows(), "none") == "2.00"
     lines = write(rows(), tmp_path / "deep" / "serve_m", "a device")
     assert any(line.startswith("| 2.00 a second | `none` | 300 | 300 | 100.0 |") for line in lines)
+    assert lines[0].startswith("m in vLLM on a device, 3 engine lives")
+    videos = rows().assign(frames=8, selection_ms=None)
+    title, *_, last = page(videos, "a device")
+    assert title.startswith("m, videos of 8 frames, in vLLM on")
+    assert last.endswith("| - |")
     written = {path.suffix for path in (tmp_path / "deep").iterdir()}
     assert written == {".csv", ".md", ".png", ".svg"}
 

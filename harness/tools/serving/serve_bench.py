@@ -205,7 +205,7 @@ def _life(
 
     counts = [kept_of(side.setting, side.spec.budget, count) for count in prompt.visual]
     head = {"prompt": prompt.ids, "edge": EDGE, "tokens": loads.tokens}
-    head["video"] = prompt.media[0].get("metadata")
+    head["video"] = video = prompt.media[0].get("metadata")
 
     def row(load: Mapping[str, Any]) -> dict[str, Any]:
         reply = engine.exchange({"load": {**head, **load, "first": next(numbers)}})
@@ -214,6 +214,7 @@ def _life(
             "method": side.name,
             "ratio": side.setting.ratio,
             "life": life,
+            "frames": None if video is None else len(video["frames_indices"]),
             "in_flight": load.get("in_flight"),
             "rate": load.get("rate"),
             **summary(reply, prompt.text + sum(counts), loads.limit),

@@ -59,7 +59,7 @@ def page(rows: pd.DataFrame, device: str) -> list[str]:
     """Return the sentences and the table, in Markdown."""
     lives = rows.life.nunique()
     lines = [
-        f"{rows.model.iloc[0]} in vLLM on {device}, {lives} engine lives of each, medians of a load, means over lives; "
+        f"{subject(rows)} in vLLM on {device}, {lives} engine lives of each, medians of a load, means over lives; "
         "gains with 95 % intervals over pairs of lives.",
         "",
     ]
@@ -77,6 +77,12 @@ def page(rows: pd.DataFrame, device: str) -> list[str]:
             cells = ["-" if pd.isna(v) else form.format(v) for v, form in values.values()]
             lines.append(f"| {load} | `{method}` | {' | '.join(cells)} |")
     return lines
+
+
+def subject(rows: pd.DataFrame) -> str:
+    """Return the model, and the frames of its videos if they are no pictures."""
+    model, frames = rows.model.iloc[0], rows.frames.iloc[0] if "frames" in rows else None
+    return str(model) if pd.isna(frames) else f"{model}, videos of {frames:.0f} frames,"
 
 
 def sentence(rows: pd.DataFrame, method: str) -> str:
@@ -180,7 +186,7 @@ def picture(rows: pd.DataFrame, device: str) -> Figure:
                 log_values=True,
             )
         )
-    title = f"{rows.model.iloc[0]} in vLLM: gain against load"
+    title = f"{subject(rows)} in vLLM: gain against load"
     lives = rows.life.nunique()
     foot = f"{device}; {lives} engine lives of each in turns, 95 % intervals over pairs of lives."
     return draw(plots, title, foot)
