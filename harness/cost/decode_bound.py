@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor, nn
 
 from espalier.harness.cost.clock import Clock
 
@@ -44,8 +45,25 @@ def step_bytes(adapter: TextModel) -> int:
     the same table. All experts of a mixture count, although a token is sent to few.
     """
     table = {id(weight) for weight in adapter.model.get_input_embeddings().parameters()}
-    head = adapter.model.get_output_embeddings().parameters()
-    weights = {id(weight): weight for weight in adapter.decoder.parameters()}
+    head = stored_tensors(adapter.model.get_output_embeddings())
+    weights = {id(weight): weight for weight in stored_tensors(adapter.decoder)}
     weights = {key: weight for key, weight in weights.items() if key not in table}
     weights |= {id(weight): weight for weight in head}
     return sum(weight.numel() * weight.element_size() for weight in weights.values())
+
+
+def stored_tensors(module: nn.Module) -> list[Tensor]:
+    """Return the tensors that hold a module's weights, each once, and of packed ones what they consist of.
+
+    Packages keep packed weights in parameters, in buffers, or in attributes that only the state has.
+    """
+    state = module.state_dict(keep_vars=True).values()
+    tensors = {id(tensor): tensor for tensor in state if isinstance(tensor, Tensor)}
+    return [part for tensor in tensors.values() for part in _parts(tensor)]
+
+
+def _parts(tensor: Any) -> list[Tensor]:
+    """Return the tensors that one of a subclass consists of."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]

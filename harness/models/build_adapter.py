@@ -25,6 +25,7 @@ from espalier.harness.models.loader import (
 )
 from espalier.harness.models.measured_facts import check_facts
 from espalier.harness.models.memory_check import check_memory, free_bytes
+from espalier.harness.models.quantisation import quantisation_of, stored_bytes
 from espalier.harness.models.random_weights import build_random, byte_tokenizer
 from espalier.harness.paths import located
 from espalier.harness.specs.hub_cache import cached_file
@@ -49,13 +50,14 @@ def build_adapter(family: type[Adapter], spec: ModelSpec) -> Adapter:
     skeleton = build_skeleton(family.class_of(config), config, spec)
     # On a copy: an adapter replaces its processor's chat template, and the real adapter must find the checkpoint's.
     check_facts(family(skeleton, copy(processor), spec))
-    check_memory(spec, weight_bytes(skeleton), free_bytes())
+    check_memory(spec, stored_bytes(spec) or weight_bytes(skeleton), free_bytes())
     if spec.weights == "random":
         model = build_random(family.class_of(config), config, processor.tokenizer, spec)
     else:
         model = load_checkpoint(family.class_of(config), config, spec, family.renames)
     adapter = family(model, processor, spec)
-    check_facts(adapter)
+    if quantisation_of(spec) is None:  # packed weights have other shapes
+        check_facts(adapter)
     adapter.verify()
     return adapter
 

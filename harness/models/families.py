@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.models.quantisation import check_quantisation
 from espalier.harness.specs.plugins.installed import adapters
 from espalier.harness.specs.registry import Registry
 
@@ -53,7 +54,7 @@ ORIGINAL: Mapping[str, str] = {
 def check_format(
     name: str, source: str, config: Mapping[str, Any], remedy: str | None = None
 ) -> None:
-    """Refuse quantised weights, and releases that only their own code reads, by config.json alone.
+    """Refuse quantised weights that cannot be read here, and releases that only their own code reads, by config.json.
 
     Args:
         name: of the model in the error line.
@@ -64,17 +65,7 @@ def check_format(
     Raises:
         UserError: one line with the repository, or the conversion command, for weights in a supported format.
     """
-    quantised = config.get("quantization_config")
-    if quantised is None and isinstance(config.get("text_config"), Mapping):
-        quantised = config["text_config"].get("quantization_config")
-    if quantised is not None:
-        quantisation = (
-            quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
-        )
-        raise UserError(
-            f"model={name}: checkpoint {source!r} has quantised weights (quantization_config: {quantisation}), "
-            "which are not supported; valid: the release in float16 or bfloat16"
-        )
+    check_quantisation(name, source, config)
     names = config.get("architectures")
     for architecture in names if isinstance(names, list) else ():
         if architecture in ORIGINAL:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from torch import nn
 from transformers import GenerationConfig, PretrainedConfig
 from transformers.utils import logging as library_logging
 
 from espalier.harness.errors import FOREIGN, UserError, first_words
 from espalier.harness.models.families import check_format
 from espalier.harness.models.memory_check import check_placed, free_bytes, weight_limits
+from espalier.harness.models.quantisation import quantisation_of
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -28,6 +30,8 @@ MALFORMED: tuple[type[Exception], ...] = (
     SafetensorError,
     StrictDataclassError,
 )
+
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def source_of(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
@@ -129,6 +133,9 @@ def load_checkpoint(
     if spec.device_map is not None:
         options["device_map"] = spec.device_map
         options["max_memory"] = dict(weight_limits(spec, free_bytes()))
+    elif quantisation_of(spec) is not None:
+        # Packed weights cannot be moved by `to`.
+        options["device_map"] = {"": spec.device}
     try:
         model, report = model_class.from_pretrained(
             source,
@@ -155,10 +162,18 @@ def load_checkpoint(
                 f"model={spec.name}: checkpoint {source!r} has {len(names)} {problem.replace('_', ' ')}, "
                 f"the first is {names[0]}{_conversion(spec)}"
             )
-    if spec.device_map is None:
+    if "device_map" not in options:
         return model.to(spec.device)
+    _cast_unpacked(model, getattr(torch, spec.dtype))
     check_placed(spec, getattr(model, "hf_device_map", {}))
     return model
+
+
+def _cast_unpacked(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the half-precision parameters of a model: beside quantised weights, the library leaves them as stored."""
+    for parameter in model.parameters():
+        if type(parameter) is nn.Parameter and parameter.dtype in HALVES:
+            parameter.data = parameter.data.to(dtype)
 
 
 def unreadable(spec: ModelSpec, error: Exception) -> UserError:

@@ -39,6 +39,12 @@ def at(path: str) -> Callable[[Row], Any]:
     return read
 
 
+def _precision(row: Row) -> str | None:
+    """Return the precision of a run's numbers, after the quantisation of its weights."""
+    dtype, packed = at("settings.model.dtype")(row), at("settings.model.quantisation")(row)
+    return dtype if packed is None else f"{packed}, {dtype}"
+
+
 #: Blocks of a row (harness/store/row_blocks.py) that the columns of `ROWS` need.
 BLOCKS = (
     *("run_key", "model", "benchmark", "method", "variant", "ratio", "keep", "budget_rule"),
@@ -135,7 +141,7 @@ ROWS: Mapping[str, ResultColumn] = {
         for phase in ("prefill", "step")
     },
     "device": ResultColumn(TEXT, "name of the device", at("extra.environment.device_name")),
-    "precision": ResultColumn(TEXT, "numbers of the weights", at("settings.model.dtype")),
+    "precision": ResultColumn(TEXT, "numbers of the weights, and how they are packed", _precision),
     "commit": ResultColumn(TEXT, "of the harness", at("extra.environment.commit")),
     "run_key": ResultColumn(TEXT, "of the run, which joins the tables", at("run_key")),
 }

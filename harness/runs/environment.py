@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from espalier.harness.cost.decode_bound import stored_tensors
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.version import __version__
@@ -40,9 +41,12 @@ def describe(spec: RunSpec) -> dict[str, Any]:
 
 
 def placement(model: nn.Module) -> dict[str, Any]:
-    """Return the placement of a model's weights: GiB by device (`offloaded` for meta tensors), and names of cards."""
+    """Return the placement of a model's weights: GiB by device (`offloaded` for meta tensors), and names of cards.
+
+    Quantised weights count as packed, with their scales.
+    """
     sizes: dict[str, int] = {}
-    for tensor in model.parameters():
+    for tensor in stored_tensors(model):
         place = "offloaded" if tensor.is_meta else str(tensor.device)
         sizes[place] = sizes.get(place, 0) + tensor.numel() * tensor.element_size()
     cards = [torch.cuda.get_device_name(place) for place in sizes if place.startswith("cuda")]

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 #: Why a row with layers in the host's memory has no times.
 OFFLOADED = "model.offload=true: layers are copied from the host for each token"
 
+#: What FLOPs of quantised weights are.
+PACKED = "of the unpacked matrices, in any precision; unpacking is not counted"
+
 
 def build_row(
     job: Job, evaluation: Evaluation, peak: Peak, environment: Mapping[str, Any], status: str
@@ -89,6 +92,7 @@ def build_row(
             + ("; judging by the whole model included" if spec.engine.rescore else ""),
             **_one_pass(together),
             **({"untimed": OFFLOADED} if spec.model.offload else {}),
+            **({"flops_note": PACKED} if "quantisation" in job.parts["settings"]["model"] else {}),
             **({"peak_note": "of another process"} if spec.backend.served else {}),
             "prompt": dict(evaluation.prompt),
             "task_versions": dict(evaluation.versions),

@@ -21,6 +21,7 @@ from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.kind import Identity
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.models.families import ADAPTERS
+from espalier.harness.models.quantisation import quantisation_of, quantised_package
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.code_files import CodeFiles, code_files, stamp_of
 from espalier.harness.runs.own_code import is_importable, own_code, source_file
@@ -149,11 +150,15 @@ def key_parts(
         data=_data(spec.benchmark, digests),
         words=_words(spec),
         engine=_engine(spec.backend),
+        quantisation=quantisation_of(spec.model),
+        draft_quantisation=None if draft is None else quantisation_of(draft),
     )
     # Methods that no module holds: older keys do not have this part.
     digests_of_code = [
         own_code(type(part)).digest for part in identity.methods if not is_importable(type(part))
     ]
+    models = [spec.model] if draft is None else [spec.model, draft]
+    unpackers = filter(None, map(quantised_package, models))
     entries = entry_files(spec, method, code)
     entries += [path for files in sources.values() for path in files if path.suffix == ".py"]
     plugins = {plugin.root: _plugin_files(plugin.root) for plugin in plugins_of(spec)}
@@ -165,7 +170,7 @@ def key_parts(
         "settings": settings_of(spec, method, contents),
         "method_class": type(method).__qualname__,
         "code": code.digest(entries, EXCLUDED),
-        "packages": {"python": platform.python_version(), **_versions(PACKAGES)},
+        "packages": {"python": platform.python_version(), **_versions([*PACKAGES, *unpackers])},
         **({"own_code": digests_of_code} if digests_of_code else {}),
         **({"plugins": plugin_digests} if plugin_digests else {}),
     }

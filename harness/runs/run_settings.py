@@ -29,6 +29,8 @@ class Contents:
         data: digest of the benchmark's data set in a folder of the user; None: the data set of the hub.
         words: digest of a judge prompt that replaces the benchmark's; None: the benchmark's.
         engine: version of the program that answers in the harness's place; None: the harness answers.
+        quantisation: of the model's weights; None: they are not quantised.
+        draft_quantisation: the same of the draft model.
     """
 
     model: str
@@ -38,6 +40,8 @@ class Contents:
     data: str | None = None
     words: str | None = None
     engine: str | None = None
+    quantisation: str | None = None
+    draft_quantisation: str | None = None
 
 
 def cell_of(spec: RunSpec) -> dict[str, Any]:
@@ -73,9 +77,11 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
     identity = kind_of(method, spec).identity(spec, method)
     draft = identity.draft
     blocks = {
-        "model": _model(spec.model, contents.model),
+        "model": _model(spec.model, contents.model, contents.quantisation),
         "method": {"params": identity.params},
-        "draft": None if draft is None else {"name": draft.name, **_model(draft, contents.draft)},
+        "draft": None
+        if draft is None
+        else {"name": draft.name, **_model(draft, contents.draft, contents.draft_quantisation)},
         "benchmark": {**_benchmark(spec.benchmark, contents), **_boxes(spec)},
         "engine": {
             "warmup": spec.engine.warmup,
@@ -110,7 +116,7 @@ def _scope(spec: RunSpec) -> dict[str, str]:
     return {} if scope == "prompt" or spec.backend.served else {"scope": scope}
 
 
-def _model(model: ModelSpec, revision: str | None) -> dict[str, Any]:
+def _model(model: ModelSpec, revision: str | None, quantisation: str | None) -> dict[str, Any]:
     return {
         # Of a user's class without its folder.
         "adapter": model.adapter.rpartition("/")[2],
@@ -133,6 +139,7 @@ def _model(model: ModelSpec, revision: str | None) -> dict[str, Any]:
         "facts": _facts(model.facts),
         **_prompt(model.prompt),
         # Settings that older rows do not have.
+        **({} if quantisation is None else {"quantisation": quantisation}),
         **({"offload": True} if model.offload else {}),
         **({} if model.transparency == TRANSPARENCY[0] else {"transparency": model.transparency}),
     }

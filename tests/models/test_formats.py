@@ -44,15 +44,3 @@ def test_a_first_release_is_refused_with_its_sibling(
         assert (spec.hub or way) in str(refusal.value)
     with pytest.raises(espalier.UserError, match=way):
         espalier.load(folder)
-
-
-@pytest.mark.parametrize("kind", ["awq", "gptq", "fp8", "bitsandbytes"])
-@pytest.mark.parametrize("nested", [False, True])
-def test_quantised_weights_are_refused_by_name(tmp_path: Path, kind: str, nested: bool) -> None:
-    config: dict[str, Any] = {"quantization_config": {"quant_method": kind}}
-    config = {"text_config": config} if nested else config
-    folder = folder_with(tmp_path, model_type="llava", **config)
-    with pytest.raises(UserError, match=f"quantised weights .quantization_config: {kind}."):
-        load_adapter(replace(LLAVA, weights="trained", path=folder))
-    with pytest.raises(espalier.UserError, match=kind):
-        espalier.load(folder)

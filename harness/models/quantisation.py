@@ -1,0 +1,150 @@
+"""Quantised checkpoints: the method that config.json states, the package that reads it, and the bytes of the files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espalier.harness.errors import FOREIGN, UserError
+from espalier.harness.specs.hub_cache import cached_file
+
+if TYPE_CHECKING:
+    from espalier.harness.specs.run_spec import ModelSpec
+
+KEY = "quantization_config"
+
+#: Methods that transformers reads, and the module of the package that each needs; None: torch alone.
+MODULES: Mapping[str, str | None] = {
+    "awq": "gptqmodel",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed_tensors",
+    "fp8": None,
+    "gptq": "gptqmodel",
+    "torchao": "torchao",
+}
+
+#: Where packages have other names than their modules.
+PACKAGES: Mapping[str, str] = {"compressed_tensors": "compressed-tensors"}
+
+#: Compute capability of a GPU that multiplies numbers of 8 bits; others get the weights unpacked.
+FP8_GPU = (8, 9)
+
+
+def check_quantisation(name: str, source: str, config: Mapping[str, Any]) -> None:
+    """Refuse quantised weights that no package of this machine reads, by config.json alone.
+
+    Args:
+        name: of the model in the error line.
+        source: of the checkpoint in the error line.
+        config: content of its config.json.
+
+    Raises:
+        UserError: one line with the package to install, or the methods that can be read.
+    """
+    stated = _stated(config)
+    if stated is None:
+        return
+    method = _method(stated)
+    line = f"model={name}: checkpoint {source!r} has quantised weights ({KEY}: {method})"
+    if method not in MODULES:
+        raise UserError(
+            f"{line}; valid: {', '.join(MODULES)}, or the release in float16 or bfloat16"
+        )
+    module = MODULES[method]
+    if module is not None and find_spec(module) is None:
+        package = PACKAGES.get(module, module)
+        raise UserError(
+            f"{line}, which need a package that is not here; valid: pip install {package}"
+        )
+
+
+def quantised_package(model: ModelSpec) -> str | None:
+    """Return the package that unpacks a model's weights; None: none does."""
+    stated = _stated(_config(model))
+    module = None if stated is None else MODULES.get(_method(stated))
+    return None if module is None else PACKAGES.get(module, module)
+
+
+def quantisation_of(model: ModelSpec) -> str | None:
+    """Return method and bits of a model's quantised weights, such as `bitsandbytes 8-bit`; None: they are not."""
+    stated = _stated(_config(model))
+    if stated is None:
+        return None
+    method = _method(stated)
+    if method == "bitsandbytes":
+        kind = (
+            "8-bit"
+            if stated.get("load_in_8bit")
+            else f"4-bit {stated.get('bnb_4bit_quant_type', '')}"
+        )
+    elif method == "torchao":
+        kind = _torchao_kind(stated.get("quant_type"))
+    elif "bits" in stated:
+        kind = f"{stated['bits']}-bit"
+    else:
+        kind = str(stated.get("format") or "")
+    return f"{method} {kind}".strip()
+
+
+def stored_bytes(model: ModelSpec) -> int | None:
+    """Return the bytes that a model's quantised weights take, by the sizes of their files.
+
+    None: the weights are not quantised, their files are not here, or they are unpacked while they are read.
+    """
+    stated = _stated(_config(model))
+    folder = _folder(model)
+    if (
+        stated is None
+        or folder is None
+        or (_method(stated) == "fp8" and not _multiplies_fp8(model))
+    ):
+        return None
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) or None
+
+
+def _multiplies_fp8(model: ModelSpec) -> bool:
+    # Takes seconds, which most callers need not wait for.
+    import torch
+
+    return model.device != "cpu" and torch.cuda.get_device_capability() >= FP8_GPU
+
+
+def _stated(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the quantisation of a config.json, or of its text stack."""
+    text = config.get("text_config")
+    places = (config, text if isinstance(text, Mapping) else {})
+    stated = next((place[KEY] for place in places if place.get(KEY) is not None), None)
+    return stated if stated is None or isinstance(stated, Mapping) else {"quant_method": stated}
+
+
+def _method(stated: Mapping[str, Any]) -> str:
+    # Older releases of bitsandbytes state no method.
+    old = any(stated.get(f"load_in_{bits}bit") for bits in (4, 8))
+    return str(stated.get("quant_method", "bitsandbytes" if old else None))
+
+
+def _torchao_kind(quant_type: Any) -> str:
+    """Return the class name of torchao's settings; its file nests them by module."""
+    while isinstance(quant_type, Mapping) and "_type" not in quant_type and quant_type:
+        quant_type = next(iter(quant_type.values()))
+    return str(quant_type.get("_type", "") if isinstance(quant_type, Mapping) else quant_type or "")
+
+
+def _folder(model: ModelSpec) -> Path | None:
+    if model.weights == "random":
+        return None
+    file = cached_file(model, "config.json") if model.path is None else model.path / "config.json"
+    return None if file is None else file.parent
+
+
+def _config(model: ModelSpec) -> Mapping[str, Any]:
+    """Return the config.json of a checkpoint on this machine; empty if it cannot be read, which loading reports."""
+    folder = _folder(model)
+    try:
+        config = {} if folder is None else json.loads((folder / "config.json").read_bytes())
+    except FOREIGN:
+        return {}
+    return config if isinstance(config, Mapping) else {}

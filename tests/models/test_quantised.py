@@ -1,0 +1,182 @@
+"""Quantised checkpoints: answers of the packed weights, and what a row records of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BitsAndBytesConfig, LlavaForConditionalGeneration
+
+import espalier
+from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.decode_bound import step_bytes
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import UserError
+from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.quantisation import (
+    MODULES,
+    quantisation_of,
+    quantised_package,
+    stored_bytes,
+)
+from espalier.harness.paths import located
+from espalier.harness.runs.environment import placement
+from espalier.methods.d2pruner import D2Pruner
+from espalier.methods.fastv import FastV
+from tests.family_runs import Tiny, generation, saved
+from tests.tiny import LLAVA, Scatter, load_tiny
+
+TINY = Tiny("llava", "float32")
+SEEDLING = located("pkg://espalier/harness/seedling/weights/seedling")
+BLOCK = 16
+SETTINGS = {"weight_block_size": [BLOCK, BLOCK], "modules_to_not_convert": ["lm_head"]}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", **SETTINGS}
+
+
+def fp8_folder(source: Path, target: Path) -> tuple[Path, Path]:
+    """Pack the decoder's matrices of a checkpoint into 8-bit floats; returns it, and the same numbers unpacked."""
+    packed, unpacked = (shutil.copytree(source, target / name) for name in ("packed", "unpacked"))
+    stored = load_file(source / "model.safetensors")
+    small, plain = dict(stored), dict(stored)
+    for name, weight in stored.items():
+        if ".layers." in name and "language_model" in name and name.endswith("proj.weight"):
+            rows, columns = (size // BLOCK for size in weight.shape)
+            blocks = weight.float().view(rows, BLOCK, columns, BLOCK)
+            scale = blocks.abs().amax((1, 3), keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+            packed_blocks = (blocks / scale).to(torch.float8_e4m3fn)
+            small[name] = packed_blocks.view(weight.shape)
+            small[f"{name}_scale_inv"] = scale.view(rows, columns)
+            plain[name] = (packed_blocks.float() * scale).view(weight.shape)
+    assert len(small) > len(stored)
+    save_file(small, packed / "model.safetensors", {"format": "pt"})
+    save_file(plain, unpacked / "model.safetensors", {"format": "pt"})
+    config = json.loads((packed / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps({**config, "quantization_config": FP8}))
+    return packed, unpacked
+
+
+def logits_of(adapter: Adapter) -> torch.Tensor:
+    inputs = TINY.inputs()
+    with Session(adapter, FastV(), Budget("kept", 0.5)) as session:
+        logits = session.generate(inputs, **generation(adapter, inputs)).logits
+    assert logits is not None
+    return logits
+
+
+def test_weights_of_8_bit_floats_are_unpacked_where_no_gpu_multiplies_them(tmp_path: Path) -> None:
+    packed, unpacked = fp8_folder(saved("llava"), tmp_path)
+    adapter, plain = (load_tiny(LLAVA, folder, "float32") for folder in (packed, unpacked))
+    assert torch.equal(logits_of(adapter), logits_of(plain))
+    assert (quantisation_of(adapter.spec), quantised_package(adapter.spec)) == ("fp8", None)
+    assert stored_bytes(adapter.spec) is None  # not the bytes that they take
+    assert placement(adapter.model) == placement(plain.model)
+
+
+def test_a_row_and_its_key_state_the_precision(tmp_path: Path) -> None:
+    packed, _ = fp8_folder(SEEDLING, tmp_path)
+    cell = {"limit": 1, "ratio": 0.5, "store": tmp_path / "store", "paired": 0}
+    rows = [
+        espalier.evaluate("seedling", "fastv", "seedling_vqa", **cell, **settings).row
+        for settings in ({}, {"model.path": str(packed)})
+    ]
+    plain, small = (row["settings"]["model"] for row in rows)
+    assert "quantisation" not in plain
+    assert small["quantisation"] == "fp8"
+    assert "unpacked" in rows[1]["extra"]["flops_note"]
+    assert set(espalier.results.load(tmp_path / "store")["precision"]) == {
+        "float32",
+        "fp8, float32",
+    }
+
+
+@pytest.mark.parametrize("kind", [name for name, module in MODULES.items() if module is not None])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_missing_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, nested: bool
+) -> None:
+    monkeypatch.setattr("espalier.harness.models.quantisation.find_spec", lambda name: None)
+    config: dict[str, Any] = {"quantization_config": {"quant_method": kind}}
+    config = {"text_config": config} if nested else config
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", **config}))
+    line = f"quantization_config: {kind}.*pip install "
+    with pytest.raises(UserError, match=line):
+        load_adapter(replace(LLAVA, weights="trained", path=tmp_path))
+    with pytest.raises(espalier.UserError, match=line):
+        espalier.load(tmp_path)
+
+
+def test_a_method_that_the_library_does_not_read_is_refused(tmp_path: Path) -> None:
+    config = {"model_type": "llava", "quantization_config": {"quant_method": "exl2"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(espalier.UserError, match=r"quantization_config: exl2.; valid: awq, bitsan"):
+        espalier.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stated", "text"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "awq 4-bit"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "bitsandbytes 4-bit nf4"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes 8-bit"),
+        ({"quant_method": "compressed-tensors", "format": "x"}, "compressed-tensors x"),
+        ({"quant_method": "torchao", "quant_type": {"default": {"_type": "A8"}}}, "torchao A8"),
+        ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "torchao int8_weight_only"),
+    ],
+)
+def test_the_text_of_a_precision(tmp_path: Path, stated: dict[str, Any], text: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": stated}))
+    assert quantisation_of(replace(LLAVA, weights="trained", path=tmp_path)) == text
+
+
+def quantise(kind: str, source: Path, target: Path) -> Adapter:
+    """Save a tiny LLaVA with packed matrices, and load it as a checkpoint."""
+    if kind == "torchao":
+        from torchao.quantization import Int8WeightOnlyConfig
+        from transformers import TorchAoConfig
+
+        config: Any = TorchAoConfig(Int8WeightOnlyConfig())
+    else:
+        config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
+    model = LlavaForConditionalGeneration.from_pretrained(
+        source, quantization_config=config, dtype=torch.float32, device_map="cpu"
+    )
+    model.save_pretrained(target)
+    for file in source.iterdir():
+        if not (target / file.name).exists():
+            shutil.copy(file, target)
+    return load_tiny(LLAVA, target, "float32")
+
+
+@pytest.mark.parametrize("kind", ["bitsandbytes", "torchao"])
+@pytest.mark.skipif(
+    find_spec("bitsandbytes") is None or find_spec("torchao") is None,
+    reason="bitsandbytes or torchao is not installed",
+)
+def test_packed_matrices_drop_tokens_as_they_mask_them(tmp_path: Path, kind: str) -> None:
+    adapter, plain = quantise(kind, saved("llava"), tmp_path / "small"), TINY.adapter
+    inputs, prior = TINY.inputs(), (torch.ones(4, 4),)
+    for method in (FastV(), D2Pruner(), Scatter(("prefix", 2))):
+        answers = []
+        for backend in ("emulate", "drop"):
+            with Session(
+                adapter, method, Budget("kept", 0.5), backend=backend, prior=prior
+            ) as session:
+                answers.append(session.generate(inputs, **generation(adapter, inputs)))
+        masked, dropped = answers
+        assert torch.equal(masked.ids, dropped.ids)
+        scale = masked.logits.abs().max()
+        # bitsandbytes rounds what enters a matrix to 8 bits, of which the last may differ.
+        limit = 1e-5 if kind == "torchao" else 2e-2
+        assert (masked.logits - dropped.logits).abs().max() < limit * scale
+    assert not torch.equal(logits_of(adapter), logits_of(plain))
+    assert step_bytes(adapter) < step_bytes(plain) / 2
+    stored = stored_bytes(adapter.spec)
+    assert stored is not None
+    assert stored < sum(file.stat().st_size for file in saved("llava").glob("*.safetensors"))
