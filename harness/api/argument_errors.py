@@ -19,7 +19,7 @@ from espalier.methods.base import Method, MethodError
 #: Config keys that end in the name of an argument; `model=`, file names such as model.safetensors and quoted keys stay.
 _KEY = re.compile(
     r"(?<![\w./'-])(?:method\.params\.|method\.(?=draft)|engine\.|(?:(?:model|benchmark)\.)?generation\."
-    r"|model\.(?=(?:path|hub|revision|dtype|attention|weights|scale|device|device_map|max_memory|offload|check_weights"
+    r"|model\.(?=(?:path|hub|revision|dtype|attention|weights|scale|device|device_map|max_memory|offload|parallel|check_weights"
     r"|generation|processor|video|transparency|media|facts|architecture|template|prompts?|join|template_sha256|conversation|drafts|boxes|name|adapter)\b))"
 )
 

@@ -66,4 +66,5 @@ def _parts(tensor: Any) -> list[Tensor]:
     """Return the tensors that one of a subclass consists of."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return [tensor]
-    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+    return [part for part in parts if isinstance(part, Tensor)]

@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
+from espalier.harness.engine.head_shards import all_heads
 from espalier.harness.engine.text.step_attention import NAME, register_folded
 from espalier.harness.engine.visibility import CAUSAL, Visibility
 from espalier.harness.errors import UserError
@@ -93,7 +94,8 @@ class AttentionTap:
             if module in watchers:
                 scaling = kwargs.get("scaling")
                 scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-                for segment in _segments(query, key, kwargs.get("cu_seq_lens_q")):
+                shown = all_heads(module, query, key)
+                for segment in _segments(*shown, kwargs.get("cu_seq_lens_q")):
                     for watcher in watchers[module]:
                         watcher(*segment, scaling)
             return original(module, query, key, value, *args, **kwargs)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
+from espalier.harness.engine.head_shards import process_rows
 from espalier.harness.engine.layout import Layout, Stage, left_padded
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.reduce import merge_into
@@ -275,12 +276,14 @@ class ScoredEviction:
         rows, scores = self._layer_rows[layer], self._scores[layer]
         keys, values = cache_layer.keys, cache_layer.values
         n_rows, kv_heads, width, _ = keys.shape
+        total = self._prefill.setup.adapter.facts.text.kv_heads
+        shards = total // kv_heads
         heads = max(
             (row_scores.shape[0] for row_scores in scores if row_scores is not None), default=1
         )
-        if heads > kv_heads:
-            keys, values = self._repeat_heads(cache_layer, heads // kv_heads)
-            kv_heads = heads
+        if heads > total:
+            keys, values = self._repeat_heads(cache_layer, heads // total)
+            kv_heads = heads // shards
         alive = torch.zeros(n_rows, heads, width, dtype=torch.bool, device=keys.device)
         lengths, visuals, specials = [], [], []
         for number, (row, row_scores_kept, budget) in enumerate(
@@ -308,13 +311,14 @@ class ScoredEviction:
                     _check_targets(merge_targets, row_scores_kept)
             if merge_targets is not None:
                 shift = self._evicting.compressor.merge_shift
+                merge_targets = process_rows(merge_targets, shards)
                 for store in (keys, values):
                     merge_into(store[number, :, row.start :], row.candidates, merge_targets, shift)
             row_alive[:, row.candidates] = False
             row_alive.scatter_(1, row.candidates[kept].expand(heads, -1), True)
             with Blame(self._evicting.compressor, "fold", Site("cache", layer)):
                 stores = keys[number, :, row.start :], values[number, :, row.start :]
-                stays = row_alive.expand(kv_heads, -1)
+                stays = process_rows(row_alive, shards).expand(kv_heads, -1)
                 folded = self._evicting.compressor.fold(*stores, stays, row.visual)
                 for store, new in zip(stores, folded, strict=True) if folded is not None else ():
                     require_tensor("what `fold` returns", new, store.shape, store.device, True)
@@ -323,7 +327,10 @@ class ScoredEviction:
             specials.append(int(row_alive[:, row.special].sum()) // heads)
         head_lengths = [length for length in lengths for _ in range(heads)]
         index, valid, padded = left_padded(alive.flatten(0, 1), head_lengths)
-        slots = index.view(n_rows, heads, -1, 1)
+        local_index = torch.stack(
+            [process_rows(rows, shards) for rows in index.view(n_rows, heads, -1)]
+        )
+        slots = local_index.unsqueeze(-1)
         shortened = [
             store.gather(2, slots.expand(n_rows, kv_heads, -1, store.shape[-1]))
             for store in (keys, values)

@@ -248,10 +248,12 @@ class Pass:
         if cache is None:
             return
         stages, config, setup = self.prefill.stages, self._decoder.config, self._setup
+        # Counted before eviction, which may store a copy for each query head.
+        shards = setup.adapter.facts.text.kv_heads // cache.layers[0].keys.shape[1]
         if self.eviction is not None:
             with self.clock.phase("select"):
                 stages = [*stages, *self.eviction.shorten(cache)]
-        self._cache_bytes = kv_bytes(cache)
+        self._cache_bytes = max(shards, 1) * kv_bytes(cache)
         self._cache_lengths = tuple(layer.keys.shape[-2] for layer in cache.layers)
         self.step_mask = self._make_step_mask()
         embedding = self._decoder.rotary_emb if setup.renumber else None

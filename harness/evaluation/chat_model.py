@@ -122,6 +122,8 @@ class ChatModel(lmms):
             borders,
             spec.engine.kept,
         )
+        #: Whether all processes answer each sample together, instead of dealing samples out.
+        self._in_step = spec.model.parallel == "tensor"
         self._gave_up = False
         self._groups_of_run: list[RequestGroup] = []
         self.samples: dict[Key, Sample] = {}
@@ -156,7 +158,8 @@ class ChatModel(lmms):
         groups = self._groups_of_run = self._groups(list(wanted.values()))
         if not self.batch_size:
             self.batch_size = journalled_batch_size(entries) or self._find_batch_size(groups)
-        self._answer_batches(self._ranks.share(self._pending(groups)))
+        pending = self._pending(groups)
+        self._answer_batches(pending if self._in_step else self._ranks.share(pending))
         self._accept(self._exchange(), len(wanted))
         if self._ranks.rank:
             raise AllAnswered
@@ -251,9 +254,10 @@ class ChatModel(lmms):
         """Journal new results with one append; only then do they count as finished."""
         samples = [sample for sample in samples if sample.key not in self.samples]
         failures = [failure for failure in failures if failure.key not in self.samples]
-        self._journal.append(
-            *(sample.entry() for sample in samples), *(failure.entry() for failure in failures)
-        )
+        if not self._in_step or self._ranks.rank == 0:
+            self._journal.append(
+                *(sample.entry() for sample in samples), *(failure.entry() for failure in failures)
+            )
         self.samples |= {sample.key: sample for sample in samples}
         self.failures += failures
         self._score(samples)
@@ -274,7 +278,7 @@ class ChatModel(lmms):
         answerer, seconds = self._answerer, self.seconds
         refusal, reading = answerer.refusal, answerer.reading
         results = BatchResults(fresh, self.failures, refusal, self._gave_up, seconds, reading)
-        parts = self._ranks.gather(results)
+        parts = self._ranks.gather(results)[: 1 if self._in_step else None]
         return BatchResults(
             entries=[entry for part in parts for entry in part.entries],
             failures=sorted((f for part in parts for f in part.failures), key=lambda f: f.key),

@@ -127,6 +127,8 @@ def evaluate(
         reason = f"backend={spec.backend.name} answers many prompts at a time"
     elif spec.model.offload:
         reason = "model.offload=true: times are those of copying layers from the host"
+    elif spec.model.parallel == "tensor":
+        reason = "model.parallel=tensor: processes wait for one another"
     with served or kind.open(spec, adapter, method, prior) as opened:
         opened = replace(opened, generator=metered(spec, opened.generator))
         if reason is not None:

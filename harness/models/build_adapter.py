@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from torch import nn
 from transformers import GenerationConfig
@@ -49,8 +50,11 @@ def build_adapter(family: type[Adapter], spec: ModelSpec) -> Adapter:
     # Checked without weights first, before memory is taken.
     skeleton = build_skeleton(family.class_of(config), config, spec)
     # On a copy: an adapter replaces its processor's chat template, and the real adapter must find the checkpoint's.
-    check_facts(family(skeleton, copy(processor), spec))
-    check_memory(spec, stored_bytes(spec) or weight_bytes(skeleton), free_bytes())
+    probe = family(skeleton, copy(processor), spec)
+    check_facts(probe)
+    check_memory(
+        spec, (stored_bytes(spec) or weight_bytes(skeleton)) // _shards(probe), free_bytes()
+    )
     if spec.weights == "random":
         model = build_random(family.class_of(config), config, processor.tokenizer, spec)
     else:
@@ -60,6 +64,23 @@ def build_adapter(family: type[Adapter], spec: ModelSpec) -> Adapter:
         check_facts(adapter)
     adapter.verify()
     return adapter
+
+
+def _shards(adapter: Adapter) -> int:
+    """Return the number of processes that share each layer of a model.
+
+    Raises:
+        UserError: the library has no plan for the family's text stack.
+    """
+    if adapter.spec.parallel != "tensor":
+        return 1
+    if not getattr(adapter.decoder.config, "base_model_tp_plan", None):
+        raise UserError(
+            f"model.parallel='tensor': transformers has no plan (base_model_tp_plan) for the "
+            f"{type(adapter.decoder).__name__} of model={adapter.spec.name}; valid: one process, with "
+            "model.device_map=auto"
+        )
+    return dist.get_world_size()
 
 
 def read_parts(family: type[Adapter], spec: ModelSpec) -> tuple[Any, Any]:

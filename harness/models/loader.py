@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import GenerationConfig, PretrainedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as library_logging
 
 from espalier.harness.errors import FOREIGN, UserError, first_words
@@ -130,7 +132,9 @@ def load_checkpoint(
         UserError: the checkpoint cannot be found or read, or its tensors do not match the architecture.
     """
     source, options = source_of(spec)
-    if spec.device_map is not None:
+    if spec.parallel == "tensor":
+        options["distributed_config"] = DistributedConfig(tp_size=dist.get_world_size())
+    elif spec.device_map is not None:
         options["device_map"] = spec.device_map
         options["max_memory"] = dict(weight_limits(spec, free_bytes()))
     elif quantisation_of(spec) is not None:
@@ -162,6 +166,8 @@ def load_checkpoint(
                 f"model={spec.name}: checkpoint {source!r} has {len(names)} {problem.replace('_', ' ')}, "
                 f"the first is {names[0]}{_conversion(spec)}"
             )
+    if spec.parallel == "tensor":  # the library has placed each process's share
+        return model
     if "device_map" not in options:
         return model.to(spec.device)
     _cast_unpacked(model, getattr(torch, spec.dtype))

@@ -177,6 +177,38 @@ def _check_draft_device(spec: RunSpec, ranks: Ranks) -> None:
         )
 
 
+def _check_parallel(spec: RunSpec, ranks: Ranks) -> None:
+    """Refuse tensor parallelism where one process alone would run the model, or where it is not proved."""
+    if spec.model.parallel != "tensor":
+        return
+    key, heads = "model.parallel='tensor'", spec.model.facts.text.kv_heads
+    if ranks.world == 1:
+        raise UserError(
+            f"{key} needs several processes; valid: torchrun --nproc_per_node <processes> run.py ..."
+        )
+    if heads % ranks.world:
+        more = "more tensor ranks than heads" if ranks.world > heads else "heads that do not divide"
+        counts = [count for count in range(2, heads + 1) if heads % count == 0]
+        raise UserError(
+            f"{key} with {ranks.world} processes: {more}, model={spec.model.name} has {heads} key heads; "
+            f"valid: {', '.join(map(str, counts)) or 'model.parallel=data'} processes"
+        )
+    refused = {
+        f"method={spec.method.name!r}, which has two models": spec.method.draft is not None,
+        f"model={spec.model.name!r}, which denoises": spec.model.facts.diffusion is not None,
+        "model.weights='random'": spec.model.weights == "random",
+        f"model.device_map={spec.model.device_map!r}": spec.model.device_map is not None,
+        f"backend={spec.backend.name!r}": spec.backend.served,
+        f"engine.share={spec.engine.share!r}": spec.engine.share != "none",
+        f"benchmark={spec.benchmark.name!r}, which measures times": spec.benchmark.prompt_tokens
+        is not None,
+        "log.pictures": bool(spec.log_pictures),
+    }
+    for name, is_set in refused.items():
+        if is_set:
+            raise UserError(f"{key} does not take {name}; valid: model.parallel=data")
+
+
 def _use_device(spec: RunSpec, ranks: Ranks) -> None:
     ranks.use_device(spec.model.device)
 
@@ -311,6 +343,7 @@ def check_places(spec: RunSpec, key: str) -> None:
 PROCESS_CHECKS: tuple[tuple[str, Callable[[RunSpec, Ranks], None]], ...] = (
     ("offline", _use_no_network),
     ("log", _check_log),
+    ("model.parallel", _check_parallel),
     ("model.device_map", _check_device_map),
     ("method.draft", _check_draft_device),
     ("model.device", _use_device),

@@ -141,6 +141,7 @@ def _model(model: ModelSpec, revision: str | None, quantisation: str | None) -> 
         # Settings that older rows do not have.
         **({} if quantisation is None else {"quantisation": quantisation}),
         **({"offload": True} if model.offload else {}),
+        **({} if model.parallel == "data" else {"parallel": model.parallel}),
         **({} if model.transparency == TRANSPARENCY[0] else {"transparency": model.transparency}),
     }
 

@@ -75,6 +75,8 @@ REFUSED = ("error", "skip")
 VARIANTS = ("paper", "official")
 DEVICES = ("auto", "cpu", "cuda")
 DEVICE_MAPS = ("auto",)
+#: `model.parallel`: what several processes (torchrun) share, the samples of a run or the matrices of every layer.
+PARALLEL = ("data", "tensor")
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ class ModelSpec:
         max_memory: bytes that `device_map` may take of each card (by its number) and of `cpu`; empty: what is free.
         spared_card: a card on which a draft is to live, that `device_map` leaves free where there are others.
         offload: whether `device_map` may leave layers in the host's memory, from where each token copies them.
+        parallel: what several processes share: `data`, the samples; `tensor`, the matrices of every layer.
         longest: tokens of the longest prompt and answer, for which cards keep memory free; no part of the model.
         facts: sizes, with `model.scale` applied.
         check_weights: whether tensors are searched for NaN and infinite values before loading; `auto`: small files.
@@ -191,6 +194,7 @@ class ModelSpec:
     max_memory: Annotated[Mapping[str, int], By(_read_max_memory)] = field(default_factory=dict)
     spared_card: int | None = field(default=None, metadata=COMPUTED)
     offload: bool = False
+    parallel: Annotated[str, OneOf(PARALLEL)] = PARALLEL[0]
     longest: int = field(default=LONGEST_PROMPT, compare=False, repr=False, metadata=COMPUTED)
     check_weights: FlagOrAuto = "auto"
     template: Text | None = None

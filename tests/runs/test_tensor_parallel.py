@@ -1,0 +1,141 @@
+"""Two processes share the matrices of every layer: they give the answers of one, and only the first writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.eviction import CacheBudget
+from espalier.harness.engine.session import Session
+from espalier.harness.errors import UserError
+from espalier.harness.models.adapter import load_adapter
+from espalier.harness.paths import ROOT
+from espalier.harness.ranks import Ranks
+from espalier.harness.runs.admission import PROCESS_CHECKS
+from espalier.methods.divprune import DivPrune
+from espalier.methods.fastv import FastV
+from espalier.methods.none import NoReduction
+from espalier.methods.snapkv import SnapKV
+from tests.families import FAMILIES
+from tests.family_runs import generation, saved
+from tests.tiny import load_tiny
+
+NAMES = ("llava", "qwen2_5_vl_mixed", "internvl_phi3", "deepseek_ocr")
+METHODS: tuple[tuple[Any, float, Any], ...] = (
+    (NoReduction(), 0.0, None),
+    (DivPrune(), 0.5, None),
+    (FastV(), 0.5, None),
+    (NoReduction(), 0.0, CacheBudget(SnapKV(), 0.5)),
+    (NoReduction(), 0.0, CacheBudget(SnapKV(repeated=True), 0.5)),
+)
+RUN = ["model=seedling", "model.device=cpu", "benchmark=seedling_rec", "limit=3", "ratio=0.5"]
+RUN += ["method=fastv", "engine.batch_size=2", "engine.paired=0", "json=true"]
+
+
+def answers(name: str, folder: Path, parallel: str) -> list[tuple[Any, ...]]:
+    """Ids, logits, and bytes of the cache of a family's chats under each method."""
+    spec = replace(FAMILIES[name].spec, parallel=parallel)
+    adapter = load_tiny(spec, folder, "float32")
+    inputs = adapter.encode(FAMILIES[name].chats)
+    results = []
+    for method, ratio, evicting in METHODS:
+        with Session(adapter, method, Budget("kept", ratio), evicting=evicting) as session:
+            batch = session.generate(inputs, **generation(adapter, inputs))
+        results.append((batch.ids, batch.logits, [record.kv_bytes for record in batch.records]))
+    return results
+
+
+#: Runs in both processes, which meet once: all families, then the cells of the command.
+SCRIPT = """
+import pickle, sys
+from pathlib import Path
+import torch.distributed as dist
+import run
+from espalier.harness.cli import run as cli
+from tests.runs.test_tensor_parallel import answers
+folders, target, *command = sys.argv[1:]
+plain = cli.run_cells
+def run_cells(*arguments):
+    results = {f.name: answers(f.name, f, "tensor") for f in map(Path, folders.split(","))}
+    Path(f"{target}.{dist.get_rank()}").write_bytes(pickle.dumps(results))
+    return plain(*arguments)
+cli.run_cells = run_cells
+sys.exit(run.main(command))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_answer_as_one(tmp_path: Path) -> None:
+    script, store = tmp_path / "both.py", tmp_path / "store"
+    script.write_text(SCRIPT)
+    command = [*RUN, "model.parallel=tensor", f"store={store}"]
+    folders = ",".join(str(saved(name)) for name in NAMES)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [sys.executable, *torchrun, str(script), folders, str(tmp_path / "results"), *command],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = (pickle.loads((tmp_path / f"results.{rank}").read_bytes()) for rank in range(2))
+    for name in NAMES:
+        alone = answers(name, saved(name), "data")
+        for result, repeat, expected in zip(first[name], second[name], alone, strict=True):
+            assert torch.equal(result[1], repeat[1])
+            assert torch.equal(result[0], expected[0])
+            assert result[2] == expected[2]
+            scale = expected[1].abs().max()
+            assert (result[1] - expected[1]).abs().max() < 2e-6 * scale
+    (row,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert row["settings"]["model"]["parallel"] == "tensor"
+    (run,) = (store / "runs").iterdir()
+    assert [path.name for path in run.glob("*.jsonl")] == ["journal.jsonl"]
+    entries = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    assert sum("answer" in entry for entry in entries) == 3
+
+
+def refusal(world: int, *overrides: str) -> str:
+    command = read_command([*RUN, "model.parallel=tensor", *overrides])
+    assert command is not None
+    spec = build_spec(command.cells[0])
+    with pytest.raises(UserError) as error:
+        dict(PROCESS_CHECKS)["model.parallel"](spec, Ranks(world=world))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("world", "overrides", "line"),
+    [
+        (1, [], "needs several processes; valid: torchrun"),
+        (12, [], "12 processes: more tensor ranks than heads, model=seedling has 6 key heads"),
+        (4, [], "heads that do not divide, model=seedling has 6 key heads; valid: 2, 3, 6"),
+        (2, ["method=parallelvlm"], "does not take method='parallelvlm', which has two models"),
+        (2, ["model=seedling_diffusion"], "'seedling_diffusion', which denoises"),
+        (2, ["model.weights=random"], "does not take model.weights='random'"),
+        (2, ["engine.share=prefix"], "does not take engine.share='prefix'"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(world: int, overrides: list[str], line: str) -> None:
+    assert line in refusal(world, *overrides)
+
+
+def test_a_family_without_a_plan_is_refused_before_weights_are_read() -> None:
+    spec = replace(FAMILIES["qwen3_vl"].spec, parallel="tensor", weights="trained")
+    with pytest.raises(UserError, match=r"no plan .base_model_tp_plan. for the Qwen3VLTextModel"):
+        load_adapter(replace(spec, path=saved("qwen3_vl")))
