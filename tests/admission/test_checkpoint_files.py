@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlavaForConditionalGeneration
 
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
+from espalier.harness.kinds.checks import checkpoint_check
+from espalier.harness.kinds.checks.checkpoint_files import INDEX, check_checkpoint
 from espalier.harness.models.adapter import load_adapter
 from espalier.harness.store.files.digests import Digests
 from tests.tiny import LLAVA, save_llava
@@ -236,3 +238,44 @@ def test_a_path_that_no_system_takes_is_one_line() -> None:
     with pytest.raises(UserError, match=r"^model\.path='/x+") as caught:
         check_checkpoint(Path("/" + "x" * 5000), Digests())
     assert len(str(caught.value)) < 600
+
+
+@pytest.fixture
+def shards(folder: Path) -> Path:
+    """The checkpoint in several weight files, as large releases are."""
+    model = LlavaForConditionalGeneration.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="100KB")
+    check_checkpoint(folder, Digests())
+    return folder
+
+
+def test_half_a_download_is_named(shards: Path) -> None:
+    files = sorted(shards.glob("model-*.safetensors"))
+    files[1].unlink()
+    line = line_of(shards)
+    assert f"half a download, 1 of {len(files)} weight files are missing, the first is" in line
+    assert files[1].name in line
+    assert "resumes" in line
+
+
+def test_shards_of_two_releases_are_named(shards: Path) -> None:
+    first, second, *_ = sorted(shards.glob("model-*.safetensors"))
+    shutil.copy(first, second)
+    assert f"shards of two releases, {second.name} and {INDEX} differ in" in line_of(shards)
+
+
+def test_an_index_without_a_map_is_named(shards: Path) -> None:
+    (shards / INDEX).write_text("{}")
+    assert f"{INDEX} does not name a file for each tensor" in line_of(shards)
+
+
+def test_a_cached_release_is_whole_where_nothing_may_be_downloaded(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_check, "require_cached", lambda *_: shards)
+    next(shards.glob("model-*.safetensors")).unlink()
+    spec = replace(LLAVA, hub="some/model", weights="trained", check_weights=False)
+    with pytest.raises(UserError, match=r"model.hub='some/model': half a download"):
+        checkpoint_check.check_model(spec, True, Digests())
+    checkpoint_check.check_model(spec, False, Digests())

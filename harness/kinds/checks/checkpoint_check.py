@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import torch
 
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
+from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint, check_shards
 from espalier.harness.kinds.checks.finite_weights import check_finite
 from espalier.harness.models.families import ADAPTERS, own_family
 from espalier.harness.specs.hub_cache import require_cached
@@ -45,6 +45,8 @@ def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
         return
     folder = require_cached(model.name, model.hub or "", model.revision, offline)
     if folder is not None:
+        if offline:  # missing files are downloaded otherwise
+            check_shards(folder, f"model.hub={model.hub!r}")
         check_finite(model, folder)
 
 

@@ -14,10 +14,12 @@ from espalier.harness.specs.revisions import MODEL_FILES
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.files.untrusted_json import read_bytes
 
+INDEX = "model.safetensors.index.json"
+
 #: Files of a checkpoint that the library reads as JSON tables.
 SETTINGS = frozenset(
     {
-        *("config.json", "generation_config.json", "model.safetensors.index.json"),
+        *("config.json", "generation_config.json", INDEX),
         *(
             "tokenizer.json",
             "tokenizer_config.json",
@@ -70,6 +72,42 @@ def _check(path: Path, digests: Digests) -> None:
         if problem is not None:
             raise UserError(
                 f"model.path: weight file {str(file)!r} is damaged: {problem}; valid: the original file"
+            )
+    check_shards(path, f"model.path={brief(str(path))!r}")
+
+
+def check_shards(folder: Path, key: str) -> None:
+    """Raise UserError unless a checkpoint's weight files are those of its index; without an index there is one file.
+
+    Args:
+        folder: the checkpoint.
+        key: the start of the error line, as `model.path='./ckpt'`.
+
+    Cost: the header of each file.
+    """
+    index = folder / INDEX
+    if not index.is_file():
+        return
+    problem = f"{key}: {INDEX} does not name a file for each tensor"
+    with foreign(problem, "the original file", BROKEN):
+        places = json.loads(read_bytes(index))["weight_map"].items()
+        files = sorted({str(file) for _, file in places})
+    missing = [file for file in files if not (folder / file).is_file()]
+    if missing:
+        raise UserError(
+            f"{key}: half a download, {len(missing)} of {len(files)} weight files are missing, the first is "
+            f"{missing[0]}; valid: the same download again, which resumes"
+        )
+    for file in files:
+        with (
+            foreign(f"{key}: weight file {file} is damaged", "the original file", BROKEN),
+            safe_open(folder / file, framework="pt") as tensors,
+        ):
+            strange = set(tensors.keys()) ^ {name for name, place in places if place == file}
+        if strange:
+            raise UserError(
+                f"{key}: shards of two releases, {file} and {INDEX} differ in {len(strange)} tensors, the first is "
+                f"{min(strange)}; valid: all files of one release"
             )
 
 
