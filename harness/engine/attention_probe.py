@@ -94,8 +94,8 @@ class AttentionTap:
             if module in watchers:
                 scaling = kwargs.get("scaling")
                 scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-                shown = all_heads(module, query, key)
-                for segment in _segments(*shown, kwargs.get("cu_seq_lens_q")):
+                heads = all_heads(module, query, key)
+                for segment in _segments(*heads, kwargs.get("cu_seq_lens_q")):
                     for watcher in watchers[module]:
                         watcher(*segment, scaling)
             return original(module, query, key, value, *args, **kwargs)

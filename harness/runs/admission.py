@@ -187,10 +187,12 @@ def _check_parallel(spec: RunSpec, ranks: Ranks) -> None:
             f"{key} needs several processes; valid: torchrun --nproc_per_node <processes> run.py ..."
         )
     if heads % ranks.world:
-        more = "more tensor ranks than heads" if ranks.world > heads else "heads that do not divide"
+        problem = (
+            "more tensor ranks than heads" if ranks.world > heads else "heads that do not divide"
+        )
         counts = [count for count in range(2, heads + 1) if heads % count == 0]
         raise UserError(
-            f"{key} with {ranks.world} processes: {more}, model={spec.model.name} has {heads} key heads; "
+            f"{key} with {ranks.world} processes: {problem}, model={spec.model.name} has {heads} key heads; "
             f"valid: {', '.join(map(str, counts)) or 'model.parallel=data'} processes"
         )
     refused = {
