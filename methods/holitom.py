@@ -39,10 +39,15 @@ from torch.nn.functional import cosine_similarity, pad
 
 from espalier.methods.base import Assignment, Need, Plan, Positions, Site, TokenReducer, View
 from espalier.methods.checks import layer_site, require, require_finite
-from espalier.methods.select.frames import clips
 from espalier.methods.select.quotas import apportion
 from espalier.methods.select.similarity import unit
-from espalier.methods.select.stills import clusters, parts_of, plan_of, still_places
+from espalier.methods.select.stills import (
+    clusters,
+    parts_of,
+    plan_of_clips,
+    still_places,
+    windows,
+)
 from espalier.methods.select.topk import rows_of, top
 
 
@@ -107,13 +112,7 @@ class HoliTom(TokenReducer):
         if view.site.where == "layer":
             kept = top(attention, keep)
             return Plan(kept, halved_into(tokens, kept), scores=attention)
-        into, weight = torch.full_like(attention, -1, dtype=torch.long), torch.zeros_like(attention)
-        for row, parts in enumerate(clips(view.grid, keep)):
-            for clip in parts:
-                goes, share = self.of_clip(clip.of(tokens[row]), clip.of(attention[row]), clip.keep)
-                into[row, clip.span] = torch.where(goes < 0, -1, goes + clip.span.start)
-                weight[row, clip.span] = share
-        return plan_of(into, weight, keep, attention)
+        return plan_of_clips(view.grid, (tokens, attention), keep, self.of_clip, attention)
 
     def of_clip(self, tokens: Tensor, attention: Tensor, keep: int) -> tuple[Tensor, Tensor]:
         """Return (T n) the token that each token of a clip (T, n, D) goes to, -1 for none, and its weight there."""
@@ -144,36 +143,6 @@ class HoliTom(TokenReducer):
         share = (1 - self.beta) / joiners.clamp(min=1)
         leads = joined == torch.arange(len(values), device=joined.device)
         return joined, torch.where(leads, own_share, share[joined])
-
-
-def windows(still: Tensor) -> list[tuple[int, int]]:
-    """Return first and last frame of the windows that spare the most tokens.
-
-    Args:
-        still: (T - 1, n) whether a token is like that at its place in the next frame.
-    """
-    if len(still) == 0:
-        return [(0, 0)]
-    places = torch.stack(
-        [
-            pad(still[first:].long().cumprod(dim=0).sum(dim=1), (first, 0))
-            for first in range(len(still))
-        ]
-    ).tolist()
-    best, opening = [0], [0]
-    for last in range(1, len(still) + 1):
-        record, start = best[-1], last
-        for first in range(last - 1, -1, -1):
-            before = best[first - 1] if first else 0
-            if before + places[first][last - 1] * (last - first) > record:
-                record, start = before + places[first][last - 1] * (last - first), first
-        best.append(record)
-        opening.append(start)
-    runs, last = [], len(still)
-    while last >= 0:
-        runs.append((opening[last], last))
-        last = opening[last] - 1
-    return runs[::-1]
 
 
 def halved_into(tokens: Tensor, kept: Tensor) -> Assignment:

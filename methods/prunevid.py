@@ -36,9 +36,15 @@ from torch.nn.functional import normalize
 
 from espalier.methods.base import Need, Plan, Positions, Site, TokenReducer, View
 from espalier.methods.checks import layer_site, require, require_finite
-from espalier.methods.select.frames import Frames, clips
+from espalier.methods.select.frames import Frames
 from espalier.methods.select.quotas import apportion, top_of_groups
-from espalier.methods.select.stills import Windows, clusters, parts_of, plan_of, still_places
+from espalier.methods.select.stills import (
+    Windows,
+    clusters,
+    parts_of,
+    plan_of_clips,
+    still_places,
+)
 
 #: Neighbours of a density.
 NEAR = 7
@@ -103,14 +109,7 @@ class PruneVid(TokenReducer):
             quotas = apportion(frames.size, frames.size, keep)
             return Plan(top_of_groups(scores, frames.index, quotas, keep), scores=scores)
         tokens = require_finite(view.tokens.float(), "tokens")
-        into = torch.full(tokens.shape[:2], -1, device=tokens.device)
-        weight = torch.zeros(tokens.shape[:2], device=tokens.device)
-        for row, parts in enumerate(clips(view.grid, keep)):
-            for clip in parts:
-                goes, share = self.of_clip(clip.of(tokens[row]), clip.keep)
-                into[row, clip.span] = torch.where(goes < 0, -1, goes + clip.span.start)
-                weight[row, clip.span] = share
-        return plan_of(into, weight, keep)
+        return plan_of_clips(view.grid, (tokens,), keep, self.of_clip)
 
     def of_clip(self, tokens: Tensor, keep: int) -> tuple[Tensor, Tensor]:
         """Return (T n) the token that each token of a clip (T, n, D) goes to, -1 for none, and its weight there."""

@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from espalier.methods.plans import Assignment, Plan
 from espalier.methods.select.density import density_peaks, nearest_centre, squared_distances
+from espalier.methods.select.frames import clips
 from espalier.methods.select.topk import indices_of
 
 #: First and last frame of each window of a video, in order.
 Windows = Sequence[tuple[int, int]]
+
+
+def windows(still: Tensor) -> Windows:
+    """Return first and last frame of the windows that spare the most tokens.
+
+    Args:
+        still: (T - 1, n) whether a token is like that at its place in the next frame.
+    """
+    if len(still) == 0:
+        return [(0, 0)]
+    places = torch.stack(
+        [
+            pad(still[first:].long().cumprod(dim=0).sum(dim=1), (first, 0))
+            for first in range(len(still))
+        ]
+    ).tolist()
+    best, opening = [0], [0]
+    for last in range(1, len(still) + 1):
+        record, start = best[-1], last
+        for first in range(last - 1, -1, -1):
+            before = best[first - 1] if first else 0
+            if before + places[first][last - 1] * (last - first) > record:
+                record, start = before + places[first][last - 1] * (last - first), first
+        best.append(record)
+        opening.append(start)
+    runs, last = [], len(still)
+    while last >= 0:
+        runs.append((opening[last], last))
+        last = opening[last] - 1
+    return runs[::-1]
 
 
 def still_places(alike: Tensor, windows: Windows, tau: float, keep: int) -> Tensor:
@@ -64,3 +96,29 @@ def plan_of(into: Tensor, weight: Tensor, keep: int, scores: Tensor | None = Non
     place = (stays.cumsum(dim=1) - 1).gather(1, into.clamp(min=0))
     slot = torch.where(into < 0, -1, place)
     return Plan(indices_of(stays, keep), Assignment(slot, weight), scores=scores)
+
+
+def plan_of_clips(
+    grid: Tensor,
+    signals: Sequence[Tensor],
+    keep: int,
+    of_clip: Callable[..., tuple[Tensor, Tensor]],
+    scores: Tensor | None = None,
+) -> Plan:
+    """Return the plan of a method that merges each clip of the coordinates (B, N, 4) by itself.
+
+    Args:
+        grid: coordinates of the tokens.
+        signals: (B, N) or (B, N, D), from which a clip's (T, n) or (T, n, D) go to `of_clip`, then its count of tokens.
+        keep: tokens that stay in each row; the clips share them.
+        of_clip: returns (T n) the token that each token of a clip goes to, -1 for none, and its weight there.
+        scores: of the plan.
+    """
+    into = torch.full(grid.shape[:2], -1, device=grid.device)
+    weight = torch.zeros(grid.shape[:2], device=grid.device)
+    for row, spans in enumerate(clips(grid, keep)):
+        for clip in spans:
+            goes, share = of_clip(*(clip.of(signal[row]) for signal in signals), clip.keep)
+            into[row, clip.span] = torch.where(goes < 0, -1, goes + clip.span.start)
+            weight[row, clip.span] = share
+    return plan_of(into, weight, keep, scores)

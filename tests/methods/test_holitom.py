@@ -13,8 +13,8 @@ from torch.nn.functional import cosine_similarity
 from espalier.harness.errors import UserError
 from espalier.harness.specs.catalogue import build_method
 from espalier.methods.base import Plan, Site, View
-from espalier.methods.holitom import HoliTom, windows
-from espalier.methods.select.stills import still_places
+from espalier.methods.holitom import HoliTom
+from espalier.methods.select.stills import still_places, windows
 from tests.methods.crop_views import slow_apportion
 from tests.methods.engine import check_method
 from tests.methods.released import case_video, numbers, released_video, scenes, shares, vectors
