@@ -83,13 +83,13 @@ def paid(
 ) -> Tensor:
     """Return (H, S) the attention of the queries at `places` to each key, summed. Arguments and cost as `rows`.
 
-    More queries than one block are scaled once, and on a CPU each KV head is summed tile by tile.
+    For more queries than one block the keys are scaled, once; on a CPU each KV head is summed tile by tile.
     """
     exact = torch.promote_types(queries.dtype, torch.float32)
     keys, parts, cells = keys.to(exact), 1, CELLS
     total = torch.zeros(queries.shape[0], keys.shape[1], dtype=exact, device=keys.device)
     if len(places) > block:
-        queries, scaling = queries.to(exact) * scaling, 1.0
+        keys, scaling = keys * scaling, 1.0
         if keys.device.type == "cpu":
             parts, cells = keys.shape[0], min(TILE, CELLS)
     heads = (states.chunk(parts) for states in (queries, keys, total))
