@@ -80,7 +80,7 @@ def test_rows_are_those_of_the_whole_map(block: int) -> None:
     torch.testing.assert_close(got, whole_map(view)[:, places], rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("tile", [2**19, 150])
+@pytest.mark.parametrize("tile", [2**20, 150])
 def test_rows_in_many_tiles_are_summed_like_the_whole_map(
     tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
