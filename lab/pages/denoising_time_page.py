@@ -41,8 +41,10 @@ QUESTIONS: Mapping[str, Mapping[str, int]] = {
     "seedling_ocr": {"ocr": 1},
 }
 SCENES = 3
-#: Names of the shares kept, by ratio, and of the two ways to run a step.
+#: Names of the shares merged, by ratio, and of the two ways to run a step.
 SHARES = {0.0: "every token", 0.5: "half merged", 0.75: "three quarters", 0.9: "nine tenths"}
+#: Milliseconds with a tick.
+TICKS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 PATHS = {False: "whole sequence at each step", True: "cached prompt"}
 FOOT = (
     "Solid: 16, 8 and 4 steps. Dashed, hollow: places unmasked by confidence, 0.95, 0.8 and 0.5.\n"
@@ -140,6 +142,7 @@ def _prompts(adapter: Adapter, kinds: Mapping[str, int]) -> list[Prompt]:
 def drawn(points: Sequence[TimePoint]) -> Figure:
     """Return the figure: a row of plots for each benchmark, one for each way to run a step."""
     plots = []
+    low, high = (choose(point.ms for point in points) for choose in (min, max))
     for benchmark in QUESTIONS:
         for cached, path in PATHS.items():
             members = [p for p in points if p.benchmark == benchmark and p.cached == cached]
@@ -150,8 +153,9 @@ def drawn(points: Sequence[TimePoint]) -> Figure:
                     benchmark,
                     series,
                     note=path,
-                    places="processor milliseconds an answer (log scale)",
+                    places="processor ms an answer (log scale)",
                     values="score (%)",
+                    ticks={ms: f"{ms:g}" for ms in TICKS if low / 1.5 < ms < 1.5 * high},
                     log=True,
                 )
             )

@@ -6,6 +6,7 @@ so that a change of style needs no new runs. Further pictures have commands of t
     docs/figures/attention.png               python -m espalier.harness.tools.calibration.gaze_pictures
     docs/figures/seedling_video_clip.png     python -m espalier.harness.seedling.video.clip_sheet 8 --write ...
     lab/measured/diffusion/steps.png         python -m lab.pages.denoising_page --write lab/measured/diffusion
+    lab/measured/diffusion/time.png          python -m lab.pages.denoising_time_page
     lab/measured/speculative/guided.png      make bench-guided
     lab/measured/speculative/ratio.png       python -m espalier.harness.reports.curves.decoder_report
 """
