@@ -40,7 +40,7 @@ QUESTIONS: Mapping[str, Mapping[str, int]] = {
     "seedling_vqa": {"attr": 1, "exist": 1},
     "seedling_ocr": {"ocr": 1},
 }
-SCENES = 3
+SCENES = 2
 #: Names of the shares merged, by ratio, and of the two ways to run a step.
 SHARES = {0.0: "every token", 0.5: "half merged", 0.75: "three quarters", 0.9: "nine tenths"}
 #: Milliseconds with a tick.
