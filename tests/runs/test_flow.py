@@ -244,7 +244,7 @@ def test_a_sweep_leaves_nothing_but_its_list_and_its_runs(
     monkeypatch.chdir(tmp_path)
     bench("method=none")
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
-    assert [path.name for path in bench.store.iterdir()] == ["runs"]
+    assert sorted(path.name for path in bench.store.iterdir()) == ["cells", "runs"]
     bench("-m", "method=none")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
-    assert sorted(path.name for path in bench.store.iterdir()) == ["runs", "sweeps"]
+    assert sorted(path.name for path in bench.store.iterdir()) == ["cells", "runs", "sweeps"]
