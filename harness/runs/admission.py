@@ -193,7 +193,7 @@ def _check_parallel(spec: RunSpec, ranks: Ranks) -> None:
         counts = [count for count in range(2, heads + 1) if heads % count == 0]
         raise UserError(
             f"{key} with {ranks.world} processes: {problem}, model={spec.model.name} has {heads} key heads; "
-            f"valid: {', '.join(map(str, counts)) or 'model.parallel=data'} processes"
+            f"valid: {', '.join([*map(str, counts), 'or model.parallel=data'])}"
         )
     refused = {
         f"method={spec.method.name!r}, which has two models": spec.method.draft is not None,
