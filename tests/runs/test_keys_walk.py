@@ -134,6 +134,7 @@ VALUES: dict[str, Any] = {
     "method.compressor.name": "h2o",
     "method.compressor.params": {"alpha": 0.5},
     "method.compressor.ratio": 0.75,
+    "backend.pruning": "vllm",
     "budget.rule": "flops",
     "budget.ratio": 0.25,
     "budget.count": 64,
