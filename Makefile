@@ -41,7 +41,7 @@ $(SERVE_STAMP): | $(STAMP)
 serve-environment: $(SERVE_STAMP)  ## vLLM for processors: 6 GB in an environment of its own
 
 test-serve: $(SERVE_STAMP)  ## answers of vLLM with the plug-in against the harness's own engine
-	SERVE_PYTHON=$(SERVE_VENV)/bin/python $(PY) -m pytest -q -m "slow or not slow" tests/serve/equal_answers.py tests/serve/running_server.py $(ARGS)
+	SERVE_PYTHON=$(SERVE_VENV)/bin/python $(PY) -m pytest -q -m "" tests/serve/equal_answers.py tests/serve/running_server.py $(ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .
