@@ -47,7 +47,7 @@ SHARES = {0.0: "every token", 0.5: "half merged", 0.75: "three quarters", 0.9: "
 TICKS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 PATHS = {False: "whole sequence at each step", True: "cached prompt"}
 FOOT = (
-    "Solid: 16, 8 and 4 steps. Dashed, hollow: places unmasked by confidence, 0.95, 0.8 and 0.5.\n"
+    "Solid: steps, numbered. Dashed, hollow: places unmasked by confidence, 0.95, 0.8 and 0.5.\n"
     "Processor time of one thread from the prompt on, tower excluded; {samples} questions a score."
 )
 
@@ -146,7 +146,7 @@ def drawn(points: Sequence[TimePoint]) -> Figure:
     for benchmark in QUESTIONS:
         for cached, path in PATHS.items():
             members = [p for p in points if p.benchmark == benchmark and p.cached == cached]
-            series = [line for ratio in SHARES for line in _lines(members, ratio)]
+            series = [line for ratio in SHARES for line in _lines(members, ratio) if line.spots]
             plots.append(
                 Plot(
                     "scatter",
@@ -169,7 +169,7 @@ def _lines(points: Sequence[TimePoint], ratio: float) -> list[Series]:
     sure = sorted((p for p in points if p.ratio == ratio and p.threshold), key=lambda p: p.ms)
     look: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 5, "linewidth": 1.5}
     hollow = {**look, "linestyle": (0, (4, 2)), "markerfacecolor": "white"}
-    names = [Spot(p.ms, 100 * p.score, text="" if ratio else f"{p.steps} steps") for p in fixed]
+    names = [Spot(p.ms, 100 * p.score, text="" if ratio else str(p.steps)) for p in fixed]
     return [
         Series(SHARES[ratio], names, look, key=True),
         Series(
