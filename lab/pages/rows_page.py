@@ -24,7 +24,7 @@ def page() -> str:
     text = (ROOT / "docs" / "rows.md").read_text(encoding="utf-8")
     for name, columns in TABLES.items():
         # The table below the line that begins with the function's name.
-        old = re.search(rf"^`{name}`[^\n]*:\n\n((?:\|.*\n)+)", text, re.M)
+        old = re.search(rf"^`{name}`[^\n]*:\n\n<!-- columns -->\n\n((?:\|.*\n)+)", text, re.M)
         assert old is not None  # the page has a table of each
         new = table(("column", "type", "meaning"), _lines(columns))
         text = text[: old.start(1)] + new + text[old.end(1) :]
