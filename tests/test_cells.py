@@ -285,8 +285,8 @@ def test_acceptance_is_read_from_either_transport(tmp_path: Path) -> None:
     guided(tmp_path, 0.5, transport="sequential", params={"guidance": "random"})
     found = guidances(read_decoders(tmp_path))
     assert [*found.curve] == [
-        "parallelvlm transport=sequential",
         "parallelvlm guidance=random transport=sequential",
+        "parallelvlm transport=sequential",
     ]
 
 

@@ -200,9 +200,9 @@ KINDS: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
 OF_KIND = {
     "COUNT": "max_new_tokens max_length num_beams num_beam_groups num_return_sequences steps block_length",
     "COUNT_OR_NONE": (
-        "min_new_tokens min_length top_k no_repeat_ngram_size encoder_no_repeat_ngram_size"
+        "min_new_tokens min_length top_k no_repeat_ngram_size encoder_no_repeat_ngram_size prompt_interval"
     ),
-    "FLAG": "do_sample use_cache renormalize_logits remove_invalid_values prefix_cache",
+    "FLAG": "do_sample use_cache renormalize_logits remove_invalid_values prefix_cache block_cache",
     "TEXTS": "until stop_strings stop_words",
     "NUMBER": "length_penalty guidance_scale",
     "POSITIVE": "max_time repetition_penalty encoder_repetition_penalty shift",

@@ -170,7 +170,8 @@ def load_checkpoint(
         return model
     if "device_map" not in options:
         return model.to(spec.device)
-    _cast_unpacked(model, getattr(torch, spec.dtype))
+    if quantisation_of(spec) is not None:
+        _cast_unpacked(model, getattr(torch, spec.dtype))
     check_placed(spec, getattr(model, "hf_device_map", {}))
     return model
 

@@ -101,16 +101,16 @@ def test_a_grid_names_each_method_once_and_draws_each_interval() -> None:
 
 
 def test_merging_has_a_row_for_each_number_of_steps_and_share() -> None:
-    figure = merging()
-    assert texts(figure) == ["16 steps", "8 steps", "4 steps"]
-    assert len(figure.axes[0].get_yticklabels()) == 12
+    labels = [label.get_text() for label in merging().axes[0].get_yticklabels()]
+    shares = ["100 %", "50 %", "25 %", "10 %"]
+    assert labels == [label for steps in (16, 8, 4) for label in (f"{steps} steps", *shares)]
 
 
 def test_pictures_are_in_the_repository_and_readable_at_700_pixels(tmp_path: Path) -> None:
     for path, (_, suffixes) in PICTURES.items():
         for suffix in suffixes:
             assert (ROOT / f"{path}.{suffix}").is_file()
-        assert Image.open(ROOT / f"{path}.png").width == 1400
+        assert Image.open(ROOT / f"{path}.png").width >= 1400
     assert main(["kv_video/curves", "--out", str(tmp_path)]) == 0
     written = "lab/measured/kv_video/curves.png"
     assert Image.open(tmp_path / written).size == Image.open(ROOT / written).size
