@@ -535,6 +535,7 @@ def test_a_command_ends_in_one_line(
     assert "Traceback" not in line
 
 
+@pytest.mark.slow
 def test_methods_import_with_torch_alone() -> None:
     code = (
         "import sys, espalier.methods.base, espalier.methods.compressor, espalier.methods.blame\n"

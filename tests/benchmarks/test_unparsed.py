@@ -57,7 +57,7 @@ def headline(evaluation: Evaluation) -> float | None:
     return next(iter(evaluation.metrics.values()))["value"]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", LETTERS)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_the_right_letter_is_right(

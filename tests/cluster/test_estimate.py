@@ -93,6 +93,7 @@ def test_what_is_not_known_offline_is_named(argv: tuple[str, ...], said: str) ->
         cost(*argv, *(() if "method=parallelvlm" in argv else ("method=none",)))
 
 
+@pytest.mark.slow
 def test_models_that_are_not_here_are_estimated_by_their_facts() -> None:
     cells, lines = planned(
         *("-m", "model=llava_ov_72b,llava15_7b", "method=none,fitprune,fastv", "ratio=0.95"),
@@ -130,6 +131,7 @@ def hours_of(lines: list[str]) -> list[str]:
     return [line for line in lines if "GPU-hours" in line]
 
 
+@pytest.mark.slow
 def test_hours_never_stand_without_decoding() -> None:
     unstated = ("-m", "model=llava15_7b", "method=none,fastv", "benchmark=mmmu", "ratio=0.5")
     _, lines = planned(*unstated)

@@ -116,6 +116,7 @@ def test_without_a_word_the_weights_decide() -> None:
     assert taken("model=llava15_7b").memory >= 2 * weight_bytes(spec.facts, "float16") / 12
 
 
+@pytest.mark.slow
 def test_what_the_user_sets_goes_before_what_the_model_asks_for() -> None:
     asked = taken("model=llava_ov_72b", "cluster.gpus=8", "cluster.partition=big")
     assert (asked.gpus, asked.partition) == (8, "big")

@@ -361,6 +361,7 @@ def test_methods_are_listed_by_kind_with_their_variants() -> None:
     assert "method.variant=NAME" in hint
 
 
+@pytest.mark.slow
 def test_methods_that_run_on_a_model_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main(["model=seedling_diffusion", "method=?"]) == 0
     page = capsys.readouterr().out

@@ -65,6 +65,7 @@ def test_ratios_are_the_printed_shares() -> None:
     assert set(preset.benchmark.split(",")) == set(LENGTHS)
 
 
+@pytest.mark.slow
 def test_a_benchmark_without_a_length_is_one_line() -> None:
     with pytest.raises(UserError, match=r"benchmark='seedling_vqa' is none of those.*valid: mmmu"):
         specs_of("benchmark=seedling_vqa", "method=d3tom", "ratio=0.9")

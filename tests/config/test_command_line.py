@@ -133,6 +133,7 @@ def test_secrets_stay_out_of_lines() -> None:
     assert line == "bad *** and *** of 12345"
 
 
+@pytest.mark.slow
 def test_help_fits_two_screens_and_names_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main(["--help"]) == 0
     page = capsys.readouterr().out

@@ -87,7 +87,7 @@ def check(composer: Composer, overrides: Sequence[str], loader: Loader, cell: An
     return True
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Sequence[str]] = []

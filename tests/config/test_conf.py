@@ -241,6 +241,7 @@ def test_the_sweep_leaves_out_what_cannot_run_and_writes_into_the_documentation(
     assert (first.method.name, second.method.name) == ("random", "fastv")
 
 
+@pytest.mark.slow
 def test_method_configs_differ_in_their_settings() -> None:
     """Rows are told apart by method and settings, and curves by method and label."""
     command = read_command(["-m", f"method={','.join(setting_names())}"])
@@ -258,6 +259,7 @@ def build(spec: RunSpec) -> Method:
     return build_method(spec.method.name, spec.method.params)
 
 
+@pytest.mark.slow
 def test_quickstart_is_a_sweep_that_the_command_line_narrows() -> None:
     command = read_command(["+experiment=quickstart", "ratio=0.9", "benchmark=seedling_rec"])
     assert command is not None

@@ -128,6 +128,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_what_is_typed_replaces_the_other_key_of_a_preset(conf: Path) -> None:
     swept = "hydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      {}\n"
     for number, (text, typed, expected) in enumerate(
@@ -152,6 +153,7 @@ def test_a_bad_count_in_a_preset_is_one_line(conf: Path) -> None:
         budgets("+experiment=mine")
 
 
+@pytest.mark.slow
 def test_grids_are_selected_and_replaced_by_either_key() -> None:
     line = ("-m", "grids=[{method:'fastv,divprune',keep:'64,128'}]")
     assert budgets(*line) == [count(64), count(128)] * 2

@@ -96,6 +96,7 @@ def test_settings_of_the_image_processor_go_before_the_set_without_a_plus() -> N
     assert qwen.model.generation["repetition_penalty"] == 1.2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("benchmark", "tiles"),
     [("textvqa", 6), ("chartqa", 12), ("mmmu", 12), ("docvqa", 18), ("infovqa", 24)],

@@ -51,6 +51,7 @@ def decode(
     return trace
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_answer_is_the_targets(overlap: bool) -> None:
     trace = decode(drafters.quick, 3, overlap)
@@ -74,6 +75,7 @@ class MeetingTarget(Target):
         return super().rows(tokens, draft)
 
 
+@pytest.mark.slow
 def test_both_sides_work_at_once(tmp_path: Path) -> None:
     """Each waits for the other in the middle of its work: in turn, neither would go on."""
     target = MeetingTarget(tmp_path)
@@ -115,6 +117,7 @@ def test_reading_a_chat_and_its_prompt_does_not_count_against_the_patience_of_a_
     assert len(trace.rounds) > 3  # some were drafted for before it hung
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_killed_drafter_loses_nothing(overlap: bool) -> None:
     trace = decode(drafters.dying, 3, overlap)

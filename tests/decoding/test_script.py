@@ -52,6 +52,7 @@ def test_a_script_without_a_guard_has_threads_and_runs_once(tmp_path: Path, text
     assert "own.py again, since line" in line
 
 
+@pytest.mark.slow
 def test_two_sides_on_a_cpu_have_processes_only_where_a_guard_stands(tmp_path: Path) -> None:
     call = (
         "from torch import device\n"

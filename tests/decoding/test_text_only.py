@@ -93,7 +93,7 @@ def test_a_text_alone_meets_every_budget_and_costs_its_text() -> None:
     assert (block["tower"], block["projector"], block["share_of_full"]) == (0, 0, 1)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", DECODERS)
 def test_every_decoder_answers_a_text_alone(name: str) -> None:
     question = chat("where is the red circle ?")

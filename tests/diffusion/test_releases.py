@@ -311,6 +311,7 @@ def denoising_of(*argv: str) -> Denoising:
     return Denoising.of(spec.generation, spec.model.facts.diffusion)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("model", "benchmark", "expected"),
     [

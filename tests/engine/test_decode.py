@@ -91,7 +91,7 @@ def span(tensor):
     return tensor.abs().max().item()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_equal_whole_forwards_with_handwritten_masks(load, name, where):

@@ -75,7 +75,7 @@ def check(
     return ours
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_alone_and_padded(

@@ -189,6 +189,7 @@ def test_an_aggregate_that_fails_on_a_part_has_no_contributions() -> None:
         influence(lambda values: 1.0 if len(values) == 20 else None, [0.0] * 20, range(20))
 
 
+@pytest.mark.slow
 def test_blocks_stand_for_many_units() -> None:
     raw = yes_no(np.random.default_rng(0), 3000)
     blocks = assign_blocks(range(3000), 3000, blocks=200)
@@ -241,6 +242,7 @@ def test_f1_that_equals_the_accuracy_by_chance_is_no_mean() -> None:
     assert not is_mean(pope_aggregate_f1_score, raw, scores)
 
 
+@pytest.mark.slow
 def test_a_paired_difference_covers_the_truth_as_often_as_it_says() -> None:
     """Two methods answer the same questions; their F1 are known from how the answers are drawn."""
     rng = np.random.default_rng(0)

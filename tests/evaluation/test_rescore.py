@@ -153,6 +153,7 @@ def test_the_session_is_undisturbed_and_the_judge_is_unreduced(name):
         assert (own - outside.chance).abs().max() > 1e-5  # the reduced model thinks otherwise
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_full_model_accepts_itself(name):
     """Beams are judged as a whole too, and sampled answers by what the settings leave of the distribution."""
@@ -301,6 +302,7 @@ def test_a_token_that_the_settings_rule_out_has_no_gap():
     ] * 3
 
 
+@pytest.mark.slow
 def test_the_row_of_a_run_says_what_was_accepted(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     asked = ["method=divprune", "ratio=0.9", "benchmark=seedling_caption", "limit=4"]

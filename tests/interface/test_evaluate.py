@@ -126,6 +126,7 @@ def test_objects_have_the_keys_of_their_names(
     assert with_compressor.row["method"] == "fastv+h2o"
 
 
+@pytest.mark.slow
 def test_a_count_of_tokens_is_that_of_the_command_line(store: Path, model: espalier.Model) -> None:
     argv = [f"benchmark={BENCHMARK}", f"limit={LIMIT}", f"store={store}", "json=false"]
     assert run.main([*argv, "method=fastv", "keep=64"]) == 0
@@ -169,6 +170,7 @@ def test_two_runs_are_compared_on_their_samples(fastv: espalier.EvaluatedRun, st
         fastv.against(whole, "bogus")
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes(store: Path, model: espalier.Model) -> None:
     Interrupter.plans = 2
     with pytest.raises(KeyboardInterrupt):

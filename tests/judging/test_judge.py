@@ -199,7 +199,7 @@ LASTING = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LASTING)
 def test_what_lasts_ends_the_asking_and_keeps_what_was_said(
     name: str, server: JudgeServer, tmp_path: Path

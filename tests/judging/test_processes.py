@@ -56,6 +56,7 @@ def test_a_second_process_asks_nothing(fickle: JudgeServer, tmp_path: Path) -> N
         assert len(server.requests) == 10
 
 
+@pytest.mark.slow
 def test_two_at_once_take_the_same_verdicts(fickle: JudgeServer, tmp_path: Path) -> None:
     with fickle as server:
         server.delay = 0.01

@@ -72,6 +72,7 @@ def command(
     return call
 
 
+@pytest.mark.slow
 def test_a_row_says_who_judged_and_how(command: Command, server: JudgeServer) -> None:
     code, (row,), _ = command()
     assert code == 0
@@ -129,6 +130,7 @@ def test_without_a_judge_it_is_refused_before_a_model_is_loaded(
     assert "judge.base_url=http://localhost:8000/v1 judge.model=" in line
 
 
+@pytest.mark.slow
 def test_a_lost_judge_costs_no_answer(
     command: Command, server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +184,7 @@ def test_a_wrong_key_is_told_in_one_line(
     assert "HTTP 401: Incorrect API key provided: ***; the key is read from the variable " in line
 
 
+@pytest.mark.slow
 def test_words_of_the_users_own_make_another_run(
     command: Command, server: JudgeServer, tmp_path: Path
 ) -> None:

@@ -158,7 +158,7 @@ def test_every_kind_of_the_lookup_is_walked() -> None:
     }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", EVERY_KIND)
 def test_each_kind_goes_the_same_way(name: str, store: Path) -> None:
     method, share, concerning = EVERY_KIND[name]
@@ -282,6 +282,7 @@ def test_settings_of_shorter_prompts_are_refused(line: str, said: str, store: Pa
             admit(spec, Digests(), method=method)
 
 
+@pytest.mark.slow
 def test_bytes_of_a_cache_are_one_budget_for_reducers_and_compressors(store: Path) -> None:
     rows = [
         walked(method, store, "budget=kv_bytes", "ratio=0.5").row

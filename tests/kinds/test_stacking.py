@@ -143,6 +143,7 @@ def row(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_row_has_what_both_achieved(row: dict[str, Any]) -> None:
     extra, tokens = row["extra"], row["tokens"]
     assert (row["method"], row["ratio"]) == ("d2pruner+aircache", 0.5)

@@ -280,6 +280,7 @@ def test_where_no_bound_holds_entries_are_the_rounded_shares() -> None:
     assert budgets.entries(torch.tensor([0.9, 1.1]), 20, [100] * 2).tolist() == [9, 11]
 
 
+@pytest.mark.slow
 def test_layers_that_are_alike_but_for_the_last_bit_give_the_first_one_what_is_left_over() -> None:
     noise = torch.Generator().manual_seed(0)
     for trial in range(400):

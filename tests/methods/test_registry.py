@@ -171,6 +171,7 @@ def config_of(name: str) -> dict[str, Any]:
     return compose_section("method", name)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", setting_names())
 def test_every_setting_builds_and_shows_every_parameter(name: str):
     config = config_of(name)
@@ -194,6 +195,7 @@ def test_variants_set_the_same_parameters_and_the_released_code_is_the_default(p
     assert bool(left_open) == bool(listed)
 
 
+@pytest.mark.slow
 def test_a_bare_name_is_the_released_code_and_former_names_stay(capsys: pytest.CaptureFixture[str]):
     argv = ["-m", "method=fastv,none", "method.variant=paper,official"]
     assert [found[:2] for found in specs(*argv)] == [

@@ -167,7 +167,7 @@ def test_methods_inside_the_tower_are_not_promised_where_there_are_no_blocks() -
     assert "model.facts.patch_tokens=true" in line
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "path", sorted((CONF / "model").glob("*.yaml")), ids=lambda path: path.stem
 )

@@ -34,7 +34,7 @@ def span(tensor):
     return tensor.abs().max().item()
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("gather", [False, True], ids=["skipped", "gathered"])
 @pytest.mark.parametrize("kind", ["float32-sdpa", "float32-eager"])
 @pytest.mark.parametrize("name", NAMES)
@@ -59,7 +59,7 @@ def test_ratio_zero_is_bit_identical(name, kind, gather, monkeypatch):
             assert [r.kept for r in got.records] == [(n,) * len(where) for n in counts]
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("merge", [False, True], ids=["pruned", "merged"])
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", NAMES)
@@ -77,7 +77,7 @@ def test_dropping_equals_emulation(name, where, merge):
         assert torch.equal(a.origin, b.origin)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", NAMES)
 def test_dropping_equals_emulation_in_single_precision(name, attention):
@@ -89,7 +89,7 @@ def test_dropping_equals_emulation_in_single_precision(name, attention):
         assert span(fast.logits - slow.logits) <= 5e-6 * span(slow.logits)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("where", "merge"), [*((place, False) for place in PLACES), (("vision",), True)]
 )
@@ -167,6 +167,7 @@ def test_dropping_equals_a_full_forward_with_handwritten_masks(name, where):
         assert span(got.logits - expected) < 1e-6
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_text_probes_equal_eager(name):
     """The last row and the mean received attention of two layers, computed next to the fused kernel."""

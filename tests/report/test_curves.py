@@ -469,6 +469,7 @@ def test_curves_that_evict_behind_answers_of_one_token_say_so(
     assert all(curve.floor is None for curve in panel.curves)
 
 
+@pytest.mark.slow
 def test_a_report_without_methods_has_its_random_tokens(root: Path, tmp_path: Path) -> None:
     keys = [run.path.name for run, _ in Store(root).finished() if "clever" not in run.path.name]
     (panel,) = read_panels(root, (), run_keys=keys)

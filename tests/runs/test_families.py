@@ -343,6 +343,7 @@ def test_the_prompts_that_a_task_has_for_a_family_are_used(
     assert rows["qwen2_5_vl"] == rows["default"] + len("Q: ")
 
 
+@pytest.mark.slow
 def test_generation_settings_of_the_model_reach_it_and_the_checkpoint_s_do_not(
     root: Path, tasks: Path, checkpoint: Callable[[str], Path]
 ) -> None:

@@ -201,6 +201,7 @@ def test_no_row_is_compared_with_that_of_another_run(bench: Bench) -> None:
     assert bench("method=fastv", "ratio=0.9").last["extra"]["speedup"] is None
 
 
+@pytest.mark.slow
 def test_a_stored_row_gets_the_speed_up_that_it_lacks_without_new_answers(bench: Bench) -> None:
     before = bench("method=fastv", "engine.paired=0").last
     assert bench("method=fastv").last["status"] == "cached"  # auto asks for nothing by name

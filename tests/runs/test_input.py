@@ -189,7 +189,7 @@ def bench(
     return make_bench(tmp_path / "store", capsys, monkeypatch)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("line", "words"), BAD, ids=[line for line, _ in BAD])
 def test_bad_input_ends_with_one_line(bench: Bench, line: str, words: tuple[str, ...]) -> None:
     done = bench(*line.split())

@@ -41,6 +41,7 @@ def bench(
     return make_bench(tmp_path / "store", capsys, monkeypatch)
 
 
+@pytest.mark.slow
 def test_the_row_has_what_was_set_what_was_reached_and_what_was_clipped(bench: Bench) -> None:
     done = bench("method=fastv", "keep=64")
     assert done.code == 0, done.err

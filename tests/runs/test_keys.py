@@ -185,6 +185,7 @@ def test_sides_that_never_work_at_once_take_turns_anyway(store: Path, method: st
     assert asked == left
 
 
+@pytest.mark.slow
 def test_where_no_token_goes_there_is_no_policy_for_gaps(store: Path) -> None:
     keys_of = {
         key_of(store, "method=none", f"engine.positions={policy}")

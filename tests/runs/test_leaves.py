@@ -24,6 +24,7 @@ def bench(
     return make_bench(tmp_path / "store", capsys, monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_sweep_leaves_its_cells_before_the_first_runs(bench: Bench) -> None:
     bench.fake.stop_after = 0
     argv = ("-m", "method=random,fastv", "ratio=0.5,0.9")

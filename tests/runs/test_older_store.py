@@ -174,6 +174,7 @@ def test_the_same_sweep_goes_on(
     assert asked == []
 
 
+@pytest.mark.slow
 def test_a_forced_run_goes_on_too(
     undisturbed: Path, older: Path, asked: list[tuple[str, str]]
 ) -> None:

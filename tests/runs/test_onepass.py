@@ -116,6 +116,7 @@ def agree(first: Path, second: Path) -> bool:
     return journals(first) == journals(second)
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_cells_that_ran_alone(
     separate_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +139,7 @@ def test_times_of_rows_that_ran_alone_are_served(separate_store: Path) -> None:
     assert all(row["time"]["prefill_ms"] > 0 and "one_pass" not in row["extra"] for row in rows)
 
 
+@pytest.mark.slow
 def test_a_pass_that_was_stopped_goes_on(
     separate_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +236,7 @@ def test_what_answers_by_itself_says_why(override: str, reason: str | None) -> N
     assert (answer is None) if reason is None else (reason in (answer or ""))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -100,6 +100,7 @@ def test_what_does_not_run_does_not_count(before: str, after: str) -> None:
     assert digest(change=(before, after)) == digest()
 
 
+@pytest.mark.slow
 def test_it_is_equal_in_every_process() -> None:
     code = (
         f"{CELL}\nfrom espalier.harness.runs.own_code import own_code\nprint(own_code(Mine).digest)"

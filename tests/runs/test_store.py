@@ -31,6 +31,7 @@ def only_run(bench: Bench) -> RunDir:
     return RunDir(path)
 
 
+@pytest.mark.slow
 def test_a_forced_run_that_is_stopped_leaves_the_row_and_its_answers(bench: Bench) -> None:
     first = bench("method=fastv").last
     run = only_run(bench)
@@ -57,6 +58,7 @@ def test_force_starts_with_a_fresh_journal(bench: Bench) -> None:
     assert forced.last["extra"]["resumed_samples"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails_at", ["journal.jsonl", "row.json"])
 def test_a_forced_run_that_cannot_be_committed_loses_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, fails_at: str

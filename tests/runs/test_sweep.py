@@ -134,6 +134,7 @@ def test_a_mistake_of_the_code_shows_when_the_other_cells_have_run(bench: Bench)
     assert "failed: random 0.5 seedling_rec: ZeroDivisionError: nobody thought of it" in said
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_leaves_the_last_report_alone(
     bench: Bench, reported: list[dict[str, Any]]
 ) -> None:

@@ -230,6 +230,7 @@ def folders(bench: Bench) -> list[Path]:
     return sorted(bench.store.glob("wandb/offline-run-*"))
 
 
+@pytest.mark.slow
 def test_a_run_is_logged_once_however_often_it_is_asked_for(bench: Bench) -> None:
     first = bench("method=fastv", "log=none").last
     assert not folders(bench)

@@ -267,6 +267,7 @@ def test_sampler_unmasks_the_surest_places_first(model, opened):
         assert answers[row] == " ".join(VOCABULARY[token] for token in answer)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path: Path, monkeypatch):
     """Stopped in the packed part and continued through the switch to single rows: the same bits."""
     small = {

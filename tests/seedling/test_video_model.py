@@ -508,6 +508,7 @@ def test_muon_takes_the_matrices_of_the_layers_and_adamw_all_else(started):
     assert isinstance(only, torch.optim.AdamW)
 
 
+@pytest.mark.slow
 def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
     """Four steps at once, and two and two, end in the same weights; then the draft learns from them."""
     small = dict.fromkeys(VIDEO_LAYERS, 2)

@@ -197,6 +197,7 @@ def test_fitting_changes_queries_and_keys_of_heads_for_times_alone(model, tmp_pa
         assert set((rows // size).tolist()) <= {2, 4}
 
 
+@pytest.mark.slow
 def test_only_the_last_layers_learn_and_go_on_where_they_stopped(tmp_path, monkeypatch):
     """Four steps at once, and two and two, end in the same weights; what is below stays bit for bit."""
     monkeypatch.setattr(

@@ -121,6 +121,7 @@ def test_words_between_frames_have_positions_of_their_own() -> None:
     assert span == 7
 
 
+@pytest.mark.slow
 def test_methods_and_plug_in_import_with_torch_alone() -> None:
     root = ROOT if (ROOT / "espalier").is_dir() else Path(ROOT).parent
     done = subprocess.run(

@@ -331,6 +331,7 @@ def test_a_lease_says_who_holds_the_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert hosts.describe()["job"] == "16_3"
 
 
+@pytest.mark.slow
 def test_whoever_does_not_get_a_run_holds_nothing_of_it(tmp_path: Path, owner: Any) -> None:
     run = Store(tmp_path / "store").run("k1")
     with run.claim(0, QUICK) as first, run.claim(0, QUICK) as second:

@@ -75,6 +75,7 @@ def test_stacks_and_counts_are_made_again(tmp_path: Path, argv: tuple[str, ...])
     assert job_of_row(row, tmp_path).key == job.key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -142,6 +143,7 @@ def test_the_worst_samples_and_the_running_score_are_in_the_mirror(made: Path) -
     assert all((file.parent / "files" / name).stat().st_size > 1000 for name in names)
 
 
+@pytest.mark.slow
 def test_wrong_samples_are_drawn_into_a_folder_with_a_page(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

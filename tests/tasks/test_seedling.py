@@ -209,6 +209,7 @@ def test_f1_of_yes():
     assert benchmarks.f1_of_yes([["yes", "yes"], ["no", "yes"]]) == pytest.approx(2 / 3)
 
 
+@pytest.mark.slow
 def test_tasks_work_from_another_folder(tmp_path: Path):
     """Task files are found by path: nothing may depend on the working directory."""
     code = (
