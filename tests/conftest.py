@@ -9,34 +9,32 @@ import pytest
 # Small models gain nothing from more. Read when torch is imported, here and in the processes that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-#: Families whose adapter, tower and media have another family in the everyday run; CI takes these too.
+#: Families whose adapter, tower and media have another family in the everyday run.
 VARIANTS = (
     *("internvl_6b", "internvl_phi3", "internvl_qwen3", "onevision_video"),
     *("qwen2_vl_video", "qwen2_5_vl_video", "qwen3_vl_video"),
 )
 
 
-#: Of the instances of a sampled test that are not everyday's, CI takes one in so many.
-CI_SHARE = 3
+#: Of the instances of variants and sampled tests that are not everyday's, CI takes one in so many.
+CI_SHARE = 5
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of a variant as slow, and of a sampled test all but every n-th instance as slow or exhaustive."""
+    """Mark the tests of a variant, and of a sampled test all but every n-th instance, as slow or exhaustive."""
     seen: Counter[str] = Counter()
     for item in items:
-        names = getattr(item, "callspec", None)
-        if names is not None and any(
-            value in VARIANTS for value in map(str, names.params.values())
-        ):
-            item.add_marker(pytest.mark.slow)
-            continue
+        values = getattr(getattr(item, "callspec", None), "params", {}).values()
         sampled = item.get_closest_marker("sampled")
-        if sampled is None:
+        if any(value in VARIANTS for value in map(str, values)):
+            is_everyday = False
+        elif sampled is not None:
+            test = item.nodeid.partition("[")[0]
+            is_everyday = seen[test] % sampled.args[0] == 0
+            seen[test] += 1
+        else:
             continue
-        (every,) = sampled.args
-        test = item.nodeid.partition("[")[0]
-        if seen[test] % every:
+        if not is_everyday:
             # A stride would take the same family of each product again and again.
             of_ci = crc32(item.nodeid.encode()) % CI_SHARE == 0
             item.add_marker(pytest.mark.slow if of_ci else pytest.mark.exhaustive)
-        seen[test] += 1

@@ -227,7 +227,7 @@ def test_a_wheel_holds_one_name_and_every_file_of_the_package(site: Path) -> Non
     assert not any(path.is_symlink() for path in site.rglob("*"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_wheel_of_the_source_archive_has_the_same_files(site: Path, tmp_path: Path) -> None:
     source = copied(tmp_path / "source")
     python("from setuptools.build_meta import build_sdist; build_sdist('..')", source)
@@ -271,7 +271,7 @@ def test_a_wheel_finds_nothing_wrong_with_the_machine(installed: Installed) -> N
     assert "0 failed" in installed.run("espalier", "doctor")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_cells_run_as_jobs_from_a_wheel(installed: Installed) -> None:
     line = ("-m", "method=none,fastv", "limit=2", "cluster=joblib", "engine.paired=0")
     out = installed.run("espalier", "run", *line)
@@ -305,7 +305,7 @@ print(json.dumps([answer.kept, wrapped.kept, len(rows), espalier.__file__]))
     assert file == str(installed.site / "espalier" / "__init__.py")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_editable_install_works_from_another_folder(tmp_path: Path) -> None:
     checkout, target = copied(tmp_path / "checkout"), tmp_path / "site"
     pip(

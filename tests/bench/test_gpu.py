@@ -48,7 +48,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return put
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_part_runs_to_its_end(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,7 +103,7 @@ def test_sides_in_turn_do_not_overlap() -> None:
     assert trace.overlap < 0.2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_reading_a_chat_and_its_prompt_does_not_count_against_the_patience_of_a_round() -> None:
     """Both take longer than a round may; a later draft that hangs is given up after one round's patience."""
     patience = 2.0

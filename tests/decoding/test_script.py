@@ -86,14 +86,14 @@ def test_a_process_without_a_guard_is_one_line_and_runs_once(tmp_path: Path, tex
     assert "DrafterLost" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_module_by_name_is_a_script_too(tmp_path: Path) -> None:
     done = script(tmp_path, PROCESSES, "-m", "own")
     assert done.stdout.count("BEGIN") == 1
     assert "UserError: transport=processes starts a process that runs" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_guard_or_threads_will_do(tmp_path: Path) -> None:
     done = script(tmp_path, f"{GUARD}    print(ask().tokens)\n")
     assert done.returncode == 0, done.stderr

@@ -142,7 +142,7 @@ def shared_memory(*processes: int) -> set[str]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_process_of_its_own_says_the_same_and_survives_being_killed() -> None:
     cores = os.sched_getaffinity(0)
     with speculation("parallelvlm", "ratio=0.5") as session:
@@ -230,7 +230,7 @@ def stop_at_round(session: Speculation, number: int, process: int) -> None:
     at_round(session, number, lambda: os.kill(process, signal.SIGSTOP))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_process_samples_like_a_thread_and_is_not_started_for_ever() -> None:
     settings = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 24}
     with speculation("pearl", "engine.transport=sequential", "method.params.gamma=2") as session:

@@ -264,7 +264,7 @@ sys.exit(run.main(sys.argv[2:]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not hold to RLIMIT_AS")
 def test_where_memory_really_runs_out_the_run_is_done_with_less(tmp_path: Path) -> None:
     script = tmp_path / "tight.py"

@@ -214,7 +214,7 @@ def test_a_bad_setting_is_one_line_before_anything_is_asked(
     assert "has no place for the answer; valid: a text with {answer}" in line
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_terminated_run_goes_on_with_what_it_has(
     command: Command, server: JudgeServer, data: Path, tmp_path: Path
 ) -> None:

@@ -263,7 +263,7 @@ def test_a_map_without_cards_is_the_cpu(tmp_path: Path) -> None:
         check_model(replace(spec, dtype="float16"), True, Digests())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_page_of_cards_follows_from_the_config_files() -> None:
     assert (ROOT / "docs" / "placement.md").read_text(encoding="utf-8") == page()
 

@@ -71,7 +71,7 @@ def test_it_runs_by_its_name_and_by_its_place(site: Path, tmp_path: Path) -> Non
     assert own["metrics"] == row["metrics"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_its_preset_and_benchmark_run_as_jobs(site: Path, tmp_path: Path) -> None:
     line = ("+experiment=token_norm_stars", "limit=4", "engine.paired=0")
     jobs = ("cluster=joblib", "cluster.cells_per_job=2", "cluster.poll=0.1")
@@ -95,7 +95,7 @@ def test_its_own_tests_pass(site: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_draft_in_another_process_finds_the_class(site: Path, tmp_path: Path) -> None:
     (tmp_path / "decoder.py").write_text(DECODER)
     line = ("method=decoder.py:OwnDecoder", "limit=1", "engine.transport=processes")

@@ -419,7 +419,7 @@ with join() as ranks:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("seconds", "how"), [(0, "dies"), (1800, "hangs")])
 def test_no_process_waits_for_one_that(tmp_path: Path, seconds: int, how: str) -> None:
     script = tmp_path / "lost.py"
@@ -442,7 +442,7 @@ os.write(2, f"left: {code} {left}\\n".encode())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_thread_of_the_group_is_left_when_the_processes_part(tmp_path: Path) -> None:
     # One that lets go of its last tensor while Python ends aborts the process with SIGABRT, now and then.
     script = tmp_path / "threads.py"
@@ -452,7 +452,7 @@ def test_no_thread_of_the_group_is_left_when_the_processes_part(tmp_path: Path) 
     assert done.err.count("left: 0 []") == 2, done.err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_that_share_a_pass_give_the_rows_of_one_cell_by_cell(tmp_path: Path) -> None:
     asked = ["-m", "model.device=cpu", "limit=10", "engine.batch_size=2", "engine.paired=0"]
     asked += ["method=divprune,fastv", "ratio=0.5"]

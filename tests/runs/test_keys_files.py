@@ -207,7 +207,7 @@ def every_file() -> dict[Stamp, SourceFile]:
     return files
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_exclusion_is_needed(every_file: Mapping[Stamp, SourceFile]) -> None:
     imports = set().union(*(file.imports for file in every_file.values()))
     assert set(EXCLUDED) <= imports

@@ -44,7 +44,7 @@ def latin() -> dict[str, str] | None:
     return {"LC_ALL": found[0], "PYTHONUTF8": "0"} if found else None
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_under_ascii_has_the_key_of_every_locale(tmp_path: Path) -> None:
     settings = ["benchmark=seedling_vqa", "limit=2", "engine.warmup=0", f"store={tmp_path}"]
 

@@ -90,12 +90,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_terminated_run_keeps_its_answers_and_a_waiting_command_goes_on(store: Path) -> None:
     assert len(Store(store).rows()) == 1  # the fixture has looked closely
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_output_that_goes_nowhere_is_one_line(store: Path) -> None:
     command = (str(ROOT / "run.py"), f"store={store}", *ASKED)
     reader, writer = os.pipe()
@@ -117,7 +117,7 @@ def test_output_that_goes_nowhere_is_one_line(store: Path) -> None:
     assert "\\xb1" in out  # the sign before a standard error
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_home_that_cannot_be_written_is_not_blamed_on_the_benchmark(tmp_path: Path) -> None:
     bare = {"HOME": "/dev/null/home", "HF_HOME": "", "HF_DATASETS_CACHE": "", "XDG_CACHE_HOME": ""}
     environment = {k: v for k, v in os.environ.items() if k not in bare}
