@@ -47,6 +47,13 @@ def refers(value: Any) -> bool:
     return isinstance(value, str) and ("${" in value or value == "???")
 
 
+def plain(config: DictConfig, resolve: bool = False) -> dict[str, Any]:
+    """Return a config as plain data, with references resolved or as they are written."""
+    data = OmegaConf.to_container(config, resolve=resolve)
+    assert isinstance(data, dict)
+    return {str(key): value for key, value in data.items()}
+
+
 def resolved(config: DictConfig) -> Cell:
     """Return a config as plain data.
 

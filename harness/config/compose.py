@@ -9,32 +9,28 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from espalier.harness.config import checkpoint_names, name_source, resolvers, task_source
+from espalier.harness.config import checkpoint_names
 from espalier.harness.config.benchmark_section import check_benchmarks
-from espalier.harness.config.cell_config import Cell, resolved
+from espalier.harness.config.cell_config import Cell, plain, resolved
 from espalier.harness.config.composer import OF_THE_SWEEP, Composer
 from espalier.harness.config.grids import KEY, grids_of
-from espalier.harness.config.group_lists import ConfFolders
 from espalier.harness.config.hydra_internals import (
     Loader,
-    apply_overrides,
     argument_parser,
     global_loader,
-    loader_of,
     search_also,
 )
 from espalier.harness.config.kept_tokens import KEEP, RATIO, REPLACES, printed, settled
@@ -43,7 +39,6 @@ from espalier.harness.config.overrides import (
     HYDRAS,
     check_choice,
     check_hydras,
-    check_name,
     check_once,
     check_one_budget,
     check_values,
@@ -57,20 +52,17 @@ from espalier.harness.config.overrides import (
 )
 from espalier.harness.config.plugin_source import SCHEME, place_of
 from espalier.harness.config.search_folders import (
-    check_owner,
     check_owners,
     check_preset,
     override_of,
     split_folders,
 )
+from espalier.harness.config.single_section import COMMAND_LINE, register_sources
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF
 from espalier.harness.settings import unknown_key
 
 CONFIG_DIR = "--config-dir"
-
-#: What Hydra calls the origin of further folders.
-COMMAND_LINE = "command line"
 
 
 @dataclass(frozen=True)
@@ -107,7 +99,7 @@ def read_command(
         UserError: an unknown option, key, group or choice, or a value that does not parse, refers to nothing or is
             missing.
     """
-    _register()
+    register_sources()
     options = _options(argv)
     _check_flags(options)
     if options.hydra_help or options.shell_completion:
@@ -184,71 +176,6 @@ def _checked(cells: Sequence[Cell]) -> tuple[Cell, ...]:
     return tuple(cells)
 
 
-def compose_section(
-    group: str,
-    name: str,
-    key: str | None = None,
-    values: Sequence[str] = (),
-    folders: Sequence[Path] = (),
-) -> dict[str, Any]:
-    """Return the section that `<group>=<name>` composes, as plain data; hydra.main's own state stays as it is.
-
-    Args:
-        group: a folder of conf.
-        name: a file in it.
-        key: what an error line calls the name; None: the group.
-        values: further overrides.
-        folders: further folders of configs.
-
-    Raises:
-        UserError: no folder has such a file, or two have it.
-
-    Cost: 10 ms, and 0.1 s where the section refers to others.
-    """
-    _register()
-    if group == checkpoint_names.GROUP:
-        name = checkpoint_names.model_choice(name, key or group)
-    files = ConfFolders((CONF, *folders), _load)
-    if len(files.owners(group, name)) == 1:
-        try:
-            return _section_alone(group, files.read_choice(group, name), values)
-        except (*HYDRAS, OSError, yaml.MarkedYAMLError):
-            # It refers to other sections, or composing in full raises the error with its reason.
-            pass
-    return _section_in_full(group, name, key or group, values, folders)
-
-
-def _load(path: Path) -> dict[str, Any]:
-    config = OmegaConf.load(path)
-    assert isinstance(config, DictConfig)
-    return _pairs(config)
-
-
-def _section_alone(group: str, section: Mapping[str, Any], values: Sequence[str]) -> dict[str, Any]:
-    """Return a section that refers to itself alone, after overrides."""
-    config = OmegaConf.create({group: dict(section)})
-    OmegaConf.set_struct(config, True)
-    if values:
-        apply_overrides(OverridesParser.create().parse_overrides(list(values)), config)
-    return _pairs(config[group], resolve=True)
-
-
-def _section_in_full(
-    group: str, name: str, key: str, values: Sequence[str], folders: Sequence[Path]
-) -> dict[str, Any]:
-    # `compose` needs Hydra's global state, which belongs to the calling run.
-    loader = loader_of(CONF)
-    search_also(loader, COMMAND_LINE, map(place_of, folders))
-    options = loader.get_group_options(group)
-    check_name(key, group, name, options)
-    if name in options:
-        check_owner(key, group, name, folders)
-    composed = loader.load_configuration(
-        "config", [f"{group}={name}", *values], run_mode=RunMode.RUN
-    )
-    return _pairs(composed[group], resolve=True)
-
-
 def folders_of(argv: Sequence[str]) -> tuple[Path, ...]:
     """Return the further folders of configs of a command line.
 
@@ -257,13 +184,6 @@ def folders_of(argv: Sequence[str]) -> tuple[Path, ...]:
     """
     options = _options(argv)
     return split_folders(options.overrides, options.config_dir)[1]
-
-
-def _register() -> None:
-    """Register the resolvers and sources that the files of conf use; a second call changes nothing."""
-    resolvers.register()
-    task_source.register()
-    name_source.register()
 
 
 def without_cells(argv: Sequence[str]) -> list[str]:
@@ -409,12 +329,5 @@ def _job(cfg: DictConfig) -> DictConfig:
     for key in OF_THE_SWEEP:
         del job[key]
     if job[KEEP] is not None:
-        job.update(settled(job[KEEP], cell=_pairs(job)))
+        job.update(settled(job[KEEP], cell=plain(job)))
     return job
-
-
-def _pairs(config: DictConfig, resolve: bool = False) -> dict[str, Any]:
-    """Return a config as plain data, with references resolved or as they are written."""
-    plain = OmegaConf.to_container(config, resolve=resolve)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.harness.config.compose import compose_section
 from espalier.harness.config.model_section import model_spec
+from espalier.harness.config.single_section import compose_section
 from espalier.harness.paths import CONF
 from espalier.harness.specs.generation import settings
 from tests.family_runs import Tiny, saved

@@ -16,10 +16,11 @@ import run
 from espalier.harness.config import compose
 from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import compose_section, read_command
+from espalier.harness.config.compose import read_command
 from espalier.harness.config.group_lists import asked_groups, choices, comment, read_choice
 from espalier.harness.config.group_table import CONTROLS, listing
 from espalier.harness.config.lmms_task_files import leaves
+from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.settings import setting_hints

@@ -54,7 +54,7 @@ VALUES = (
 
 @pytest.fixture(scope="module")
 def loader() -> Iterator[Loader]:
-    compose._register()
+    compose.register_sources()
     with compose._hydra() as found:
         yield found
 

@@ -13,9 +13,10 @@ from omegaconf import OmegaConf
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.cell_config import Cell
-from espalier.harness.config.compose import compose_section, read_command
+from espalier.harness.config.compose import read_command
 from espalier.harness.config.method_names import setting_names
 from espalier.harness.config.resolvers import configs, methods, register
+from espalier.harness.config.single_section import compose_section, section_in_full
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.specs.benchmark_spec import Cluster, Derived
@@ -65,6 +66,17 @@ def test_every_choice_composes_into_a_spec(group: str, name: str) -> None:
 def test_a_section_alone_follows_overrides(change: str) -> None:
     cell = cell_of("method=fastv", change)
     assert compose_section("method", "fastv", values=[change]) == cell["method"]
+
+
+def test_content_that_defaults_put_elsewhere_is_where_hydra_puts_it(tmp_path: Path) -> None:
+    (tmp_path / "method").mkdir()
+    (tmp_path / "fifth.yaml").write_text("K: 5")
+    (tmp_path / "method" / "mine.yaml").write_text(
+        "defaults: [fastv, /fifth@params, _self_]\nname: fastv\n"
+    )
+    section = compose_section("method", "mine", folders=[tmp_path])
+    assert section == section_in_full("method", "mine", "method", folders=[tmp_path])
+    assert section["params"]["K"] == 5
 
 
 def test_every_method_has_a_config_of_its_name() -> None:

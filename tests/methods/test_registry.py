@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import compose_section, read_command
+from espalier.harness.config.compose import read_command
 from espalier.harness.config.method_names import setting_names
 from espalier.harness.config.resolvers import register
+from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
 from espalier.harness.settings import read_value

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import compose_section, read_command
+from espalier.harness.config.compose import read_command
+from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.cluster import cluster_sweep
