@@ -9,7 +9,7 @@ import pytest
 # Small models gain nothing from more. Read when torch is imported, here and in the processes that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-#: Families whose adapter, tower and media have another family in the everyday run.
+#: Families with the adapter, the tower and the media of another family that the everyday run has.
 VARIANTS = (
     *("internvl_6b", "internvl_phi3", "internvl_qwen3", "onevision_video"),
     *("qwen2_vl_video", "qwen2_5_vl_video", "qwen3_vl_video"),

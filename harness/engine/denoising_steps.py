@@ -150,11 +150,11 @@ class EntryMerger:
             if entries is None or entries.keys.shape[2] < width + count:
                 entries = self._prompt.merged[number] = StepEntries.of(keys, values, width)
             for row, (length, keep) in enumerate(zip(self._lengths, self._keep, strict=True)):
-                whole = self._prompt_stage.counts[row]
+                n_visual = self._prompt_stage.counts[row]
                 stored = self._prompt.cache.indexed[number].entries
-                start = stored[0].shape[2] - length - whole + keep
+                start = stored[0].shape[2] - length - n_visual + keep
                 stored_keys, stored_values = (store[row, :, start:] for store in stored)
-                if keep < whole:
+                if keep < n_visual:
                     self._merge_row(number, row, entries, stored_keys, stored_values)
                 else:
                     entries.fixed.discard(row)
@@ -182,12 +182,12 @@ class EntryMerger:
             prompt = self._prompt.prepared[number, row] = PromptEntries(*stores)
         with Blame(self._method, "merged", self._setup.sites[0]):
             merged_keys, merged_values = self._method.merged(Entries(prompt, choice))
-            whole = isinstance(merged_keys, Tensor) and merged_keys.shape[1:2] == (length,)
-            shape = (keys.shape[0], length if whole else self._keep[row], keys.shape[2])
+            has_all = isinstance(merged_keys, Tensor) and merged_keys.shape[1:2] == (length,)
+            shape = (keys.shape[0], length if has_all else self._keep[row], keys.shape[2])
             require_tensor("keys that `merged` returns", merged_keys, shape, keys.device, True)
             require_tensor("values that `merged` returns", merged_values, shape, keys.device, True)
-        first = 0 if whole else length - self._keep[row]
-        if whole:
+        first = 0 if has_all else length - self._keep[row]
+        if has_all:
             entries.fixed.discard(row)
         elif self._setup.renumber:
             others = prompt.keys.rows[choice.others].transpose(0, 1)
@@ -197,7 +197,7 @@ class EntryMerger:
             entries.fixed.add(row)
             entries.keys[row, :, :first] = keys[:, choice.others]
             entries.values[row, :, :first] = values[:, choice.others]
-        rotate(merged_keys, *placed.targets(whole), entries.keys[row, :, first:length])
+        rotate(merged_keys, *placed.targets(has_all), entries.keys[row, :, first:length])
         entries.values[row, :, first:length] = merged_values
 
     def _placed(self, row: int, keys: Tensor, dtype: torch.dtype) -> PlacedEntries:

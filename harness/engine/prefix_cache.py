@@ -72,9 +72,9 @@ class PlacedEntries:
         choice = self.choice
         return self._at(torch.searchsorted(choice.staying, choice.others), choice.others)
 
-    def targets(self, whole: bool) -> tuple[Tensor, Tensor]:
+    def targets(self, has_all: bool) -> tuple[Tensor, Tensor]:
         """Return the tables of all entries that stay, or of the visual ones."""
-        return self._staying if whole else self._visual
+        return self._staying if has_all else self._visual
 
     @cached_property
     def _staying(self) -> tuple[Tensor, Tensor]:

@@ -33,10 +33,10 @@ from espalier.harness.store.files import durable
 from espalier.harness.store.files.digests import Digests, digest
 from espalier.harness.store.files.untrusted_json import read_json
 
-#: Start of paths in this package, whose files are all hashed.
+#: Start of paths in this package; all of its files are hashed.
 SHIPPED = "pkg://espalier/"
 
-#: Keys of a cell whose row depends on nothing but its files and the package, each with the valid values.
+#: Keys and values of a cell that depends on nothing but the package and its checkpoint.
 PLAIN: dict[tuple[str, ...], tuple[Any, ...]] = {
     ("force",): (False,),
     ("curves",): (None,),
@@ -102,10 +102,10 @@ class StoredCell:
         try:
             note = read_json(self.file)
             run = RunDir(self.store / "runs" / note["key"])
-            known = note == self._note(run)
+            is_current = note == self._note(run)
         except FOREIGN:
             return None
-        row = run.row(complete=True) if known else None
+        row = run.row(complete=True) if is_current else None
         return None if row is None else row | {"status": "cached"}
 
     def remember(self, row: Mapping[str, Any]) -> None:

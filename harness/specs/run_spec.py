@@ -75,7 +75,6 @@ REFUSED = ("error", "skip")
 VARIANTS = ("paper", "official")
 DEVICES = ("auto", "cpu", "cuda")
 DEVICE_MAPS = ("auto",)
-#: `model.parallel`: what several processes (torchrun) share, the samples of a run or the matrices of every layer.
 PARALLEL = ("data", "tensor")
 
 
@@ -113,7 +112,6 @@ class PromptSpec:
 
 #: Tokens of a prompt's words, and of an answer, where nothing states them.
 WORDS, ANSWER = 1024, 512
-
 #: Tokens of a video's frame, for which a card keeps memory free: SigLIP's 27 x 27 patches pooled by two are 196.
 FRAME = 256
 

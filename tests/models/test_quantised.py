@@ -172,7 +172,7 @@ def test_packed_matrices_drop_tokens_as_they_mask_them(tmp_path: Path, kind: str
         masked, dropped = answers
         assert torch.equal(masked.ids, dropped.ids)
         scale = masked.logits.abs().max()
-        # bitsandbytes rounds what enters a matrix to 8 bits, of which the last may differ.
+        # bitsandbytes rounds inputs of a matrix to 8 bits; the last bit may differ.
         limit = 1e-5 if kind == "torchao" else 2e-2
         assert (masked.logits - dropped.logits).abs().max() < limit * scale
     assert not torch.equal(logits_of(adapter), logits_of(plain))

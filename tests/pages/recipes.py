@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 STEP = re.compile(r"<!-- recipe: (\w+)(?: ([^\n]+))? -->\n```\w+\n(.*?)```", re.DOTALL)
 
-#: Tests of which methods, decoders, benchmarks and models there are: what a recipe adds changes some of them.
+#: Tests that list methods, decoders, benchmarks and models: what a recipe adds changes some of them.
 CONCERNED = (
     *(
         "tests/models/test_facts_confirmed.py",

@@ -15,7 +15,7 @@ from espalier.harness.runs.stored_cells import StoredCell
 
 LINE = "method=fastv ratio=0.5 limit=2 engine.paired=0 model.device=cpu json=true"
 
-#: Command lines of cells whose rows depend on more than the package and a checkpoint, or that print more than a row.
+#: Command lines of cells that depend on more than the package and a checkpoint, or print more than a row.
 DEPENDENT = (
     "method=vanilla_sd",
     "+method.code=mine.package:Mine",

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,6 @@ from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import load_adapter
-from espalier.harness.paths import ROOT
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs.admission import PROCESS_CHECKS
 from espalier.methods.divprune import DivPrune
@@ -30,6 +26,7 @@ from espalier.methods.none import NoReduction
 from espalier.methods.snapkv import SnapKV
 from tests.families import FAMILIES
 from tests.family_runs import generation, saved
+from tests.runs.test_data_parallel import launch
 from tests.tiny import load_tiny
 
 NAMES = ("llava", "qwen2_5_vl_mixed", "internvl_phi3", "deepseek_ocr")
@@ -82,17 +79,8 @@ def test_two_processes_answer_as_one(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     command = [*RUN, "model.parallel=tensor", f"store={store}"]
     folders = ",".join(str(saved(name)) for name in NAMES)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [sys.executable, *torchrun, str(script), folders, str(tmp_path / "results"), *command],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = launch(script, folders, str(tmp_path / "results"), *command)
+    assert done.code == 0, done.err
     first, second = (pickle.loads((tmp_path / f"results.{rank}").read_bytes()) for rank in range(2))
     for name in NAMES:
         alone = answers(name, saved(name), "data")

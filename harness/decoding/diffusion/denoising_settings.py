@@ -37,7 +37,7 @@ _NEUTRAL: Mapping[str, Any] = {
 #: Settings that a reveal by confidence leaves without a meaning.
 _SCHEDULED = ("steps", "step_ratio", "schedule", "shift")
 
-#: Settings of which one is possible.
+#: Settings that exclude one another.
 _CACHES = ("prefix_cache", "block_cache", "prompt_interval")
 
 

@@ -133,8 +133,8 @@ def stacked(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
         unpruned = members[members.method == FULL][:1]
         cells = pd.concat([unpruned, parts, stacks])
         for share, column in (("entries_share", "entries"), ("bytes_share", "kv_bytes")):
-            whole = unpruned[column].iloc[0] if len(unpruned) else None
-            values = [whole and value / whole for value in cells[column]]
+            full = unpruned[column].iloc[0] if len(unpruned) else None
+            values = [full and value / full for value in cells[column]]
             cells[share] = pd.Series(values, cells.index, dtype=object)
         by_benchmark[place[1]] = cells
     return by_benchmark
