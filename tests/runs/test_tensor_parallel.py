@@ -90,7 +90,7 @@ def test_two_processes_answer_as_one(tmp_path: Path) -> None:
             assert result[2] == expected[2]
             scale = expected[1].abs().max()
             assert (result[1] - expected[1]).abs().max() < 2e-6 * scale
-    (row,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    (row,) = done.rows
     assert row["settings"]["model"]["parallel"] == "tensor"
     (run,) = (store / "runs").iterdir()
     assert [path.name for path in run.glob("*.jsonl")] == ["journal.jsonl"]
