@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,10 @@ def compare(
 
 
 def _folder(path: str | Path) -> Path:
+    if not isinstance(path, str | PathLike):
+        raise UserError(
+            f"path={type(path).__name__} must be the path of a run store; `where` chooses rows"
+        )
     return existing_store(located(path), "path")
 
 

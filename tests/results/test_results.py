@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -47,6 +49,15 @@ def test_a_line_for_each_cell_and_metric_with_types_that_stay(root: Path) -> Non
     assert pd.isna(line.stderr)
     # The same with what other rows lack: a column without a single value keeps its type.
     assert frame.device.isna().all()
+
+
+@pytest.mark.parametrize("read", [results.load, results.samples, results.compare])
+def test_a_frame_in_place_of_a_path_is_one_line(read: Callable[[Any], object], root: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"^path=DataFrame must be the path of a run store"
+    ) as caught:
+        read(results.load(root))
+    assert "\n" not in str(caught.value)
 
 
 def test_scores_of_samples_have_their_metric_as_mean(root: Path) -> None:

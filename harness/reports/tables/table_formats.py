@@ -72,6 +72,8 @@ def latex(table: RebuiltTable) -> str:
         continued = f"{wording.title(table)}, continued."
         out += [
             r"\begin{table}",
+            r"\centering",
+            r"\setlength{\belowcaptionskip}{6pt}",
             rf"\caption{{{escape_latex(continued if number else caption)}}}",
             *([] if number else [rf"\label{{tab:{table.name.replace('_', ':')}}}"]),
             r"\begin{adjustbox}{max width=\textwidth}",
