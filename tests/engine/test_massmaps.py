@@ -7,7 +7,7 @@ import torch
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.signals.received_max import received_max, words_after_image
+from espalier.harness.engine.signals.decoder_attention import received_max, words_after_image
 from espalier.methods.base import Need, Site
 from tests.families import FAMILIES
 from tests.methods.runs import adapter_of

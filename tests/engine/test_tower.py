@@ -16,7 +16,7 @@ from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.flops import tower_flops
 from espalier.harness.engine.rollout import rollout
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.signals.text_rollout import rollout_of_words
+from espalier.harness.engine.signals.decoder_attention import rollout_of_words
 from espalier.harness.engine.signals.tower_attention import TowerStates
 from espalier.harness.engine.tower.tower_images import ImageOwners, share_out
 from espalier.harness.engine.tower.tower_views import TowerPlanner

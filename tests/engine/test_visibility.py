@@ -13,8 +13,7 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.attention_probe import received_mean, word_rows
 from espalier.harness.engine.masks import reference_mask
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.signals.received_max import received_max
-from espalier.harness.engine.signals.text_rollout import rollout_of_words
+from espalier.harness.engine.signals.decoder_attention import received_max, rollout_of_words
 from espalier.harness.engine.visibility import (
     Bidirectional,
     Causal,

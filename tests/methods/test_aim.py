@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.harness.engine.signals.page_rank import page_rank
+from espalier.harness.engine.signals.decoder_attention import page_rank
 from espalier.methods.aim import AIM
 from espalier.methods.base import MethodError, Site, View
 from tests.methods.cases import make_view

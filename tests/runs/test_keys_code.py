@@ -170,7 +170,7 @@ def test_a_file_counts_as_a_whole(tree: Tree, plain: dict[str, str]) -> None:
 
 
 def test_a_signal_counts_for_those_that_read_it(tree: Tree, plain: dict[str, str]) -> None:
-    tree.edit("harness/engine/signals/received.py", other_code)
+    tree.edit("harness/engine/signals/decoder_attention.py", other_code)
     assert changed(tree, plain) == {"reducer"}
 
 

@@ -34,12 +34,16 @@ PRODUCERS.add("tower_states", "espalier.harness.engine.signals.tower_attention:T
 PRODUCERS.add("projected", "espalier.harness.engine.signals.decoder_inputs:Projected")
 PRODUCERS.add("all_projected", "espalier.harness.engine.signals.decoder_inputs:AllProjected")
 PRODUCERS.add("text_embeddings", "espalier.harness.engine.signals.decoder_inputs:TextEmbeddings")
-PRODUCERS.add("last_attention", "espalier.harness.engine.signals.received:LastAttention")
-PRODUCERS.add("mean_attention", "espalier.harness.engine.signals.received:MeanAttention")
-PRODUCERS.add("text_received_max", "espalier.harness.engine.signals.received_max:TextReceivedMax")
-PRODUCERS.add("text_received_peak", "espalier.harness.engine.signals.received_max:TextReceivedPeak")
+PRODUCERS.add("last_attention", "espalier.harness.engine.signals.decoder_attention:LastAttention")
+PRODUCERS.add("mean_attention", "espalier.harness.engine.signals.decoder_attention:MeanAttention")
 PRODUCERS.add(
-    "visual_received_max", "espalier.harness.engine.signals.received_max:VisualReceivedMax"
+    "text_received_max", "espalier.harness.engine.signals.decoder_attention:TextReceivedMax"
+)
+PRODUCERS.add(
+    "text_received_peak", "espalier.harness.engine.signals.decoder_attention:TextReceivedPeak"
+)
+PRODUCERS.add(
+    "visual_received_max", "espalier.harness.engine.signals.decoder_attention:VisualReceivedMax"
 )
 PRODUCERS.add(
     "next_last_attention", "espalier.harness.engine.signals.next_layer_attention:NextLastAttention"
@@ -47,11 +51,11 @@ PRODUCERS.add(
 PRODUCERS.add(
     "next_bare_attention", "espalier.harness.engine.signals.next_layer_attention:NextBareAttention"
 )
-PRODUCERS.add("page_rank", "espalier.harness.engine.signals.page_rank:PageRank")
+PRODUCERS.add("page_rank", "espalier.harness.engine.signals.decoder_attention:PageRank")
 PRODUCERS.add("decider_attention", "espalier.harness.engine.signals.deciders:DeciderAttention")
 PRODUCERS.add("layer_normed", "espalier.harness.engine.signals.deciders:LayerNormed")
-PRODUCERS.add("text_attention", "espalier.harness.engine.signals.text_attention:TextAttention")
-PRODUCERS.add("text_rollout", "espalier.harness.engine.signals.text_rollout:TextRollout")
+PRODUCERS.add("text_attention", "espalier.harness.engine.signals.decoder_attention:TextAttention")
+PRODUCERS.add("text_rollout", "espalier.harness.engine.signals.decoder_attention:TextRollout")
 PRODUCERS.add("visual_keys", "espalier.harness.engine.signals.query_key:VisualKeys")
 PRODUCERS.add("text_queries", "espalier.harness.engine.signals.query_key:TextQueries")
 PRODUCERS.add("text_keys", "espalier.harness.engine.signals.query_key:TextKeys")

@@ -1,0 +1,257 @@
+"""Attention of decoder layers in the prefill: what each visual token receives, the words' rows, PageRank, rollout.
+
+Captured in the layer before the site, `text_rollout` in the layers since the last site. Sums over queries are made
+block by block: full maps are never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from espalier.harness.engine.attention_probe import (
+    Watcher,
+    head_rows,
+    last_row,
+    query_rows,
+    received_mean,
+    word_rows,
+)
+from espalier.harness.engine.layout import Layout, Stage
+from espalier.harness.engine.rollout import LayerHeads, rollout
+from espalier.harness.engine.signals.deciders import answer_length
+from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
+from espalier.harness.engine.visibility import CAUSAL, Visibility
+
+
+class LastAttention(DecoderSignal):
+    """Attention from the prompt's last token, which in a denoising step precedes the answer."""
+
+    _answer_length = 0
+
+    def begin(self, inputs: Mapping[str, Any]) -> None:
+        """Store the length of the answer after the prompt."""
+        super().begin(inputs)
+        self._answer_length = answer_length(inputs)
+
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Compute one row."""
+        prompt = query[:, :, : query.shape[2] - self._answer_length]
+        return self.per_token(stage, last_row(prompt, key, scaling, stage.valid))
+
+    def view_values(self, request: ViewRequest) -> Tensor:
+        """Return (b, n)."""
+        return request.select(self.captured)
+
+
+class MeanAttention(DecoderSignal):
+    """Mean attention from all queries that see the token."""
+
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Compute all rows, block by block."""
+        visibility = self.context.visibility
+        received = received_mean(query, key, scaling, stage.valid, visibility=visibility)
+        return self.per_token(stage, received)
+
+    def view_values(self, request: ViewRequest) -> Tensor:
+        """Return (b, n)."""
+        return request.select(self.captured)
+
+
+class TextAttention(DecoderSignal):
+    """Attention rows of all words, mean over heads."""
+
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Compute the words' rows."""
+        visibility = self.context.visibility
+        rows = word_rows(query, key, scaling, stage.valid, stage.words, visibility=visibility)
+        return self.per_token(stage, rows.transpose(1, 2))
+
+    def view_values(self, request: ViewRequest) -> Tensor:
+        """Return (b, T, n)."""
+        return request.select(self.captured).transpose(1, 2)
+
+
+class VisualReceivedMax(DecoderSignal):
+    """Attention from the remaining visual tokens."""
+
+    #: Whether the largest over queries counts, and not their mean.
+    peak = False
+
+    def query_slots(self, stage: Stage) -> Tensor:
+        """Return the (B, R) slots of the queries, -1 where a row has fewer."""
+        counts = torch.tensor(stage.counts, device=stage.slots.device).unsqueeze(1)
+        place = torch.arange(stage.slots.shape[1], device=stage.slots.device)
+        return torch.where(place < counts, stage.slots, -1)
+
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Compute the rows of these queries."""
+        slots, visibility = self.query_slots(stage), self.context.visibility
+        received = received_max(
+            query, key, scaling, stage.valid, slots, visibility=visibility, peak=self.peak
+        )
+        return self.per_token(stage, received)
+
+    def view_values(self, request: ViewRequest) -> Tensor:
+        """Return (b, n)."""
+        return request.select(self.captured)
+
+
+class TextReceivedMax(VisualReceivedMax):
+    """Attention from the words after the image."""
+
+    _answer_length: Tensor
+
+    def enter(self, layout: Layout, hidden: Tensor) -> None:
+        """Find these words while no visual token has been dropped."""
+        super().enter(layout, hidden)
+        self._answer_length = words_after_image(layout)
+
+    def query_slots(self, stage: Stage) -> Tensor:
+        """Return the (B, R) slots of the queries, -1 where a row has fewer."""
+        return torch.where(self._answer_length.to(stage.words.device), stage.words, -1)
+
+
+class TextReceivedPeak(TextReceivedMax):
+    """The largest attention from a word after the image."""
+
+    peak = True
+
+
+def words_after_image(layout: Layout) -> Tensor:
+    """Return (B, T): True for words after the last visual token of their row, dropped or not."""
+    # A batch may have no visual tokens.
+    last = pad(layout.visual, (1, 0), value=-1).amax(dim=1, keepdim=True)
+    return layout.words > last
+
+
+def received_max(
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    valid: Tensor,
+    slots: Tensor,
+    block: int = 256,
+    visibility: Visibility = CAUSAL,
+    peak: bool = False,
+) -> Tensor:
+    """Return (B, S): the largest attention over heads that each key receives, mean over the given queries or `peak`.
+
+    Arguments and cost are those of `query_rows`; a row without queries receives 0. FitPrune (arXiv 2409.10197).
+    """
+    accumulator = torch.promote_types(query.dtype, torch.float32)
+    total = torch.zeros(valid.shape, dtype=accumulator, device=key.device)
+    for weights, real in query_rows(query, key, scaling, valid, slots, block, visibility):
+        largest = weights.amax(dim=1) * real
+        total = torch.maximum(total, largest.amax(dim=1)) if peak else total + largest.sum(dim=1)
+    return total if peak else total / (slots >= 0).sum(dim=1, keepdim=True).clamp(min=1)
+
+
+#: Of AIM (arXiv 2412.03248).
+TEMPERATURE, ROUNDS = 0.1, 5
+
+
+class PageRank(DecoderSignal):
+    """The rank of each visual token among all tokens left."""
+
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Compute the ranks of all slots."""
+        visibility = self.context.visibility
+        return self.per_token(stage, page_rank(query, key, scaling, stage.valid, visibility))
+
+    def view_values(self, request: ViewRequest) -> Tensor:
+        """Return (b, n)."""
+        return request.select(self.captured)
+
+
+def page_rank(
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    valid: Tensor,
+    visibility: Visibility = CAUSAL,
+    block: int = 256,
+) -> Tensor:
+    """Return (B, S): each slot's rank after `ROUNDS` rounds in which it goes where the slot attends to.
+
+    Args:
+        query: (B, H, S, Dh) rotary positions applied.
+        key: (B, H_kv, S, Dh).
+        scaling: factor of the logits, before the temperature.
+        valid: (B, S) slots that may be attended to; others have rank 0.
+        visibility: attention visibility.
+        block: queries at a time; the map is computed anew in every round and never stored.
+
+    Cost: ROUNDS times O(H S^2 Dh); memory O(H block S).
+    """
+    n_slots, accumulator = key.shape[2], torch.promote_types(query.dtype, torch.float32)
+    slot = torch.arange(n_slots, device=key.device)
+    equal = valid.to(accumulator) / valid.sum(dim=1, keepdim=True).clamp(min=1)
+    rank = equal.unsqueeze(1).expand(-1, query.shape[1], -1)
+    for _ in range(ROUNDS):
+        following = torch.zeros_like(rank)
+        for start in range(0, n_slots, block):
+            part = slice(start, start + block)
+            visible = visibility.sees(slot[part], n_slots) & valid.unsqueeze(1)
+            rows = head_rows(query[:, :, part], key, scaling / TEMPERATURE, visible.unsqueeze(1))
+            following += (rank[:, :, part].unsqueeze(2) @ rows).squeeze(2)
+        rank = following
+    return rank.square().mean(dim=1).sqrt()
+
+
+class TextRollout(DecoderSignal):
+    """Keeps queries and keys of the layers in between, and computes the rollout after the last of them."""
+
+    def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
+        """Return the layers since the last site that takes effect between layers."""
+        sites = self.context.sites
+        starts = (site.shortens or 0 for site in sites)
+        earlier = [start for start in starts if start < self.site.layer]
+        self._window = range(max(earlier, default=0), self.site.layer)
+        self._heads: list[LayerHeads] = []
+        layers = self.context.parts.decoder.layers
+        return [(layers[index].self_attn, partial(self._add, index)) for index in self._window]
+
+    def _add(self, index: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        stage = self.context.stage()
+        if stage is None:
+            return
+        stage.move(query.device)
+        if index == self._window[0]:
+            self._heads.clear()
+        self._heads.append((query, key, scaling))
+        if index == self._window[-1]:
+            visibility = self.context.visibility
+            rows = rollout_of_words(self._heads, stage.valid, stage.words, visibility)
+            self._captured = self.per_token(stage, rows.transpose(1, 2))
+            self._heads.clear()
+
+    def view_values(self, request: ViewRequest) -> Tensor:
+        """Return (b, T, n)."""
+        return request.select(self.captured).transpose(1, 2)
+
+
+def rollout_of_words(
+    layers: Sequence[LayerHeads], valid: Tensor, words: Tensor, visibility: Visibility = CAUSAL
+) -> Tensor:
+    """Return (B, T, S): the rollout of decoder layers from each word's slot (B, T), 0 where the slot is -1.
+
+    Args:
+        layers: of the decoder, first to last, all with the same slots.
+        valid: (B, S) slots that may be attended to.
+        words: (B, T) slots.
+        visibility: attention visibility.
+    """
+    query = layers[0][0]
+    slot = torch.arange(query.shape[2], device=query.device)
+    start = (words.unsqueeze(2) == slot).to(torch.promote_types(query.dtype, torch.float32))
+
+    def visible(block_slots: slice) -> Tensor:
+        return (visibility.sees(slot[block_slots], len(slot)) & valid.unsqueeze(1))[:, None]
+
+    return rollout(layers, start, visible)
