@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from espalier.harness.engine.attention_probe import Watcher, attention_rows
 from espalier.harness.engine.layout import Stage
+from espalier.harness.engine.signals.decoder_states import ReachedStates
 from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
-from espalier.harness.engine.signals.states import ReachedStates
 from espalier.methods.base import MethodError
 
 #: Key of a step's inputs with the mask (B, G) of the answer's tokens, the last ones, that are deciders.
