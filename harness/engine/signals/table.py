@@ -1,4 +1,4 @@
-"""Signals by name. A new one is a file here, its line below, and its line in `espalier.methods.base.SIGNALS`."""
+"""Signals by name. A new one is a class in a file here, a line below and one in `espalier.methods.base.SIGNALS`."""
 
 from __future__ import annotations
 
@@ -62,9 +62,11 @@ PRODUCERS.add("text_keys", "espalier.harness.engine.signals.decoder_states:TextK
 PRODUCERS.add("text_states", "espalier.harness.engine.signals.decoder_states:TextStates")
 PRODUCERS.add("text_normed", "espalier.harness.engine.signals.decoder_states:TextNormed")
 PRODUCERS.add("normed", "espalier.harness.engine.signals.decoder_states:Normed")
-PRODUCERS.add("text_positions", "espalier.harness.engine.signals.token_places:TextPositions")
-PRODUCERS.add("visual_positions", "espalier.harness.engine.signals.token_places:VisualPositions")
-PRODUCERS.add("all_positions", "espalier.harness.engine.signals.token_places:AllPositions")
-PRODUCERS.add("tile", "espalier.harness.engine.signals.token_places:Tile")
-PRODUCERS.add("luma", "espalier.harness.engine.signals.pixels:Luma")
-PRODUCERS.add("prior", "espalier.harness.engine.signals.calibrated:CalibratedPrior")
+PRODUCERS.add("text_positions", "espalier.harness.engine.signals.token_properties:TextPositions")
+PRODUCERS.add(
+    "visual_positions", "espalier.harness.engine.signals.token_properties:VisualPositions"
+)
+PRODUCERS.add("all_positions", "espalier.harness.engine.signals.token_properties:AllPositions")
+PRODUCERS.add("tile", "espalier.harness.engine.signals.token_properties:Tile")
+PRODUCERS.add("luma", "espalier.harness.engine.signals.token_properties:Luma")
+PRODUCERS.add("prior", "espalier.harness.engine.signals.token_properties:CalibratedPrior")
