@@ -22,7 +22,7 @@ from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.kinds.checks.generation_check import check_budget_of_reasoning, check_settings
 from espalier.harness.kinds.checks.length_check import check_lengths
 from espalier.harness.kinds.checks.pair_check import check_vocabulary
-from espalier.harness.kinds.checks.scope_check import check_scope
+from espalier.harness.kinds.checks.signal_check import check_scope
 from espalier.harness.kinds.checks.template_names import check_template
 from espalier.harness.kinds.checks.tools_check import check_needs
 from espalier.harness.kinds.checks.word_note import note_unknown_words

@@ -1,4 +1,4 @@
-"""Check of the signals and sites that a method needs of a model."""
+"""Checks of a method on a model: the signals and sites that it needs, and `engine.scope`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.errors import Refused
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.catalogue import build_method, names_of
-from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 from espalier.methods.base import Method, MethodError, Need, PlanError, Site, TokenReducer, Where
 from espalier.methods.blame import Blame
 
@@ -119,3 +119,21 @@ def _carries(name: str, facts: ModelFacts) -> bool:
 def _acts_inside(method: Method, facts: ModelFacts) -> bool:
     sites = method.read_sites(facts.tower.layers, facts.text.layers)
     return any(site.where == "tower" for site in sites)
+
+
+def check_scope(spec: RunSpec, method: Method) -> None:
+    """Refuse the scope of one picture for methods that see the whole prompt.
+
+    Raises:
+        Refused: the method acts in the decoder, the tower, the cache or the generation loop.
+    """
+    if spec.engine.scope == "prompt":
+        return
+    facts, name = spec.model.facts, spec.method.title
+    if isinstance(method, TokenReducer) and method.in_one_prefill and facts.diffusion is None:
+        places = {site.where for site in method.all_sites(facts.tower.layers, facts.text.layers)}
+        if places <= {"vision", "prefix"} and method.decode_site(facts.text.layers) is None:
+            return
+    raise Refused(
+        f"engine.scope='item': method={name!r} does not act just before the decoder; valid: prompt"
+    )
