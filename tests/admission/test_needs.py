@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks import tools_check as needs
-from espalier.harness.kinds.checks.tools_check import check_needs
+from espalier.harness.kinds.checks import benchmark_check as needs
+from espalier.harness.kinds.checks.benchmark_check import check_needs
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 
 PLAIN = BenchmarkSpec("captions", "captions", None, None, ("cider",), "cider")

@@ -9,7 +9,7 @@ import pytest
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks.template_names import check_template, families
+from espalier.harness.kinds.checks.benchmark_check import check_template, families
 from espalier.harness.paths import CONF
 
 TASK = """\
