@@ -17,10 +17,9 @@ from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks.length_check import decoder_bytes
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import method_of
-from espalier.harness.runs.cluster.answer_lengths import answer_lengths
 from espalier.harness.runs.cluster.cluster_spec import cluster_of
 from espalier.harness.runs.cluster.cluster_sweep import cells_of
-from espalier.harness.runs.cluster.cost_estimate import UnknownCost, cost_of
+from espalier.harness.runs.cluster.cost_estimate import UnknownCost, answer_lengths, cost_of
 from espalier.harness.runs.cluster.dry_run import PlannedCell, job_hours, jobs_of, lines_of, plan
 from espalier.harness.runs.cluster.gpu_kinds import GpuKind, gpu_kinds, reached
 from espalier.harness.runs.cluster.span import Span

@@ -11,8 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache
 from statistics import fmean
+from typing import Any
 
+from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.cost.budget import NOMINAL_TEXT
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.flops import (
@@ -28,14 +32,17 @@ from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.kinds.checks.length_check import decoder_bytes, entry_bytes
 from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.runs.cluster.answer_lengths import typical_length
+from espalier.harness.paths import CONF
 from espalier.harness.runs.cluster.gpu_kinds import GpuKind, reached
 from espalier.harness.runs.cluster.span import Span
+from espalier.harness.settings import Count, Names, SomeNames, Text, read_section
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import Method, TokenReducer
 
 #: Tokens of the stem for each visual token: SAM's are convolved to a sixteenth.
 STEM_TOKENS = 16
+
+PATH = CONF / "answer_lengths.yaml"
 
 
 @dataclass(frozen=True)
@@ -232,3 +239,41 @@ def _reducer(spec: RunSpec, method: Method) -> TokenReducer:
     if reducer is not None:
         return reducer
     raise UnknownCost(f"method {spec.method.name}: rounds of its draft")
+
+
+@dataclass(frozen=True)
+class AnswerLength:
+    """The length of answers to some benchmarks.
+
+    Attributes:
+        benchmarks: their names.
+        tokens: fewest and most.
+        source: where the numbers come from.
+        models: patterns of the models that they hold for; empty: all.
+    """
+
+    benchmarks: SomeNames
+    tokens: tuple[Count, ...]
+    source: Text
+    models: Names = ()
+
+
+@cache
+def answer_lengths() -> tuple[AnswerLength, ...]:
+    """Return the entries of the file, those for single models first."""
+    entries: Any = read_yaml(PATH)["lengths"]
+    lengths = [
+        read_section(AnswerLength, f"{PATH.name}, entry {number}", {"models": [], **entry})
+        for number, entry in enumerate(entries, 1)
+    ]
+    return tuple(sorted(lengths, key=lambda length: not length.models))
+
+
+@cache
+def typical_length(benchmark: str, model: str) -> Span | None:
+    """Return the fewest and the most tokens of an answer; None: the file does not know them."""
+    for length in answer_lengths():
+        patterns = length.models or ("*",)
+        if benchmark in length.benchmarks and any(fnmatch(model, name) for name in patterns):
+            return Span(*map(float, length.tokens))
+    return None
