@@ -1,15 +1,14 @@
-"""Estimated cost of a cell, by the model's facts alone: no weights are loaded, no sample is opened.
+"""Estimated cost of a cell and of a job, by the model's facts alone: no weights are loaded, no sample is opened.
 
 Counted are the FLOPs of a row's `flops.prefill_exact`, the language model's prefill, times the samples; for a model
 that denoises its answers, every step; the vision tower, which sees a picture of nominal size as one view; and decoding,
-if the length of answers is known: each token of a batch reads the weights and the cache once. Scoring, judges and the
-preparation of pictures are not counted.
-"""
+if the length of answers is known (conf/answer_lengths.yaml): each token of a batch reads the weights and the cache
+once. A job also starts and loads its weights. Scoring, judges and the preparation of pictures are not counted."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
@@ -26,6 +25,7 @@ from espalier.harness.cost.flops import (
     text_flops,
     tower_flops,
 )
+from espalier.harness.cost.parameter_count import weight_bytes
 from espalier.harness.cost.row_work import Work
 from espalier.harness.cost.schedule import frame_of
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
@@ -34,6 +34,7 @@ from espalier.harness.kinds.checks.length_check import decoder_bytes, entry_byte
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.paths import CONF
 from espalier.harness.runs.cluster.gpu_kinds import GpuKind, reached
+from espalier.harness.runs.cluster.resources import gpus_for, models_of
 from espalier.harness.runs.cluster.span import Span
 from espalier.harness.settings import Count, Names, SomeNames, Text, read_section
 from espalier.harness.specs.run_spec import RunSpec
@@ -277,3 +278,44 @@ def typical_length(benchmark: str, model: str) -> Span | None:
         if benchmark in length.benchmarks and any(fnmatch(model, name) for name in patterns):
             return Span(*map(float, length.tokens))
     return None
+
+
+@dataclass(frozen=True)
+class JobHours:
+    """Seconds of a job from its start to its end, and the GPUs that it holds."""
+
+    seconds: Span
+    gpus: int
+
+    @classmethod
+    def of(cls, spec: RunSpec, gpus: int, costs: Iterable[CellCost], gpu: GpuKind) -> JobHours:
+        """Return the time of a job.
+
+        Args:
+            spec: of one of its cells, which share a model.
+            gpus: of the job at least; more where the memory of this kind is too small.
+            costs: of its cells.
+            gpu: the kind.
+        """
+        rates, models = reached(), models_of(spec)
+        weights = sum(weight_bytes(model.facts, model.dtype) for model in models)
+        needed = sum(gpus_for(model.facts, model.dtype, gpu.memory) for model in models)
+        work = (cost.seconds(gpu) for cost in costs)
+        seconds = Span.total((rates.start, rates.loading.times(weights), *work))
+        return cls(seconds, max(gpus, needed))
+
+    @property
+    def minutes(self) -> Span:
+        """Minutes from start to end."""
+        return self.seconds.times(1 / 60)
+
+    @property
+    def gpu_hours(self) -> Span:
+        """Hours of all its GPUs."""
+        return self.seconds.times(self.gpus / 3600)
+
+
+def hours_text(hours: Span) -> str:
+    """Return a span of GPU-hours as text: `2.1 to 14 GPU-hours`."""
+    low, high = (f"{bound:,.0f}" if bound >= 100 else f"{bound:.2g}" for bound in hours)
+    return f"{low} to {high} GPU-hours"

@@ -17,10 +17,15 @@ from espalier.harness.ranks import Ranks
 from espalier.harness.runs import streams
 from espalier.harness.runs.admission import admit_here
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
-from espalier.harness.runs.cluster.cost_estimate import CellCost, UnknownCost, cost_of
+from espalier.harness.runs.cluster.cost_estimate import (
+    CellCost,
+    JobHours,
+    UnknownCost,
+    cost_of,
+    hours_text,
+)
 from espalier.harness.runs.cluster.gpu_kinds import GpuKind
 from espalier.harness.runs.cluster.job_groups import JobGroup, group_cells
-from espalier.harness.runs.cluster.job_hours import JobHours, hours_text
 from espalier.harness.runs.cluster.span import Span
 from espalier.harness.runs.runner import Runner
 from espalier.harness.runs.status_line import StatusLine
