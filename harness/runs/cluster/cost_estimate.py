@@ -3,7 +3,8 @@
 Counted are the FLOPs of a row's `flops.prefill_exact`, the language model's prefill, times the samples; for a model
 that denoises its answers, every step; the vision tower, which sees a picture of nominal size as one view; and decoding,
 if the length of answers is known (conf/answer_lengths.yaml): each token of a batch reads the weights and the cache
-once. A job also starts and loads its weights. Scoring, judges and the preparation of pictures are not counted."""
+once. A job also starts and loads its weights. Scoring, judges and the preparation of pictures are not counted.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ from espalier.methods.base import Method, TokenReducer
 #: Tokens of the stem for each visual token: SAM's are convolved to a sixteenth.
 STEM_TOKENS = 16
 
-PATH = CONF / "answer_lengths.yaml"
+ANSWER_LENGTHS = CONF / "answer_lengths.yaml"
 
 
 @dataclass(frozen=True)
@@ -262,9 +263,11 @@ class AnswerLength:
 @cache
 def answer_lengths() -> tuple[AnswerLength, ...]:
     """Return the entries of the file, those for single models first."""
-    entries: Any = read_yaml(PATH)["lengths"]
+    entries: Any = read_yaml(ANSWER_LENGTHS)["lengths"]
     lengths = [
-        read_section(AnswerLength, f"{PATH.name}, entry {number}", {"models": [], **entry})
+        read_section(
+            AnswerLength, f"{ANSWER_LENGTHS.name}, entry {number}", {"models": [], **entry}
+        )
         for number, entry in enumerate(entries, 1)
     ]
     return tuple(sorted(lengths, key=lambda length: not length.models))
