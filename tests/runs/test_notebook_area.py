@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from espalier.harness.runs.notebook_area import NotebookArea
-from espalier.harness.runs.progress_bar import CellProgress
+from espalier.harness.runs.progress_bar import CellProgress, NotebookArea
 from espalier.harness.runs.sweep_board import Board
 
 
