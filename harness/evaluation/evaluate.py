@@ -152,14 +152,17 @@ def open_benchmark(
     Cost: seconds, once in each process, to import lmms-eval.
     """
     # These import lmms-eval, which takes seconds.
-    from espalier.harness.evaluation.box_format import fill_box_settings
     from espalier.harness.evaluation.data_errors import check_references
     from espalier.harness.evaluation.derived_metrics import check_derived, needed_metrics
     from espalier.harness.evaluation.judged_tasks import judged_tasks_of
     from espalier.harness.evaluation.lmms_tasks import check_metrics, load_tasks, quiet
     from espalier.harness.evaluation.local_data import local_data
     from espalier.harness.evaluation.own_records import add_categories, record_file
-    from espalier.harness.evaluation.prompt_text import change_prompts, check_text
+    from espalier.harness.evaluation.prompt_text import (
+        change_prompts,
+        check_text,
+        fill_box_settings,
+    )
     from espalier.harness.evaluation.stated_answers import add_statements
     from espalier.harness.evaluation.statistical_units import check_cluster
 

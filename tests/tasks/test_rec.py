@@ -15,7 +15,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.box_format import fill_box_settings, resizing
+from espalier.harness.evaluation.prompt_text import fill_box_settings, resizing
 from espalier.harness.specs.run_spec import BOXES, RunSpec
 from espalier.tasks.rec import task as referring
 from espalier.tasks.rec.boxes import QUESTIONS, Resized, iou, parse, question, score, to_picture
