@@ -1,31 +1,49 @@
-"""Evaluate a method on a model and a benchmark from Python, as `python run.py` does: same key, row and store."""
+"""Evaluate a method on a model and a benchmark from Python, as `python run.py` does: same key, row and store.
+
+`evaluate` returns the stored row with its metrics and samples, and its comparison with another run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
 
 from espalier.harness.api.applied import user_errors
 from espalier.harness.api.argument_errors import read_path
 from espalier.harness.api.loaded_models import Model
 from espalier.harness.api.open_method import require_amount
+from espalier.harness.errors import UserError
+from espalier.harness.evaluation.samples import finished_samples, read_scorings
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs.admission import admit_here
-from espalier.harness.runs.interface.evaluated_run import EvaluatedRun
 from espalier.harness.runs.interface.run_request import read_request
 from espalier.harness.runs.model_pool import LentPool, Pool
 from espalier.harness.runs.network import restored_network
 from espalier.harness.runs.single_run import CellRunner
-from espalier.harness.store import Store
+from espalier.harness.specs.comparable import amount
+from espalier.harness.stats import Interval, by_unit, mcnemar_midp, mean_interval
+from espalier.harness.store import RunDir, Store
+from espalier.harness.store.answer_changes import BROKE, MENDED, SAME, Comparison, compare
+from espalier.harness.store.answer_view import comparison_lines
 from espalier.harness.store.files.digests import Digests
+from espalier.harness.store.stored_answers import AnsweredRun, read_answers
 from espalier.methods.base import Method
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from pathlib import Path
 
 __all__ = ["EvaluatedRun", "evaluate"]
+
+#: A mean over samples may differ from the metric by rounding.
+ROUNDING = 1e-9
 
 
 def evaluate(
@@ -79,3 +97,224 @@ def evaluate(
     records = job.spec.benchmark.own_data()
     ids = () if records is None else [record.id for record in records.records]
     return EvaluatedRun(row, Store(job.spec.store).run(job.key).path, ids)
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluatedRun:
+    """A finished run.
+
+    Attributes:
+        row: the stored row (docs/rows.md); `status` is `done`, `resumed` or `cached`.
+        path: folder of the run in its store.
+        ids: name of each document, for samples with names.
+    """
+
+    row: Mapping[str, Any]
+    path: Path
+    ids: Sequence[Any] = field(default=(), repr=False)
+
+    @property
+    def key(self) -> str:
+        """The run key."""
+        return str(self.row["run_key"])
+
+    @property
+    def status(self) -> str:
+        """`done`, `resumed` after an interruption, or `cached` if the store had the row."""
+        return str(self.row["status"])
+
+    @property
+    def headline(self) -> str:
+        """Name of the benchmark's headline metric."""
+        return str(self.row["extra"]["headline"])
+
+    @property
+    def value(self) -> float | None:
+        """The headline metric; None where it is undefined."""
+        value: float | None = self.row["metrics"][self.headline]["value"]
+        return value
+
+    @cached_property
+    def metrics(self) -> dict[str, dict[str, float | None]]:
+        """`value`, `stderr`, and the 95 % interval `low` and `high` of each metric; None where one is not known."""
+        return {
+            name: {**values, **_ends(self._interval(name, values["value"]))}
+            for name, values in self.row["metrics"].items()
+        }
+
+    @cached_property
+    def samples(self) -> pd.DataFrame:
+        """A line for each sample, in the order of the benchmark.
+
+        Columns: `id`, `question`, `answer`, `target`, `score` of the headline metric, `visual` and `kept` visual tokens
+        (`kept`: those that enter the last decoder layer), `tokens` of the answer, and the contribution to each metric.
+        """
+        answered = self._answers()
+        lines = []
+        for key, sample in sorted(finished_samples(self._entries).items()):
+            context = sample.context or {}
+            scored = answered.answers.get(key)
+            entering = sample.record.entering
+            lines.append(
+                {
+                    "id": self.ids[key[1]] if self.ids else f"{key[0]}/{key[1]}",
+                    "question": context.get("question"),
+                    "answer": sample.answer,
+                    "target": context.get("target"),
+                    "score": None if scored is None else scored.score,
+                    "visual": sample.record.visual,
+                    "kept": entering[-1] if entering else sample.record.visual,
+                    "tokens": sample.output_tokens,
+                    **self._contributions.get(key, {}),
+                }
+            )
+        return pd.DataFrame(lines).astype({"score": "float64"})
+
+    def against(self, baseline: EvaluatedRun, metric: str | None = None) -> RunComparison:
+        """Compare with another run on the samples that both have; `metric` defaults to the headline.
+
+        Raises:
+            UserError: the runs are of different benchmarks, or share no sample.
+        """
+        if not isinstance(baseline, EvaluatedRun):
+            raise UserError(
+                f"against({type(baseline).__name__}); valid: the result of another espalier.evaluate"
+            )
+        try:
+            ours, theirs = self._answers(metric), baseline._answers(metric or self.headline)
+            return RunComparison(ours, theirs, compare(ours, theirs))
+        except UserError as error:
+            # Arguments are options of the command `store show`.
+            raise UserError(str(error).replace("--", "")) from None
+
+    def __repr__(self) -> str:
+        """Return method, model, benchmark, headline metric and cost in one line."""
+        return ", ".join(self._parts())
+
+    def _repr_html_(self) -> str:
+        frame = pd.DataFrame.from_dict(self.metrics, orient="index")
+        return (
+            f"<p>{escape(repr(self))}</p>{frame.to_html(float_format='{:.4g}'.format, na_rep='')}"
+        )
+
+    def _parts(self) -> list[str]:
+        row, metric = self.row, self.metrics[self.headline]
+        tokens, share = row["tokens"], row["flops"]["share_of_full"]
+        label = row["extra"].get("label")
+        name = " ".join(filter(None, (row["method"], label, amount(row))))
+        return [
+            f"{name} on {row['benchmark']} ({row['model']}): {self.headline} {_with_interval(metric)}",
+            f"{row['n_samples']} samples",
+            f"{tokens['kept_final']:.4g} of {tokens['visual']:.4g} visual tokens kept",
+            f"{share:.0%} of the prefill FLOPs",
+            f"{self.status} {self.key[:8]}",
+        ]
+
+    @cached_property
+    def _entries(self) -> Sequence[Mapping[str, Any]]:
+        return RunDir(self.path).journal.entries()
+
+    @cached_property
+    def _contributions(self) -> Mapping[tuple[str, int], Mapping[str, float]]:
+        return {key: scoring.scores for key, scoring in read_scorings(self._entries).items()}
+
+    def _answers(self, metric: str | None = None) -> AnsweredRun:
+        return read_answers(RunDir(self.path), metric)
+
+    def _interval(self, metric: str, value: float | None) -> Interval | None:
+        """Return the interval of a metric that is the mean of its contributions; None for others."""
+        scorings = {
+            key: scoring
+            for key, scoring in read_scorings(self._entries).items()
+            if metric in scoring.scores
+        }
+        clocked = "latency" in self.row["extra"]
+        if value is None or clocked or len(scorings) < 2:
+            return None
+        scores = np.array([scoring.scores[metric] for scoring in scorings.values()], dtype=float)
+        units = [(key[0], scoring.units.get(metric, key[1])) for key, scoring in scorings.items()]
+        if not np.isfinite(scores).all() or abs(scores.mean() - value) > ROUNDING:
+            return None
+        return mean_interval(by_unit(scores, units))
+
+
+@dataclass(frozen=True, eq=False)
+class RunComparison:
+    """Two runs on the same samples.
+
+    Attributes:
+        ours: the run that `against` was called on.
+        theirs: the run that it is compared with.
+        comparison: all pairs of answers.
+    """
+
+    ours: AnsweredRun = field(repr=False)
+    theirs: AnsweredRun = field(repr=False)
+    comparison: Comparison = field(repr=False)
+
+    @property
+    def difference(self) -> float | None:
+        """The metric of ours minus theirs; None if contributions of samples are not known."""
+        return None if self.comparison.gain is None else self.comparison.gain.value
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The paired 95 % interval of the difference."""
+        gain = self.comparison.gain
+        return None if gain is None else (gain.low, gain.high)
+
+    @property
+    def p(self) -> float | None:
+        """McNemar's exact p for right/wrong scores, else that of the paired permutation test of the means."""
+        return self.comparison.pvalue
+
+    @property
+    def mid_p(self) -> float | None:
+        """McNemar's mid-p for right/wrong scores, which is nearer to its level; None for others."""
+        return mcnemar_midp(self.broke, self.mended) if self.comparison.binary else None
+
+    @property
+    def broke(self) -> int:
+        """Number of samples that ours scores lower."""
+        return self.comparison.count(BROKE)
+
+    @property
+    def mended(self) -> int:
+        """Number of samples that ours scores higher."""
+        return self.comparison.count(MENDED)
+
+    @cached_property
+    def samples(self) -> pd.DataFrame:
+        """A line for each sample with another score: `id`, `change`, question, target, answers and scores."""
+        columns = ["id", "change", "question", "target", "answer", "other", "score", "other_score"]
+        lines = [
+            (
+                *(pair.ours.name, pair.change),
+                *(pair.ours.prompt.get("question"), pair.ours.prompt.get("target")),
+                *(pair.ours.answer, pair.theirs.answer),
+                *(pair.ours.score, pair.theirs.score),
+            )
+            for pair in self.comparison.pairs
+            if pair.change != SAME
+        ]
+        return pd.DataFrame(lines, columns=columns)
+
+    def __repr__(self) -> str:
+        """Return the counts, the test and the paired difference in two lines."""
+        return "\n".join(comparison_lines(self.ours, self.theirs, self.comparison))
+
+    def _repr_html_(self) -> str:
+        lines = comparison_lines(self.ours, self.theirs, self.comparison)
+        return "".join(f"<p>{escape(line)}</p>" for line in lines)
+
+
+def _ends(interval: Interval | None) -> dict[str, float | None]:
+    if interval is None:
+        return {"low": None, "high": None}
+    return {"low": interval.low, "high": interval.high}
+
+
+def _with_interval(metric: Mapping[str, float | None]) -> str:
+    value, low, high = metric["value"], metric["low"], metric["high"]
+    number = "undefined" if value is None else f"{value:.3f}"
+    return number if low is None or high is None else f"{number} [{low:.3f}, {high:.3f}]"
