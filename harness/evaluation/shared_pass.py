@@ -69,7 +69,7 @@ class SharedRun:
     def reducer(self) -> TokenReducer:
         """The method that shortens its prompts."""
         reducer = kind_of(self.method, self.spec).prompt_reducer(self.method)
-        assert reducer is not None  # others do not take part (harness/kinds/one_pass.py)
+        assert reducer is not None  # others do not take part (harness/runs/onepass.py)
         return reducer
 
     @property

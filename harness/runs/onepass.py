@@ -1,7 +1,8 @@
 """One-pass sweeps (`engine.share=prefix`): before the first of several cells that may share a pass, all are answered.
 
-A pass only fills journals. Each cell then runs as usual, scores the answers of its journal and commits its row, so that
-rows are equal to those of cells that ran one after the other, except for times.
+Cells share it up to the layer where they diverge. A pass only fills journals. Each cell then runs as usual, scores the
+answers of its journal and commits its row, so that rows are equal to those of cells that ran one after the other,
+except for times.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from espalier.harness.engine.artifacts.priors import prior_for
 from espalier.harness.errors import tell_once
-from espalier.harness.kinds.one_pass import frame, why_not_shared
+from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.kinds.reducer import WHOLE
 from espalier.harness.runs import progress_bar as progress
 from espalier.harness.runs.model_pool import threads
+from espalier.harness.specs.run_spec import MethodSpec, RunSpec
 from espalier.harness.store import Store
+from espalier.methods.base import Method
 
 if TYPE_CHECKING:
     from espalier.harness.evaluation.task_cache import TaskCache
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
     from espalier.harness.runs.admission import Job
     from espalier.harness.runs.model_pool import Pool
     from espalier.harness.runs.sweep_board import Board
-    from espalier.harness.specs.run_spec import RunSpec
     from espalier.harness.store import RunDir
     from espalier.harness.store.files.journal import Journal
 
@@ -154,3 +157,38 @@ def _tell(
         f"{count} cells of {where} in one pass" if count > 1 else f"nothing to share of {where}"
     )
     tell_once(f"engine.share=prefix: {shared}{separate_text}")
+
+
+def why_not_shared(spec: RunSpec, method: Method) -> str | None:
+    """Return why a run cannot share a pass with others; None if it can."""
+    engine, facts = spec.engine, spec.model.facts
+    if engine.batch_size == "auto":
+        return "engine.batch_size=auto is found for each cell"
+    if engine.backend != "drop":
+        return f"engine.backend={engine.backend} runs every layer by itself"
+    if engine.separators != "keep":
+        return f"engine.separators={engine.separators} counts other tokens than a whole prompt does"
+    if engine.scope != "prompt":
+        return f"engine.scope={engine.scope} chooses in each picture by itself"
+    if engine.rescore:
+        return "engine.rescore=true starts from pixels"
+    if engine.meters:
+        return f"engine.{engine.meters[0]}=true counts every answer by itself"
+    if spec.benchmark.prompt_tokens is not None:
+        return "the benchmark measures times alone"
+    if facts.diffusion is not None:
+        return "the model denoises its answers"
+    reducer = kind_of(method, spec).prompt_reducer(method)
+    if reducer is None:
+        return "the method drafts"
+    if reducer.shrinks_pictures:
+        return "the method changes the pictures"
+    sites = reducer.all_sites(facts.tower.layers, facts.text.layers)
+    if any(site.where == "tower" for site in sites):
+        return "the method acts inside the vision tower"
+    return None
+
+
+def frame(spec: RunSpec) -> RunSpec:
+    """Return the part of a spec that runs of one pass have in common: all but the method and its budget."""
+    return replace(spec, method=MethodSpec(""), budget=WHOLE, report=None, curves=None)

@@ -14,8 +14,8 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.samples import SampleErrors
 from espalier.harness.kinds.method_stack import method_of
-from espalier.harness.kinds.one_pass import why_not_shared
 from espalier.harness.runs.model_pool import Pool
+from espalier.harness.runs.onepass import why_not_shared
 from espalier.harness.runs.runner import Runner
 from espalier.harness.store.files.journal import Journal
 from espalier.methods.base import MethodError
