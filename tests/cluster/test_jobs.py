@@ -15,9 +15,8 @@ from espalier.harness.errors import UserError
 from espalier.harness.runs.cluster import slurm_job as work
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
 from espalier.harness.runs.cluster.job_file import JobCell, JobFile, LeftOut
-from espalier.harness.runs.cluster.job_groups import JobGroup
 from espalier.harness.runs.cluster.job_monitor import Jobs, watch
-from espalier.harness.runs.cluster.job_state import JobState
+from espalier.harness.runs.cluster.launched_jobs import JobGroup, JobState
 from espalier.harness.runs.cluster.local_workers import GpuPool, LocalWorkers
 from espalier.harness.runs.cluster.resources import Resources
 from espalier.harness.runs.cluster.slurm import Slurm

@@ -14,7 +14,7 @@ from espalier.harness.config.compose import Command, read_command
 from espalier.harness.cost.parameter_count import parameters, weight_bytes
 from espalier.harness.errors import UserError
 from espalier.harness.runs.cluster.cluster_spec import cluster_of
-from espalier.harness.runs.cluster.job_groups import group_cells
+from espalier.harness.runs.cluster.launched_jobs import group_cells
 from espalier.harness.runs.cluster.resources import (
     Resources,
     gpus_for,

@@ -13,8 +13,7 @@ import run
 from espalier.harness.evaluation.evaluate import SampleErrors
 from espalier.harness.evaluation.samples import Failure
 from espalier.harness.runs.cluster.job_file import JobFile
-from espalier.harness.runs.cluster.job_groups import JobGroup
-from espalier.harness.runs.cluster.job_state import JobState
+from espalier.harness.runs.cluster.launched_jobs import JobGroup, JobState
 from tests.runs.helpers import Bench, make_bench
 
 SWEEP = ("-m", "method=random,uniform,fastv", "ratio=0.5", "cluster=joblib", "cluster.poll=0.01")

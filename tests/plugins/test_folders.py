@@ -16,7 +16,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.cluster import cluster_sweep
 from espalier.harness.runs.cluster.job_file import JobFile
-from espalier.harness.runs.cluster.job_groups import JobGroup
+from espalier.harness.runs.cluster.launched_jobs import JobGroup
 from espalier.harness.specs.run_spec import RunSpec
 from tests.cluster.test_sweep import Here
 from tests.plugins.packages import config, method, write

@@ -25,7 +25,7 @@ from espalier.harness.runs.cluster.cost_estimate import (
     hours_text,
 )
 from espalier.harness.runs.cluster.gpu_kinds import GpuKind
-from espalier.harness.runs.cluster.job_groups import JobGroup, group_cells
+from espalier.harness.runs.cluster.launched_jobs import JobGroup, group_cells
 from espalier.harness.runs.cluster.span import Span
 from espalier.harness.runs.runner import Runner
 from espalier.harness.runs.status_line import StatusLine

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from espalier.harness.errors import FOREIGN, first_words, tell_once
 from espalier.harness.runs.cluster.job_file import JobCell, JobFile, LeftOut
-from espalier.harness.runs.cluster.job_state import JobState, Launcher
+from espalier.harness.runs.cluster.launched_jobs import JobState, Launcher
 from espalier.harness.runs.forecast import clock
 from espalier.harness.runs.status_line import StatusLine
 from espalier.harness.store.files.untrusted_json import read_json

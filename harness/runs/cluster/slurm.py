@@ -24,8 +24,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.paths import IMPORTED_FROM, child_path
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
 from espalier.harness.runs.cluster.job_file import JobFile
-from espalier.harness.runs.cluster.job_groups import JobGroup
-from espalier.harness.runs.cluster.job_state import JobState
+from espalier.harness.runs.cluster.launched_jobs import JobGroup, JobState
 from espalier.harness.runs.cluster.resources import Resources
 from espalier.harness.runs.cluster.slurm_job import SlurmJob
 
