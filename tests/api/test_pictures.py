@@ -16,8 +16,7 @@ from PIL import Image
 
 import espalier
 from espalier.harness.api.applied import sample_ids
-from espalier.harness.api.picture_sources import opened_picture
-from espalier.harness.api.questions import open_chat, question_chat, video
+from espalier.harness.api.questions import open_chat, opened_picture, question_chat, video
 from tests.family_runs import saved
 from tests.tiny import picture
 
