@@ -24,7 +24,7 @@ from espalier.harness.models.chat_media import Chat
 from espalier.harness.settings import Positive, choice, read_value
 from espalier.harness.specs.run_spec import ModelSpec
 
-VALID = (
+PICTURE = (
     "a PIL image, a path, an address (http, https), bytes of a file, an array or tensor of uint8 or of floats in "
     "[0, 1], espalier.video(...), a list of these, or None"
 )
@@ -41,7 +41,7 @@ def opened_picture(source: Any, transparency: str) -> Image.Image:
     """Return a caller's picture as RGB, upright.
 
     Args:
-        source: see `VALID`; floats are scaled by 255.
+        source: see `PICTURE`; floats are scaled by 255.
         transparency: as `model.transparency`.
 
     Raises:
@@ -54,7 +54,7 @@ def opened_picture(source: Any, transparency: str) -> Image.Image:
     elif isinstance(source, str) and source.startswith(("http://", "https://")):
         source = _downloaded(source)
     if not isinstance(source, Image.Image | str | PathLike | bytes | Mapping):
-        raise UserError(f"image={type(source).__name__} cannot be opened; valid: {VALID}")
+        raise UserError(f"image={type(source).__name__} cannot be opened; valid: {PICTURE}")
     return open_image(source, transparency)
 
 
