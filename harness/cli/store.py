@@ -30,13 +30,19 @@ from espalier.harness.store.answer_view import (
     write_table,
     wrong_answers,
 )
-from espalier.harness.store.commits import DIRTY, format_counts, matching_commits
 from espalier.harness.store.run_lists import HEADING, NAMES, count_summary, select_runs, table_cells
 from espalier.harness.store.store_index import STATES, RunEntry, entries
 from espalier.harness.store.stored_answers import AnsweredRun, find_key, find_run, read_answers
 from espalier.harness.store.trash import NAME as TRASH
 from espalier.harness.store.trash import Waste, contents, move, purge, size_of
-from espalier.harness.store.upkeep import commits, faults, waste
+from espalier.harness.store.upkeep import (
+    DIRTY,
+    commits,
+    faults,
+    format_counts,
+    matching_commits,
+    waste,
+)
 
 #: Default number of lines shown.
 LIMIT = 20

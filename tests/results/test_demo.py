@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from espalier.harness.paths import ROOT
-from espalier.harness.store.commits import DIRTY
 from espalier.harness.store.parquet_tables import read_rows
+from espalier.harness.store.upkeep import DIRTY
 
 STORES = ("demo", "demo_speculative")
 
