@@ -30,8 +30,16 @@ from espalier.harness.store.answer_view import (
     write_table,
     wrong_answers,
 )
-from espalier.harness.store.run_lists import HEADING, NAMES, count_summary, select_runs, table_cells
-from espalier.harness.store.store_index import STATES, RunEntry, entries
+from espalier.harness.store.store_index import (
+    HEADING,
+    NAMES,
+    STATES,
+    RunEntry,
+    count_summary,
+    entries,
+    select_runs,
+    table_cells,
+)
 from espalier.harness.store.stored_answers import AnsweredRun, find_key, find_run, read_answers
 from espalier.harness.store.trash import NAME as TRASH
 from espalier.harness.store.trash import Waste, contents, move, purge, size_of
