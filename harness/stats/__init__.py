@@ -12,9 +12,9 @@ from espalier.harness.stats.pvalues import (
     paired_pvalue,
     permutation_pvalue,
 )
-from espalier.harness.stats.sample_clusters import by_unit
 from espalier.harness.stats.score_intervals import (
     average_retention,
+    by_unit,
     difference_interval,
     mean_interval,
     retention_interval,

@@ -3,12 +3,13 @@
 If no answer changed, resampling the observed samples would give an interval of width zero. Therefore each end of an
 interval counts one unobserved sample: for a difference and for retention one that became wrong at the lower end and one
 that became right at the upper end, for a mean one at that end of the scale. Clopper and Pearson's binomial interval
-does the same. If nothing changed, the bound is 3.7 / n. Benchmarks of an average share the unobserved sample.
+does the same. If nothing changed, the bound is 3.7 / n. Benchmarks of an average share the unobserved sample. Clustered
+samples are reduced to one value per unit first (`by_unit`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -185,3 +186,19 @@ def _reach(*scores: Array) -> float:
     """Return the largest possible change of a sample's score."""
     low, high = _ends(*scores)
     return high - low
+
+
+def by_unit(values: Array, units: Sequence[Hashable]) -> Array:
+    """Return one value per unit, with the same mean and independent units, in order of first appearance.
+
+    If every sample is its own unit, the values are returned unchanged. A unit's value is the overall mean plus the sum
+    of its members' deviations from it, times units over samples: the linearisation of a ratio over units of different
+    size.
+    """
+    place = {unit: number for number, unit in enumerate(dict.fromkeys(units))}
+    if len(place) == len(values):
+        return values
+    mean = values.mean()
+    sums = np.bincount([place[unit] for unit in units], weights=values - mean)
+    unit_values: Array = mean + sums * (len(place) / len(values))
+    return unit_values

@@ -139,7 +139,7 @@ def test_files_of_others_change_no_key(tree: Tree, plain: dict[str, str], name: 
         ("harness/evaluation/metric_scores.py", set(RUNS)),
         ("harness/runs/result_row.py", set(RUNS)),
         ("harness/specs/generation.py", set(RUNS)),
-        ("harness/stats/sample_clusters.py", set(RUNS)),
+        ("harness/stats/score_intervals.py", set(RUNS)),
         ("tasks/seedling/utils.py", set(RUNS)),
         ("harness/seedling/scene_scores.py", set(RUNS)),
     ],
