@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.budget import Budget
+from espalier.harness.decoding.speculative.acceptance import RandomNumbers
 from espalier.harness.decoding.speculative.cached_model import CachedModel, Prefill
-from espalier.harness.decoding.speculative.position_random import RandomNumbers
 from espalier.harness.decoding.speculative.samplers import resolved_config, sampler_of
 from espalier.harness.decoding.speculative.sparse_draft import SparseDrafter
 from espalier.harness.engine.session import Session

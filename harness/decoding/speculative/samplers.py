@@ -16,8 +16,14 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import logits_process as library
 
-from espalier.harness.decoding.speculative.acceptance import Greedy, Row, Rule, Sampling, draw_from
-from espalier.harness.decoding.speculative.position_random import RandomNumbers
+from espalier.harness.decoding.speculative.acceptance import (
+    Greedy,
+    RandomNumbers,
+    Row,
+    Rule,
+    Sampling,
+    draw_from,
+)
 from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.errors import UserError

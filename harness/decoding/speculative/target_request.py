@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.cache_utils import Cache
 
+from espalier.harness.decoding.speculative.acceptance import RandomNumbers
 from espalier.harness.decoding.speculative.cached_model import CachedModel, common_length
 from espalier.harness.decoding.speculative.decoding_record import AnswerTimes, Mismatch
 from espalier.harness.decoding.speculative.meter import Meter
-from espalier.harness.decoding.speculative.position_random import RandomNumbers
 from espalier.harness.decoding.speculative.samplers import sampler_of
 from espalier.harness.decoding.speculative.trace import DecodingTrace
 from espalier.harness.engine.session import PrefillResult, Session
