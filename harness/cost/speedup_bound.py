@@ -68,13 +68,3 @@ def first_token_bound(samples: Sequence[SampleFlops]) -> float:
     """Return the same with tower and projector on both sides."""
     full = sum(sample.exact_full.total - sample.exact_full.head for sample in samples)
     return full / sum(sample.exact.total - sample.exact.head for sample in samples)
-
-
-def ceiling(tower: float, language: float) -> float:
-    """Return the limit of the speed-up of a method after the tower when it keeps no token at all.
-
-    Args:
-        tower: FLOPs that no such method can save (tower and projector).
-        language: FLOPs of the language model's visual tokens.
-    """
-    return (tower + language) / tower

@@ -16,8 +16,8 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.artifacts import calibration_files as artifacts
 from espalier.harness.engine.artifacts.priors import (
-    artifact_path,
     load_prior,
+    prior_artifact,
     prior_for,
     prior_layers,
     require_prior,
@@ -158,7 +158,7 @@ MADE_FROM = {"images": 2, "images_sha256": "0" * 64, "source": "test", "prompt":
 def test_a_stored_prior_comes_back_with_its_description(spec: ModelSpec):
     prior = torch.rand(4, 4, dtype=torch.float64)
     path = save_prior(spec, 1, (prior,), MADE_FROM)
-    assert path == artifact_path(spec, 1)
+    assert path == prior_artifact(spec, 1).path
     assert torch.equal(load_prior(spec, 1)[0], prior.float())
     described = json.loads(path.with_suffix(".json").read_text())
     assert described["model"] == "tiny"
@@ -257,7 +257,7 @@ def test_tensor_and_description_must_belong_together(spec: ModelSpec):
 
 def test_random_weights_have_an_artifact_of_their_own(spec: ModelSpec):
     random = replace(spec, weights="random")
-    assert artifact_path(random, 1) != artifact_path(spec, 1)
+    assert prior_artifact(random, 1).path != prior_artifact(spec, 1).path
     with pytest.raises(UserError, match=r"model\.weights=random"):
         require_prior(random, D2Pruner(), "d2pruner")
 

@@ -16,7 +16,6 @@ from transformers import DynamicCache
 from espalier.harness.cost import peak_memory as memory
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.peak_memory import kv_bytes, peak_memory
-from espalier.harness.cost.speedup_bound import ceiling
 from espalier.harness.models.llava import LlavaAdapter
 
 # ------------------------------------------------------------------------- clock
@@ -286,11 +285,3 @@ def test_two_real_cards_are_waited_for_and_counted() -> None:
     assert peak.bytes >= allocated + 2 * size
     for card in (0, 1):
         assert torch.cuda.current_stream(card).query()  # nothing is left to do
-
-
-# ------------------------------------------------------------------------- bound
-
-
-def test_ceiling_when_every_visual_token_is_free() -> None:
-    # Qwen2.5-VL: 5.13 GFLOP in the tower and 13.05 in the language model for each token.
-    assert ceiling(5.13, 13.05) == pytest.approx(3.54, abs=0.005)

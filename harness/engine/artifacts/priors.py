@@ -47,11 +47,6 @@ def prior_artifact(model: ModelSpec, layer: int, store: Path | None = None) -> A
     )
 
 
-def artifact_path(model: ModelSpec, layer: int, store: Path | None = None) -> Path:
-    """Return the path of the prior of decoder layer `layer` of a model, present or not."""
-    return prior_artifact(model, layer, store).path
-
-
 def prior_layers(method: Method, depth: int) -> tuple[int, ...]:
     """Return the decoder layers for which the method needs a prior on a model of `depth` layers, ascending."""
     layers = {
