@@ -156,8 +156,7 @@ def open_benchmark(
     from espalier.harness.evaluation.derived_metrics import check_derived, needed_metrics
     from espalier.harness.evaluation.judged_tasks import judged_tasks_of
     from espalier.harness.evaluation.lmms_tasks import check_metrics, load_tasks, quiet
-    from espalier.harness.evaluation.local_data import local_data
-    from espalier.harness.evaluation.own_records import add_categories, record_file
+    from espalier.harness.evaluation.local_data import add_categories, local_data, record_file
     from espalier.harness.evaluation.prompt_text import (
         change_prompts,
         check_text,

@@ -29,8 +29,7 @@ from espalier.harness.evaluation.data_sources import (
     admit_own,
     allowed_sources,
 )
-from espalier.harness.evaluation.local_data import LocalData
-from espalier.harness.evaluation.own_records import with_records
+from espalier.harness.evaluation.local_data import LocalData, with_records
 from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.evaluation.upstream import (
     Patch,

@@ -1,10 +1,13 @@
-"""Serve data sets from the user's folder (`benchmark.path`) to tasks that load them from the hub."""
+"""Data of the user for tasks of lmms-eval: copies of data sets (`benchmark.path`) in place of the hub, and own records.
+
+Own data are written to the file that a task loads, and add the metrics of categories.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +16,16 @@ from typing import Any
 import datasets
 from filelock import FileLock
 from huggingface_hub.errors import LocalEntryNotFoundError
+from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.data_errors import damaged_file
 from espalier.harness.evaluation.upstream import dataset_builder, hub_download, hub_home
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+from espalier.harness.specs.records.record import category_metric
 from espalier.harness.store.files.dataset_copies import Copies, cache_folder
 from espalier.harness.store.files.digests import Digests
+from espalier.harness.store.files.folder_checks import check_folder
 
 #: File that lists folders that are unpacked completely.
 UNPACKED = ".unpacked"
@@ -156,3 +162,40 @@ def _remove(path: Path) -> None:
 def _link(source: str, target: str) -> None:
     if not os.path.lexists(target):
         os.symlink(os.path.realpath(source), target)
+
+
+def record_file(benchmark: BenchmarkSpec) -> Path | None:
+    """Write the records of a benchmark on own data as JSON lines into the cache; None for other benchmarks.
+
+    Pictures in files stay where they are; others are written next to the lines.
+
+    Raises:
+        UserError: the data are wrong, or the cache cannot be written.
+    """
+    table = benchmark.own_data()
+    if table is None:
+        return None
+    check_folder("HF_DATASETS_CACHE, HF_HOME or HOME", Path(datasets.config.HF_DATASETS_CACHE))
+    return table.save(cache_folder() / "espalier" / "own" / table.listing_digest()[:16])
+
+
+def with_records(config: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
+    """Return a task's settings with the records' file as its data; unchanged without one."""
+    if file is None:
+        return dict(config)
+    data_files = {"data_files": {config["test_split"]: str(file)}}
+    return {**config, "dataset_kwargs": {**(config.get("dataset_kwargs") or {}), **data_files}}
+
+
+def add_categories(tasks: Sequence[Task], benchmark: BenchmarkSpec) -> None:
+    """Add the metrics of each category of own data to their task."""
+    table = benchmark.own_data()
+    if table is None:
+        return
+    for task in tasks:
+        aggregations, better = task.aggregation(), task.higher_is_better()
+        name = benchmark.headline
+        for category in table.categories:
+            aggregations |= {category_metric(name, category): aggregations[name]}
+            better |= {category_metric(name, category): better[name]}
+        task._aggregation_list, task._higher_is_better = aggregations, better
