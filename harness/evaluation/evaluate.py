@@ -153,10 +153,10 @@ def open_benchmark(
     """
     # These import lmms-eval, which takes seconds.
     from espalier.harness.evaluation.data_errors import check_references
-    from espalier.harness.evaluation.derived_metrics import check_derived, needed_metrics
     from espalier.harness.evaluation.judged_tasks import judged_tasks_of
     from espalier.harness.evaluation.lmms_tasks import check_metrics, load_tasks, quiet
     from espalier.harness.evaluation.local_data import add_categories, local_data, record_file
+    from espalier.harness.evaluation.metric_scores import check_derived, needed_metrics
     from espalier.harness.evaluation.prompt_text import (
         change_prompts,
         check_text,
@@ -232,10 +232,10 @@ def evaluate_session(
 
     from espalier.harness.evaluation.chat_model import AllAnswered, ChatModel
     from espalier.harness.evaluation.data_errors import guard_targets
-    from espalier.harness.evaluation.derived_metrics import needed_metrics
     from espalier.harness.evaluation.judged_tasks import judged_tasks_of
     from espalier.harness.evaluation.latency import LatencyRun
     from espalier.harness.evaluation.lmms_tasks import scoring
+    from espalier.harness.evaluation.metric_scores import needed_metrics
     from espalier.harness.evaluation.paired_times import PairedTimes, measure_run
     from espalier.harness.evaluation.sample_contributions import score
     from espalier.harness.evaluation.scoring_guards import (

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from lmms_eval.api.task import Task
 
-from espalier.harness.evaluation.derived_metrics import members_of, needed_metrics
 from espalier.harness.evaluation.influence import (
     NoContributions,
     influence,
@@ -23,7 +22,13 @@ from espalier.harness.evaluation.influence import (
     unit_aggregates,
 )
 from espalier.harness.evaluation.lmms_tasks import metric_names
-from espalier.harness.evaluation.metric_scores import Metrics, Scores, collect
+from espalier.harness.evaluation.metric_scores import (
+    Metrics,
+    Scores,
+    collect,
+    members_of,
+    needed_metrics,
+)
 from espalier.harness.evaluation.samples import Key
 from espalier.harness.evaluation.sandbox import Effect, without_effects
 from espalier.harness.evaluation.statistical_units import Partition, partition

@@ -11,8 +11,8 @@ from typing import Any
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.derived_metrics import needed_metrics
 from espalier.harness.evaluation.lmms_tasks import metric_names
+from espalier.harness.evaluation.metric_scores import needed_metrics
 from espalier.harness.evaluation.samples import Failure, Key
 from espalier.harness.evaluation.stated_answers import strict_scoring
 from espalier.harness.specs.benchmark_spec import Answers, BenchmarkSpec
