@@ -19,7 +19,7 @@ from rich.table import Table
 
 from espalier.harness.errors import UserError, plain
 from espalier.harness.paths import DEFAULT_STORE
-from espalier.harness.runs.status.rerun_commands import commands as rerun_commands
+from espalier.harness.runs.hints import commands as rerun_commands
 from espalier.harness.runs.status.sweep_progress import (
     LEFT,
     STATES,

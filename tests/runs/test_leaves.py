@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from espalier.harness.evaluation.samples import Failure, SampleErrors
-from espalier.harness.runs.status.rerun_commands import commands
+from espalier.harness.runs.hints import commands
 from espalier.harness.store import SCHEMA, Store
 from espalier.harness.store.answer_digest import digest_of, journal_answers, matches_row
 from espalier.harness.store.failures import read

@@ -10,7 +10,7 @@ import pytest
 
 from espalier.harness.cli.sweep import main
 from espalier.harness.errors import UserError
-from espalier.harness.runs.status.rerun_commands import commands, products
+from espalier.harness.runs.hints import commands, products
 from espalier.harness.runs.status.sweep_progress import progress_of
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store.sweep_files import SweepCell, announce, find
