@@ -20,7 +20,7 @@ from rich.table import Table
 from espalier.harness.errors import UserError, plain
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.runs.hints import commands as rerun_commands
-from espalier.harness.runs.status.sweep_progress import (
+from espalier.harness.runs.sweep_progress import (
     LEFT,
     STATES,
     CellProgress,

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from espalier.harness.runs.status.sweep_progress import progress_of
+from espalier.harness.runs.sweep_progress import progress_of
 from tests.faults.judge import faults
 from tests.faults.writers import Command, wait
 

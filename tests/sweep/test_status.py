@@ -11,7 +11,7 @@ import pytest
 from espalier.harness.cli.sweep import main
 from espalier.harness.errors import UserError
 from espalier.harness.runs.hints import commands, products
-from espalier.harness.runs.status.sweep_progress import progress_of
+from espalier.harness.runs.sweep_progress import progress_of
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store.sweep_files import SweepCell, announce, find
 from tests.store.test_upkeep import add

@@ -1,1 +1,0 @@
-"""How far a sweep is, read from its store alone."""
