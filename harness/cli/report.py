@@ -7,21 +7,36 @@ The page has curves, costs, kept tokens and published tables. Filters choose the
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from espalier.harness.errors import UserError
 from espalier.harness.paths import located, usual_store
 from espalier.harness.reports.curves.curve_files import SUFFIXES
 from espalier.harness.reports.curves.selection import read_selection, write_selection
+from espalier.harness.reports.curves.stored_rows import StoredResult
 from espalier.harness.reports.html.page_assembly import LIMIT, assemble, collect
-from espalier.harness.reports.protocols.selected_protocols import PROTOCOLS, protocol_tables
+from espalier.harness.reports.protocols.downsampled_groups import downsampled_groups
+from espalier.harness.reports.protocols.equal_cost import equal_cost
+from espalier.harness.reports.protocols.kept_sets import kept_sets
+from espalier.harness.reports.protocols.overall_scores import effivlm, uniprunebench
+from espalier.harness.reports.protocols.protocol_table import ProtocolTable
+from espalier.harness.reports.protocols.rank_stability import rank_stability
 from espalier.harness.reports.tables.table_rows import usual_positions
 from espalier.harness.settings import choice
 from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.run_spec import POSITIONS
 from espalier.harness.store.files.folder_checks import check_file, check_files, existing_store
+
+PROTOCOLS: Mapping[str, Callable[[Sequence[StoredResult]], ProtocolTable]] = {
+    "vtc": downsampled_groups,
+    "uniprunebench": uniprunebench,
+    "effivlm": effivlm,
+    "cost": equal_cost,
+    "ranks": rank_stability,
+    "kept": kept_sets,
+}
 
 
 @command
@@ -111,6 +126,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{options.out} has {size}; browsers open it, mail may not", file=sys.stderr)
     print(options.out, *files, sep="\n")
     return 0
+
+
+def protocol_tables(names: Sequence[str], results: Sequence[StoredResult]) -> list[ProtocolTable]:
+    """Return the table of each named protocol, over the results of a selection.
+
+    Raises:
+        UserError: the results lack what a protocol compares.
+    """
+    return [PROTOCOLS[name](results) for name in dict.fromkeys(names)]
 
 
 if __name__ == "__main__":

@@ -9,11 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from espalier.harness.cli.report import main
+from espalier.harness.cli.report import main, protocol_tables
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import score_entries
 from espalier.harness.reports.curves.selection import read_selection
-from espalier.harness.reports.protocols.selected_protocols import protocol_tables
 from espalier.harness.stats import Interval
 from espalier.harness.store import Store
 from tests.report.test_curves import N, add_run
