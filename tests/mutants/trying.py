@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from queue import Queue
@@ -66,7 +66,9 @@ def passes(tree: Path, tests: Sequence[str], patience: float | None = PATIENCE) 
     run.join(patience)
     if run.exitcode is None:
         assert run.pid is not None
-        os.killpg(run.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # not yet the leader of its processes
+            os.killpg(run.pid, signal.SIGKILL)
+        run.kill()
         run.join()
     return run.exitcode == 0
 
