@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import Command, read_command
-from espalier.harness.cost.parameter_count import parameters, weight_bytes
 from espalier.harness.errors import UserError
 from espalier.harness.runs.cluster.cluster_spec import cluster_of
 from espalier.harness.runs.cluster.launched_jobs import group_cells
@@ -19,7 +18,9 @@ from espalier.harness.runs.cluster.resources import (
     Resources,
     gpus_for,
     on_its_machine,
+    parameters,
     resources_of,
+    weight_bytes,
 )
 
 ONE = Resources(gpus=1, cpus=4, memory=2**30)

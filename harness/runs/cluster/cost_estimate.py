@@ -26,7 +26,6 @@ from espalier.harness.cost.flops import (
     text_flops,
     tower_flops,
 )
-from espalier.harness.cost.parameter_count import weight_bytes
 from espalier.harness.cost.row_work import Work
 from espalier.harness.cost.schedule import frame_of
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
@@ -35,7 +34,7 @@ from espalier.harness.kinds.checks.length_check import decoder_bytes, entry_byte
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.paths import CONF
 from espalier.harness.runs.cluster.gpu_kinds import GpuKind, reached
-from espalier.harness.runs.cluster.resources import gpus_for, models_of
+from espalier.harness.runs.cluster.resources import gpus_for, models_of, weight_bytes
 from espalier.harness.runs.cluster.span import Span
 from espalier.harness.settings import Count, Names, SomeNames, Text, read_section
 from espalier.harness.specs.run_spec import RunSpec

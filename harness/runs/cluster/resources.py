@@ -1,16 +1,19 @@
-"""Resources of a job: as the user requests, else as the model's config states, else by the model's size."""
+"""Resources of a job: as the user requests, else as the model's config states, else by the model's size.
+
+The size is the number of parameters by the model's facts, known before anything is loaded.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from espalier.harness.config.build_spec import reserve_draft_card
 from espalier.harness.config.cell_config import Cell
-from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.cost.parameter_count import parameters, weight_bytes
+from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec, ResourceRequest
 from espalier.harness.settings import defaults, read_section, table
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec
@@ -26,6 +29,9 @@ CPUS, CPUS_PER_GPU, BASE_MEMORY = 2, 4, 4 * 2**30
 
 #: Default time limit of a job in minutes; remaining cells continue in the next turn.
 MINUTES = 240
+
+#: Bytes per parameter by precision.
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
@@ -94,3 +100,29 @@ def _minimum(spec: RunSpec, cluster: ClusterSpec) -> Mapping[str, Any]:
         "cpus": CPUS_PER_GPU * gpus or CPUS,
         "memory": BASE_MEMORY + 2 * weights,
     }
+
+
+def parameters(facts: ModelFacts) -> int:
+    """Return the entries of all matrices, without norms, biases, patch embeddings and positions (about a percent).
+
+    Embedding and output head both count, though some models share them. Of a layer with experts only those that one
+    token goes through count, as the facts have no others.
+    """
+    towers = [facts.tower] + ([facts.stem] if facts.stem is not None else [])
+    projector = sum(a * b for a, b in pairwise(facts.projector)) * (1 + len(facts.deepstack))
+    words = 2 * facts.vocabulary * facts.text.hidden
+    return sum(map(_stack, (facts.text, *towers))) + projector + words
+
+
+def weight_bytes(facts: ModelFacts, dtype: str) -> int:
+    """Return the bytes of these parameters in a precision, one of BYTES."""
+    return parameters(facts) * BYTES[dtype]
+
+
+def _stack(stack: StackFacts) -> int:
+    """Return the parameters of all layers of a stack."""
+    attention = 2 * stack.hidden * stack.head_dim * (stack.heads + stack.kv_heads)
+    first = stack.intermediate if stack.first_intermediate is None else stack.first_intermediate
+    widths = first + (stack.layers - 1) * stack.intermediate
+    mlp = (3 if stack.gated else 2) * stack.hidden * widths
+    return stack.layers * attention + mlp
