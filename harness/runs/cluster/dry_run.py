@@ -24,9 +24,8 @@ from espalier.harness.runs.cluster.cost_estimate import (
     cost_of,
     hours_text,
 )
-from espalier.harness.runs.cluster.gpu_kinds import GpuKind
+from espalier.harness.runs.cluster.gpu_kinds import GpuKind, Span
 from espalier.harness.runs.cluster.launched_jobs import JobGroup, group_cells
-from espalier.harness.runs.cluster.span import Span
 from espalier.harness.runs.runner import Runner
 from espalier.harness.runs.status_line import StatusLine
 from espalier.harness.specs.run_spec import RunSpec

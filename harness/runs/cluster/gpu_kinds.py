@@ -1,18 +1,40 @@
-"""GPUs that `--dry` estimates hours for, and the share of their peaks that runs reach (conf/gpus.yaml)."""
+"""GPUs that `--dry` estimates hours for, and the span of shares of their peaks that runs reach (conf/gpus.yaml)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.paths import CONF
-from espalier.harness.runs.cluster.span import Span
 from espalier.harness.settings import Memory, Positive, read_section, table
 
 PATH = CONF / "gpus.yaml"
+
+
+class Span(NamedTuple):
+    """The least and the largest value of a quantity."""
+
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Span:
+        """Return the span of a multiple; `factor` is not negative."""
+        return Span(self.low * factor, self.high * factor)
+
+    @classmethod
+    def total(cls, spans: Iterable[Span]) -> Span:
+        """Return the sum of spans, from the sum of the least to that of the largest."""
+        entries = list(spans)
+        return cls(sum(span.low for span in entries), sum(span.high for span in entries))
+
+    @classmethod
+    def around(cls, spans: Iterable[Span]) -> Span:
+        """Return the span from the least to the largest of several."""
+        entries = list(spans)
+        return cls(min(span.low for span in entries), max(span.high for span in entries))
 
 
 @dataclass(frozen=True)
