@@ -1,4 +1,4 @@
-"""`espalier convert internvl | llava_video <release> <output>`: convert a release to a checkpoint of the library."""
+"""`espalier convert <format> <release> <output>`: convert a release to a checkpoint of the library."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from espalier.harness.specs.commands import dispatch
 #: Module of each release's format.
 FORMATS = {
     "internvl": "espalier.harness.tools.convert.convert_internvl",
+    "llava": "espalier.harness.tools.convert.convert_llava",
+    "llava_onevision": "espalier.harness.tools.convert.convert_llava_onevision",
     "llava_video": "espalier.harness.tools.convert.convert_llava_video",
 }
 

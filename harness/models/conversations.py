@@ -182,6 +182,10 @@ FRAMES: Mapping[str, ChatFrame] = {
         roles("<|im_end|>", "<|im_end|>", "<|im_end|>"),
         "<|im_start|>assistant\n",
     ),
+    # Of LLaVA-NeXT with Mistral 7B.
+    "mistral_instruct": ChatFrame(
+        None, roles("", "[INST] ", " "), roles("", " [/INST]", " </s>"), ""
+    ),
     # Of LLaVA-NeXT with Yi-34B.
     "chatml_direct": uniform_frame("Answer the questions.", _CHATML, "<|im_end|>"),
     "qwen_1_5": uniform_frame("You are a helpful assistant.", _CHATML, "<|im_end|>\n"),

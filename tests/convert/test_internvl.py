@@ -27,7 +27,7 @@ from espalier.harness.tools.convert import convert_internvl as conversion
 from espalier.harness.tools.convert.internvl_config import configuration
 from espalier.harness.tools.convert.internvl_prompt import read_prompt
 from espalier.harness.tools.convert.shards import Fused
-from tests.families.internvl import LLAMA, PHI, QWEN, ROPE, VIDEOS
+from tests.families.internvl import LLAMA, PHI, QWEN, QWEN3, ROPE, VIDEOS
 from tests.tiny import SHAPES, chat, random_model
 
 MEDIA = ("<img>", "</img>", "<IMG_CONTEXT>", "<box>", "</box>")
@@ -47,6 +47,13 @@ def clear(spec: ModelSpec, **text: Any) -> ModelSpec:
 
 STACKS = {
     "qwen2": (QWEN, CHATML, "Hermes-2"),
+    # InternVL3 and InternVL3.5.
+    "qwen2_5": (
+        clear(QWEN, rope_parameters=ROPE),
+        (*CHATML[:3], "<|im_end|>\n"),
+        "internvl2_5",
+    ),
+    "qwen3": (QWEN3, (*CHATML[:3], "<|im_end|>\n"), "internvl2_5"),
     "internlm2": (clear(LLAMA, rope_parameters=ROPE), CHATML, "internlm2-chat"),
     "internlm2_5": (
         clear(LLAMA, rope_parameters=ROPE),
@@ -92,7 +99,7 @@ def token(content: str, **flags: bool) -> dict[str, Any]:
 
 def write_tokenizer(folder: Path, kind: str, **options: Any) -> int:
     """Write a release's tokenizer files; return how many tokens it has."""
-    if kind == "qwen2":
+    if kind in ("qwen2", "qwen3"):
         letters = {
             letter: n for n, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
         }
@@ -210,9 +217,13 @@ def release_config(kind: str, config: Any, name: str) -> dict[str, Any]:
     llm |= {"model_type": kind.removesuffix("_5"), "tie_word_embeddings": False, "bias": False}
     llm["rope_theta"] = text.rope_parameters["rope_theta"]
     llm["rope_scaling"] = None
-    if kind.startswith("internlm2"):
+    if text.rope_parameters["rope_type"] == "dynamic":
         llm["rope_scaling"] = {"type": "dynamic", "factor": 2.0}
-    if kind == "qwen2":
+    if kind == "qwen2_5":
+        llm["rope_scaling"]["rope_type"] = "dynamic"
+    if kind == "qwen3":
+        llm |= {"head_dim": text.head_dim, "attention_bias": False}
+    if kind.startswith("qwen"):
         llm |= {"use_sliding_window": False, "sliding_window": 32768}
     if kind == "phi3":
         llm |= {"rope_scaling": {"type": "su", **LONG}, "original_max_position_embeddings": 2048}
@@ -402,7 +413,7 @@ def test_a_chat_is_written_as_the_release_writes_it(tmp_path: Path, kind: str) -
     )
     ids = adapter.encode([chat("is it?", 0)])["input_ids"]
     assert ids.max() < config.text_config.vocab_size
-    assert (ids[0, 0] == tokenizer.bos_token_id) == (kind != "qwen2")
+    assert (ids[0, 0] == tokenizer.bos_token_id) == (not kind.startswith("qwen"))
 
 
 @pytest.mark.parametrize("prefix", [True, False])
@@ -493,7 +504,7 @@ def test_tensors_must_be_those_of_the_model(source: Path, change: Any, words: st
         ({"use_thumbnail": False}, "use_thumbnail=False"),
         ({"force_image_size": 224}, "force_image_size=224"),
         ({"llm_config": None}, "no 'llm_config'"),
-        ({"llm_config__model_type": "gpt2"}, "valid: internlm2, qwen2, phi3"),
+        ({"llm_config__model_type": "gpt2"}, "valid: internlm2, qwen2, qwen3, phi3"),
         ({"llm_config__rope_scaling": {"type": "linear", "factor": 2.0}}, "valid: none, dynamic"),
         ({"llm_config__use_sliding_window": True}, "sliding window"),
         ({"llm_config__hidden_size": "wide"}, "config.json cannot be converted ("),

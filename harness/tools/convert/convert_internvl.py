@@ -1,15 +1,13 @@
-"""Convert an original release of InternVL2 or InternVL2.5 (internvl_chat) to a checkpoint that the project loads."""
+"""Convert an original release of InternVL2, 2.5, 3 or 3.5 (internvl_chat) to a checkpoint that the project loads."""
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import (
     GenerationConfig,
     GotOcr2ImageProcessor,
@@ -18,20 +16,20 @@ from transformers import (
 )
 from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.internvl_processor import frames_like
 from espalier.harness.specs.command_help import command_parser
+from espalier.harness.tools.convert.checkpoint_writer import (
+    Checkpoint,
+    Say,
+    check_tokens,
+    open_release,
+    run_conversion,
+    write_checkpoint,
+)
 from espalier.harness.tools.convert.internvl_config import configuration
 from espalier.harness.tools.convert.internvl_prompt import read_prompt
 from espalier.harness.tools.convert.internvl_tokens import build_tokenizer, read_tokens
-from espalier.harness.tools.convert.shards import (
-    Fused,
-    Rename,
-    check_names,
-    rewrite,
-    shapes_of,
-    shards_of,
-)
+from espalier.harness.tools.convert.shards import Fused, Parts, Rename
 
 _LAYER = re.compile(r"(vision_model\.encoder|language_model\.model)\.layers\.(\d+)\.(.+)")
 
@@ -80,7 +78,7 @@ def renamer(config: Any) -> Rename:
     query, value = head * text.num_attention_heads, head * text.num_key_value_heads
     names = _INTERNLM2 if text.model_type == "llama" else {"": ""}
 
-    def rename(name: str) -> str | Fused | None:
+    def rename(name: str) -> str | Parts | None:
         layer = _LAYER.fullmatch(name)
         if layer is None:
             return _swap(name, _PARTS)
@@ -131,7 +129,7 @@ def build_processor(release: Mapping[str, Any], config: Any, tokenizer: Any, tem
     )
 
 
-def convert(source: Path, target: Path, say: Callable[[str], None]) -> None:
+def convert(source: Path, target: Path, say: Say) -> None:
     """Write a checkpoint that the InternVL models load with model.path=<target>.
 
     Args:
@@ -142,59 +140,38 @@ def convert(source: Path, target: Path, say: Callable[[str], None]) -> None:
     Raises:
         UserError: the release is incomplete, of another kind, holds unknown tensors, or `target` is in use.
     """
-    if target.exists() and any(target.iterdir()):
-        raise UserError(f"{str(target)!r} is not empty; give a new directory")
-    shards = shards_of(source)
-    shapes = shapes_of(shards)
-    try:
-        release = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    except FOREIGN as error:
-        raise UserError(f"{str(source)!r}: no usable config.json ({error})") from error
-    own_head = not {"language_model.output.weight", "language_model.lm_head.weight"}.isdisjoint(
-        shapes
-    )
+    release = open_release(source, target)
+    heads = ("language_model.output.weight", "language_model.lm_head.weight")
+    own_head = any(name in release.shapes for name in heads)
     # Checked before the tokenizer, which a release of another kind need not have; its id is filled in below.
-    config = configuration(release, 0, own_head)
-    prompt = read_prompt(source / "conversation.py", str(release.get("template")))
+    config = configuration(release.config, 0, own_head)
+    prompt = read_prompt(source / "conversation.py", str(release.config.get("template")))
     tokens = read_tokens(source)
-    count, rows = tokens.backend.get_vocab_size(), config.text_config.vocab_size
-    if count > rows:
-        raise UserError(f"the tokenizer has {count} tokens, the release's embedding {rows} rows")
+    check_tokens(tokens.backend.get_vocab_size(), config.text_config.vocab_size)
     tokenizer, template = build_tokenizer(tokens, prompt)
-    processor = build_processor(release, config, tokenizer, template)
+    processor = build_processor(release.config, config, tokenizer, template)
     config.image_token_id = processor.image_token_id
-    with torch.device("meta"):
-        model = InternVLForConditionalGeneration(config)
-    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    rename = renamer(config)
-    check_names(shapes, rename, expected, () if own_head else ("lm_head.weight",))
-    target.mkdir(parents=True, exist_ok=True)
-    rewrite(shards, rename, target, say)
-    config.architectures = [type(model).__name__]
-    config.save_pretrained(target)
-    processor.save_pretrained(target)
     # Greedy; the end of a turn and the end of a text both end an answer.
     ends = {tokenizer.convert_tokens_to_ids(prompt.ends["user"].strip()), tokenizer.eos_token_id}
-    GenerationConfig(
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=sorted(ends),
-        pad_token_id=tokenizer.pad_token_id,
-    ).save_pretrained(target)
-    say(f"done: {len(shapes)} tensors in {target}; use it with model.path={target}")
+    checkpoint = Checkpoint(
+        model_class=InternVLForConditionalGeneration,
+        config=config,
+        processor=processor,
+        generation=GenerationConfig(
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=sorted(ends),
+            pad_token_id=tokenizer.pad_token_id,
+        ),
+        rename=renamer(config),
+        optional=() if own_head else ("lm_head.weight",),
+    )
+    write_checkpoint(release, checkpoint, target, say)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = command_parser("convert internvl", __doc__, "/models/InternVL2-8B /models/internvl")
-    parser.add_argument("source", type=Path, metavar="release")
-    parser.add_argument("target", type=Path, metavar="output")
-    options = parser.parse_args(arguments)
-    try:
-        convert(options.source, options.target, print)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_conversion(parser, convert, arguments)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ from transformers import InternVLConfig
 from espalier.harness.errors import UserError
 
 #: The release's text stacks and the library's.
-_STACKS = {"internlm2": "llama", "qwen2": "qwen2", "phi3": "phi3"}
+_STACKS = {"internlm2": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3"}
 
 #: How each may stretch its rotary table, and its name in the library.
 _ROPES = {
     "internlm2": {"dynamic": "dynamic"},
-    "qwen2": {},
+    "qwen2": {"dynamic": "dynamic"},
+    "qwen3": {},
     "phi3": {"su": "longrope", "longrope": "longrope"},
 }
 
@@ -55,7 +56,7 @@ def configuration(release: Mapping[str, Any], image_token: int, own_head: bool) 
         own_head: whether the release has an output head apart from the embedding.
 
     Raises:
-        UserError: it is not a release of InternVL2, or one that the library's model cannot be.
+        UserError: it is not a release of InternVL, or one that the library's model cannot be.
     """
     for key, valid in _FIXED.items():
         if release.get(key) != valid:
@@ -117,6 +118,8 @@ def _text(release: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(
             "config.json: llm_config with a sliding window cannot be converted; valid: full attention"
         )
+    if kind == "qwen3":
+        text |= _take(release, "llm_config", ("head_dim", "attention_bias"))
     text |= {"model_type": _STACKS[kind], "pad_token_id": section.get("pad_token_id")}
     scaling = dict(section.get("rope_scaling") or {})
     names = {scaling.pop(key, None) for key in ("type", "rope_type")} - {None}
