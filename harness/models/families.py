@@ -6,6 +6,8 @@ No family is imported before its use.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from espalier.harness.errors import UserError, unknown_name
@@ -42,17 +44,26 @@ MODEL_TYPES: Mapping[str, str] = {
     "llava_llada": "llada_v",
 }
 
-#: Classes of the releases' code, and the location of the same weights in transformers' format.
-ORIGINAL: Mapping[str, str] = {
-    "LlavaLlamaForCausalLM": "llava-hf/ on the hub (llava-1.5-7b-hf, llava-v1.6-vicuna-7b-hf)",
-    "LlavaMistralForCausalLM": "llava-hf/ on the hub (llava-v1.6-mistral-7b-hf)",
-    "LlavaQwenForCausalLM": "llava-hf/ on the hub (llava-onevision-qwen2-7b-ov-hf)",
-    "InternVLChatModel": "OpenGVLab/ on the hub, with -hf at the end of the name",
+#: Classes of the releases' code: the format of `espalier convert`, and the same weights in transformers' format.
+ORIGINAL: Mapping[str, tuple[str, str]] = {
+    "LlavaLlamaForCausalLM": (
+        "llava",
+        "llava-hf/ on the hub (llava-1.5-7b-hf, llava-v1.6-vicuna-7b-hf)",
+    ),
+    "LlavaMistralForCausalLM": ("llava", "llava-hf/ on the hub (llava-v1.6-mistral-7b-hf)"),
+    "LlavaQwenForCausalLM": (
+        "llava_onevision",
+        "llava-hf/ on the hub (llava-onevision-qwen2-7b-ov-hf)",
+    ),
+    "InternVLChatModel": ("internvl", "OpenGVLab/ on the hub, with -hf at the end of the name"),
 }
+
+#: What LLaVA-Video's config.json has and LLaVA-OneVision's has not.
+_ROW_NEWLINES = ("mm_newline_position", "grid")
 
 
 def check_format(
-    name: str, source: str, config: Mapping[str, Any], remedy: str | None = None
+    name: str, source: str, config: Mapping[str, Any], sibling: str | None = None
 ) -> None:
     """Refuse quantised weights that cannot be read here, and releases that only their own code reads, by config.json.
 
@@ -60,19 +71,27 @@ def check_format(
         name: of the model in the error line.
         source: of the checkpoint in the error line.
         config: content of its config.json.
-        remedy: the repository with the same weights in a supported format, or the conversion command, where known.
+        sibling: the repository with the same weights in transformers' format; "": there is none; None: by the class.
 
     Raises:
-        UserError: one line with the repository, or the conversion command, for weights in a supported format.
+        UserError: one line with the conversion command and the repository, for weights in a supported format.
     """
     check_quantisation(name, source, config)
     names = config.get("architectures")
     for architecture in names if isinstance(names, list) else ():
         if architecture in ORIGINAL:
+            kind, known = ORIGINAL[architecture]
+            if _ROW_NEWLINES in config.items() and kind == "llava_onevision":
+                kind, sibling = "llava_video", ""
+            place = quote(source) if Path(source).is_dir() else "<release>"
+            command = (
+                f"python -m espalier convert {kind} {place} <output>, then model.path=<output>"
+            )
+            hub = known if sibling is None else sibling
             raise UserError(
                 f"model={name}: checkpoint {source!r} is in the format of its first release "
-                f"({config.get('model_type')}, {architecture}); valid: transformers' format, from "
-                f"{remedy or ORIGINAL[architecture]}"
+                f"({config.get('model_type')}, {architecture}); valid: {command}"
+                + (f"; or transformers' format, from {hub}" if hub else "")
             )
 
 

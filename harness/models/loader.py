@@ -96,9 +96,7 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
         config, _ = PretrainedConfig.get_config_dict(source, **revision)
     except MALFORMED as error:
         raise unreadable(spec, error) from error
-    check_format(
-        spec.name, source, config, spec.conversion or (spec.hub and f"{spec.hub}, the same weights")
-    )
+    check_format(spec.name, source, config, spec.hub if spec.conversion is None else "")
     return dict(config)
 
 

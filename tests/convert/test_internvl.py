@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+from sentencepiece import SentencePieceProcessor
 from tokenizers import pre_tokenizers
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from espalier.harness.tools.convert import convert_internvl as conversion
 from espalier.harness.tools.convert.internvl_config import configuration
 from espalier.harness.tools.convert.internvl_prompt import read_prompt
 from espalier.harness.tools.convert.shards import Fused
+from tests.convert.tokenizers import piece_model, token
 from tests.families.internvl import LLAMA, PHI, QWEN, QWEN3, ROPE, VIDEOS
 from tests.tiny import SHAPES, chat, random_model
 
@@ -73,28 +73,6 @@ STACKS = {
 
 
 # ---------------------------------------------------------------------- tiny releases
-
-
-def piece_model(reserved: tuple[str, ...], **options: Any) -> bytes:
-    """A sentencepiece model of bytes and a few merges, as InternLM2's and Llama's are made."""
-    file = io.BytesIO()
-    settings = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, **options}
-    SentencePieceTrainer.train(
-        sentence_iterator=iter(["w1 w2 what is the word in this picture here 12 34 56"] * 3),
-        model_writer=file,
-        vocab_size=340,
-        model_type="bpe",
-        byte_fallback=True,
-        user_defined_symbols=list(reserved),
-        minloglevel=2,
-        **settings,
-    )
-    return file.getvalue()
-
-
-def token(content: str, **flags: bool) -> dict[str, Any]:
-    plain = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
-    return {"content": content, **plain, "special": True, **flags}
 
 
 def write_tokenizer(folder: Path, kind: str, **options: Any) -> int:

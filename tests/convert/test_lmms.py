@@ -9,19 +9,26 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import espalier
 from espalier.harness.cost.facts import StackFacts
 from espalier.harness.errors import UserError
+from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.tools.convert import convert_llava_onevision, convert_llava_video
 from tests.families.onevision import ONEVISION, PINPOINTS, VIDEO, video, watch
 from tests.tiny import load_tiny, picture, save_tiny
 
-# ---------------------------------------------------------------------- releases of LLaVA-Video
+TOWER = StackFacts(2, 32, 48, 16, 16, 2, gated=False, causal=False)
 
-CONVERTIBLE = replace(
-    VIDEO,
-    conversion="python -m espalier convert llava_video <release directory> <output directory>",
-    facts=replace(VIDEO.facts, tower=StackFacts(2, 32, 48, 16, 16, 2, gated=False, causal=False)),
-)
+#: What each release becomes, with the rows of the embedding that it has and those of its checkpoint.
+SPECS = {
+    "llava_video": replace(VIDEO, facts=replace(VIDEO.facts, tower=TOWER)),
+    "llava_onevision": replace(
+        ONEVISION, facts=replace(ONEVISION.facts, tower=TOWER, vocabulary=320)
+    ),
+}
+TOKENS = {"llava_video": 288, "llava_onevision": 300}
+CONVERSIONS = {"llava_video": convert_llava_video, "llava_onevision": convert_llava_onevision}
+CHATS = [watch("w1 w2 w3", video(0)), watch("w4", video(1), picture(0, 35, 35))]
 
 #: Names of the model and of the release, prefix by prefix.
 RELEASED = [
@@ -40,14 +47,30 @@ def released(name):
 
 
 @pytest.fixture(scope="module")
-def release(tmp_path_factory):
-    """A tiny model as its authors would have released it, in two shards; returns (folder, the model's adapter)."""
-    folder = tmp_path_factory.mktemp("release")
-    source = load_tiny(CONVERTIBLE, save_tiny(CONVERTIBLE, tmp_path_factory.mktemp("source")))
+def releases(tmp_path_factory):
+    """Each release, and the adapter of the model that it holds."""
+    return {name: release_of(name, tmp_path_factory) for name in SPECS}
+
+
+@pytest.fixture
+def release(releases):
+    return releases["llava_video"]
+
+
+def release_of(kind, tmp_path_factory):
+    """Write a tiny model as its authors would have released it, in two shards."""
+    folder, spec = tmp_path_factory.mktemp("release"), SPECS[kind]
+    source = load_tiny(spec, save_tiny(spec, tmp_path_factory.mktemp("source")))
+    rows = TOKENS[kind]
+    with torch.no_grad():
+        for table in (source.model.model.language_model.embed_tokens, source.model.lm_head):
+            table.weight[rows:] = table.weight[:rows].float().mean(0)
     tensors = {
         released(name): value.float().contiguous()
         for name, value in source.model.state_dict().items()
     }
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = tensors[name][:rows].clone()
     assert {"model.image_newline", "model.layers.0.mlp.up_proj.weight", "lm_head.weight"} <= set(
         tensors
     )
@@ -73,10 +96,13 @@ def release(tmp_path_factory):
         "bos_token_id": 1,
         "eos_token_id": 2,
         "image_aspect_ratio": "anyres_max_2",
-        "image_grid_pinpoints": [[35, 35]],
-        "mm_newline_position": "grid",
-        "mm_spatial_pool_stride": 2,
+        "image_grid_pinpoints": PINPOINTS,
+        "mm_newline_position": "one_token",
+        "mm_spatial_pool_mode": "bilinear",
     }
+    if kind == "llava_video":
+        config |= {"mm_newline_position": "grid", "image_grid_pinpoints": [[35, 35]]}
+        config["mm_spatial_pool_stride"] = 2
     (folder / "config.json").write_text(json.dumps(config))
     source.processor.tokenizer.save_pretrained(folder)
     return folder, source
@@ -97,17 +123,19 @@ def changed_shard(folder, change):
     save_file(change(load_file(path)), path)
 
 
-def test_converted_release_loads_and_gives_the_logits_of_its_source(release, tmp_path, capsys):
-    folder, source = release
-    assert conversion.main([str(folder), str(tmp_path / "out")]) == 0
+@pytest.mark.parametrize("kind", SPECS)
+def test_converted_release_loads_and_gives_the_logits_of_its_source(
+    releases, kind, tmp_path, capsys
+):
+    folder, source = releases[kind]
+    assert CONVERSIONS[kind].main([str(folder), str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert "1/2 model-00001-of-00002.safetensors" in printed
     assert "2/2" in printed
     assert f"model.path={tmp_path / 'out'}" in printed
-    adapter = load_tiny(CONVERTIBLE, tmp_path / "out")
+    adapter = load_tiny(SPECS[kind], tmp_path / "out")
     assert adapter.processor.tokenizer.padding_side == "left"
-    chats = [watch("w1 w2 w3", video(0)), watch("w4", video(1), picture(0, 35, 35))]
-    inputs, expected = adapter.encode(chats), source.encode(chats)
+    inputs, expected = adapter.encode(CHATS), source.encode(CHATS)
     assert torch.equal(inputs["input_ids"], expected["input_ids"])
     for key in ("pixel_values", "pixel_values_videos"):
         assert torch.equal(inputs[key], expected[key])
@@ -115,18 +143,26 @@ def test_converted_release_loads_and_gives_the_logits_of_its_source(release, tmp
         assert torch.equal(adapter.model(**inputs).logits, source.model(**expected).logits)
 
 
+def test_a_onevision_checkpoint_describes_itself(releases, tmp_path):
+    folder, source = releases["llava_onevision"]
+    assert convert_llava_onevision.main([str(folder), str(tmp_path / "out")]) == 0
+    model = espalier.load(tmp_path / "out", device="cpu")
+    with model.open_adapter() as adapter:
+        assert render_chat(adapter, CHATS[1]) == render_chat(source, CHATS[1])
+
+
 def test_pooling_of_a_checkpoint_can_be_chosen(release, tmp_path):
     folder, _ = release
-    assert conversion.main([str(folder), str(tmp_path / "out")]) == 0
+    assert convert_llava_video.main([str(folder), str(tmp_path / "out")]) == 0
     for how, side in (("average", 2), ("bilinear", 3)):
         adapter = load_tiny(
-            replace(CONVERTIBLE, processor={"video_pooling": how}), tmp_path / "out"
+            replace(SPECS["llava_video"], processor={"video_pooling": how}), tmp_path / "out"
         )
         assert adapter.layout(adapter.encode([watch("w", video(0))])).counts == (3 * side**2,)
 
 
 def refusal(arguments, capsys):
-    assert conversion.main([str(item) for item in arguments]) == 2
+    assert convert_llava_video.main([str(item) for item in arguments]) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ")
     assert message.count("\n") == 1
@@ -157,9 +193,8 @@ def test_releases_of_other_models_are_refused(release, tmp_path, capsys):
     assert "is not empty" in refusal([folder, folder], capsys)
 
 
-def test_an_unconverted_release_is_refused_with_the_command(release):
-    folder, _ = release
-    with pytest.raises(UserError, match=r"llava_qwen.*python -m espalier convert llava_video"):
-        load_tiny(CONVERTIBLE, folder)
-
-
+@pytest.mark.parametrize("kind", SPECS)
+def test_an_unconverted_release_is_refused_with_the_command(releases, kind):
+    folder, _ = releases[kind]
+    with pytest.raises(UserError, match=f"llava_qwen.*python -m espalier convert {kind} {folder}"):
+        load_tiny(SPECS[kind], folder)

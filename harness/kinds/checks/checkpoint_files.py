@@ -9,6 +9,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from espalier.harness.errors import FOREIGN, UserError, brief, first_words, foreign
+from espalier.harness.models.families import check_format
 from espalier.harness.specs.hub_cache import other_format
 from espalier.harness.specs.revisions import MODEL_FILES
 from espalier.harness.store.files.digests import Digests
@@ -47,6 +48,7 @@ def check_checkpoint(path: Path, digests: Digests) -> None:
 
 
 def _check(path: Path, digests: Digests) -> None:
+    _check_original(path)
     weights = sorted(path.glob("*.safetensors"))
     if not (path / "config.json").exists() or not weights:
         raise UserError(
@@ -74,6 +76,13 @@ def _check(path: Path, digests: Digests) -> None:
                 f"model.path: weight file {str(file)!r} is damaged: {problem}; valid: the original file"
             )
     check_shards(path, f"model.path={brief(str(path))!r}")
+
+
+def _check_original(path: Path) -> None:
+    """Raise UserError with the conversion command for a release that only its own code reads."""
+    file = path / "config.json"
+    if file.is_file() and _problem(file) is None:
+        check_format(path.name, str(path), json.loads(read_bytes(file)))
 
 
 def check_shards(folder: Path, key: str) -> None:

@@ -85,7 +85,9 @@ def convert(source: Path, target: Path, say: Say, tower: Path | None = None) -> 
     # As many rows as in transformers' own checkpoints, which the model files state.
     rows = padded_rows(text["vocab_size"])
     check_tokens(len(tokenizer), rows)
-    pinpoints = {"image_grid_pinpoints": release.config["image_grid_pinpoints"]} if crops else {}
+    pinpoints: dict[str, Any] = {}
+    if crops:
+        pinpoints["image_grid_pinpoints"] = release.config["image_grid_pinpoints"]
     config = (LlavaNextConfig if crops else LlavaConfig)(
         text_config={**text, "vocab_size": rows},
         vision_config={
@@ -101,7 +103,10 @@ def convert(source: Path, target: Path, say: Say, tower: Path | None = None) -> 
         **pinpoints,
     )
     side = vision["image_size"]
-    sizes = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+    sizes: dict[str, Any] = {
+        "size": {"shortest_edge": side},
+        "crop_size": {"height": side, "width": side},
+    }
     padded = release.config.get("image_aspect_ratio") == "pad"
     processor = (LlavaNextProcessor if crops else LlavaProcessor)(
         image_processor=LlavaNextImageProcessor(**sizes, **pinpoints)
