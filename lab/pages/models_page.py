@@ -110,7 +110,7 @@ def _formats(family: str, adapter: Any) -> str:
     """Return how a release in the format of its own code is read."""
     if family in CONVERTED:
         return f"`espalier convert {CONVERTED[family]}`"
-    return "as it is" if adapter.renames or adapter.checkpoint_types else "there is none"
+    return "as it is" if adapter.renames or adapter.checkpoint_types else "transformers'"
 
 
 def files_table(cells: Sequence[Mapping[str, Any]]) -> str:
