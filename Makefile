@@ -69,6 +69,7 @@ docs: $(STAMP)  ## the pages and the config file that are written from the code
 	$(PY) -m lab.pages.engine_conf --write conf/engine/default.yaml
 	$(PY) -m lab.pages.serve_page --write docs/serve.md
 	$(PY) -m lab.pages.models_page --write docs/models.md
+	$(PY) -m lab.pages.anchors_page --write docs/first_gpu_run.md
 	$(MAKE) docs/placement.md
 
 recipes: $(STAMP)  ## CONTRIBUTING.md and docs/recipes, followed to the letter in a clone of the last commit, then `make check` there
