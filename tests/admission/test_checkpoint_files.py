@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub._local_folder import write_download_metadata
 from transformers import LlavaForConditionalGeneration
 
 from espalier.harness.errors import UserError
@@ -263,6 +264,16 @@ def test_shards_of_two_releases_are_named(shards: Path) -> None:
     first, second, *_ = sorted(shards.glob("model-*.safetensors"))
     shutil.copy(first, second)
     assert f"shards of two releases, {second.name} and {INDEX} differ in" in line_of(shards)
+
+
+def test_shards_of_two_commits_are_named_though_their_tensors_are_alike(shards: Path) -> None:
+    files = [file.name for file in sorted(shards.glob("model-*.safetensors"))]
+    for file in files:
+        write_download_metadata(shards, file, "a" * 40, "etag")
+    check_checkpoint(shards, Digests())
+    write_download_metadata(shards, files[1], "b" * 40, "etag")
+    line = line_of(shards)
+    assert f"shards of two releases, {files[0]} and {files[1]} were downloaded from" in line
 
 
 def test_an_index_without_a_map_is_named(shards: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -107,6 +108,7 @@ def check_shards(folder: Path, key: str) -> None:
             f"{key}: half a download, {len(missing)} of {len(files)} weight files are missing, the first is "
             f"{missing[0]}; valid: the same download again, which resumes"
         )
+    _check_commits(folder, files, key)
     for file in files:
         with (
             foreign(f"{key}: weight file {file} is damaged", "the original file", BROKEN),
@@ -118,6 +120,26 @@ def check_shards(folder: Path, key: str) -> None:
                 f"{key}: shards of two releases, {file} and {INDEX} differ in {len(strange)} tensors, the first is "
                 f"{min(strange)}; valid: all files of one release"
             )
+
+
+def _check_commits(folder: Path, files: Sequence[str], key: str) -> None:
+    """Raise UserError for files of several commits, by the notes of `hf download --local-dir`; without notes, none.
+
+    Neither names nor shapes differ between two releases of one architecture, and the index's total size follows from
+    them. A snapshot of the hub's cache has one commit.
+    """
+    commits: dict[str, str] = {}
+    for file in files:
+        note = folder / ".cache" / "huggingface" / "download" / f"{file}.metadata"
+        if note.is_file():
+            commit = read_bytes(note).decode(errors="replace").partition("\n")[0]
+            commits.setdefault(commit, file)
+    if len(commits) > 1:
+        (_, first), (_, second), *_ = commits.items()
+        raise UserError(
+            f"{key}: shards of two releases, {first} and {second} were downloaded from different commits; valid: the "
+            "same download again, which fetches what differs"
+        )
 
 
 def _problem(file: Path) -> str | None:
