@@ -80,14 +80,14 @@ def check_format(
     names = config.get("architectures")
     for architecture in names if isinstance(names, list) else ():
         if architecture in ORIGINAL:
-            kind, known = ORIGINAL[architecture]
+            kind, repository = ORIGINAL[architecture]
             if _ROW_NEWLINES in config.items() and kind == "llava_onevision":
                 kind, sibling = "llava_video", ""
             place = quote(source) if Path(source).is_dir() else "<release>"
             command = (
                 f"python -m espalier convert {kind} {place} <output>, then model.path=<output>"
             )
-            hub = known if sibling is None else sibling
+            hub = repository if sibling is None else sibling
             raise UserError(
                 f"model={name}: checkpoint {source!r} is in the format of its first release "
                 f"({config.get('model_type')}, {architecture}); valid: {command}"

@@ -164,5 +164,5 @@ def instances() -> Mapping[str, Any]:
 
 def families_of(subjects: Iterable[str]) -> set[str]:
     """Return the families of instances of tests/families; a family stands for itself."""
-    known = instances()
-    return {known[name].spec.adapter if name in known else name for name in subjects}
+    tiny = instances()
+    return {tiny[name].spec.adapter if name in tiny else name for name in subjects}

@@ -20,6 +20,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.models.adapter import load_adapter
 from espalier.harness.models.chat_templates import render_chat
+from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.tools.convert import convert_llava as conversion
@@ -210,6 +211,36 @@ def test_a_converted_release_answers_as_the_model_it_holds(
     with espalier.load(tmp_path / "out", device="cpu").open_adapter() as alone:
         assert type(alone) is type(adapter)
         assert render_chat(alone, question) == render_chat(adapter, question)
+
+
+def prompt_of(folder: Path) -> str:
+    """The prompt of a folder that describes itself."""
+    with espalier.load(folder, device="cpu").open_adapter() as adapter:
+        return render_chat(adapter, chat("is it?", 0))
+
+
+def test_mistral_is_asked_in_its_own_format(
+    sources: dict[str, tuple[Path, Any]], tmp_path: Path
+) -> None:
+    changes = {"architectures": ["LlavaMistralForCausalLM"], "sliding_window": None}
+    folder = copied(sources["1.6"][0], tmp_path / "mistral", **changes)
+    assert conversion.main([str(folder), str(tmp_path / "out")]) == 0
+    text = json.loads((tmp_path / "out" / "config.json").read_text())["text_config"]
+    assert text["model_type"] == "mistral"
+    assert prompt_of(tmp_path / "out") == "[INST] <image>\nis it? [/INST]"
+
+
+def test_yi_is_asked_in_chatml_also_without_a_sentencepiece_model(
+    sources: dict[str, tuple[Path, Any]], tmp_path: Path
+) -> None:
+    folder = copied(sources["1.6"][0], tmp_path / "yi")
+    (folder / "tokenizer.model").unlink()
+    special = ("<unk>", "<s>", "<|im_end|>", "<|im_start|>")
+    byte_tokenizer(special).save_pretrained(folder)
+    assert conversion.main([str(folder), str(tmp_path / "out")]) == 0
+    system = "<|im_start|>system\nAnswer the questions.<|im_end|>"
+    question = "<|im_start|>user\n<image>\nis it?<|im_end|><|im_start|>assistant\n"
+    assert prompt_of(tmp_path / "out") == system + question
 
 
 @pytest.mark.parametrize("version", SPECS)

@@ -151,6 +151,19 @@ def test_a_onevision_checkpoint_describes_itself(releases, tmp_path):
         assert render_chat(adapter, CHATS[1]) == render_chat(source, CHATS[1])
 
 
+def test_a_tied_head_need_not_be_there(releases, tmp_path):
+    folder = copied(releases["llava_onevision"][0], tmp_path / "tied", tie_word_embeddings=True)
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        tensors.pop("lm_head.weight", None)
+        save_file(tensors, file)
+    assert convert_llava_onevision.main([str(folder), str(tmp_path / "out")]) == 0
+    with espalier.load(tmp_path / "out", device="cpu").open_adapter() as adapter:
+        words = adapter.model.model.language_model.embed_tokens.weight
+        assert torch.equal(adapter.model.lm_head.weight, words)
+        assert len(words) == 320
+
+
 def test_pooling_of_a_checkpoint_can_be_chosen(release, tmp_path):
     folder, _ = release
     assert convert_llava_video.main([str(folder), str(tmp_path / "out")]) == 0

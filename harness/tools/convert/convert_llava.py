@@ -178,10 +178,10 @@ def _tower_shards(release: Release, tower: Path | None) -> Sequence[Path]:
     Raises:
         UserError: the tower is in neither place, or in both.
     """
-    held = any(name.startswith(INSIDE) for name in release.shapes)
-    if held and tower is not None:
+    has_tower = any(name.startswith(INSIDE) for name in release.shapes)
+    if has_tower and tower is not None:
         raise UserError("--tower: the release holds its own vision tower; valid: no --tower")
-    if held:
+    if has_tower:
         return ()
     if tower is None:
         name = release.config.get("mm_vision_tower")
@@ -194,14 +194,13 @@ def _tower_shards(release: Release, tower: Path | None) -> Sequence[Path]:
 
 def _check_tower(name: str | None, vision: Mapping[str, int]) -> None:
     """Raise UserError unless a tower has the patch and image size in the name that the release states."""
-    stated = _TOWER_NAME.search(str(name))
-    if stated is None:
+    match = _TOWER_NAME.search(str(name))
+    if match is None:
         return
-    sizes = int(stated[1]), int(stated[2] or 224)
-    found = vision["patch_size"], vision["image_size"]
-    if sizes != found:
+    patch, image = vision["patch_size"], vision["image_size"]
+    if (int(match[1]), int(match[2] or 224)) != (patch, image):
         raise UserError(
-            f"the vision tower has patches of {found[0]} in images of {found[1]} pixels; valid: {name}"
+            f"the vision tower has patches of {patch} in images of {image} pixels; valid: {name}"
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, processors
-from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.tools.convert.sentencepiece_tokens import (
@@ -35,7 +35,8 @@ def read_tokenizer(folder: Path) -> Any:
         tokenizer = _from_pieces(folder)
     else:
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, config=LlamaConfig())
+            # Not as a Llama's, for which the library would rebuild it.
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         except FOREIGN as error:
             raise UserError(f"{str(folder)!r}: no usable tokenizer ({error})") from error
     tokenizer.add_tokens(
