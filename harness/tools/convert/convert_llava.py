@@ -5,7 +5,6 @@ LLaVA-1.5 does not hold its vision tower: --tower gives a folder of openai/clip-
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,7 +46,7 @@ from espalier.harness.tools.convert.llava_release import (
     tower_of,
 )
 from espalier.harness.tools.convert.llava_tokens import IMAGE, read_tokenizer
-from espalier.harness.tools.convert.shards import Parts, shapes_of, shards_of
+from espalier.harness.tools.convert.shards import Parts, Shape, shapes_of, shards_of
 
 KIND = "LLaVA"
 
@@ -56,9 +55,6 @@ _STACKS = {"LlavaLlamaForCausalLM": "llama", "LlavaMistralForCausalLM": "mistral
 
 #: Width of a head of CLIP's towers, which no tensor shows.
 _HEAD_WIDTH = 64
-
-#: Patch and image size at the end of a tower's name; without the latter it is 224.
-_TOWER_NAME = re.compile(r"patch(\d+)(?:-(\d+))?$")
 
 
 def convert(source: Path, target: Path, say: Say, tower: Path | None = None) -> None:
@@ -74,35 +70,19 @@ def convert(source: Path, target: Path, say: Say, tower: Path | None = None) -> 
         UserError: the release is incomplete, holds unknown tensors, or `target` is in use.
     """
     release = open_release(source, target)
-    crops = _has_crops(release.config)
-    stack = _stack(release.config)
-    require_settings(release.config, SETTINGS)
+    stack, crops = _stack(release.config), _has_crops(release.config)
     shards = _tower_shards(release, tower)
-    vision = tower_of({**release.shapes, **shapes_of(shards)}, ALONE if shards else INSIDE, KIND)
-    _check_tower(release.config.get("mm_vision_tower"), vision)
+    shapes = {**release.shapes, **shapes_of(shards)}
+    prefix = ALONE if shards else INSIDE
     tokenizer = read_tokenizer(source)
-    text = text_of(release.config, release.shapes, KIND, stack, tokenizer.pad_token_id)
-    # As many rows as in transformers' own checkpoints, which the model files state.
-    rows = padded_rows(text["vocab_size"])
+    config = configuration(release.config, shapes, prefix, tokenizer)
+    rows = config.text_config.vocab_size
     check_tokens(len(tokenizer), rows)
+    vision = config.vision_config
     pinpoints: dict[str, Any] = {}
     if crops:
-        pinpoints["image_grid_pinpoints"] = release.config["image_grid_pinpoints"]
-    config = (LlavaNextConfig if crops else LlavaConfig)(
-        text_config={**text, "vocab_size": rows},
-        vision_config={
-            "model_type": "clip_vision_model",
-            **vision,
-            "num_attention_heads": vision["hidden_size"] // _HEAD_WIDTH,
-        },
-        image_token_index=tokenizer.convert_tokens_to_ids(IMAGE),
-        vision_feature_layer=-2,
-        vision_feature_select_strategy="default",
-        image_seq_length=(vision["image_size"] // vision["patch_size"]) ** 2,
-        tie_word_embeddings=text["tie_word_embeddings"],
-        **pinpoints,
-    )
-    side = vision["image_size"]
+        pinpoints["image_grid_pinpoints"] = config.image_grid_pinpoints
+    side = vision.image_size
     sizes: dict[str, Any] = {
         "size": {"shortest_edge": side},
         "crop_size": {"height": side, "width": side},
@@ -113,7 +93,7 @@ def convert(source: Path, target: Path, say: Say, tower: Path | None = None) -> 
         if crops
         else LlavaImageProcessor(**sizes, do_pad=padded),
         tokenizer=tokenizer,
-        patch_size=vision["patch_size"],
+        patch_size=vision.patch_size,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
         image_token=IMAGE,
@@ -135,6 +115,41 @@ def convert(source: Path, target: Path, say: Say, tower: Path | None = None) -> 
         rename=rename,
     )
     write_checkpoint(release, checkpoint, target, say, shards)
+
+
+def configuration(
+    release: Mapping[str, Any], shapes: Mapping[str, Shape], prefix: str, tokenizer: Any
+) -> Any:
+    """Return the model's configuration.
+
+    Args:
+        release: the release's config.json.
+        shapes: of its tensors and of a tower beside it.
+        prefix: before the tower's names.
+        tokenizer: with the placeholder and a padding token.
+
+    Raises:
+        UserError: it is not a release of LLaVA, or one that the library's modules compute differently.
+    """
+    crops, stack = _has_crops(release), _stack(release)
+    require_settings(release, SETTINGS)
+    vision = tower_of(shapes, prefix, KIND, release.get("mm_vision_tower"))
+    text = text_of(release, shapes, KIND, stack, tokenizer.pad_token_id)
+    return (LlavaNextConfig if crops else LlavaConfig)(
+        # As many rows as in transformers' own checkpoints, which the model files state.
+        text_config={**text, "vocab_size": padded_rows(text["vocab_size"])},
+        vision_config={
+            "model_type": "clip_vision_model",
+            **vision,
+            "num_attention_heads": vision["hidden_size"] // _HEAD_WIDTH,
+        },
+        image_token_index=tokenizer.convert_tokens_to_ids(IMAGE),
+        vision_feature_layer=-2,
+        vision_feature_select_strategy="default",
+        image_seq_length=(vision["image_size"] // vision["patch_size"]) ** 2,
+        tie_word_embeddings=text["tie_word_embeddings"],
+        **({"image_grid_pinpoints": release["image_grid_pinpoints"]} if crops else {}),
+    )
 
 
 def _has_crops(config: Mapping[str, Any]) -> bool:
@@ -163,7 +178,8 @@ def _stack(config: Mapping[str, Any]) -> str:
     names = config.get("architectures") or [None]
     if names[0] not in _STACKS:
         raise UserError(
-            f"config.json: architectures={names[0]!r} cannot be converted; valid: {', '.join(_STACKS)}"
+            f"config.json: architectures={names[0]!r} cannot be converted; valid: {', '.join(_STACKS)}, or the "
+            "command of another format (espalier convert --help)"
         )
     if config.get("sliding_window"):
         raise UserError(
@@ -190,18 +206,6 @@ def _tower_shards(release: Release, tower: Path | None) -> Sequence[Path]:
             f"there is a network: hf download {name}"
         )
     return shards_of(tower)
-
-
-def _check_tower(name: str | None, vision: Mapping[str, int]) -> None:
-    """Raise UserError unless a tower has the patch and image size in the name that the release states."""
-    match = _TOWER_NAME.search(str(name))
-    if match is None:
-        return
-    patch, image = vision["patch_size"], vision["image_size"]
-    if (int(match[1]), int(match[2] or 224)) != (patch, image):
-        raise UserError(
-            f"the vision tower has patches of {patch} in images of {image} pixels; valid: {name}"
-        )
 
 
 def _of_tower(name: str) -> bool:

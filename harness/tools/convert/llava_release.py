@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from math import isqrt
 from typing import Any
@@ -34,6 +35,9 @@ _TEXT = (
     *("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"),
     *("bos_token_id", "eos_token_id", "hidden_act"),
 )
+
+#: Patch and image size at the end of a tower's name; without the latter it is 224.
+_TOWER_NAME = re.compile(r"patch(\d+)(?:-(\d+))?$")
 
 #: Settings that a release must have for the library's modules to compute the same.
 SETTINGS = {
@@ -108,31 +112,41 @@ def text_of(
     }
 
 
-def tower_of(shapes: Mapping[str, Shape], prefix: str, kind: str) -> dict[str, int]:
+def tower_of(
+    shapes: Mapping[str, Shape], prefix: str, kind: str, name: str | None
+) -> dict[str, int]:
     """Return the sizes of a vision tower, read off its tensors; a class token has a position of its own.
 
     Args:
         shapes: of all tensors.
         prefix: before the tower's names.
         kind: what an error line calls the release.
+        name: of the tower in config.json. It alone tells an image size that patches do not divide, as SigLIP's 384.
 
     Raises:
-        UserError: a tensor is missing.
+        UserError: a tensor is missing, or the tower is not the one of that name.
     """
     patches = f"{prefix}embeddings.patch_embedding.weight"
     places = f"{prefix}embeddings.position_embedding.weight"
     widened = f"{prefix}encoder.layers.0.mlp.fc1.weight"
     require_tensors(shapes, [patches, places, widened], kind)
     width, _, patch, _ = shapes[patches]
+    grid = isqrt(shapes[places][0])
+    image = grid * patch
+    named = _TOWER_NAME.search(str(name))
+    if named is not None:
+        image = int(named[2] or 224)
+        if (int(named[1]), image // patch) != (patch, grid):
+            raise UserError(
+                f"the vision tower has {grid} x {grid} patches of {patch} x {patch} pixels; valid: {name}"
+            )
     layers = f"{prefix}encoder.layers."
-    numbers = {
-        name.removeprefix(layers).split(".")[0] for name in shapes if name.startswith(layers)
-    }
+    numbers = {key.removeprefix(layers).split(".")[0] for key in shapes if key.startswith(layers)}
     return {
         "hidden_size": width,
         "intermediate_size": shapes[widened][0],
         "num_hidden_layers": len(numbers),
-        "image_size": isqrt(shapes[places][0]) * patch,
+        "image_size": image,
         "patch_size": patch,
     }
 

@@ -63,10 +63,9 @@ def configuration(
     config = release.config
     pooling = {"mm_newline_position": newline, "mm_spatial_pool_stride": 2}
     require_settings(config, {**pooling, **SETTINGS, "mm_patch_merge_type": "spatial_unpad"})
-    if "image_grid_pinpoints" not in config:
-        raise UserError(
-            f"this is not a release of {kind}: config.json has no 'image_grid_pinpoints'"
-        )
+    for key in ("image_grid_pinpoints", "rope_theta"):
+        if key not in config:
+            raise UserError(f"this is not a release of {kind}: config.json has no {key!r}")
     pinpoints = config["image_grid_pinpoints"]
     if not isinstance(pinpoints, list):
         raise UserError(
@@ -78,7 +77,7 @@ def configuration(
         text_config=text,
         vision_config={
             "model_type": "siglip_vision_model",
-            **tower_of(release.shapes, INSIDE, kind),
+            **tower_of(release.shapes, INSIDE, kind, config.get("mm_vision_tower")),
             "num_attention_heads": _TOWER_HEADS,
             "vision_use_head": False,
         },
