@@ -14,21 +14,16 @@ from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
 import espalier
-from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.checkpoint_names import model_choice
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.facts import StackFacts
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.models.adapter import load_adapter
-from espalier.harness.models.build_adapter import build_skeleton
 from espalier.harness.models.chat_templates import render_chat
-from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.tools.convert import convert_llava as conversion
-from espalier.harness.tools.convert.llava_release import INSIDE
 from espalier.harness.tools.convert.shards import Lengthened
 from tests.convert.tokenizers import piece_model, token
 from tests.families.llava import PINPOINTS
@@ -354,64 +349,3 @@ def test_a_release_is_refused_with_the_command(
     with pytest.raises(UserError, match="LlavaLlamaForCausalLM") as refused:
         check_model(replace(SPECS[version], path=folder, weights="trained"), True, Digests())
     assert command in str(refused.value)
-
-
-# ---------------------------------------------------------------------- the config files
-
-#: What the published config.json of both versions and sizes states.
-COMMON = {
-    "architectures": ["LlavaLlamaForCausalLM"],
-    "model_type": "llava",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_act": "silu",
-    "max_position_embeddings": 4096,
-    "mm_projector_type": "mlp2x_gelu",
-    "mm_resampler_type": None,
-    "mm_use_im_patch_token": False,
-    "mm_use_im_start_end": False,
-    "mm_vision_select_feature": "patch",
-    "mm_vision_select_layer": -2,
-    "mm_vision_tower": "openai/clip-vit-large-patch14-336",
-    "pad_token_id": 0,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
-    "tie_word_embeddings": False,
-    "vocab_size": 32000,
-}
-SIZES = {
-    "7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32},
-    "13b": {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40},
-}
-VIEWS = {
-    "llava15": {"image_aspect_ratio": "pad"},
-    "llava_next": {
-        "image_aspect_ratio": "anyres",
-        "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
-        "mm_patch_merge_type": "spatial_unpad",
-        "rope_theta": 10000.0,
-    },
-}
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("version", VIEWS)
-def test_a_published_config_is_the_architecture_of_the_config_file(version: str, size: str) -> None:
-    heads = SIZES[size]["hidden_size"] // 128
-    stated = {"num_attention_heads": heads, "num_key_value_heads": heads}
-    command = read_command([f"model={version}_{size}"])
-    assert command is not None
-    spec = build_spec(command.cells[0]).model
-    tokenizer = byte_tokenizer()
-    expected = ADAPTERS.load(spec.adapter).configuration(spec, tokenizer)
-    skeleton = build_skeleton(ADAPTERS.load(spec.adapter).model_class, expected, spec)
-    shapes = {released(name): tuple(value.shape) for name, value in skeleton.state_dict().items()}
-    shapes["model.embed_tokens.weight"] = (32000, SIZES[size]["hidden_size"])
-    release = {**COMMON, **SIZES[size], **stated, **VIEWS[version]}
-    config = conversion.configuration(release, shapes, INSIDE, tokenizer)
-    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    assert config.text_config.to_dict() | ids == expected.text_config.to_dict() | ids
-    unread = {"projection_dim": None}  # of CLIP's heads, which the tower lacks
-    assert config.vision_config.to_dict() | unread == expected.vision_config.to_dict() | unread
-    keys = ("vision_feature_layer", "vision_feature_select_strategy", "image_grid_pinpoints")
-    assert all(getattr(config, key, None) == getattr(expected, key, None) for key in keys)

@@ -10,18 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import espalier
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.facts import StackFacts
 from espalier.harness.errors import UserError
-from espalier.harness.models.build_adapter import build_skeleton
 from espalier.harness.models.chat_templates import render_chat
-from espalier.harness.models.families import ADAPTERS
-from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.tools.convert import convert_llava_onevision, convert_llava_video
-from espalier.harness.tools.convert.checkpoint_writer import Release
-from espalier.harness.tools.convert.llava_release import padded_rows
-from espalier.harness.tools.convert.lmms_release import configuration
 from tests.families.onevision import ONEVISION, PINPOINTS, VIDEO, video, watch
 from tests.tiny import load_tiny, picture, save_tiny
 
@@ -219,56 +211,3 @@ def test_an_unconverted_release_is_refused_with_the_command(releases, kind):
     folder, _ = releases[kind]
     with pytest.raises(UserError, match=f"llava_qwen.*python -m espalier convert {kind} {folder}"):
         load_tiny(SPECS[kind], folder)
-
-
-#: What the published config.json of LLaVA-OneVision 7B states.
-PUBLISHED = {
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
-    "hidden_act": "silu",
-    "hidden_size": 3584,
-    "image_aspect_ratio": "anyres_max_9",
-    "image_grid_pinpoints": [
-        [384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)
-    ],
-    "intermediate_size": 18944,
-    "max_position_embeddings": 32768,
-    "mm_newline_position": "one_token",
-    "mm_patch_merge_type": "spatial_unpad",
-    "mm_projector_type": "mlp2x_gelu",
-    "mm_resampler_type": None,
-    "mm_spatial_pool_mode": "bilinear",
-    "mm_use_im_patch_token": False,
-    "mm_use_im_start_end": False,
-    "mm_vision_select_feature": "patch",
-    "mm_vision_select_layer": -2,
-    "mm_vision_tower": "google/siglip-so400m-patch14-384",
-    "num_attention_heads": 28,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": None,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "vocab_size": 152064,
-}
-
-
-def test_a_published_config_is_the_architecture_of_the_config_file(tmp_path):
-    spec = build_spec(read_command(["model=llava_ov_7b"]).cells[0]).model
-    adapter, tokenizer = ADAPTERS.load(spec.adapter), byte_tokenizer()
-    expected = adapter.configuration(spec, tokenizer)
-    skeleton = build_skeleton(adapter.model_class, expected, spec)
-    shapes = {released(name): tuple(value.shape) for name, value in skeleton.state_dict().items()}
-    shapes["model.embed_tokens.weight"] = (152064, 3584)
-    release = Release(tmp_path, PUBLISHED, (), shapes)
-    config = configuration(
-        type(expected), release, "LLaVA-OneVision", tokenizer, newline="one_token"
-    )
-    rows = {"vocab_size": padded_rows(config.text_config.vocab_size)}
-    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    assert {**config.text_config.to_dict(), **rows, **ids} == expected.text_config.to_dict() | ids
-    assert config.vision_config.to_dict() == expected.vision_config.to_dict()
-    for key in ("vision_feature_layer", "vision_aspect_ratio", "image_grid_pinpoints"):
-        assert getattr(config, key) == getattr(expected, key)
