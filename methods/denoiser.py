@@ -24,6 +24,9 @@ class DenoisingReducer(TokenReducer):
     #: Whether it also acts on a cached prompt.
     merges_entries: ClassVar[bool] = False
 
+    #: First sites at which the first step keeps every token; at the others it has the budget of later steps.
+    later_sites: ClassVar[int] = 0
+
     @property
     def takes_newlines(self) -> bool:
         """Whether newlines and separators of pictures are visual tokens, as with engine.separators=candidates."""

@@ -46,6 +46,9 @@ SIGNALS: Mapping[str, str] = {
     "token's row, or the mean over rows where the tower has none, fp32; at `tower` sites",
     "decider_attention": "(B, N) attention that the answer's tokens unveiled in the step before pay each visual token "
     "in the layer named, or in a `block` site's own, mean over heads, sum over those tokens, fp32; in denoising steps",
+    "masked_attention": "(B, N) attention that the answer's tokens that the first denoising step left masked paid each "
+    "visual token in that step, mean over those tokens, layers and heads, fp32; 0 in the first step",
+    "first_kept": "(B, N) 1 for each visual token that the first denoising step kept, fp32; 0 in the first step",
     "layer_normed": "(B, N, D) visual tokens as they enter the site's layer, after that layer's input norm; at `block` "
     "sites",
     "visual_keys": "(B, H_kv, N, Dh) keys of the visual tokens, rotary positions applied",

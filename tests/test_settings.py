@@ -200,14 +200,15 @@ KINDS: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
 OF_KIND = {
     "COUNT": "max_new_tokens max_length num_beams num_beam_groups num_return_sequences steps block_length",
     "COUNT_OR_NONE": (
-        "min_new_tokens min_length top_k no_repeat_ngram_size encoder_no_repeat_ngram_size prompt_interval"
+        "min_new_tokens min_length top_k no_repeat_ngram_size encoder_no_repeat_ngram_size prompt_interval "
+        "generation_interval"
     ),
     "FLAG": "do_sample use_cache renormalize_logits remove_invalid_values prefix_cache block_cache",
     "TEXTS": "until stop_strings stop_words",
     "NUMBER": "length_penalty guidance_scale",
     "POSITIVE": "max_time repetition_penalty encoder_repetition_penalty shift",
     "FROM_ZERO": "temperature diversity_penalty",
-    "SHARE": "top_p top_h typical_p step_ratio threshold",
+    "SHARE": "top_p top_h typical_p step_ratio threshold transfer_ratio",
     "SHARE_FROM_ZERO": "min_p",
     "BELOW_ONE": "epsilon_cutoff eta_cutoff",
     "SCHEDULE": "schedule",

@@ -75,6 +75,7 @@ class Budget:
             share that it removes of a picture of nominal size.
         count: equivalent tokens of every sample, all of a sample that has fewer; None: the ratio applies.
         down: whether a share of tokens after the sites is rounded down instead, to at least one.
+        whole_sites: first sites that keep every token.
 
     Raises:
         BudgetError: unknown rule, a ratio that is not a number in [0, 1], or a count that is no integer above 0.
@@ -84,6 +85,7 @@ class Budget:
     ratio: float
     count: int | None = None
     down: bool = False
+    whole_sites: int = 0
 
     def __post_init__(self) -> None:
         """Reject values that no method can reach."""
@@ -139,12 +141,14 @@ class Budget:
             raise _out_of_range(self.ratio)
         if not frame.starts or not self.acts or self.target(n_visual) == n_visual:
             return (n_visual,) * len(frame.starts)
+        whole = (n_visual,) * self.whole_sites
         if self.down:
-            return (max(1, int(n_visual * (1 - self.ratio))),) * len(frame.starts)
+            count = max(1, int(n_visual * (1 - self.ratio)))
+            return whole + (count,) * (len(frame.starts) - len(whole))
         schedule = _schedule(self.rule, self.target(n_visual), frame, reducer.fractions)
         if schedule is None:
             raise BudgetError(self._unreachable(reducer, frame))
-        return schedule
+        return whole + schedule[len(whole) :]
 
     def draft_keep(self, n_visual: int) -> int:
         """Return how many of `n_visual` tokens a draft sees: the count, or the share (1 - ratio), rounded half up.

@@ -151,7 +151,7 @@ def text_flops(
 
 
 def cached_prompt_flops(
-    facts: ModelFacts, entries: Sequence[int], n_text: int, queries: int
+    facts: ModelFacts, entries: Sequence[int], n_text: int, queries: int, part: int = 0
 ) -> int:
     """Return the exact FLOPs of `queries` new tokens that attend to a cached prompt and to each other.
 
@@ -160,12 +160,17 @@ def cached_prompt_flops(
         entries: visual entries that each decoder layer attends to.
         n_text: other entries of the prompt.
         queries: tokens that run.
+        part: those of them that run in each layer but the first, where of the others only values are computed; 0:
+            all.
     """
-    stack = facts.text
-    return sum(
-        queries * (_linear(stack, first=layer == 0) + _pair(stack) * (visual + n_text + queries))
-        for layer, visual in enumerate(entries)
-    )
+    stack, total = facts.text, 0
+    values = 2 * stack.hidden * stack.kv_heads * stack.head_dim
+    for layer, visual in enumerate(entries):
+        running = part if part and layer else queries
+        pairs = _pair(stack) * (visual + n_text + queries)
+        total += running * (_linear(stack, first=layer == 0) + pairs)
+        total += (queries - running) * values
+    return total
 
 
 def head_flops(facts: ModelFacts, positions: int = 1) -> int:

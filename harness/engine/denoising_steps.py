@@ -6,6 +6,7 @@ A method may merge entries of the cached prompt in a step, in the layers after t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.attention_probe import AttentionTap, attention_rows
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.layout import Stage
+from espalier.harness.engine.partial_layers import LayerChanges
 from espalier.harness.engine.positions import closed_positions, rotate, unrotate
 from espalier.harness.engine.prefix_cache import (
     CachedPrompt,
@@ -31,7 +33,7 @@ from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.session_setup import SessionSetup
-from espalier.harness.engine.signals.deciders import DECIDERS
+from espalier.harness.engine.signals.deciders import DECIDERS, FIRST_KEPT, STEP
 from espalier.harness.engine.stored_sequence import StoredSequence, run_window
 from espalier.harness.engine.text.kv_cache import IndexedCache, MergedLayer
 from espalier.methods.base import Plan
@@ -224,6 +226,7 @@ class AnswerState:
         step: number of the next step.
         places: (B, M) positions that need logits; None: all.
         most_deciders: deciders of the row with the most of them; None: not known without reading the device.
+        first_kept: indices (n,) of the visual tokens that the first step kept, of each row; empty in that step.
     """
 
     ids: Tensor
@@ -231,6 +234,7 @@ class AnswerState:
     step: int
     places: Tensor | None = None
     most_deciders: int | None = None
+    first_kept: Sequence[Tensor] = ()
 
     def choose(self, states: Tensor) -> Tensor:
         """Return the states (B, M, D) of the positions that need logits, out of those of all (B, G, D)."""
@@ -276,17 +280,26 @@ class DenoisingSession(Session):
         samples: Sequence[str],
         budget: Budget,
         window: range,
+        recording: bool = False,
     ) -> StoredSequence:
-        """Run one step over the whole sequence as `denoise` does, and store it for steps of a window of places."""
-        cache = IndexedCache(len(self.adapter.decoder.layers), 0)
-        states, records, stages = self._whole(prompt, answer, samples, budget, cache)
-        return StoredSequence(cache, prompt.layout, stages, states, records, window)
+        """Run one step over the whole sequence as `denoise` does, and store it for steps of a window of places.
+
+        With `recording`, what layers add to the answer's states is stored too, for steps that run a part of a window.
+        """
+        layers = self.adapter.decoder.layers
+        cache, changes = IndexedCache(len(layers), 0), LayerChanges()
+        with changes.recorded(layers, answer.ids.shape[1]) if recording else nullcontext():
+            states, records, stages = self._whole(prompt, answer, samples, budget, cache)
+        return StoredSequence(cache, prompt.layout, stages, states, records, window, changes)
 
     @torch.inference_mode()
-    def denoise_window(self, stored: StoredSequence, answer: AnswerState) -> None:
-        """Run the window's places of an answer against a stored sequence, and update what is stored of them."""
+    def denoise_window(self, stored: StoredSequence, answer: AnswerState, part: int = 0) -> None:
+        """Run the window's places of an answer against a stored sequence, and update what is stored of them.
+
+        With `part`, only so many run in each layer but the first: those with the most changed values.
+        """
         ids = answer.ids[:, stored.window.start : stored.window.stop]
-        run_window(self.setup, stored, self.adapter.model.get_input_embeddings()(ids))
+        run_window(self.setup, stored, self.adapter.model.get_input_embeddings()(ids), part)
 
     @torch.inference_mode()
     def logits_of(self, stored: StoredSequence, answer: AnswerState) -> Tensor:
@@ -307,7 +320,12 @@ class DenoisingSession(Session):
         answer_embeddings = adapter.model.get_input_embeddings()(answer.ids)
         embeddings = torch.cat([prompt.arguments["inputs_embeds"], answer_embeddings], 1)
         layout = prompt.layout.extended_by(count)
-        inputs: Mapping[str, Any] = {**prompt.inputs, DECIDERS: answer.deciders}
+        inputs: Mapping[str, Any] = {
+            **prompt.inputs,
+            DECIDERS: answer.deciders,
+            STEP: answer.step,
+            FIRST_KEPT: answer.first_kept,
+        }
         # A denoising stack takes no other argument of the family than the embeddings.
         sequence = replace(
             prompt, inputs=inputs, layout=layout, arguments={"inputs_embeds": embeddings}

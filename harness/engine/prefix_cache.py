@@ -20,6 +20,7 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.layout import Layout, Stage
 from espalier.harness.engine.masks import reference_mask
+from espalier.harness.engine.partial_layers import PartialLayer, run_parts
 from espalier.harness.engine.positions import closed_positions, rotary_tables
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
@@ -174,6 +175,7 @@ def run_answer(
     stages: Sequence[Stage],
     cache: Cache,
     embeddings: Tensor,
+    parts: Sequence[PartialLayer] = (),
 ) -> Tensor:
     """Run the answer's positions (B, G, D) against the prompt and one another; return their last states.
 
@@ -183,11 +185,13 @@ def run_answer(
         stages: tokens of the prompt alive in the layers of `cache`, first to last.
         cache: keys and values of the prompt; those of the positions are appended.
         embeddings: of the tokens at the positions.
+        parts: of the last layers, those that run a part of the positions.
 
     Cost: a layer's linear maps on G tokens, attention of G queries to the remaining entries and themselves.
     """
     hooks = _AnswerHooks(setup, cached_prompt.layout, stages)
-    with hooks.install():
+    # The parts take what the hooks make for all positions.
+    with hooks.install(), run_parts(setup.adapter.decoder.layers, parts):
         states: Tensor = setup.adapter.decoder(
             inputs_embeds=embeddings,
             position_ids=hooks.positions(stages[0], embeddings),

@@ -5,13 +5,15 @@ What is stored of the other tokens is of an earlier step, when other places were
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from espalier.harness.engine.layout import Layout, Stage
+from espalier.harness.engine.partial_layers import LayerChanges, PartialLayer
 from espalier.harness.engine.prefix_cache import CachedPrompt, run_answer
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session_setup import SessionSetup
@@ -29,6 +31,7 @@ class StoredSequence:
         states: (B, G, D) last states of the answer, each of the last step in which its place ran.
         records: of each row, for the run of the whole sequence.
         window: places that run in later steps.
+        changes: what layers added to the answer's states, if steps run a part of the window.
     """
 
     cache: IndexedCache
@@ -37,14 +40,19 @@ class StoredSequence:
     states: Tensor
     records: tuple[SampleRecord, ...]
     window: range
+    changes: LayerChanges = field(default_factory=LayerChanges)
 
 
-def run_window(setup: SessionSetup, stored: StoredSequence, embeddings: Tensor) -> None:
+def run_window(
+    setup: SessionSetup, stored: StoredSequence, embeddings: Tensor, part: int = 0
+) -> None:
     """Run the window's places (B, W, D), and write their keys, values and states over those stored.
+
+    With `part`, so many of the places run in each layer but the first, if the window is the whole answer.
 
     Cost: a layer's linear maps on W tokens, attention of W queries to all entries.
     """
-    window = stored.window
+    window, changes = stored.window, stored.changes
     # The answer's places are alive everywhere, so it does not matter which of their slots the mask is of.
     stages = tuple(
         replace(stage, valid=stage.valid[:, : -len(window)], rotary=None, mask=None)
@@ -54,7 +62,14 @@ def run_window(setup: SessionSetup, stored: StoredSequence, embeddings: Tensor) 
     before = CachedPrompt(stored.cache, layout, stages, stored.records)
     first = window.start - stored.states.shape[1]
     layers = [MergedLayer(partial(_written, layer, first)) for layer in stored.cache.indexed]
-    states = run_answer(setup, before, stages, Cache(layers=[*layers]), embeddings)
+    parts: list[PartialLayer] = []
+    if part:
+        pairs = zip(stored.cache.indexed[1:], changes.of_layer[1:], strict=True)
+        parts = [PartialLayer(layer, change, part) for layer, change in pairs]
+        layers[1:] = [MergedLayer(layer_part.written) for layer_part in parts]
+    recorded = changes.recorded(setup.adapter.decoder.layers, len(window))
+    with recorded if changes.of_layer and not part else nullcontext():
+        states = run_answer(setup, before, stages, Cache(layers=[*layers]), embeddings, parts)
     stored.states[:, window.start : window.stop] = states
 
 

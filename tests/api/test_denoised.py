@@ -32,6 +32,8 @@ def questions():
         ("fastv", [36, 36]),
         ("fastv_denoising", [144, 36]),
         ("visionzip", [36, 36]),
+        ("redvtp", [144, 36]),
+        ("fastv_first_step", [36, 36]),
     ],
 )
 def test_an_answer_tells_its_steps(model, questions, method, kept):

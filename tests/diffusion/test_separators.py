@@ -28,7 +28,9 @@ def answers(label, chats, ratio=0.6, separators="candidates", backend="drop", **
         )
 
 
-@pytest.mark.parametrize("label", ["fastv_denoising", "d3tom", "divprune"])
+@pytest.mark.parametrize(
+    "label", ["fastv_denoising", "d3tom", "divprune", "redvtp", "fastv_first_step"]
+)
 def test_dropping_equals_hiding_and_a_batch_its_rows(label) -> None:
     assert build_method(label, {}).takes_separators
     drop = answers(label, CHATS)

@@ -1,4 +1,4 @@
-"""FastV and PyramidDrop at denoising steps: where they act, whose attention ranks, and what a ratio means to them."""
+"""FastV, PyramidDrop and RedVTP at denoising steps: where they act, what ranks, and what a ratio means to them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import torch
 
 from espalier.methods.base import MethodError, Need, Site, View
 from espalier.methods.fastv_denoising import FastVDenoising
+from espalier.methods.fastv_first_step import FastVFirstStep
 from espalier.methods.pyramiddrop_denoising import PyramidDropDenoising
+from espalier.methods.redvtp import RedVTP
 
 
 @pytest.mark.parametrize(
@@ -50,12 +52,55 @@ def test_the_first_step_is_whole() -> None:
         (lambda: FastVDenoising(K=0), "method.params.K=0"),
         (lambda: FastVDenoising(queries="all"), "method.params.queries='all'"),
         (lambda: FastVDenoising(K=6).sites(6), "method.params.K=6 is out of range; valid: 1 to 5"),
+        (lambda: FastVFirstStep(K=0), "method.params.K=0"),
+        (lambda: FastVFirstStep(queries="deciders"), "method.params.queries='deciders'"),
+        (lambda: FastVFirstStep(K=6).sites(6), "method.params.K=6 is out of range; valid: 1 to 5"),
     ],
 )
 def test_what_fastv_cannot_do_is_one_line(build, line) -> None:
     with pytest.raises(MethodError) as told:
         build()
     assert line in str(told.value)
+
+
+def test_fastv_of_the_first_step_acts_in_half_of_the_depth_and_then_before_the_decoder() -> None:
+    method = FastVFirstStep(queries="mean")
+    prefix, layer = method.sites(32)
+    assert (prefix, layer) == (Site("prefix"), Site("layer", 16))
+    assert method.needs(prefix) == (Need("first_kept"),)
+    assert method.needs(layer) == (Need("mean_attention"),)
+    assert method.ratios(0.75, 3) == (0.75, 0.75, 0.75)
+    assert method.even
+    assert FastVFirstStep(K=3).sites(32)[1] == Site("layer", 3)
+
+
+def view_of(site: Site, signal: str, scores: list[float], step: int) -> View:
+    n = len(scores)
+    grid = torch.zeros(1, n, 4, dtype=torch.long)
+    return View(site, torch.zeros(1, n, 2), grid, {signal: torch.tensor([scores])}, step=step)
+
+
+def test_an_example_worked_out_for_the_first_step() -> None:
+    """Layer 1 keeps the two highest of four; the second step keeps the same before the decoder."""
+    method = FastVFirstStep(K=1)
+    first = method.answer(view_of(Site("layer", 1), "last_attention", [0.1, 0.4, 0.4, 0.2], 0), 2)
+    assert first.kept.tolist() == [[1, 2]]
+    kept = [0.0, 1.0, 1.0, 0.0]
+    assert method.answer(view_of(Site("prefix"), "first_kept", kept, 1), 2).kept.tolist() == [
+        [1, 2]
+    ]
+    whole = method.answer(view_of(Site("prefix"), "first_kept", [0.0] * 4, 0), 4)
+    assert whole.kept.tolist() == [[0, 1, 2, 3]]
+
+
+def test_an_example_worked_out_for_masked_tokens() -> None:
+    """Two masked tokens pay (0.1, 0.5, 0.2) and (0.3, 0.1, 0.2): the means are 0.2, 0.3, 0.2."""
+    means = torch.tensor([[0.1, 0.5, 0.2], [0.3, 0.1, 0.2]]).mean(0).tolist()
+    view = view_of(Site("prefix"), "masked_attention", means, 1)
+    assert RedVTP().answer(view, 1).kept.tolist() == [[1]]
+    assert RedVTP().ratios(0.75, 3) == (0.0, 0.75, 0.75)
+    assert RedVTP().rounds_down
+    assert RedVTP().takes_newlines
 
 
 @pytest.mark.parametrize(

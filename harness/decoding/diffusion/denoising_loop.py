@@ -46,6 +46,7 @@ class DenoisedSteps:
         marks: seconds before the first step and after each.
         logits: (B, G, V) of each step, if requested.
         windows: of each step, the places that ran against a stored sequence, if steps do; 0: the whole sequence ran.
+        parts: of each step, those of them that ran in each layer but the first; 0: all.
     """
 
     progress: AnswerProgress
@@ -55,14 +56,21 @@ class DenoisedSteps:
     marks: list[float] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
     windows: list[int] = field(default_factory=list)
+    parts: list[int] = field(default_factory=list)
+
+    @property
+    def first_kept(self) -> list[Tensor]:
+        """Of each row, the visual tokens that the first step kept; empty before that step."""
+        records = self.steps[0] if self.steps else ()
+        return [record.origin for record in records if record.origin is not None]
 
     def of_row(self, row: int) -> StepCounts:
         """Return the steps of one row, up to the one that completes it."""
         scored = [step[row] for step in self.scored if step[row]]
         reveals = [step[row] for step in self.reveals[: len(scored)]]
         records = tuple(step[row] for step in self.steps[: len(scored)])
-        windows = tuple(self.windows[: len(scored)])
-        return StepCounts(records, tuple(reveals), tuple(scored), windows)
+        windows, parts = (tuple(x[: len(scored)]) for x in (self.windows, self.parts))
+        return StepCounts(records, tuple(reveals), tuple(scored), windows, parts)
 
 
 class DenoisingGenerator:
@@ -172,15 +180,21 @@ class DenoisingGenerator:
             step, places = len(denoised.steps), state.places()
             needed = None if keep_logits else places
             n_deciders = max(denoised.reveals[-1]) if denoised.reveals else None
-            answer = AnswerState(state.ids, state.deciders, step, needed, n_deciders)
+            first_kept = denoised.first_kept
+            answer = AnswerState(state.ids, state.deciders, step, needed, n_deciders, first_kept)
             if settings.stores_sequence:
                 window = settings.window(state.block)
+                part = settings.part if settings.is_partial(step) else 0
                 if stored is None or settings.is_whole(step, stored.window != window):
-                    stored = session.store(prompt, answer, samples, budgets[step], window)
+                    recording = settings.generation_interval is not None
+                    stored = session.store(
+                        prompt, answer, samples, budgets[step], window, recording
+                    )
                     denoised.windows.append(0)
                 else:
-                    session.denoise_window(stored, answer)
+                    session.denoise_window(stored, answer, part)
                     denoised.windows.append(len(window))
+                denoised.parts.append(part)
                 logits, records = session.logits_of(stored, answer), stored.records
             elif cached is None:
                 logits, records = session.denoise(prompt, answer, samples, budgets[step])

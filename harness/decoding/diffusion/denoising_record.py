@@ -30,6 +30,7 @@ class DenoisingRecord:
         planned: steps for which budgets were made; an answer may be complete before the last. 0: those that ran.
         blocks: of the answer.
         windows: places that ran at each step against stored keys and values; 0: the whole sequence. Empty: all whole.
+        parts: those of them that ran in each layer but the first; 0: all. Empty: all at each step.
     """
 
     length: int
@@ -42,6 +43,7 @@ class DenoisingRecord:
     planned: int = 0
     blocks: int = 1
     windows: tuple[int, ...] = ()
+    parts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Complete what older records do not have."""
@@ -68,6 +70,7 @@ class DenoisingRecord:
             "planned": self.planned,
             "blocks": self.blocks,
             **({"windows": list(self.windows)} if self.windows else {}),
+            **({"parts": list(self.parts)} if any(self.parts) else {}),
         }
 
     @classmethod
@@ -84,6 +87,7 @@ class DenoisingRecord:
             int(entry.get("planned", 0)),
             int(entry.get("blocks", 1)),
             tuple(map(int, entry.get("windows", ()))),
+            tuple(map(int, entry.get("parts", ()))),
         )
 
 
@@ -96,12 +100,14 @@ class StepCounts:
         reveals: places that got their word.
         scored: places that had candidates.
         windows: places that ran against a stored sequence, 0 for a whole one; empty: every step is whole.
+        parts: those of them that ran in each layer but the first, 0 for all.
     """
 
     records: tuple[SampleRecord, ...]
     reveals: tuple[int, ...]
     scored: tuple[int, ...]
     windows: tuple[int, ...] = ()
+    parts: tuple[int, ...] = ()
 
 
 def record_of(
@@ -141,6 +147,7 @@ def record_of(
         settings.steps,
         settings.blocks,
         counts.windows,
+        counts.parts,
     )
     times = {
         "vision": vision_ms,

@@ -62,7 +62,10 @@ class Denoising:
         block_cache: whether the whole sequence runs only when a block starts, and then the block's places against its
             keys and values (the dual cache of Fast-dLLM).
         prompt_interval: steps from one run of the whole sequence to the next, between which the answer's places run
-            against its keys and values (dLLM-Cache, which refreshes a generation at each step); None: every step.
+            against its keys and values (dLLM-Cache); None: every step.
+        generation_interval: steps from one run of all the answer's places to the next, between which only those with
+            the most changed values run (dLLM-Cache); None: every step.
+        transfer_ratio: share of the answer's places that run in between, rounded down.
     """
 
     length: int
@@ -80,6 +83,8 @@ class Denoising:
     threshold: float | None = None
     block_cache: bool = False
     prompt_interval: int | None = None
+    generation_interval: int | None = None
+    transfer_ratio: float = 0.25
 
     @classmethod
     def of(cls, generation: Mapping[str, Any], facts: DiffusionFacts) -> Denoising:
@@ -121,6 +126,8 @@ class Denoising:
             settings.get("threshold"),
             bool(settings.get("block_cache", False)),
             settings.get("prompt_interval") or None,
+            settings.get("generation_interval") or None,
+            float(settings.get("transfer_ratio", 0.25)),
         )
         denoising._check(settings)
         return denoising
@@ -130,6 +137,8 @@ class Denoising:
         idle = {
             "shift": (self.schedule == "shift", "schedule=shift"),
             "stop_words": (self.stop == "freeze", "stop=freeze"),
+            "generation_interval": (self.prompt_interval is not None, "a prompt_interval"),
+            "transfer_ratio": (self.generation_interval is not None, "a generation_interval"),
             **dict.fromkeys(_SAMPLING, (self.temperature > 0, "a temperature above 0")),
         }
         for name, (used, remedy) in idle.items():
@@ -144,6 +153,7 @@ class Denoising:
                 f"generation.{caches[1]}={settings[caches[1]]!r} with generation.{caches[0]}={settings[caches[0]]!r}, "
                 f"which caches the prompt too; valid: one of {', '.join(_CACHES)}"
             )
+        self._check_generation_interval()
         if self.threshold is not None:
             for name in _SCHEDULED:
                 if name in settings:
@@ -156,6 +166,27 @@ class Denoising:
                     f"generation.remasking={self.remasking!r} with generation.threshold={self.threshold:g}, which is "
                     f"a probability; valid: {REMASKING[0]}"
                 )
+
+    def _check_generation_interval(self) -> None:
+        """Refuse whole sequences between two runs of the answer's places, and a share of no place."""
+        if self.generation_interval is None or self.prompt_interval is None:
+            return
+        if self.prompt_interval % self.generation_interval:
+            raise UserError(
+                f"generation.generation_interval={self.generation_interval} does not divide "
+                f"generation.prompt_interval={self.prompt_interval}: a whole sequence runs every place of the answer; "
+                "valid: a divisor"
+            )
+        if not self.part:
+            raise UserError(
+                f"generation.transfer_ratio={self.transfer_ratio:g} leaves none of {self.length} places to run; valid: "
+                f"{1 / self.length:g} to 1"
+            )
+
+    @property
+    def part(self) -> int:
+        """Places that run in each layer but the first between two runs of the whole answer."""
+        return int(self.length * self.transfer_ratio)
 
     @property
     def stores_sequence(self) -> bool:
@@ -173,6 +204,15 @@ class Denoising:
         if self.block_cache:
             return next_block
         return self.prompt_interval is None or step % self.prompt_interval == 0
+
+    def is_partial(self, step: int) -> bool:
+        """Return whether only the places with the most changed values run in a step between whole sequences."""
+        return self.generation_interval is not None and step % self.generation_interval > 0
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Places that run in each layer but the first at each step of the whole answer; 0: all of the window."""
+        return tuple(self.part if self.is_partial(step) else 0 for step in range(len(self.windows)))
 
     @property
     def windows(self) -> tuple[int, ...]:

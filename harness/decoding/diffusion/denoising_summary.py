@@ -163,13 +163,14 @@ def run_flops(method: TokenReducer, facts: ModelFacts, record: SampleRecord) -> 
     work, full = Work(*record.work), (record.visual,) * facts.text.layers
     head = sum(head_flops(facts, scored) for scored in denoising.scored)
     windows = denoising.windows or (0,) * steps
+    few = denoising.parts or (0,) * steps
 
     def decoded(entering: Sequence[tuple[int, ...]]) -> int:
         return sum(
-            cached_prompt_flops(facts, counts, text - window, window)
+            cached_prompt_flops(facts, counts, text - window, window, part)
             if window
             else text_flops(facts, counts, text)
-            for counts, window in zip(entering, windows, strict=True)
+            for counts, window, part in zip(entering, windows, few, strict=True)
         )
 
     decoder = decoded(entering) - halves
@@ -177,9 +178,10 @@ def run_flops(method: TokenReducer, facts: ModelFacts, record: SampleRecord) -> 
 
     def printed(entering: Sequence[tuple[int, ...]]) -> dict[str, float]:
         passes = []
-        for counts, window in zip(entering, windows, strict=True):
+        for counts, window, part in zip(entering, windows, few, strict=True):
             keys = [visual + text for visual in counts]
-            passes.append(counts_of(facts.text, [window] * len(keys) if window else keys, keys))
+            queries = [window, *[part or window] * (len(keys) - 1)] if window else keys
+            passes.append(counts_of(facts.text, queries, keys))
         return {name: sum(count[name] for count in passes) for name in PAPERS}
 
     paper = printed(entering)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from espalier.harness.cost.budget import Budget, BudgetError
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.schedule import shortened_layer
@@ -40,16 +42,20 @@ def step_budgets(
     sites = method.all_sites(facts.tower.layers, facts.text.layers)
     if not sites or _checked_ratios(method, "ratios", 0.0, steps) is None:
         return (budget,) * steps
+    denoiser = as_denoiser(method)
+    later_sites = 0 if denoiser is None else denoiser.later_sites
     if budget.count is not None:
-        return (Budget("kept", 0), *(_even_budget(method, budget),) * (steps - 1))
+        even = _even_budget(method, budget)
+        first = replace(even, whole_sites=later_sites) if later_sites else Budget("kept", 0)
+        return (first, *(even,) * (steps - 1))
     base = base_ratio(method, budget, facts)
     call, further = "ratios", tuple[int, ...]()
-    if as_denoiser(method) is not None:
+    if denoiser is not None:
         call, further = ("cached_ratios", ()) if cached else ("block_ratios", (blocks,))
     ratios = _checked_ratios(method, call, base, steps, *further)
-    denoiser = as_denoiser(method)
     down = denoiser is not None and denoiser.rounds_down
-    return tuple(Budget("kept", min(ratio, _NEARLY_ALL), down=down) for ratio in ratios or ())
+    first, *others = (Budget("kept", min(ratio, _NEARLY_ALL), down=down) for ratio in ratios or ())
+    return (replace(first, whole_sites=later_sites), *others)
 
 
 def _checked_ratios(

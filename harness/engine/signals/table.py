@@ -53,6 +53,8 @@ PRODUCERS.add(
 )
 PRODUCERS.add("page_rank", "espalier.harness.engine.signals.decoder_attention:PageRank")
 PRODUCERS.add("decider_attention", "espalier.harness.engine.signals.deciders:DeciderAttention")
+PRODUCERS.add("masked_attention", "espalier.harness.engine.signals.deciders:MaskedAttention")
+PRODUCERS.add("first_kept", "espalier.harness.engine.signals.deciders:FirstKept")
 PRODUCERS.add("layer_normed", "espalier.harness.engine.signals.deciders:LayerNormed")
 PRODUCERS.add("text_attention", "espalier.harness.engine.signals.decoder_attention:TextAttention")
 PRODUCERS.add("text_rollout", "espalier.harness.engine.signals.decoder_attention:TextRollout")

@@ -107,6 +107,8 @@ VALUES: Mapping[str, Valid] = {
     "prefix_cache": FLAG,
     "block_cache": FLAG,
     "prompt_interval": COUNT_OR_NONE,
+    "generation_interval": COUNT_OR_NONE,
+    "transfer_ratio": SHARE,
     "thinking": THINKING,
 }
 

@@ -217,10 +217,10 @@ def _denoising_work(spec: RunSpec, method: Method, text: int) -> tuple[int, int]
     budgets = step_budgets(reducer, spec.budget, facts, settings.steps, blocks=settings.blocks)
     steps = (frame.entering(budget.keep(reducer, facts, visual, places)) for budget in budgets)
     total = sum(
-        cached_prompt_flops(facts, entering, places - window, window)
+        cached_prompt_flops(facts, entering, places - window, window, part)
         if window
         else text_flops(facts, entering, places)
-        for entering, window in zip(steps, settings.windows, strict=True)
+        for entering, window, part in zip(steps, settings.windows, settings.parts, strict=True)
     )
     return total + head, settings.steps
 
