@@ -88,14 +88,12 @@ class MaskedAttention(AnswerSignal):
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """Drop the former answer's values before a first step, and average before the second one."""
         self._is_first, self._count = inputs.get(STEP) == 0, answer_length(inputs)
-        if self._is_first:
+        if not inputs.get(STEP):
             self._rows = self._captured = None
-        elif self._rows is None:
-            raise MethodError("signal 'masked_attention' is available after a first denoising step")
-        elif self._captured is None:
+        elif self._rows is not None and self._captured is None:
             masked = ~inputs[DECIDERS].to(self._rows.device).unsqueeze(1)
-            layers = len(self.context.parts.decoder.layers)
             shares = masked / masked.sum(2, keepdim=True).clamp(min=1)
+            layers = len(self.context.parts.decoder.layers)
             self._captured = (self._rows * shares).sum(2) / layers
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
@@ -120,7 +118,8 @@ class MaskedAttention(AnswerSignal):
 
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n)."""
-        assert self._rows is not None  # since `enter`
+        if self._rows is None:
+            raise MethodError("signal 'masked_attention' is available after a first denoising step")
         return request.select(self._rows[..., 0] if self._is_first else self.captured)
 
 
