@@ -63,7 +63,7 @@ class PartialLayer:
         #: (B, count) places that run, ascending, once the layer is reached.
         self.places: Tensor
 
-    def enter(self, layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
+    def enter(self, layer: Any, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
         """Choose among the states (B, G, D) that enter the layer; return its arguments for those that run."""
         self._states = args[0]
         values: Tensor = layer.self_attn.v_proj(layer.input_layernorm(args[0]))

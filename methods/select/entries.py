@@ -133,10 +133,10 @@ def merged_entries(entries: Entries, targets: Targets) -> tuple[Tensor, Tensor]:
     # Maxima over rows are found faster than over columns; of equals the first wins.
     slot = (units.index_select(0, onto) @ units.index_select(0, leaving).T).max(0).indices
     # The group of each target, one after another: itself, then those that merge into it.
-    slots = torch.cat([torch.arange(len(onto), device=onto.device), slot])
-    members = torch.cat([onto, leaving])[slots.argsort(stable=True)]
-    sizes = torch.zeros_like(onto).scatter_add(0, slots, torch.ones_like(slots))
-    starts = sizes.cumsum(0) - sizes
+    targets_in_order = torch.arange(len(onto), device=onto.device)
+    slots, order = torch.cat([targets_in_order, slot]).sort(stable=True)
+    members = torch.cat([onto, leaving])[order]
+    starts = torch.searchsorted(slots, targets_in_order)
     merged = []
     for store in (prompt.keys, prompt.values):
         shape = -1, *store.rows.shape[1:]
