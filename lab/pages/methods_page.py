@@ -77,8 +77,8 @@ families.
 DENOISERS = """\
 ## Denoisers
 
-These methods are for diffusion language models (`model.facts.diffusion`) and choose visual tokens again at each step. A
-site inside a layer (`block`) is between its attention, which still sees all tokens, and its MLP. The ratio is the mean
+These methods are for diffusion language models (`model.facts.diffusion`) and choose visual tokens again at each step;
+`redvtp` and `fastv_first_step` choose once, in the first. A site inside a layer (`block`) is between its attention, which still sees all tokens, and its MLP. The ratio is the mean
 over all steps except the first, which is not pruned; for `pyramiddrop_denoising` it sets the shares of the stages at
 every step. Methods of the first table that act after the projector also work on these models, at every step including
 the first ([details](diffusion.md)).
