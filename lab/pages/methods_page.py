@@ -78,10 +78,10 @@ DENOISERS = """\
 ## Denoisers
 
 These methods are for diffusion language models (`model.facts.diffusion`) and choose visual tokens again at each step;
-`redvtp` and `fastv_first_step` choose once, in the first. A site inside a layer (`block`) is between its attention, which still sees all tokens, and its MLP. The ratio is the mean
-over all steps except the first, which is not pruned; for `pyramiddrop_denoising` it sets the shares of the stages at
-every step. Methods of the first table that act after the projector also work on these models, at every step including
-the first ([details](diffusion.md)).
+`redvtp` and `fastv_first_step` choose once, in the first. A site inside a layer (`block`) is between its attention,
+which still sees all tokens, and its MLP. The ratio is the mean over all steps except the first, which is not pruned;
+for `pyramiddrop_denoising` it sets the shares of the stages at every step. Methods of the first table that act after
+the projector also work on these models, at every step including the first ([details](diffusion.md)).
 
 `tests/methods/test_d3tom.py` compares selection and merging with the equations, token by token; `test_denoising.py`
 tests the meaning of the ratio. `tests/diffusion` compares the engine's steps with a double-precision reference, and
