@@ -20,8 +20,8 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.evaluation.evaluate import open_benchmark
 from espalier.harness.runs.admission import admit
 from espalier.harness.runs.model_pool import Pool
-from espalier.harness.runs.row_job import job_of_row
 from espalier.harness.runs.sample_pictures import draw_samples
+from espalier.harness.runs.stored_pictures import job_of_row
 from espalier.harness.seedling.scene_benchmarks import sample_scene
 from espalier.harness.store import Store
 from espalier.harness.store.files.digests import Digests
