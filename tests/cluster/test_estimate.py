@@ -132,7 +132,8 @@ def hours_of(lines: list[str]) -> list[str]:
 @pytest.mark.slow
 def test_hours_never_stand_without_decoding() -> None:
     unstated = ("-m", "model=llava15_7b", "method=none,fastv", "benchmark=mmmu", "ratio=0.5")
-    _, lines = planned(*unstated)
+    cells, lines = planned(*unstated)
+    assert [cell.cost and cell.cost.answer_tokens for cell in cells] == [Span(0, 0)] * 2
     assert len(hours_of(lines)) == 1 + len(gpu_kinds())
     assert all("GPU-hours (decoding not counted)" in line for line in hours_of(lines))
     named = (

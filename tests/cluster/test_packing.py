@@ -114,7 +114,12 @@ def test_without_a_word_the_weights_decide() -> None:
     spec = build_spec(config).model
     assert gpus_for(spec.facts, spec.dtype, 80 * 2**30) == 3
     assert gpus_for(spec.facts, spec.dtype, 141 * 2**30) == 2
-    assert taken("model=llava15_7b").memory >= 2 * weight_bytes(spec.facts, "float16") / 12
+    (config,) = composed("model=llava15_7b").cells
+    spec = build_spec(config).model
+    resources = taken("model=llava15_7b")
+    # Loading may hold the weights twice, and libraries take some GiB.
+    memory = 4 * 2**30 + 2 * weight_bytes(spec.facts, spec.dtype)
+    assert (resources.cpus, resources.memory) == (4, memory)
 
 
 @pytest.mark.slow
