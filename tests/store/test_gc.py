@@ -14,6 +14,7 @@ from espalier.harness.cli.store import main
 from espalier.harness.store import Store
 from espalier.harness.store.parquet_export import write_tables
 from espalier.harness.store.store_index import entries
+from espalier.harness.store.upkeep import NAMED, format_counts
 from tests.store.test_upkeep import add, age, run_cli
 
 COMMIT = "88e34e31ee17"
@@ -103,6 +104,12 @@ def test_what_names_no_commit_of_the_store_moves_nothing(
     assert f"--keep-code={name!r} {reason}" in line
     assert f"{COMMIT} (1), {DIRTY} (1), {OTHER} (1), no commit (1)" in line
     assert keys(store) == sorted(ROWS)
+
+
+def test_only_some_of_many_commits_are_named() -> None:
+    counts = {f"c{number}": 1 for number in range(NAMED)}
+    assert format_counts(counts).endswith(f", c{NAMED - 1} (1)")
+    assert format_counts(counts | {"d": 1, "e": 1}).endswith(f", c{NAMED - 1} (1) and 2 more")
 
 
 def test_the_beginning_of_two_commits_is_refused(

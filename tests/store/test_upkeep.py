@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ from espalier.harness.store.answer_digest import digest_of
 from espalier.harness.store.files.lease import file_time
 from espalier.harness.store.parquet_tables import read_tables
 from espalier.harness.store.schema import upgraded
-from espalier.harness.store.store_index import entries
+from espalier.harness.store.store_index import (
+    UNFINISHED,
+    RunEntry,
+    entries,
+    select_runs,
+    table_cells,
+)
 
 DAY = 86_400.0
 
@@ -113,6 +120,21 @@ def test_ls_chooses(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, (line,) = run_cli(capsys, "ls", "--store", store / "nowhere")
     assert code == 2
     assert "is not a store" in line
+
+
+def test_ages_are_in_the_largest_unit_and_select_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    ages = {59: "59 s", 60: "1 min", 3599: "60 min", 3600: "1 h", DAY - 1: "24 h", DAY: "1 d"}
+    runs = [RunEntry(Path("aa"), UNFINISHED, {}, 1e9 - seconds) for seconds in (*ages, DAY + 0.5)]
+    assert [table_cells(run)[8] for run in runs] == [*ages.values(), "1 d"]
+    assert select_runs(runs, {}, None, 1.0) == runs[-2::-1]
+
+
+def test_ls_shows_a_label_after_the_method(store: Path) -> None:
+    row = add(store, "cc", [1])
+    Store(store).run("cc").commit(row | {"extra": row["extra"] | {"label": "K=3"}})
+    methods = {run.key: table_cells(run)[3] for run in entries(store)}
+    assert methods == {"aa": "fastv", "bb": "none", "cc": "fastv K=3"}
 
 
 def test_the_index_is_not_trusted_over_the_files(store: Path) -> None:
