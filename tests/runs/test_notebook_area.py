@@ -1,10 +1,11 @@
-"""Progress in a notebook: text that is replaced."""
+"""Progress in a notebook, text that is replaced, and the time column of progress lines."""
 
 from __future__ import annotations
 
+from rich.progress import Progress
 from rich.text import Text
 
-from espalier.harness.runs.progress_bar import CellProgress, NotebookArea
+from espalier.harness.runs.progress_bar import CellProgress, NotebookArea, TimeLeft
 from espalier.harness.runs.sweep_board import Board
 
 
@@ -29,3 +30,12 @@ def test_samples_are_counted_at_most_once_in_a_while() -> None:
     every.count()
     every.count()
     assert len(texts) == 4
+
+
+def test_a_line_shows_the_time_left_or_until_that_is_known_the_time_passed() -> None:
+    now, left = [0.0], [None, 30.0]
+    lines = Progress(get_time=lambda: now[0])
+    lines.add_task("title", left=lambda: left.pop(0))
+    now[0] = 65.0
+    texts = [str(TimeLeft().render(lines.tasks[0])) for _ in range(2)]
+    assert texts == ["1:05", "30 s left"]
