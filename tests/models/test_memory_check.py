@@ -255,6 +255,15 @@ def test_flash_attention_without_its_package_is_one_line(
         load_adapter(replace(spec, device="cpu"))
 
 
+@pytest.mark.parametrize("changes", [{"device": "cpu"}, {"dtype": "float32"}])
+def test_flash_attention_takes_a_gpu_and_half_precision(
+    tmp_path: Path, changes: dict[str, str]
+) -> None:
+    spec = replace(LARGE, attention="flash_attention_2", path=save_llava(tmp_path), **changes)
+    with pytest.raises(UserError, match="needs a GPU and half precision, not "):
+        check_model(spec, True, Digests())
+
+
 def test_a_map_without_cards_is_the_cpu(tmp_path: Path) -> None:
     """Support of half precision is checked on the device of the model."""
     spec = replace(LLAVA, weights="trained", path=save_llava(tmp_path), device_map="auto")
