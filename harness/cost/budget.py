@@ -141,14 +141,14 @@ class Budget:
             raise _out_of_range(self.ratio)
         if not frame.starts or not self.acts or self.target(n_visual) == n_visual:
             return (n_visual,) * len(frame.starts)
-        whole = (n_visual,) * self.whole_sites
+        unreduced = (n_visual,) * self.whole_sites
         if self.down:
             count = max(1, int(n_visual * (1 - self.ratio)))
-            return whole + (count,) * (len(frame.starts) - len(whole))
+            return unreduced + (count,) * (len(frame.starts) - len(unreduced))
         schedule = _schedule(self.rule, self.target(n_visual), frame, reducer.fractions)
         if schedule is None:
             raise BudgetError(self._unreachable(reducer, frame))
-        return whole + schedule[len(whole) :]
+        return unreduced + schedule[len(unreduced) :]
 
     def draft_keep(self, n_visual: int) -> int:
         """Return how many of `n_visual` tokens a draft sees: the count, or the share (1 - ratio), rounded half up.

@@ -79,8 +79,8 @@ class PartialLayer:
         mask = kwargs.get("attention_mask")
         if mask is not None and mask.dim() == 4:  # every place sees the same
             mask = mask[:, :, : self._count]
-        own = {"position_embeddings": tables, "attention_mask": mask, "position_ids": None}
-        return (take(args[0], self.places, -2), *args[1:]), {**kwargs, **own}
+        changed = {"position_embeddings": tables, "attention_mask": mask, "position_ids": None}
+        return (take(args[0], self.places, -2), *args[1:]), {**kwargs, **changed}
 
     def written(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values (B, H_kv, count, Dh) of the places that run; return those of all tokens."""

@@ -190,7 +190,7 @@ def score_entries(
     scores: Mapping[Key, Mapping[str, float]],
     units: Mapping[Key, Mapping[str, int]] | None = None,
     values: Mapping[Key, Mapping[str, Any]] | None = None,
-    own: Mapping[Key, Mapping[str, float]] | None = None,
+    sample_scores: Mapping[Key, Mapping[str, float]] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the journal entries of scores, written after scoring.
 
@@ -198,9 +198,9 @@ def score_entries(
         scores: contributions to each metric.
         units: the first document of a sample's unit, by metric, where that is not the sample itself.
         values: raw values of metrics that are not a mean over samples.
-        own: scores of single samples that differ from their contributions.
+        sample_scores: scores of single samples that differ from their contributions.
     """
-    units, values, own = units or {}, values or {}, own or {}
+    units, values, sample_scores = units or {}, values or {}, sample_scores or {}
     entries = []
     for key in dict.fromkeys([*scores, *values]):
         entry: dict[str, Any] = {
@@ -210,8 +210,8 @@ def score_entries(
         }
         if units.get(key):
             entry["units"] = dict(units[key])
-        if own.get(key):
-            entry["own"] = dict(own[key])
+        if sample_scores.get(key):
+            entry["own"] = dict(sample_scores[key])
         if values.get(key):
             entry["values"] = _shared(values[key])
         entries.append(entry)

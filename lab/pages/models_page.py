@@ -77,8 +77,8 @@ def families_table(models: Sequence[Mapping[str, Any]]) -> str:
 
 def _class_name(model_class: Any) -> str:
     """Return a class's name; a class of the project is marked."""
-    own = model_class.__module__.startswith("espalier.")
-    return f"`{model_class.__name__}`" + (" (here)" if own else "")
+    is_local = model_class.__module__.startswith("espalier.")
+    return f"`{model_class.__name__}`" + (" (here)" if is_local else "")
 
 
 def _media(family: str, adapter: Any) -> str:

@@ -51,8 +51,8 @@ def _from_pieces(folder: Path) -> Any:
     """Return the tokenizer of a sentencepiece model, after a comparison of ids on whole prompts."""
     try:
         config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        more = folder / "added_tokens.json"
-        further = json.loads(more.read_text(encoding="utf-8")) if more.is_file() else {}
+        added_path = folder / "added_tokens.json"
+        further = json.loads(added_path.read_text(encoding="utf-8")) if added_path.is_file() else {}
         added = _added(config, further)
         named = {role: _content(config[role]) for role in _NAMED}
     except FOREIGN as error:
