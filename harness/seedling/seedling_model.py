@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ DENOISER = "seedling_diffusion"
 """The model that denoises its answers, with the layers of "seedling"."""
 LAYERS = {"seedling": 6, "seedling_full": 6, "seedling_draft": 2, DENOISER: 6}
 VISUAL_TOKENS = (WIDTH // PATCH) ** 2
+POSITIONS = 512
 FEATURE_LAYER = -2
 """Hidden state of the tower that the language model reads, as in LLaVA."""
 
@@ -81,7 +83,7 @@ def build_model(name: str = "seedling", init_range: float = 0.02) -> LlavaForCon
         num_hidden_layers=LAYERS[name],
         num_attention_heads=6,
         num_key_value_heads=6,
-        max_position_embeddings=512,
+        max_position_embeddings=POSITIONS,
         tie_word_embeddings=True,
         rms_norm_eps=1e-5,
         pad_token_id=PAD,
@@ -109,12 +111,14 @@ def normalise(images: np.ndarray | torch.Tensor) -> torch.Tensor:
     return pixels.float().mul_(2 / 255).sub_(1)
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer(
+    token_id: Mapping[str, int] = TOKEN_ID, positions: int = POSITIONS
+) -> PreTrainedTokenizerFast:
     """Return the word-level tokenizer: one token per space-separated word, after ``<bos>``."""
     # Imported here: transformers takes seconds.
     from transformers import PreTrainedTokenizerFast
 
-    words = Tokenizer(models.WordLevel(dict(TOKEN_ID), unk_token="<unk>"))
+    words = Tokenizer(models.WordLevel(dict(token_id), unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", BOS)]
@@ -127,19 +131,26 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         unk_token="<unk>",
         additional_special_tokens=["<image>"],
         padding_side="left",
-        model_max_length=512,
+        model_max_length=positions,
     )
 
 
-def build_processor() -> LlavaProcessor:
-    """Return the processor: tokenizer, CLIP image processor and chat template."""
+def build_processor(
+    width: int = WIDTH, tokenizer: PreTrainedTokenizerFast | None = None
+) -> LlavaProcessor:
+    """Return the processor: tokenizer, CLIP image processor and chat template.
+
+    Args:
+        width: Side of the pictures in pixels.
+        tokenizer: Tokenizer; None for that of the models of :data:`LAYERS`.
+    """
     # Imported here: half a second for transformers.
     import transformers
 
     # The PIL variant works without torchvision and gives the same pixels everywhere.
     build = getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor)
     images = build(
-        size={"height": WIDTH, "width": WIDTH},
+        size={"height": width, "width": width},
         do_resize=True,
         do_center_crop=False,
         image_mean=[0.5] * 3,
@@ -147,7 +158,7 @@ def build_processor() -> LlavaProcessor:
     )
     return transformers.LlavaProcessor(
         image_processor=images,
-        tokenizer=build_tokenizer(),
+        tokenizer=tokenizer or build_tokenizer(),
         patch_size=PATCH,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
@@ -156,7 +167,9 @@ def build_processor() -> LlavaProcessor:
     )
 
 
-def save_model(model: LlavaForConditionalGeneration, folder: Path) -> str:
+def save_model(
+    model: LlavaForConditionalGeneration, folder: Path, processor: LlavaProcessor | None = None
+) -> str:
     """Save a model and its processor as a Hugging Face folder in float16.
 
     Tower keys are written in the older ``vision_tower.vision_model.*`` form, which all versions of
@@ -165,6 +178,7 @@ def save_model(model: LlavaForConditionalGeneration, folder: Path) -> str:
     Args:
         model: The model; converted to float16 in place.
         folder: Folder to write.
+        processor: Processor; None for that of the models of :data:`LAYERS`.
 
     Returns:
         The sha256 of the weights file.
@@ -177,7 +191,7 @@ def save_model(model: LlavaForConditionalGeneration, folder: Path) -> str:
         bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD, do_sample=False, max_new_tokens=80
     )
     model.half().save_pretrained(folder)
-    build_processor().save_pretrained(folder)
+    (processor or build_processor()).save_pretrained(folder)
     path = folder / "model.safetensors"
     weights = {portable_key(key): value for key, value in load_file(path).items()}
     save_file(weights, path, metadata={"format": "pt"})

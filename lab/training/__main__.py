@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from lab.training.crowd_stage import train_crowd
 from lab.training.denoising_gate import gate_denoiser
 from lab.training.denoising_stage import train_denoising
 from lab.training.draft_stage import train_draft
@@ -57,6 +58,8 @@ def run_stage(stage: str, options: argparse.Namespace) -> None:
         run_workers(train_draft, workers, recipe, out)
     elif stage == "denoising":
         run_workers(train_denoising, workers, recipe, out)
+    elif stage == "crowd":
+        run_workers(train_crowd, workers, recipe, out)
     elif train := VIDEO_TRAININGS.get(stage):
         if options.device == "cpu":
             run_workers(train, workers, recipe, out)
@@ -77,7 +80,7 @@ def run_stage(stage: str, options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Runs one stage, or all of them in order."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=[*dict.fromkeys(STAGES), "subsets", *VIDEO_STAGES, "all"])
+    parser.add_argument("stage", choices=[*dict.fromkeys(STAGES), "subsets", "crowd", *VIDEO_STAGES, "all"])
     parser.add_argument("--out", type=Path, default=Path("runs/seedling"), help="run folder")
     parser.add_argument(
         "--split", default="val", choices=["val", "test"], help="split of the gates"

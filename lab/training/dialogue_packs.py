@@ -7,7 +7,7 @@ dialogue as its own prompt, at a fraction of the cost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -70,13 +70,18 @@ class _DialogueRow:
     weights: list[float]
 
 
+Encode = Callable[[str], list[int]]
+
+
 @lru_cache(maxsize=20000)
-def _encoded(text: str) -> tuple[int, ...]:
-    return tuple(encode(text))
+def _encoded(text: str, encoding: Encode) -> tuple[int, ...]:
+    return tuple(encoding(text))
 
 
-def _question_row(question: SceneQuestion, weight: float, end_weight: float) -> _DialogueRow:
-    question_ids, answer = list(_encoded(question.text)), encode(question.answer)
+def _question_row(
+    question: SceneQuestion, weight: float, end_weight: float, encoding: Encode
+) -> _DialogueRow:
+    question_ids, answer = list(_encoded(question.text, encoding)), encoding(question.answer)
     silent = len(question_ids)
     return _DialogueRow(
         tokens=[*question_ids, ASSISTANT, *answer],
@@ -92,17 +97,24 @@ def _drill_row(drill: Drill, first: float, later: float) -> _DialogueRow:
     return _DialogueRow(words[:-1], labels, weights)
 
 
-def pack(dialogues: Sequence[Sequence[SceneQuestion | Drill]], weights: dict[str, float]) -> Packed:
+def pack(
+    dialogues: Sequence[Sequence[SceneQuestion | Drill]],
+    weights: dict[str, float],
+    text_start: int = TEXT_START,
+    encoding: Encode = encode,
+) -> Packed:
     """Packs the dialogues of B images.
 
     Args:
         dialogues: Questions and drills per image.
         weights: Loss weight per family, and of "drill", "drill_later" and "end".
+        text_start: Position of the first word of every dialogue.
+        encoding: Returns the token ids of a question or an answer.
 
     Returns:
         The padded batch; L is a multiple of 8.
     """
-    packed_rows = [[_row(item, weights) for item in items] for items in dialogues]
+    packed_rows = [[_row(item, weights, encoding) for item in items] for items in dialogues]
     longest = max(sum(len(row.tokens) for row in rows) for rows in packed_rows)
     shape = (len(packed_rows), -(-longest // 8) * 8)
     tokens, labels = np.full(shape, PAD), np.full(shape, IGNORE)
@@ -114,17 +126,19 @@ def pack(dialogues: Sequence[Sequence[SceneQuestion | Drill]], weights: dict[str
             span = slice(start, start + len(row.tokens))
             tokens[line, span], labels[line, span] = row.tokens, row.labels
             loss_weights[line, span] = row.weights
-            positions[line, span] = np.arange(TEXT_START, TEXT_START + len(row.tokens))
+            positions[line, span] = np.arange(text_start, text_start + len(row.tokens))
             segments[line, span] = number
             start = span.stop
     arrays = (tokens, labels, loss_weights, positions, segments)
     return Packed(*(torch.from_numpy(array) for array in arrays))
 
 
-def _row(item: SceneQuestion | Drill, weights: dict[str, float]) -> _DialogueRow:
+def _row(
+    item: SceneQuestion | Drill, weights: dict[str, float], encoding: Encode
+) -> _DialogueRow:
     if isinstance(item, Drill):
         return _drill_row(item, weights["drill"], weights["drill_later"])
-    return _question_row(item, weights[item.family], weights["end"])
+    return _question_row(item, weights[item.family], weights["end"], encoding)
 
 
 def packed_attention(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from espalier.harness.seedling.patch_targets import PatchTargets, patch_targets
 from espalier.harness.seedling.scene_questions import SceneQuestion, ask, question_streams
 from espalier.harness.seedling.scenes import COLOUR_NAMES, SceneObject, Scenes
-from espalier.harness.seedling.seedling_model import VISUAL_TOKENS, normalise
+from espalier.harness.seedling.seedling_model import normalise
 from espalier.harness.seedling.seedling_tower import patch_features
 from espalier.harness.seedling.sprites import SHAPES
 from espalier.harness.seedling.vocabulary import TOKEN_ID
@@ -161,7 +161,7 @@ def random_subset(
     Returns:
         The kept tokens ``(B, keep, D)`` and their original position ids ``(B, keep)``.
     """
-    score = rng.random((visual.shape[0], VISUAL_TOKENS))
+    score = rng.random(visual.shape[:2])
     score += tilt * rng.random((visual.shape[0], 1)) * inside
     order = np.argsort(-score, axis=1)
     chosen = torch.from_numpy(np.sort(order[:, :keep], axis=1))
@@ -184,11 +184,18 @@ def exact_answers(model: Any, batch: Batch) -> dict[str, list[bool]]:
     """
     visual = model.model.multi_modal_projector(batch.features)
     predicted = model.lm_head(packed_hidden(model, visual, batch.packed)).argmax(-1)
-    labels = batch.packed.labels
+    return right_answers(predicted, batch.packed, batch.dialogues)
+
+
+def right_answers(
+    predicted: torch.Tensor, packed: Packed, dialogues: Sequence[Sequence[SceneQuestion | Drill]]
+) -> dict[str, list[bool]]:
+    """Returns per "family/template" whether all tokens of each answer are predicted ``(B, L)``."""
+    labels = packed.labels
     wrong = (labels != IGNORE) & (predicted != labels)
     results: dict[str, list[bool]] = {}
-    for row, items in enumerate(batch.dialogues):
-        bad = set(batch.packed.segments[row][wrong[row]].tolist())
+    for row, items in enumerate(dialogues):
+        bad = set(packed.segments[row][wrong[row]].tolist())
         for number, item in enumerate(items):
             if isinstance(item, SceneQuestion):
                 results.setdefault(f"{item.family}/{item.template}", []).append(number not in bad)

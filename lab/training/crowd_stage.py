@@ -1,0 +1,101 @@
+"""Trains the model of crowded scenes from the shipped ``seedling``: projector and decoder, with the tower frozen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from espalier.harness.seedling.crowd.crowd_model import build_crowd_model
+from espalier.harness.seedling.seedling_model import weights_dir
+from lab.training.crowd_lessons import PlaceNamer, crowd_hidden, make_lesson, validate_crowd
+from lab.training.crowd_start import start_from_seedling
+from lab.training.dialogue_packs import IGNORE
+from lab.training.fast_math import use_attention, use_bf16_products
+from lab.training.language_losses import answer_loss
+from lab.training.language_stage import maybe_subset
+from lab.training.release_stage import load_exported
+from lab.training.stage_runtime import (
+    TrainingLog,
+    Worker,
+    cosine_lr,
+    load_checkpoint,
+    make_optimiser,
+    save_checkpoint,
+    set_lr,
+)
+from lab.training.tower_stage import tower_of
+from lab.training.video_packs import ATTENTION, video_attention
+
+
+def new_crowd_model(layers: int = 6) -> Any:
+    """Returns the model for the start of training, with packed attention and a frozen tower.
+
+    Args:
+        layers: Number of language layers; other than 6 for tests, at random.
+    """
+    model: Any = build_crowd_model(layers)
+    if layers == 6:
+        start_from_seedling(model, load_exported(weights_dir("seedling")))
+    tower_of(model).requires_grad_(False)
+    use_attention(model.model.language_model, ATTENTION, video_attention)
+    return model
+
+
+def train_crowd(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
+    """Trains the model; resumes from ``out/crowd.pt``.
+
+    Args:
+        worker: This process.
+        recipe: The whole recipe.
+        out: Run folder.
+    """
+    plan, seed = recipe["crowd"], recipe["seed"]
+    torch.manual_seed(seed)
+    model, namer = new_crowd_model(plan.get("layers", 6)), PlaceNamer()
+    tower, projector = tower_of(model), model.model.multi_modal_projector
+    use_bf16_products(projector)
+    use_bf16_products(model.model.language_model)
+    parameters = [*(p for p in model.parameters() if p.requires_grad), *namer.parameters()]
+    optimiser = make_optimiser(parameters, plan["lr"], plan["betas"], plan["weight_decay"])
+    log = TrainingLog(out / "log.jsonl", "crowd")
+    first_step = 0
+    if checkpoint := load_checkpoint(out / "crowd.pt"):
+        model.load_state_dict(checkpoint["model"])
+        namer.load_state_dict(checkpoint["namer"])
+        optimiser.load_state_dict(checkpoint["optimiser"])
+        first_step = checkpoint["step"]
+    losses: list[tuple[float, float]] = []
+    for step in range(first_step, plan["steps"]):
+        set_lr(optimiser, cosine_lr(step, plan["steps"], plan["warmup"], plan["lr"]))
+        index = worker.share(step, plan["batch"], plan["first_index"])
+        lesson = make_lesson(
+            tower, "train", seed, index, plan["mix"], plan["weights"], plan["distort"]
+        )
+        visual = projector(lesson.features)
+        place = namer.loss(visual, lesson.inside)
+        visual, positions = maybe_subset(visual, lesson.inside, plan["mixtures"], seed, step)
+        hidden = crowd_hidden(model, visual, lesson.packed, positions)
+        packed, answered = lesson.packed, lesson.packed.labels != IGNORE
+        logits = model.lm_head(hidden[answered])
+        loss = answer_loss(logits, packed.labels[answered], packed.weights[answered])
+        optimiser.zero_grad()
+        (loss + plan["place"] * place).backward()
+        worker.average_gradients(parameters)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimiser.step()
+
+        done = step + 1
+        losses.append((loss.item(), place.item()))
+        if not worker.leads:
+            continue
+        if done % plan["log_every"] == 0:
+            answers, places = np.mean(losses[-plan["log_every"] :], axis=0).tolist()
+            log.write(step=done, loss=answers, place=places)
+        if done % plan["save_every"] == 0 or done == plan["steps"]:
+            state = {"model": model.state_dict(), "namer": namer.state_dict(), "step": done}
+            save_checkpoint(out / "crowd.pt", {**state, "optimiser": optimiser.state_dict()})
+        if done % plan["validate_every"] == 0 or done == plan["steps"]:
+            log.write(step=done, val=validate_crowd(model, tower, "val", plan["validation"]))
