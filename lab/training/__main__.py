@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from lab.training.crowd_release import export_crowd, gate_crowd
 from lab.training.crowd_stage import train_crowd
 from lab.training.denoising_gate import gate_denoiser
 from lab.training.denoising_stage import train_denoising
@@ -43,6 +44,7 @@ VIDEO_TRAININGS = {
 GOES_ON_FROM = {"video_top": (CHECKPOINT,), "video_draft": (TOP_CHECKPOINT, CHECKPOINT)}
 """Files of the run folder that a stage can start from."""
 VIDEO_STAGES = (*VIDEO_TRAININGS, "export_video", "gate_video")
+CROWD_STAGES = ("crowd", "export_crowd", "gate_crowd")
 
 
 def run_stage(stage: str, options: argparse.Namespace) -> None:
@@ -65,6 +67,10 @@ def run_stage(stage: str, options: argparse.Namespace) -> None:
             run_workers(train, workers, recipe, out)
         else:
             train(Worker(0, 1, options.device, options.feeders), recipe, out)
+    elif stage == "export_crowd":
+        export_crowd(recipe, out, options.unfinished)
+    elif stage == "gate_crowd":
+        gate_crowd(recipe, options.split)
     elif stage == "export_video":
         export_video(recipe, out, options.unfinished)
     elif stage == "gate_video":
@@ -80,7 +86,9 @@ def run_stage(stage: str, options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Runs one stage, or all of them in order."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=[*dict.fromkeys(STAGES), "subsets", "crowd", *VIDEO_STAGES, "all"])
+    parser.add_argument(
+        "stage", choices=[*dict.fromkeys(STAGES), "subsets", *CROWD_STAGES, *VIDEO_STAGES, "all"]
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/seedling"), help="run folder")
     parser.add_argument(
         "--split", default="val", choices=["val", "test"], help="split of the gates"

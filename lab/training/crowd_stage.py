@@ -29,6 +29,8 @@ from lab.training.stage_runtime import (
 from lab.training.tower_stage import tower_of
 from lab.training.video_packs import ATTENTION, video_attention
 
+CHECKPOINT = "crowd.pt"
+
 
 def new_crowd_model(layers: int = 6) -> Any:
     """Returns the model for the start of training, with packed attention and a frozen tower.
@@ -62,7 +64,7 @@ def train_crowd(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     optimiser = make_optimiser(parameters, plan["lr"], plan["betas"], plan["weight_decay"])
     log = TrainingLog(out / "log.jsonl", "crowd")
     first_step = 0
-    if checkpoint := load_checkpoint(out / "crowd.pt"):
+    if checkpoint := load_checkpoint(out / CHECKPOINT):
         model.load_state_dict(checkpoint["model"])
         namer.load_state_dict(checkpoint["namer"])
         optimiser.load_state_dict(checkpoint["optimiser"])
@@ -96,6 +98,6 @@ def train_crowd(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
             log.write(step=done, loss=answers, place=places)
         if done % plan["save_every"] == 0 or done == plan["steps"]:
             state = {"model": model.state_dict(), "namer": namer.state_dict(), "step": done}
-            save_checkpoint(out / "crowd.pt", {**state, "optimiser": optimiser.state_dict()})
+            save_checkpoint(out / CHECKPOINT, {**state, "optimiser": optimiser.state_dict()})
         if done % plan["validate_every"] == 0 or done == plan["steps"]:
             log.write(step=done, val=validate_crowd(model, tower, "val", plan["validation"]))

@@ -133,9 +133,7 @@ def pack(
     return Packed(*(torch.from_numpy(array) for array in arrays))
 
 
-def _row(
-    item: SceneQuestion | Drill, weights: dict[str, float], encoding: Encode
-) -> _DialogueRow:
+def _row(item: SceneQuestion | Drill, weights: dict[str, float], encoding: Encode) -> _DialogueRow:
     if isinstance(item, Drill):
         return _drill_row(item, weights["drill"], weights["drill_later"])
     return _question_row(item, weights[item.family], weights["end"], encoding)

@@ -69,7 +69,7 @@ def counting_question(objects: Sequence[SceneObject], stream: DrawStream) -> Sce
         count = sum(item.colour == colour for item in shapes)
         text = f"how many {colour} shapes are there ?"
         return SceneQuestion("count", "colour", text, str(count))
-    kinds = sorted(set(names), key=names.count)
+    kinds = sorted(dict.fromkeys(names), key=names.count)
     name = stream.pick(kinds) if choice == 2 else kinds[-1]
     text = f"how many {name} shapes are there ?"
     return SceneQuestion("count", "shape", text, str(names.count(name)))
@@ -116,7 +116,12 @@ def existence_question(objects: Sequence[SceneObject], stream: DrawStream) -> Sc
         item = stream.pick(shapes)
         text = f"is there a {item.colour} {item.name} ?"
         return SceneQuestion("exist", "coloured_shape", text, "yes", item)
-    name = stream.pick([item.name for item in shapes])
+    incomplete = {
+        name
+        for _, name in present
+        if sum(other == name for _, other in present) < len(COLOUR_NAMES)
+    }
+    name = stream.pick([item.name for item in shapes if item.name in incomplete])
     used = [item.colour for item in shapes if (item.colour, name) not in present]
     absent = [colour for colour in COLOUR_NAMES if (colour, name) not in present]
     text = f"is there a {stream.pick(used or absent)} {name} ?"

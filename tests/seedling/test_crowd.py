@@ -1,0 +1,324 @@
+"""Crowded scenes, their questions, the start of their model from seedling, and its training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from espalier.harness.seedling.crowd.crowd_benchmark import (
+    CYCLE,
+    crowd_metrics,
+    sample_objects,
+    samples,
+)
+from espalier.harness.seedling.crowd.crowd_questions import (
+    FAMILIES,
+    TEMPLATES,
+    WORDS,
+    ask,
+    encode,
+    question_stream,
+    relation_question,
+)
+from espalier.harness.seedling.crowd.crowd_scenes import (
+    SIDE,
+    crowd_objects,
+    crowd_scene,
+    crowd_targets,
+)
+from espalier.harness.seedling.patch_targets import PATCH
+from espalier.harness.seedling.scenes import CELL, WIDTH, SceneObject
+from espalier.harness.seedling.vocabulary import UNK, VOCABULARY
+from lab.training import crowd_release, crowd_stage
+from lab.training.crowd_lessons import (
+    CROWD_TEXT_START,
+    crowd_hidden,
+    make_lesson,
+)
+from lab.training.crowd_stage import new_crowd_model, train_crowd
+from lab.training.dialogue_packs import PREFIX
+from lab.training.release_stage import load_exported
+from lab.training.stage_runtime import Worker, load_checkpoint, load_recipe
+from lab.training.tower_stage import tower_of
+
+MIX = dict.fromkeys(FAMILIES, 4)
+SCENES = [crowd_objects("val", 0, index) for index in range(300)]
+QUESTIONS = """
+from espalier.harness.seedling.crowd.crowd_questions import FAMILIES, ask, question_stream
+from espalier.harness.seedling.crowd.crowd_scenes import crowd_objects
+for index in range(20):
+    stream = question_stream("val", 0, index)
+    print(ask(crowd_objects("val", 0, index), stream, dict.fromkeys(FAMILIES, 4)))
+"""
+
+
+def questions_of(index: int) -> list:
+    return ask(SCENES[index], question_stream("val", 0, index), MIX)
+
+
+def test_pixels_and_questions_are_pinned():
+    digest = hashlib.sha256()
+    for split in ("train", "val", "test"):
+        for index in range(12):
+            scene = crowd_scene(split, 0, index)
+            questions = ask(scene.objects, question_stream(split, 0, index), MIX)
+            digest.update(scene.image.tobytes() + repr((scene.objects, questions)).encode())
+    assert digest.hexdigest() == "5c6da1cb03ac75067d1336c9cdaf3ad1788e615e7f4c19aa94277003586d685b"
+
+
+def test_questions_do_not_depend_on_hash_seeds():
+    command = [sys.executable, "-c", QUESTIONS]
+    texts = {
+        subprocess.check_output(command, env={**os.environ, "PYTHONHASHSEED": seed})
+        for seed in ("1", "2")
+    }
+    assert len(texts) == 1
+
+
+def test_objects_are_apart_and_inside_a_quarter():
+    for objects in SCENES:
+        taken = np.zeros((SIDE, SIDE), bool)
+        for item in objects:
+            x0, y0, x1, y1 = item.box
+            assert x0 // WIDTH == (x1 - 1) // WIDTH
+            assert y0 // CELL == (y1 - 1) // CELL
+            assert not taken[y0:y1, x0:x1].any()
+            taken[y0:y1, x0:x1] = True
+
+
+def test_scenes_are_crowded():
+    most = []
+    for objects in SCENES:
+        names = [item.name for item in objects if item.kind == "shape"]
+        numbers = {item.colour for item in objects if item.kind == "digit"}
+        assert len(numbers) == 2
+        most.append(max(names.count(name) for name in names))
+    assert max(most) == 9
+    assert np.mean([len(objects) for objects in SCENES]) > 14
+
+
+def test_every_template_occurs_and_uses_known_words_only():
+    seen = set()
+    for index in range(len(SCENES)):
+        for question in questions_of(index):
+            seen.add((question.family, question.template))
+            assert UNK not in encode(f"{question.text} {question.answer}")
+    assert seen == {(family, name) for family, names in TEMPLATES.items() for name in names}
+
+
+def test_words_are_seedlings_but_for_spare_ones():
+    changed = [old for old, new in zip(VOCABULARY, WORDS, strict=True) if old != new]
+    assert changed
+    assert all(word.startswith("<extra_") for word in changed)
+
+
+def answer_by_hand(objects: tuple[SceneObject, ...], question) -> str:
+    """The answer of a question, read off its words and the list of objects."""
+    shapes = [item for item in objects if item.kind == "shape"]
+    words = question.text.split()
+    if question.family == "number":
+        digits = [item for item in objects if item.kind == "digit" and item.colour == words[2]]
+        return " ".join(item.name for item in sorted(digits, key=lambda item: item.box[0]))
+    if question.family == "count":
+        return str(sum(words[2] in (item.name, item.colour) for item in shapes))
+    if question.family == "exist":
+        return "yes" if any([item.colour, item.name] == words[3:5] for item in shapes) else "no"
+    if question.family == "relation":
+        alike = [item for item in shapes if item.name == words[5]]
+        axis = 0 if words[4] in ("leftmost", "rightmost") else 1
+        choose = min if words[4] in ("leftmost", "highest") else max
+        return choose(alike, key=lambda item: item.box[axis] + item.box[axis + 2]).colour
+    if question.template == "shape_of_colour":
+        (item,) = (item for item in shapes if item.colour == words[3])
+        return item.name
+    (item,) = (item for item in shapes if item.name == words[4])
+    return item.colour
+
+
+def test_answers_are_right():
+    for index, objects in enumerate(SCENES):
+        for question in questions_of(index):
+            assert question.answer == answer_by_hand(objects, question), question
+
+
+def test_half_of_the_existence_questions_are_yes_and_no_names_a_present_shape():
+    answers = []
+    for index, objects in enumerate(SCENES):
+        names = {item.name for item in objects}
+        for question in questions_of(index):
+            if question.family == "exist":
+                answers.append(question.answer)
+                assert question.text.split()[4] in names
+    assert np.mean([answer == "yes" for answer in answers]) == pytest.approx(0.5, abs=0.06)
+
+
+def test_a_relation_without_a_clear_answer_is_not_asked():
+    boxes = ((0, 0, 16, 16), (4, 4, 20, 20), (100, 100, 116, 116))
+    names = ("star", "star", "cross")
+    colours = ("red", "blue", "white")
+    objects = [SceneObject("shape", *rest) for rest in zip(names, colours, boxes, strict=True)]
+    question = relation_question(objects, question_stream("val", 0, 0))
+    assert question.family == "attribute"
+
+
+def test_targets_label_the_patches_of_each_object():
+    objects = SCENES[0]
+    owner = crowd_targets([objects]).owner[0].reshape(SIDE // PATCH, -1)
+    for slot, item in enumerate(objects):
+        rows, columns = np.nonzero(owner == slot)
+        x0, y0, x1, y1 = item.box
+        assert len(rows) >= 4
+        assert ((rows + 1) * PATCH > y0).all()
+        assert (rows * PATCH < y1).all()
+        assert ((columns + 1) * PATCH > x0).all()
+        assert (columns * PATCH < x1).all()
+
+
+def test_samples_take_turns_and_do_not_depend_on_their_number():
+    taken = samples("test", 0, 1_000_000, 16)
+    assert [sample["family"] for sample in taken] == [*CYCLE, *CYCLE]
+    assert samples("test", 0, 1_000_000, 5) == taken[:5]
+    assert sample_objects(taken[3]) == crowd_objects("test", 0, 1_000_003)
+
+
+@pytest.mark.parametrize(
+    ("family", "truth", "answer", "right", "unparsed"),
+    [
+        ("number", "1 2 3", "1 2 3", 1, 0),
+        ("number", "1 2 3", "1 2", 0, 0),
+        ("count", "9", "nine", 0, 1),
+        ("relation", "red", "Red.", 1, 0),
+        ("exist", "no", "", 0, 1),
+    ],
+)
+def test_metrics(family, truth, answer, right, unparsed):
+    scores = crowd_metrics({"family": family, "answer": truth}, answer)
+    assert scores == {"accuracy": right, f"accuracy_{family}": right, "unparsed": unparsed}
+
+
+@pytest.fixture(scope="module")
+def started():
+    torch.manual_seed(0)
+    return new_crowd_model()
+
+
+def test_tower_reads_each_quarter_as_seedlings_does(started):
+    """Features differ by what the class token adds, which sees the whole picture here."""
+    from espalier.harness.seedling.seedling_model import normalise, weights_dir
+    from espalier.harness.seedling.seedling_tower import patch_features
+
+    image = crowd_scene("val", 0, 0).image
+    seedling = tower_of(load_exported(weights_dir("seedling")))
+    with torch.no_grad():
+        whole = patch_features(tower_of(started), normalise(image[None]))[0, 1:, :128]
+        for top in (0, WIDTH):
+            for left in (0, WIDTH):
+                quarter = np.ascontiguousarray(image[None, top : top + WIDTH, left : left + WIDTH])
+                part = patch_features(seedling, normalise(quarter))[0, 1:].view(12, 12, -1)
+                rows, columns = top // PATCH, left // PATCH
+                own = whole.view(24, 24, -1)[rows : rows + 12, columns : columns + 12]
+                # The mean of a token's features is left out by every layer norm.
+                own, part = (x - x.mean(-1, keepdim=True) for x in (own, part))
+                assert (own - part).norm() < 0.01 * part.norm()
+
+
+def test_a_question_sees_what_it_would_see_by_itself(started):
+    lesson = make_lesson(
+        tower_of(started), "val", 0, [0, 1], MIX, dict.fromkeys([*MIX, "end"], 1.0)
+    )
+    language = started.model.language_model
+    with torch.no_grad():
+        visual = started.model.multi_modal_projector(lesson.features)[:, :50]
+        positions = torch.arange(3, 153, 3).expand(2, -1)
+        packed = crowd_hidden(started, visual, lesson.packed, positions)
+        own = lesson.packed.segments[1] == 2
+        words = lesson.packed.tokens[1][own]
+        alone = crowd_hidden(started, visual[1:], _only(lesson.packed, own), positions[1:])
+    torch.testing.assert_close(packed[1][own], alone[0], atol=1e-4, rtol=1e-4)
+    assert words[0] in encode(lesson.questions[1][2].text)
+    assert lesson.packed.positions[1][own][0] == CROWD_TEXT_START == len(PREFIX) + 576
+    assert language.embed_tokens.weight.shape[0] == len(WORDS)
+
+
+def _only(packed, own: torch.Tensor):
+    """One dialogue of the second row."""
+    from lab.training.dialogue_packs import Packed
+
+    rows = (packed.tokens, packed.labels, packed.weights, packed.positions, packed.segments)
+    return Packed(*(row[1:, own] for row in rows))
+
+
+@pytest.fixture
+def tiny_recipe() -> dict:
+    recipe = load_recipe()
+    plan = {"layers": 1, "steps": 4, "batch": 2, "warmup": 1, "log_every": 2, "save_every": 2}
+    recipe["crowd"].update(plan, validate_every=4)
+    recipe["crowd"]["validation"] = recipe["gate_crowd"] | {"scenes": 2}
+    return recipe
+
+
+def test_an_interrupted_training_continues_as_if_it_had_not_been(tmp_path: Path, tiny_recipe):
+    train_crowd(Worker(0, 1), tiny_recipe, tmp_path / "whole")
+    half = {**tiny_recipe, "crowd": {**tiny_recipe["crowd"], "validate_every": 100}}
+
+    class StopError(Exception):
+        pass
+
+    saved = crowd_stage.save_checkpoint
+
+    def save_and_stop(path, state):
+        saved(path, state)
+        raise StopError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crowd_stage, "save_checkpoint", save_and_stop)
+        with pytest.raises(StopError):
+            train_crowd(Worker(0, 1), half, tmp_path / "parts")
+    train_crowd(Worker(0, 1), tiny_recipe, tmp_path / "parts")
+    whole, parts = (load_checkpoint(tmp_path / name / "crowd.pt") for name in ("whole", "parts"))
+    assert parts["step"] == 4
+    for key, value in whole["model"].items():
+        torch.testing.assert_close(parts["model"][key], value, atol=1e-5, rtol=1e-4)
+    lines = [json.loads(line) for line in (tmp_path / "whole/log.jsonl").read_text().splitlines()]
+    assert set(FAMILIES) <= set(lines[-1]["val"])
+
+
+def test_training_lowers_the_loss_of_what_it_repeats(tmp_path: Path, tiny_recipe, monkeypatch):
+    tiny_recipe["crowd"].update(steps=12, lr=0.003, log_every=3, save_every=12, validate_every=99)
+    lesson = make_lesson
+    monkeypatch.setattr(
+        crowd_stage,
+        "make_lesson",
+        lambda tower, split, seed, index, *rest: lesson(tower, split, seed, [0, 1], *rest),
+    )
+    train_crowd(Worker(0, 1), tiny_recipe, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_export_refuses_an_unfinished_training(tmp_path: Path, tiny_recipe, monkeypatch):
+    with pytest.raises(SystemExit, match="run the stage crowd first"):
+        crowd_release.export_crowd(tiny_recipe, tmp_path)
+
+
+def test_exported_model_loads_and_answers_alike(tmp_path: Path, tiny_recipe, monkeypatch):
+    model = new_crowd_model(1)
+    state = {"model": model.state_dict(), "step": 4}
+    torch.save(state, tmp_path / "crowd.pt")
+    (tmp_path / "log.jsonl").write_text("", encoding="utf-8")
+    monkeypatch.setattr(crowd_release, "crowd_weights_dir", lambda: tmp_path / "crowd")
+    monkeypatch.setattr(crowd_release, "record_sums", lambda: None)
+    monkeypatch.setattr(crowd_release, "LOG", tmp_path / "merged.jsonl")
+    crowd_release.export_crowd(tiny_recipe, tmp_path)
+    loaded = load_exported(tmp_path / "crowd")
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[key], value.half().float())
