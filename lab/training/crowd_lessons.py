@@ -20,8 +20,10 @@ from espalier.harness.seedling.crowd.crowd_scenes import (
     draw_crowd,
 )
 from espalier.harness.seedling.scene_questions import SceneQuestion
+from espalier.harness.seedling.scenes import SceneObject
 from espalier.harness.seedling.seedling_model import normalise
 from espalier.harness.seedling.seedling_tower import patch_features
+from lab.training.crowd_gaze import Watched
 from lab.training.dialogue_packs import PREFIX, Packed, pack
 from lab.training.language_losses import right_answers
 from lab.training.parted_attention import groups_of
@@ -35,15 +37,17 @@ class CrowdLesson:
 
     Attributes:
         features: Tower features without the class token ``(B, N, D)``.
-        inside: Which patches lie on an object ``(B, N)``.
+        owner: Number of the object of each patch ``(B, N)``, -1 for none.
         packed: The questions, packed.
-        questions: The same questions, per image.
+        questions: The same questions, per scene.
+        objects: The objects of each scene.
     """
 
     features: torch.Tensor
-    inside: np.ndarray
+    owner: np.ndarray
     packed: Packed
     questions: list[list[SceneQuestion]]
+    objects: list[tuple[SceneObject, ...]]
 
 
 def make_lesson(
@@ -75,19 +79,24 @@ def make_lesson(
     with torch.no_grad():
         features = patch_features(tower, normalise(np.stack(images)))[:, 1:]
     packed = pack(questions, weights, CROWD_TEXT_START, encode)
-    return CrowdLesson(features, crowd_targets(scenes).owner >= 0, packed, questions)
+    return CrowdLesson(features, crowd_targets(scenes).owner, packed, questions, scenes)
 
 
 def crowd_hidden(
-    model: Any, visual: torch.Tensor, packed: Packed, positions: torch.Tensor | None = None
+    model: Any,
+    visual: torch.Tensor,
+    packed: Packed,
+    positions: torch.Tensor | None = None,
+    watched: Watched | None = None,
 ) -> torch.Tensor:
-    """Runs the language model, with the attention of packed clips, over a packed batch.
+    """Runs the language model, with :func:`gaze_attention`, over a packed batch.
 
     Args:
         model: The model.
         visual: Projected visual tokens ``(B, V, D)``, perhaps a subset.
         packed: The questions.
         positions: Position ids ``(B, V)`` of a subset; None means all tokens in order.
+        watched: Layers to keep queries and keys of.
 
     Returns:
         Hidden states of the words ``(B, L, D)``.
@@ -105,6 +114,7 @@ def crowd_hidden(
         position_ids=torch.cat([first, positions, packed.positions], dim=1),
         use_cache=False,
         groups=groups_of(packed.segments),
+        watched=watched,
     ).last_hidden_state
     return hidden[:, prefix:]
 

@@ -11,13 +11,13 @@ from espalier.harness.seedling.crowd.crowd_model import (
     crowd_weights_dir,
     save_crowd_model,
 )
+from lab.training.crowd_gaze import GAZE_ATTENTION, gaze_attention
 from lab.training.crowd_lessons import validate_crowd
 from lab.training.crowd_stage import CHECKPOINT
 from lab.training.fast_math import use_attention
 from lab.training.release_stage import LOG, load_exported, merged_log, record_sums
 from lab.training.stage_runtime import load_checkpoint
 from lab.training.tower_stage import tower_of
-from lab.training.video_packs import ATTENTION, video_attention
 
 
 def export_crowd(recipe: dict[str, Any], out: Path, unfinished: bool = False) -> None:
@@ -53,7 +53,7 @@ def gate_crowd(recipe: dict[str, Any], split: str = "val") -> None:
     """
     plan = recipe["gate_crowd"]
     model = load_exported(crowd_weights_dir())
-    use_attention(model.model.language_model, ATTENTION, video_attention)
+    use_attention(model.model.language_model, GAZE_ATTENTION, gaze_attention)
     scores = validate_crowd(model, tower_of(model), split, plan)
     rounded = {name: round(score, 4) for name, score in scores.items()}
     path = crowd_weights_dir().parent / f"gate_crowd_{split}.json"

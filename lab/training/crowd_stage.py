@@ -10,9 +10,16 @@ import torch
 
 from espalier.harness.seedling.crowd.crowd_model import build_crowd_model
 from espalier.harness.seedling.seedling_model import weights_dir
+from lab.training.crowd_gaze import (
+    GAZE_ATTENTION,
+    Watched,
+    gaze_attention,
+    gaze_loss,
+    gaze_targets,
+)
 from lab.training.crowd_lessons import PlaceNamer, crowd_hidden, make_lesson, validate_crowd
 from lab.training.crowd_start import start_from_seedling
-from lab.training.dialogue_packs import IGNORE
+from lab.training.dialogue_packs import IGNORE, PREFIX
 from lab.training.fast_math import use_attention, use_bf16_products
 from lab.training.language_losses import answer_loss
 from lab.training.language_stage import maybe_subset
@@ -27,7 +34,6 @@ from lab.training.stage_runtime import (
     set_lr,
 )
 from lab.training.tower_stage import tower_of
-from lab.training.video_packs import ATTENTION, video_attention
 
 CHECKPOINT = "crowd.pt"
 
@@ -42,7 +48,7 @@ def new_crowd_model(layers: int = 6) -> Any:
     if layers == 6:
         start_from_seedling(model, load_exported(weights_dir("seedling")))
     tower_of(model).requires_grad_(False)
-    use_attention(model.model.language_model, ATTENTION, video_attention)
+    use_attention(model.model.language_model, GAZE_ATTENTION, gaze_attention)
     return model
 
 
@@ -69,33 +75,41 @@ def train_crowd(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         namer.load_state_dict(checkpoint["namer"])
         optimiser.load_state_dict(checkpoint["optimiser"])
         first_step = checkpoint["step"]
-    losses: list[tuple[float, float]] = []
+    layers = plan["gaze"]["layers"]
+    losses: list[tuple[float, float, float]] = []
     for step in range(first_step, plan["steps"]):
         set_lr(optimiser, cosine_lr(step, plan["steps"], plan["warmup"], plan["lr"]))
         index = worker.share(step, plan["batch"], plan["first_index"])
         lesson = make_lesson(
             tower, "train", seed, index, plan["mix"], plan["weights"], plan["distort"]
         )
-        visual = projector(lesson.features)
-        place = namer.loss(visual, lesson.inside)
-        visual, positions = maybe_subset(visual, lesson.inside, plan["mixtures"], seed, step)
-        hidden = crowd_hidden(model, visual, lesson.packed, positions)
         packed, answered = lesson.packed, lesson.packed.labels != IGNORE
+        inside = lesson.owner >= 0
+        visual = projector(lesson.features)
+        place = namer.loss(visual, inside)
+        visual, positions = maybe_subset(visual, inside, plan["mixtures"], seed, step)
+        watched: Watched = dict.fromkeys(layers)
+        hidden = crowd_hidden(model, visual, packed, positions, watched)
         logits = model.lm_head(hidden[answered])
         loss = answer_loss(logits, packed.labels[answered], packed.weights[answered])
+        right = gaze_targets(packed, lesson.questions, lesson.objects, lesson.owner)
+        if positions is not None:
+            shown = (positions - len(PREFIX))[:, None].expand(-1, packed.tokens.shape[1], -1)
+            right = right.gather(-1, shown.expand(2, -1, -1, -1))
+        gaze = gaze_loss(watched, layers, plan["gaze"]["heads"], right)
         optimiser.zero_grad()
-        (loss + plan["place"] * place).backward()
+        (loss + plan["place"] * place + plan["gaze"]["weight"] * gaze).backward()
         worker.average_gradients(parameters)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
 
         done = step + 1
-        losses.append((loss.item(), place.item()))
+        losses.append((loss.item(), place.item(), gaze.item()))
         if not worker.leads:
             continue
         if done % plan["log_every"] == 0:
-            answers, places = np.mean(losses[-plan["log_every"] :], axis=0).tolist()
-            log.write(step=done, loss=answers, place=places)
+            means = np.mean(losses[-plan["log_every"] :], axis=0).tolist()
+            log.write(step=done, **dict(zip(("loss", "place", "gaze"), means, strict=True)))
         if done % plan["save_every"] == 0 or done == plan["steps"]:
             state = {"model": model.state_dict(), "namer": namer.state_dict(), "step": done}
             save_checkpoint(out / CHECKPOINT, {**state, "optimiser": optimiser.state_dict()})

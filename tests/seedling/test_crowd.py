@@ -35,9 +35,11 @@ from espalier.harness.seedling.crowd.crowd_scenes import (
     crowd_targets,
 )
 from espalier.harness.seedling.patch_targets import PATCH
+from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.seedling.scenes import CELL, WIDTH, SceneObject
 from espalier.harness.seedling.vocabulary import UNK, VOCABULARY
 from lab.training import crowd_release, crowd_stage
+from lab.training.crowd_gaze import gaze_loss, gaze_targets, objects_looked_at
 from lab.training.crowd_lessons import (
     CROWD_TEXT_START,
     crowd_hidden,
@@ -256,11 +258,75 @@ def _only(packed, own: torch.Tensor):
     return Packed(*(row[1:, own] for row in rows))
 
 
+def test_words_look_at_the_patches_of_their_objects():
+    boxes = [(x, y, x + 16, y + 16) for y in (0, 32) for x in (0, 32, 64)]
+    objects = tuple(
+        SceneObject(kind, name, colour, box)
+        for (kind, name, colour), box in zip(
+            [
+                ("digit", "4", "red"),
+                ("digit", "7", "red"),
+                ("shape", "star", "red"),
+                ("shape", "star", "blue"),
+                ("shape", "cross", "blue"),
+                ("digit", "4", "white"),
+            ],
+            boxes,
+            strict=True,
+        )
+    )
+    looks = {
+        ("number", "read the red digits .", "4 7", None): [([0, 1], [0]), ([0, 1], [1])],
+        ("count", "how many star shapes are there ?", "2", None): [([2, 3], [2, 3])],
+        ("count", "how many red shapes are there ?", "1", None): [([2], [2])],
+        ("relation", "what colour is the leftmost star ?", "blue", 3): [([2, 3], [3])],
+        ("attribute", "what colour is the cross ?", "blue", 4): [([4], [4])],
+        ("exist", "is there a green star ?", "no", None): [([2, 3], [2, 3])],
+    }
+    for (family, text, answer, target), expected in looks.items():
+        item = None if target is None else objects[target]
+        question = SceneQuestion(family, "", text, answer, item)
+        assert objects_looked_at(question, objects) == expected
+
+
+def test_gaze_loss_equals_a_loop_over_words():
+    torch.manual_seed(3)
+    query, key = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 6, 8)
+    right = torch.rand(2, 2, 4, 6) < 0.4
+    right[:, 0, 1] = False
+    loss = gaze_loss({1: (query, key), 5: (key[:, :, :4], key)}, [1, 5], 2, right)
+    layers = []
+    for (queries, keys), sets in zip(((query, key), (key[:, :, :4], key)), right, strict=True):
+        terms = [
+            -(queries[row, head, word] @ keys[row, head].T).softmax(-1)[sets[row, word]].sum().log()
+            for row in range(2)
+            for head in range(2)
+            for word in range(4)
+            if sets[row, word].any()
+        ]
+        layers.append(torch.stack(terms).mean())
+    torch.testing.assert_close(loss, torch.stack(layers).mean())
+
+
+def test_gaze_targets_are_patches_of_the_right_objects(started):
+    lesson = make_lesson(tower_of(started), "val", 0, [0, 1], MIX, dict.fromkeys([*MIX, "end"], 1.0))
+    right = gaze_targets(lesson.packed, lesson.questions, lesson.objects, lesson.owner)
+    question = next(q for q in lesson.questions[1] if q.family == "relation")
+    number = lesson.questions[1].index(question)
+    own = (lesson.packed.segments[1] == number) & (lesson.packed.labels[1] >= 0)
+    word, end = own.nonzero().flatten().tolist()
+    target = lesson.objects[1].index(question.target)
+    assert right[1, 1, word].tolist() == (lesson.owner[1] == target).tolist()
+    assert right[0, 1, word].sum() > right[1, 1, word].sum()
+    assert not right[:, 1, end].any()
+
+
 @pytest.fixture
 def tiny_recipe() -> dict:
     recipe = load_recipe()
     plan = {"layers": 1, "steps": 4, "batch": 2, "warmup": 1, "log_every": 2, "save_every": 2}
     recipe["crowd"].update(plan, validate_every=4)
+    recipe["crowd"]["gaze"] = {"layers": [0, 0], "heads": 2, "weight": 1.0}
     recipe["crowd"]["validation"] = recipe["gate_crowd"] | {"scenes": 2}
     return recipe
 

@@ -34,6 +34,6 @@ def test_right_answers_score_full_marks_and_every_metric_comes_up(task):
         scores = task.process_results(document, [document["answer"]])
         assert scores["accuracy"] == 1.0
         assert scores["unparsed"] == 0.0
-        assert task.process_results(document, [])["accuracy"] == 0.0
+        assert task.process_results(document, [""])["accuracy"] == 0.0
         reported |= set(scores)
     assert reported == set(task.aggregation()) == set(task.higher_is_better())
