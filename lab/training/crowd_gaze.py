@@ -6,20 +6,36 @@ As for clips, a lookup among hundreds of tokens is learned in a fraction of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from espalier.harness.seedling.crowd.crowd_scenes import GRID
+from espalier.harness.seedling.patch_targets import PATCH
 from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.seedling.scenes import SceneObject
 from lab.training.dialogue_packs import IGNORE, PREFIX, Packed
 from lab.training.video_packs import video_attention
 
 GAZE_ATTENTION = "seedling_crowd_packed"
-Watched = dict[int, Any]
-"""Queries of words and keys of visual tokens by layer, filled during a forward pass."""
+REST = 4.0
+"""Attention on the first words of a head that counts, in that on one object."""
+
+
+@dataclass
+class Watched:
+    """What a forward pass leaves for the losses.
+
+    Attributes:
+        attention: Queries of words and keys of the prefix, by layer; None before the pass.
+        states: Hidden states before each layer ``(B, S, D)``.
+    """
+
+    attention: dict[int, Any]
+    states: Sequence[torch.Tensor] = ()
 
 
 def gaze_attention(
@@ -34,9 +50,9 @@ def gaze_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attends as :func:`video_attention` does, and keeps queries and keys of the watched layers."""
     layer: Any = module.layer_idx
-    if watched is not None and layer in watched:
+    if watched is not None and layer in watched.attention:
         prefix = attention_mask.shape[-1] - attention_mask.shape[-2]
-        watched[layer] = (query[:, :, prefix:] * scaling, key[:, :, len(PREFIX) : prefix])
+        watched.attention[layer] = (query[:, :, prefix:] * scaling, key[:, :, :prefix])
     return video_attention(module, query, key, value, attention_mask, scaling, **rest)
 
 
@@ -48,12 +64,16 @@ def objects_looked_at(
     slots = range(len(objects))
     if question.family == "number":
         row = [
-            slot for slot in slots if objects[slot].kind == "digit" and objects[slot].colour == words[2]
+            slot
+            for slot in slots
+            if objects[slot].kind == "digit" and objects[slot].colour == words[2]
         ]
         return [(row, [slot]) for slot in row]
     shapes = [slot for slot in slots if objects[slot].kind == "shape"]
     if question.family == "count":
-        counted = [slot for slot in shapes if words[2] in (objects[slot].name, objects[slot].colour)]
+        counted = [
+            slot for slot in shapes if words[2] in (objects[slot].name, objects[slot].colour)
+        ]
         return [(counted, counted)]
     if question.target is not None:
         target = [objects.index(question.target)]
@@ -61,6 +81,26 @@ def objects_looked_at(
         return [(alike if question.family == "relation" else target, target)]
     alike = [slot for slot in shapes if objects[slot].name == words[4]]
     return [(alike, alike)]
+
+
+def counting_targets(
+    packed: Packed,
+    questions: Sequence[Sequence[SceneQuestion]],
+    scenes: Sequence[Sequence[SceneObject]],
+) -> torch.Tensor:
+    """Returns the patch in the middle of each counted object, for the word that counts ``(B, L, N)``."""
+    batch, length = packed.tokens.shape
+    result = torch.zeros(batch, length, GRID * GRID, dtype=torch.bool)
+    for line, (asked, objects) in enumerate(zip(questions, scenes, strict=True)):
+        for number, question in enumerate(asked):
+            if question.family != "count":
+                continue
+            own = (packed.segments[line] == number) & (packed.labels[line] != IGNORE)
+            for slot in objects_looked_at(question, objects)[0][0]:
+                x0, y0, x1, y1 = objects[slot].box
+                patch = (y0 + y1) // 2 // PATCH * GRID + (x0 + x1) // 2 // PATCH
+                result[line, own.nonzero()[0, 0], patch] = True
+    return result
 
 
 def gaze_targets(
@@ -96,17 +136,36 @@ def gaze_loss(
     """Returns the negative logarithm of the attention on the right patches, a mean over words, heads and two layers.
 
     Args:
-        watched: Queries and keys of the two layers.
+        watched: With queries and keys of the two layers.
         layers: The layer that looks at the candidates, and the one that looks at what decides.
         heads: Number of the first heads that learn it.
         targets: Patches among the V visual tokens shown ``(2, B, L, V)``.
     """
     losses = []
     for layer, right in zip(layers, targets, strict=True):
-        query, key = (rows[:, :heads] for rows in watched[layer])
-        shares = (query @ key.transpose(-1, -2)).log_softmax(-1)
+        query, key = (rows[:, :heads] for rows in watched.attention[layer])
+        shares = (query @ key[:, :, len(PREFIX) :].transpose(-1, -2)).log_softmax(-1)
         rows = right.any(-1)
         shares = shares.transpose(1, 2)[rows]
         kept = shares.masked_fill(~right[rows][:, None], float("-inf"))
         losses.append(-kept.logsumexp(-1).mean())
     return torch.stack(losses).mean()
+
+
+def counting_loss(queries_and_keys: Any, heads: int, targets: torch.Tensor) -> torch.Tensor:
+    """Returns the cross-entropy of attention that counts: one part on each object, :data:`REST` on the first words.
+
+    Attention sums to one, so a head that looks at the objects alone gives their mean, the same for two as for nine.
+
+    Args:
+        queries_and_keys: Queries and keys of a watched layer.
+        heads: Number of the first heads that learn it.
+        targets: One patch of each counted object, among the V visual tokens shown ``(B, L, V)``.
+    """
+    query, key = (rows[:, :heads] for rows in queries_and_keys)
+    shares = (query @ key.transpose(-1, -2)).log_softmax(-1).transpose(1, 2)
+    rows = targets.any(-1)
+    counted = targets[rows][:, None].float()
+    first, patches = shares[rows].split([len(PREFIX), targets.shape[-1]], dim=-1)
+    objects = (patches * counted).sum(-1) + REST * first.logsumexp(-1)
+    return -(objects / (counted.sum(-1) + REST)).mean()

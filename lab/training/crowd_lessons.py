@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from espalier.harness.seedling.crowd.crowd_model import CROWD_TOKENS
 from espalier.harness.seedling.crowd.crowd_questions import ask, encode, question_stream
 from espalier.harness.seedling.crowd.crowd_scenes import (
     GRID,
+    LONGEST_NUMBER,
     crowd_objects,
     crowd_targets,
     draw_crowd,
@@ -96,7 +98,7 @@ def crowd_hidden(
         visual: Projected visual tokens ``(B, V, D)``, perhaps a subset.
         packed: The questions.
         positions: Position ids ``(B, V)`` of a subset; None means all tokens in order.
-        watched: Layers to keep queries and keys of.
+        watched: Takes queries and keys of its layers, and all hidden states.
 
     Returns:
         Hidden states of the words ``(B, L, D)``.
@@ -108,34 +110,63 @@ def crowd_hidden(
         positions = torch.arange(len(PREFIX), CROWD_TEXT_START).expand(batch, -1)
     prefix = len(PREFIX) + visual.shape[1]
     first = torch.arange(len(PREFIX)).expand(batch, -1)
-    hidden: torch.Tensor = language(
+    output = language(
         inputs_embeds=torch.cat([start, visual, language.embed_tokens(packed.tokens)], dim=1),
         attention_mask=packed.mask(prefix),
         position_ids=torch.cat([first, positions, packed.positions], dim=1),
         use_cache=False,
         groups=groups_of(packed.segments),
         watched=watched,
-    ).last_hidden_state
+        output_hidden_states=watched is not None,
+    )
+    if watched is not None:
+        watched.states = output.hidden_states
+    hidden: torch.Tensor = output.last_hidden_state
     return hidden[:, prefix:]
 
 
-class PlaceNamer(nn.Module):
-    """Names the column and the row of a visual token.
+class TokenNamer(nn.Module):
+    """Names the column and row of a projected token, and in the decoder the place of a digit in its number.
 
-    The tower reads quarters by themselves, so a place in the whole picture is new to projector and decoder.
+    The tower reads quarters by themselves, so a place in the whole picture is new to projector and decoder. Digits are
+    read in order: a word finds the next one if tokens know which one they are.
     """
 
     def __init__(self) -> None:
         """Starts at random."""
         super().__init__()
         self.place = nn.Linear(192, 2 * GRID)
+        self.order = nn.Linear(192, LONGEST_NUMBER)
 
-    def loss(self, visual: torch.Tensor, inside: np.ndarray) -> torch.Tensor:
+    def place_loss(self, visual: torch.Tensor, inside: np.ndarray) -> torch.Tensor:
         """Returns the cross-entropy of the tokens on objects; `visual` is ``(B, 576, D)``."""
         tokens = F.rms_norm(visual[torch.from_numpy(inside)], visual.shape[-1:], eps=1e-6)
         number = torch.from_numpy(np.nonzero(inside)[1])
         column, row = self.place(tokens).split(GRID, dim=-1)
         return F.cross_entropy(column, number % GRID) + F.cross_entropy(row, number // GRID)
+
+    def order_loss(self, states: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        """Returns the cross-entropy of the tokens on digits.
+
+        Args:
+            states: Hidden states of the visual tokens shown ``(B, V, D)``.
+            order: Place of each token's digit in its number ``(B, V)``, -1 for none.
+        """
+        shown = order >= 0
+        tokens = F.rms_norm(states[shown], states.shape[-1:], eps=1e-6)
+        return F.cross_entropy(self.order(tokens), order[shown])
+
+
+def digit_order(scenes: Sequence[Sequence[SceneObject]], owner: np.ndarray) -> torch.Tensor:
+    """Returns the place in its number of each patch's digit ``(B, N)``, -1 for none; `owner` is likewise."""
+    result = np.full(owner.shape, -1)
+    for line, objects in enumerate(scenes):
+        before: Counter[str] = Counter()
+        for slot, item in enumerate(objects):
+            if item.kind == "digit":
+                result[line][owner[line] == slot] = before[item.colour]
+                before[item.colour] += 1
+    return torch.from_numpy(result)
 
 
 @torch.no_grad()

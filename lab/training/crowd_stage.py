@@ -13,11 +13,20 @@ from espalier.harness.seedling.seedling_model import weights_dir
 from lab.training.crowd_gaze import (
     GAZE_ATTENTION,
     Watched,
+    counting_loss,
+    counting_targets,
     gaze_attention,
     gaze_loss,
     gaze_targets,
 )
-from lab.training.crowd_lessons import PlaceNamer, crowd_hidden, make_lesson, validate_crowd
+from lab.training.crowd_lessons import (
+    CrowdLesson,
+    TokenNamer,
+    crowd_hidden,
+    digit_order,
+    make_lesson,
+    validate_crowd,
+)
 from lab.training.crowd_start import start_from_seedling
 from lab.training.dialogue_packs import IGNORE, PREFIX
 from lab.training.fast_math import use_attention, use_bf16_products
@@ -36,6 +45,7 @@ from lab.training.stage_runtime import (
 from lab.training.tower_stage import tower_of
 
 CHECKPOINT = "crowd.pt"
+TERMS = ("loss", "place", "order", "gaze", "counting")
 
 
 def new_crowd_model(layers: int = 6) -> Any:
@@ -52,6 +62,26 @@ def new_crowd_model(layers: int = 6) -> Any:
     return model
 
 
+def looking_losses(
+    watched: Watched, lesson: CrowdLesson, positions: torch.Tensor | None, plan: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the losses of looking and of counting.
+
+    Args:
+        watched: Queries and keys of the watched layers.
+        lesson: The lesson.
+        positions: Position ids ``(B, V)`` of the visual tokens shown; None means all.
+        plan: The recipe's "gaze".
+    """
+    about = (lesson.packed, lesson.questions, lesson.objects)
+    targets = torch.cat([gaze_targets(*about, lesson.owner), counting_targets(*about)[None]])
+    if positions is not None:
+        shown = (positions - len(PREFIX))[None, :, None].expand(3, -1, targets.shape[2], -1)
+        targets = targets.gather(-1, shown)
+    gaze = gaze_loss(watched, plan["layers"], plan["heads"], targets[:2])
+    return gaze, counting_loss(watched.attention[plan["count_layer"]], plan["heads"], targets[2])
+
+
 def train_crowd(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     """Trains the model; resumes from ``out/crowd.pt``.
 
@@ -62,7 +92,7 @@ def train_crowd(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     """
     plan, seed = recipe["crowd"], recipe["seed"]
     torch.manual_seed(seed)
-    model, namer = new_crowd_model(plan.get("layers", 6)), PlaceNamer()
+    model, namer = new_crowd_model(plan.get("layers", 6)), TokenNamer()
     tower, projector = tower_of(model), model.model.multi_modal_projector
     use_bf16_products(projector)
     use_bf16_products(model.model.language_model)
@@ -75,8 +105,7 @@ def train_crowd(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         namer.load_state_dict(checkpoint["namer"])
         optimiser.load_state_dict(checkpoint["optimiser"])
         first_step = checkpoint["step"]
-    layers = plan["gaze"]["layers"]
-    losses: list[tuple[float, float, float]] = []
+    losses: list[tuple[float, ...]] = []
     for step in range(first_step, plan["steps"]):
         set_lr(optimiser, cosine_lr(step, plan["steps"], plan["warmup"], plan["lr"]))
         index = worker.share(step, plan["batch"], plan["first_index"])
@@ -86,30 +115,33 @@ def train_crowd(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         packed, answered = lesson.packed, lesson.packed.labels != IGNORE
         inside = lesson.owner >= 0
         visual = projector(lesson.features)
-        place = namer.loss(visual, inside)
+        place = namer.place_loss(visual, inside)
         visual, positions = maybe_subset(visual, inside, plan["mixtures"], seed, step)
-        watched: Watched = dict.fromkeys(layers)
+        looking = plan["gaze"]
+        watched = Watched(dict.fromkeys([*looking["layers"], looking["count_layer"]]))
         hidden = crowd_hidden(model, visual, packed, positions, watched)
         logits = model.lm_head(hidden[answered])
         loss = answer_loss(logits, packed.labels[answered], packed.weights[answered])
-        right = gaze_targets(packed, lesson.questions, lesson.objects, lesson.owner)
+        gaze, counting = looking_losses(watched, lesson, positions, looking)
+        order = digit_order(lesson.objects, lesson.owner)
         if positions is not None:
-            shown = (positions - len(PREFIX))[:, None].expand(-1, packed.tokens.shape[1], -1)
-            right = right.gather(-1, shown.expand(2, -1, -1, -1))
-        gaze = gaze_loss(watched, layers, plan["gaze"]["heads"], right)
+            order = order.gather(1, positions - len(PREFIX))
+        tokens = watched.states[looking["layers"][-1]][:, len(PREFIX) :][:, : order.shape[1]]
+        ordinal = namer.order_loss(tokens, order)
         optimiser.zero_grad()
-        (loss + plan["place"] * place + plan["gaze"]["weight"] * gaze).backward()
+        total = loss + plan["place"] * place + plan["order"] * ordinal
+        (total + looking["weight"] * (gaze + counting)).backward()
         worker.average_gradients(parameters)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
 
         done = step + 1
-        losses.append((loss.item(), place.item(), gaze.item()))
+        losses.append(tuple(term.item() for term in (loss, place, ordinal, gaze, counting)))
         if not worker.leads:
             continue
         if done % plan["log_every"] == 0:
             means = np.mean(losses[-plan["log_every"] :], axis=0).tolist()
-            log.write(step=done, **dict(zip(("loss", "place", "gaze"), means, strict=True)))
+            log.write(step=done, **dict(zip(TERMS, means, strict=True)))
         if done % plan["save_every"] == 0 or done == plan["steps"]:
             state = {"model": model.state_dict(), "namer": namer.state_dict(), "step": done}
             save_checkpoint(out / CHECKPOINT, {**state, "optimiser": optimiser.state_dict()})

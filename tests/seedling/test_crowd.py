@@ -39,10 +39,18 @@ from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.seedling.scenes import CELL, WIDTH, SceneObject
 from espalier.harness.seedling.vocabulary import UNK, VOCABULARY
 from lab.training import crowd_release, crowd_stage
-from lab.training.crowd_gaze import gaze_loss, gaze_targets, objects_looked_at
+from lab.training.crowd_gaze import (
+    Watched,
+    counting_loss,
+    counting_targets,
+    gaze_loss,
+    gaze_targets,
+    objects_looked_at,
+)
 from lab.training.crowd_lessons import (
     CROWD_TEXT_START,
     crowd_hidden,
+    digit_order,
     make_lesson,
 )
 from lab.training.crowd_stage import new_crowd_model, train_crowd
@@ -291,14 +299,17 @@ def test_words_look_at_the_patches_of_their_objects():
 
 def test_gaze_loss_equals_a_loop_over_words():
     torch.manual_seed(3)
-    query, key = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 6, 8)
+    query, key = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 8, 8)
     right = torch.rand(2, 2, 4, 6) < 0.4
     right[:, 0, 1] = False
-    loss = gaze_loss({1: (query, key), 5: (key[:, :, :4], key)}, [1, 5], 2, right)
+    loss = gaze_loss(Watched({1: (query, key), 5: (key[:, :, :4], key)}), [1, 5], 2, right)
     layers = []
     for (queries, keys), sets in zip(((query, key), (key[:, :, :4], key)), right, strict=True):
         terms = [
-            -(queries[row, head, word] @ keys[row, head].T).softmax(-1)[sets[row, word]].sum().log()
+            -(queries[row, head, word] @ keys[row, head, 2:].T)
+            .softmax(-1)[sets[row, word]]
+            .sum()
+            .log()
             for row in range(2)
             for head in range(2)
             for word in range(4)
@@ -308,8 +319,51 @@ def test_gaze_loss_equals_a_loop_over_words():
     torch.testing.assert_close(loss, torch.stack(layers).mean())
 
 
+def test_a_head_that_counts_gives_each_object_one_part():
+    """The loss is least where each of n objects has 1 / (n + 4) of the attention."""
+    targets = torch.tensor([[[True, True, False], [False, False, False]]])
+    two = torch.tensor(2.0).log()
+    for first, other in ((1.0, -30.0), (0.0, -30.0), (1.0, 0.0)):
+        scores = torch.tensor([two, two, 0.0, 0.0, other]) * first
+        shares = scores.softmax(-1)
+        expected = -(shares[2].log() + shares[3].log() + 4 * shares[:2].sum().log()) / 6
+        query, key = torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 5, 8)
+        query[..., 0], key[0, 0, :, 0] = 1.0, scores
+        loss = counting_loss((query, key), 1, targets)
+        torch.testing.assert_close(loss, expected)
+        best = -(2 * np.log(1 / 6) + 4 * np.log(4 / 6)) / 6
+        assert (loss < best + 1e-4) == (first == 1.0 and other < 0)
+
+
+def test_counted_patches_are_as_many_as_the_answer(started):
+    lesson = make_lesson(
+        tower_of(started), "val", 0, [0, 1], MIX, dict.fromkeys([*MIX, "end"], 1.0)
+    )
+    targets = counting_targets(lesson.packed, lesson.questions, lesson.objects)
+    for line, questions in enumerate(lesson.questions):
+        counts = [int(question.answer) for question in questions if question.family == "count"]
+        found = targets[line].sum(-1)
+        assert found[found > 0].tolist() == counts
+        assert (lesson.owner[line][targets[line].any(0)] >= 0).all()
+
+
+def test_digits_are_numbered_within_their_number():
+    owner = crowd_targets(SCENES[:2]).owner
+    order = digit_order(SCENES[:2], owner)
+    for line, objects in enumerate(SCENES[:2]):
+        for slot, item in enumerate(objects):
+            expected = {-1}
+            if item.kind == "digit":
+                alike = [o.box[0] for o in objects if o.kind == "digit" and o.colour == item.colour]
+                expected = {sorted(alike).index(item.box[0])}
+            assert set(order[line][owner[line] == slot].tolist()) == expected
+    assert (order[owner < 0] == -1).all()
+
+
 def test_gaze_targets_are_patches_of_the_right_objects(started):
-    lesson = make_lesson(tower_of(started), "val", 0, [0, 1], MIX, dict.fromkeys([*MIX, "end"], 1.0))
+    lesson = make_lesson(
+        tower_of(started), "val", 0, [0, 1], MIX, dict.fromkeys([*MIX, "end"], 1.0)
+    )
     right = gaze_targets(lesson.packed, lesson.questions, lesson.objects, lesson.owner)
     question = next(q for q in lesson.questions[1] if q.family == "relation")
     number = lesson.questions[1].index(question)
@@ -326,7 +380,7 @@ def tiny_recipe() -> dict:
     recipe = load_recipe()
     plan = {"layers": 1, "steps": 4, "batch": 2, "warmup": 1, "log_every": 2, "save_every": 2}
     recipe["crowd"].update(plan, validate_every=4)
-    recipe["crowd"]["gaze"] = {"layers": [0, 0], "heads": 2, "weight": 1.0}
+    recipe["crowd"]["gaze"] = {"layers": [0, 0], "count_layer": 0, "heads": 2, "weight": 1.0}
     recipe["crowd"]["validation"] = recipe["gate_crowd"] | {"scenes": 2}
     return recipe
 

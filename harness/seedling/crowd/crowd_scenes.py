@@ -22,7 +22,8 @@ GRID = SIDE // PATCH
 SIZES = (16, 18, 20)
 """Sides of the objects in pixels."""
 NUMBERS = 2
-"""Numbers of a scene: rows of two to four digits in frames of one colour, another for each number."""
+"""Numbers of a scene: rows of two or more digits in frames of one colour, another for each number."""
+LONGEST_NUMBER = 4
 MOST_ALIKE = 9
 
 _GAP = 3
@@ -74,7 +75,7 @@ def crowd_objects(split: str, seed: int, index: int) -> tuple[SceneObject, ...]:
 
 
 def _number(row: int, half: int, colour: str, stream: DrawStream) -> list[SceneObject]:
-    count, size = 2 + stream.below(3), stream.pick(SIZES)
+    count, size = 2 + stream.below(LONGEST_NUMBER - 1), stream.pick(SIZES)
     span = count * size + (count - 1) * _GAP
     left = half * WIDTH + stream.below(WIDTH - span + 1)
     top = row * CELL + stream.below(CELL - size + 1)
