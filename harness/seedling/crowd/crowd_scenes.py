@@ -15,7 +15,14 @@ import numpy as np
 from espalier.harness.seedling.counter_random import DrawStream, draws
 from espalier.harness.seedling.patch_targets import MIN_OVERLAP, PATCH, PatchTargets
 from espalier.harness.seedling.scenes import CELL, COLOUR_NAMES, COLOURS, WIDTH, Scene, SceneObject
-from espalier.harness.seedling.sprites import FRAME, SHAPES, Digits, noise_bank, shape_mask
+from espalier.harness.seedling.sprites import (
+    DISTORTIONS,
+    FRAME,
+    SHAPES,
+    Digits,
+    noise_bank,
+    shape_mask,
+)
 
 SIDE = 2 * WIDTH
 GRID = SIDE // PATCH
@@ -134,8 +141,9 @@ def draw_crowd(
         if item.kind == "shape":
             region[shape_mask(item.name, x1 - x0)] = colour
             continue
-        number = stream.pick(digits.pools[split][int(item.name)])
-        variant = stream.below(9)
+        pool = digits.pools[split][int(item.name)]
+        number = pool[stream.below(len(pool))]
+        variant = stream.below(len(DISTORTIONS))
         sprites = digits.distorted_sprites[x1 - x0][variant if distort else 0]
         region[:] = colour
         region[FRAME - 1 : 1 - FRAME, FRAME - 1 : 1 - FRAME] = 16
