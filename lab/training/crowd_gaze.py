@@ -91,15 +91,15 @@ def counting_targets(
     """Returns the patch in the middle of each counted object, for the word that counts ``(B, L, N)``."""
     batch, length = packed.tokens.shape
     result = torch.zeros(batch, length, GRID * GRID, dtype=torch.bool)
-    for line, (asked, objects) in enumerate(zip(questions, scenes, strict=True)):
-        for number, question in enumerate(asked):
+    for line, (dialogues, objects) in enumerate(zip(questions, scenes, strict=True)):
+        for number, question in enumerate(dialogues):
             if question.family != "count":
                 continue
-            own = (packed.segments[line] == number) & (packed.labels[line] != IGNORE)
+            answered = (packed.segments[line] == number) & (packed.labels[line] != IGNORE)
             for slot in objects_looked_at(question, objects)[0][0]:
                 x0, y0, x1, y1 = objects[slot].box
                 patch = (y0 + y1) // 2 // PATCH * GRID + (x0 + x1) // 2 // PATCH
-                result[line, own.nonzero()[0, 0], patch] = True
+                result[line, answered.nonzero()[0, 0], patch] = True
     return result
 
 
@@ -119,9 +119,9 @@ def gaze_targets(
     """
     batch, length = packed.tokens.shape
     result = np.zeros((2, batch, length, owner.shape[1]), bool)
-    for line, (asked, objects) in enumerate(zip(questions, scenes, strict=True)):
+    for line, (dialogues, objects) in enumerate(zip(questions, scenes, strict=True)):
         segments, labels = packed.segments[line].numpy(), packed.labels[line].numpy()
-        for number, question in enumerate(asked):
+        for number, question in enumerate(dialogues):
             places = np.flatnonzero((segments == number) & (labels != IGNORE))
             # The last place predicts the end.
             for place, sets in zip(places[:-1], objects_looked_at(question, objects), strict=True):

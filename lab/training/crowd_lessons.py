@@ -152,9 +152,9 @@ class TokenNamer(nn.Module):
             states: Hidden states of the visual tokens shown ``(B, V, D)``.
             order: Place of each token's digit in its number ``(B, V)``, -1 for none.
         """
-        shown = order >= 0
-        tokens = F.rms_norm(states[shown], states.shape[-1:], eps=1e-6)
-        return F.cross_entropy(self.order(tokens), order[shown])
+        digits = order >= 0
+        tokens = F.rms_norm(states[digits], states.shape[-1:], eps=1e-6)
+        return F.cross_entropy(self.order(tokens), order[digits])
 
 
 def digit_order(scenes: Sequence[Sequence[SceneObject]], owner: np.ndarray) -> torch.Tensor:

@@ -58,6 +58,6 @@ def gate_crowd(recipe: dict[str, Any], split: str = "val") -> None:
     rounded = {name: round(score, 4) for name, score in scores.items()}
     path = crowd_weights_dir().parent / f"gate_crowd_{split}.json"
     path.write_text(json.dumps(rounded, separators=(",", ":")) + "\n", encoding="utf-8")
-    missed = [name for name, least in plan["targets"].items() if scores[name] < least]
+    missed = [name for name, target in plan["targets"].items() if scores[name] < target]
     if missed:
         raise SystemExit(f"seedling_crowd misses its targets on {split}: {', '.join(missed)}")

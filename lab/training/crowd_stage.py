@@ -76,8 +76,8 @@ def looking_losses(
     about = (lesson.packed, lesson.questions, lesson.objects)
     targets = torch.cat([gaze_targets(*about, lesson.owner), counting_targets(*about)[None]])
     if positions is not None:
-        shown = (positions - len(PREFIX))[None, :, None].expand(3, -1, targets.shape[2], -1)
-        targets = targets.gather(-1, shown)
+        numbers = (positions - len(PREFIX))[None, :, None].expand(3, -1, targets.shape[2], -1)
+        targets = targets.gather(-1, numbers)
     gaze = gaze_loss(watched, plan["layers"], plan["heads"], targets[:2])
     return gaze, counting_loss(watched.attention[plan["count_layer"]], plan["heads"], targets[2])
 

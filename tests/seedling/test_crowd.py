@@ -105,23 +105,23 @@ def test_objects_are_apart_and_inside_a_quarter():
 
 
 def test_scenes_are_crowded():
-    most = []
+    frequencies = []
     for objects in SCENES:
         names = [item.name for item in objects if item.kind == "shape"]
         numbers = {item.colour for item in objects if item.kind == "digit"}
         assert len(numbers) == 2
-        most.append(max(names.count(name) for name in names))
-    assert max(most) == 9
+        frequencies.append(max(names.count(name) for name in names))
+    assert max(frequencies) == 9
     assert np.mean([len(objects) for objects in SCENES]) > 14
 
 
 def test_every_template_occurs_and_uses_known_words_only():
-    seen = set()
+    templates = set()
     for index in range(len(SCENES)):
         for question in questions_of(index):
-            seen.add((question.family, question.template))
+            templates.add((question.family, question.template))
             assert UNK not in encode(f"{question.text} {question.answer}")
-    assert seen == {(family, name) for family, names in TEMPLATES.items() for name in names}
+    assert templates == {(family, name) for family, names in TEMPLATES.items() for name in names}
 
 
 def test_words_are_seedlings_but_for_spare_ones():
@@ -228,16 +228,16 @@ def test_tower_reads_each_quarter_as_seedlings_does(started):
     image = crowd_scene("val", 0, 0).image
     seedling = tower_of(load_exported(weights_dir("seedling")))
     with torch.no_grad():
-        whole = patch_features(tower_of(started), normalise(image[None]))[0, 1:, :128]
+        picture = patch_features(tower_of(started), normalise(image[None]))[0, 1:, :128]
         for top in (0, WIDTH):
             for left in (0, WIDTH):
                 quarter = np.ascontiguousarray(image[None, top : top + WIDTH, left : left + WIDTH])
                 part = patch_features(seedling, normalise(quarter))[0, 1:].view(12, 12, -1)
                 rows, columns = top // PATCH, left // PATCH
-                own = whole.view(24, 24, -1)[rows : rows + 12, columns : columns + 12]
+                features = picture.view(24, 24, -1)[rows : rows + 12, columns : columns + 12]
                 # The mean of a token's features is left out by every layer norm.
-                own, part = (x - x.mean(-1, keepdim=True) for x in (own, part))
-                assert (own - part).norm() < 0.01 * part.norm()
+                features, part = (x - x.mean(-1, keepdim=True) for x in (features, part))
+                assert (features - part).norm() < 0.01 * part.norm()
 
 
 def test_a_question_sees_what_it_would_see_by_itself(started):
@@ -249,21 +249,21 @@ def test_a_question_sees_what_it_would_see_by_itself(started):
         visual = started.model.multi_modal_projector(lesson.features)[:, :50]
         positions = torch.arange(3, 153, 3).expand(2, -1)
         packed = crowd_hidden(started, visual, lesson.packed, positions)
-        own = lesson.packed.segments[1] == 2
-        words = lesson.packed.tokens[1][own]
-        alone = crowd_hidden(started, visual[1:], _only(lesson.packed, own), positions[1:])
-    torch.testing.assert_close(packed[1][own], alone[0], atol=1e-4, rtol=1e-4)
+        row = lesson.packed.segments[1] == 2
+        words = lesson.packed.tokens[1][row]
+        alone = crowd_hidden(started, visual[1:], _only(lesson.packed, row), positions[1:])
+    torch.testing.assert_close(packed[1][row], alone[0], atol=1e-4, rtol=1e-4)
     assert words[0] in encode(lesson.questions[1][2].text)
-    assert lesson.packed.positions[1][own][0] == CROWD_TEXT_START == len(PREFIX) + 576
+    assert lesson.packed.positions[1][row][0] == CROWD_TEXT_START == len(PREFIX) + 576
     assert language.embed_tokens.weight.shape[0] == len(WORDS)
 
 
-def _only(packed, own: torch.Tensor):
+def _only(packed, words: torch.Tensor):
     """One dialogue of the second row."""
     from lab.training.dialogue_packs import Packed
 
     rows = (packed.tokens, packed.labels, packed.weights, packed.positions, packed.segments)
-    return Packed(*(row[1:, own] for row in rows))
+    return Packed(*(row[1:, words] for row in rows))
 
 
 def test_words_look_at_the_patches_of_their_objects():
@@ -323,8 +323,8 @@ def test_a_head_that_counts_gives_each_object_one_part():
     """The loss is least where each of n objects has 1 / (n + 4) of the attention."""
     targets = torch.tensor([[[True, True, False], [False, False, False]]])
     two = torch.tensor(2.0).log()
-    for first, other in ((1.0, -30.0), (0.0, -30.0), (1.0, 0.0)):
-        scores = torch.tensor([two, two, 0.0, 0.0, other]) * first
+    for first, last in ((1.0, -30.0), (0.0, -30.0), (1.0, 0.0)):
+        scores = torch.tensor([two, two, 0.0, 0.0, last]) * first
         shares = scores.softmax(-1)
         expected = -(shares[2].log() + shares[3].log() + 4 * shares[:2].sum().log()) / 6
         query, key = torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 5, 8)
@@ -332,7 +332,7 @@ def test_a_head_that_counts_gives_each_object_one_part():
         loss = counting_loss((query, key), 1, targets)
         torch.testing.assert_close(loss, expected)
         best = -(2 * np.log(1 / 6) + 4 * np.log(4 / 6)) / 6
-        assert (loss < best + 1e-4) == (first == 1.0 and other < 0)
+        assert (loss < best + 1e-4) == (first == 1.0 and last < 0)
 
 
 def test_counted_patches_are_as_many_as_the_answer(started):
@@ -342,8 +342,8 @@ def test_counted_patches_are_as_many_as_the_answer(started):
     targets = counting_targets(lesson.packed, lesson.questions, lesson.objects)
     for line, questions in enumerate(lesson.questions):
         counts = [int(question.answer) for question in questions if question.family == "count"]
-        found = targets[line].sum(-1)
-        assert found[found > 0].tolist() == counts
+        marked = targets[line].sum(-1)
+        assert marked[marked > 0].tolist() == counts
         assert (lesson.owner[line][targets[line].any(0)] >= 0).all()
 
 
@@ -367,8 +367,8 @@ def test_gaze_targets_are_patches_of_the_right_objects(started):
     right = gaze_targets(lesson.packed, lesson.questions, lesson.objects, lesson.owner)
     question = next(q for q in lesson.questions[1] if q.family == "relation")
     number = lesson.questions[1].index(question)
-    own = (lesson.packed.segments[1] == number) & (lesson.packed.labels[1] >= 0)
-    word, end = own.nonzero().flatten().tolist()
+    row = (lesson.packed.segments[1] == number) & (lesson.packed.labels[1] >= 0)
+    word, end = row.nonzero().flatten().tolist()
     target = lesson.objects[1].index(question.target)
     assert right[1, 1, word].tolist() == (lesson.owner[1] == target).tolist()
     assert right[0, 1, word].sum() > right[1, 1, word].sum()
@@ -403,9 +403,9 @@ def test_an_interrupted_training_continues_as_if_it_had_not_been(tmp_path: Path,
         with pytest.raises(StopError):
             train_crowd(Worker(0, 1), half, tmp_path / "parts")
     train_crowd(Worker(0, 1), tiny_recipe, tmp_path / "parts")
-    whole, parts = (load_checkpoint(tmp_path / name / "crowd.pt") for name in ("whole", "parts"))
+    complete, parts = (load_checkpoint(tmp_path / name / "crowd.pt") for name in ("whole", "parts"))
     assert parts["step"] == 4
-    for key, value in whole["model"].items():
+    for key, value in complete["model"].items():
         torch.testing.assert_close(parts["model"][key], value, atol=1e-5, rtol=1e-4)
     lines = [json.loads(line) for line in (tmp_path / "whole/log.jsonl").read_text().splitlines()]
     assert set(FAMILIES) <= set(lines[-1]["val"])

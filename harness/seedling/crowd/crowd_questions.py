@@ -119,7 +119,7 @@ def existence_question(objects: Sequence[SceneObject], stream: DrawStream) -> Sc
     incomplete = {
         name
         for _, name in present
-        if sum(other == name for _, other in present) < len(COLOUR_NAMES)
+        if sum(label == name for _, label in present) < len(COLOUR_NAMES)
     }
     name = stream.pick([item.name for item in shapes if item.name in incomplete])
     used = [item.colour for item in shapes if (item.colour, name) not in present]

@@ -84,11 +84,11 @@ def crowd_objects(split: str, seed: int, index: int) -> tuple[SceneObject, ...]:
 def _number(row: int, half: int, colour: str, stream: DrawStream) -> list[SceneObject]:
     count, size = 2 + stream.below(LONGEST_NUMBER - 1), stream.pick(SIZES)
     span = count * size + (count - 1) * _GAP
-    left = half * WIDTH + stream.below(WIDTH - span + 1)
+    start = half * WIDTH + stream.below(WIDTH - span + 1)
     top = row * CELL + stream.below(CELL - size + 1)
     digits = []
     for place in range(count):
-        x = left + place * (size + _GAP)
+        x = start + place * (size + _GAP)
         box = (x, top, x + size, top + size)
         digits.append(SceneObject("digit", str(stream.below(10)), colour, box))
     return digits
@@ -97,9 +97,9 @@ def _number(row: int, half: int, colour: str, stream: DrawStream) -> list[SceneO
 def _shape(name: str, colour: str, cell: tuple[int, int], stream: DrawStream) -> SceneObject:
     row, column = cell
     size = stream.pick(SIZES)
-    left = column * CELL + stream.below(CELL - size + 1)
-    top = row * CELL + stream.below(CELL - size + 1)
-    return SceneObject("shape", name, colour, (left, top, left + size, top + size))
+    x = column * CELL + stream.below(CELL - size + 1)
+    y = row * CELL + stream.below(CELL - size + 1)
+    return SceneObject("shape", name, colour, (x, y, x + size, y + size))
 
 
 @lru_cache(maxsize=1)
