@@ -193,7 +193,7 @@ def test_targets_label_the_patches_of_each_object():
 
 
 def test_samples_take_turns_and_do_not_depend_on_their_number():
-    taken = samples("test", 0, 1_000_000, 12)
+    taken = samples("test", 0, 1_000_000, 16)
     assert [sample["family"] for sample in taken] == [*CYCLE, *CYCLE]
     assert samples("test", 0, 1_000_000, 5) == taken[:5]
     assert sample_objects(taken[3]) == crowd_objects("test", 0, 1_000_003)
@@ -206,7 +206,7 @@ def test_samples_take_turns_and_do_not_depend_on_their_number():
         ("attribute", "star", "circle", 0, 0),
         ("count", "9", "nine", 0, 1),
         ("relation", "red", "Red.", 1, 0),
-        ("exist", "no", "", 0, 1),
+        ("attribute", "star", "", 0, 1),
     ],
 )
 def test_metrics(family, truth, answer, right, unparsed):

@@ -10,15 +10,17 @@ from espalier.harness.seedling.scene_scores import exact_match, is_one_of
 from espalier.harness.seedling.scenes import COLOUR_NAMES, Scene, SceneObject
 from espalier.harness.seedling.sprites import SHAPES
 
-CYCLE = ("count", "relation", "attribute", "count", "relation", "exist")
-"""Question families, used cyclically over the scenes; reading numbers is trained, and not yet learned well enough."""
+CYCLE = ("count", "relation", "attribute", "count", "relation", "count", "relation", "attribute")
+"""Question families, used cyclically over the scenes.
+
+The model learns to read numbers too, not yet well enough, and existence, which is right by chance in half of the cases.
+"""
 
 _DIGITS = tuple(str(value) for value in range(10))
 _ANSWERS = {
     "count": _DIGITS,
     "relation": COLOUR_NAMES,
     "attribute": (*COLOUR_NAMES, *SHAPES),
-    "exist": ("yes", "no"),
 }
 
 
