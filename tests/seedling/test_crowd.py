@@ -19,6 +19,7 @@ from espalier.harness.seedling.crowd.crowd_benchmark import (
     sample_objects,
     samples,
 )
+from espalier.harness.seedling.crowd.crowd_model import crowd_weights_dir
 from espalier.harness.seedling.crowd.crowd_questions import (
     FAMILIES,
     TEMPLATES,
@@ -40,9 +41,11 @@ from espalier.harness.seedling.scenes import CELL, WIDTH, SceneObject
 from espalier.harness.seedling.vocabulary import UNK, VOCABULARY
 from lab.training import crowd_release, crowd_stage
 from lab.training.crowd_gaze import (
+    GAZE_ATTENTION,
     Watched,
     counting_loss,
     counting_targets,
+    gaze_attention,
     gaze_loss,
     gaze_targets,
     objects_looked_at,
@@ -52,9 +55,11 @@ from lab.training.crowd_lessons import (
     crowd_hidden,
     digit_order,
     make_lesson,
+    validate_crowd,
 )
 from lab.training.crowd_stage import new_crowd_model, train_crowd
 from lab.training.dialogue_packs import PREFIX
+from lab.training.fast_math import use_attention
 from lab.training.release_stage import load_exported
 from lab.training.stage_runtime import Worker, load_checkpoint, load_recipe
 from lab.training.tower_stage import tower_of
@@ -442,3 +447,21 @@ def test_exported_model_loads_and_answers_alike(tmp_path: Path, tiny_recipe, mon
     loaded = load_exported(tmp_path / "crowd")
     for key, value in model.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[key], value.half().float())
+
+
+def test_shipped_model_answers_validation_questions():
+    model = load_exported(crowd_weights_dir())
+    use_attention(model.model.language_model, GAZE_ATTENTION, gaze_attention)
+    mix = {"attribute": 3, "count": 2, "relation": 4, "exist": 3}
+    scores = validate_crowd(model, tower_of(model), "val", {"scenes": 16, "mix": mix})
+    assert min(scores[name] for name in ("attribute", "relation", "exist")) >= 0.85
+    assert scores["count"] >= 0.5
+
+
+def test_shipped_processor_knows_the_words_of_crowded_scenes():
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(crowd_weights_dir())
+    assert processor.tokenizer.get_vocab() == {word: number for number, word in enumerate(WORDS)}
+    image = processor.image_processor(crowd_scene("val", 0, 0).to_pil(), return_tensors="pt")
+    assert image["pixel_values"].shape == (1, 3, SIDE, SIDE)
