@@ -46,14 +46,14 @@ def gaze_attention(
     attention_mask: torch.Tensor,
     scaling: float,
     watched: Watched | None = None,
-    **rest: Any,
+    **settings: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attends as :func:`video_attention` does, and keeps queries and keys of the watched layers."""
     layer: Any = module.layer_idx
     if watched is not None and layer in watched.attention:
         prefix = attention_mask.shape[-1] - attention_mask.shape[-2]
         watched.attention[layer] = (query[:, :, prefix:] * scaling, key[:, :, :prefix])
-    return video_attention(module, query, key, value, attention_mask, scaling, **rest)
+    return video_attention(module, query, key, value, attention_mask, scaling, **settings)
 
 
 def objects_looked_at(

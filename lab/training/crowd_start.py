@@ -97,9 +97,9 @@ def _start_attention(attention: Any, source: Any, code: slice, counter: slice) -
     """Widens each head by the quarters' codes, less their negatives: layer norms shift both by the same mean."""
     heads, old, new = source.num_heads, source.head_dim, attention.head_dim
     width = heads * old
-    same = torch.eye(QUARTERS) * APART
-    others = (torch.eye(QUARTERS) - 1) * APART
-    for name, block in (("q_proj", same), ("k_proj", others), ("v_proj", None)):
+    query_code = torch.eye(QUARTERS) * APART
+    key_code = (torch.eye(QUARTERS) - 1) * APART
+    for name, block in (("q_proj", query_code), ("k_proj", key_code), ("v_proj", None)):
         target, trained = getattr(attention, name), getattr(source, name)
         # Queries make up for the smaller scale of the wider heads.
         factor = (new / old) ** 0.5 if name == "q_proj" else 1.0

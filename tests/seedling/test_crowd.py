@@ -179,7 +179,7 @@ def test_a_relation_without_a_clear_answer_is_not_asked():
     boxes = ((0, 0, 16, 16), (4, 4, 20, 20), (100, 100, 116, 116))
     names = ("star", "star", "cross")
     colours = ("red", "blue", "white")
-    objects = [SceneObject("shape", *rest) for rest in zip(names, colours, boxes, strict=True)]
+    objects = [SceneObject("shape", *fields) for fields in zip(names, colours, boxes, strict=True)]
     question = relation_question(objects, question_stream("val", 0, 0))
     assert question.family == "attribute"
 
@@ -235,10 +235,10 @@ def test_tower_reads_each_quarter_as_seedlings_does(started):
     with torch.no_grad():
         picture = patch_features(tower_of(started), normalise(image[None]))[0, 1:, :128]
         for top in (0, WIDTH):
-            for left in (0, WIDTH):
-                quarter = np.ascontiguousarray(image[None, top : top + WIDTH, left : left + WIDTH])
+            for edge in (0, WIDTH):
+                quarter = np.ascontiguousarray(image[None, top : top + WIDTH, edge : edge + WIDTH])
                 part = patch_features(seedling, normalise(quarter))[0, 1:].view(12, 12, -1)
-                rows, columns = top // PATCH, left // PATCH
+                rows, columns = top // PATCH, edge // PATCH
                 features = picture.view(24, 24, -1)[rows : rows + 12, columns : columns + 12]
                 # The mean of a token's features is left out by every layer norm.
                 features, part = (x - x.mean(-1, keepdim=True) for x in (features, part))
@@ -256,8 +256,8 @@ def test_a_question_sees_what_it_would_see_by_itself(started):
         packed = crowd_hidden(started, visual, lesson.packed, positions)
         row = lesson.packed.segments[1] == 2
         words = lesson.packed.tokens[1][row]
-        alone = crowd_hidden(started, visual[1:], _only(lesson.packed, row), positions[1:])
-    torch.testing.assert_close(packed[1][row], alone[0], atol=1e-4, rtol=1e-4)
+        single = crowd_hidden(started, visual[1:], _only(lesson.packed, row), positions[1:])
+    torch.testing.assert_close(packed[1][row], single[0], atol=1e-4, rtol=1e-4)
     assert words[0] in encode(lesson.questions[1][2].text)
     assert lesson.packed.positions[1][row][0] == CROWD_TEXT_START == len(PREFIX) + 576
     assert language.embed_tokens.weight.shape[0] == len(WORDS)
@@ -422,7 +422,7 @@ def test_training_lowers_the_loss_of_what_it_repeats(tmp_path: Path, tiny_recipe
     monkeypatch.setattr(
         crowd_stage,
         "make_lesson",
-        lambda tower, split, seed, index, *rest: lesson(tower, split, seed, [0, 1], *rest),
+        lambda tower, split, seed, index, *settings: lesson(tower, split, seed, [0, 1], *settings),
     )
     train_crowd(Worker(0, 1), tiny_recipe, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]

@@ -47,8 +47,8 @@ Item = TypeVar("Item")
 
 def shuffled(items: Sequence[Item], stream: DrawStream) -> list[Item]:
     """Return the items in a random order."""
-    rest = list(items)
-    return [rest.pop(stream.below(len(rest))) for _ in range(len(rest))]
+    pool = list(items)
+    return [pool.pop(stream.below(len(pool))) for _ in range(len(pool))]
 
 
 def crowd_stream(kind: str, split: str, seed: int, index: int) -> DrawStream:
