@@ -248,7 +248,9 @@ def flops_of(record: SampleRecord, facts: ModelFacts, method: Method) -> Flops:
         )  # only denoisers and reducers run on diffusion models
         flops = run_flops(method, facts, record)
     else:
-        flops = sample_flops(facts, record.entering, record.visual, record.text, record.work)
+        pairs = record.pairs or (), record.full_pairs or ()
+        counts = record.entering, record.visual, record.text
+        flops = sample_flops(facts, *counts, record.work, *pairs)
     return Flops(flops.share_of_full, flops.exact.language, flops.exact_full.language)
 
 

@@ -122,13 +122,21 @@ class ModelFacts:
 
     def scaled(self, layers: int | None, tower_layers: int | None) -> ModelFacts:
         """Return the facts of the same model with fewer (or more) layers; None leaves a stack alone."""
-        text = self.text if layers is None else replace(self.text, layers=layers)
+        text = self.text if layers is None else _scaled(self.text, layers)
         if tower_layers is None:
             return replace(self, text=text)
         kept = self.tower.window_layers * tower_layers // self.tower.layers
         tower = replace(self.tower, layers=tower_layers, window_layers=kept)
         read = tuple(layer for layer in self.deepstack if layer < tower_layers)
         return replace(self, text=text, tower=tower, deepstack=read)
+
+
+def _scaled(text: StackFacts, layers: int) -> StackFacts:
+    """Return a decoder with another number of layers; where some slide, one full layer ends each group."""
+    windows = layers
+    if text.window_layers < text.layers:
+        windows -= layers // (text.layers // (text.layers - text.window_layers))
+    return replace(text, layers=layers, window_layers=windows if text.window_layers else 0)
 
 
 def read_facts(key: str, part: Mapping[str, Any]) -> ModelFacts:

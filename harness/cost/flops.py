@@ -10,7 +10,8 @@ width m (of all experts that one token goes through), e experts:
 | query and output     | 4 n d q                                                             |
 | key and value        | 4 n d kv (grouped heads at their real size)                         |
 | scores and averaging | 4 p q over p token pairs: n (n + 1) / 2 if causal, n^2 if not, the   |
-|                      | sum over images, frames or windows in a tower                       |
+|                      | sum over images, frames or windows in a tower; as the masks show    |
+|                      | where visual tokens see one another or layers slide                 |
 | MLP                  | 2 n d m for each of its matrices: 3 if gated, 2 if not              |
 | router               | 2 n d e                                                             |
 | relative positions   | 2 n q (rows + columns that a token sees): SAM alone                  |
@@ -141,9 +142,22 @@ def projector_flops(facts: ModelFacts, units: int, repeated: int = 0) -> int:
 
 
 def text_flops(
-    facts: ModelFacts, entering: Sequence[int], n_text: int, causal: bool | None = None
+    facts: ModelFacts,
+    entering: Sequence[int],
+    n_text: int,
+    causal: bool | None = None,
+    pairs: Sequence[int] = (),
 ) -> int:
-    """Return the exact FLOPs of the decoder layers, layer l entered by `entering[l]` tokens."""
+    """Return the exact FLOPs of the decoder layers, layer l entered by `entering[l]` tokens.
+
+    `pairs` are the attended pairs of each layer, where its mask is not the stack's own.
+    """
+    if pairs:
+        linear = (
+            _linear(facts.text, first=layer == 0) * (visual + n_text)
+            for layer, visual in enumerate(entering)
+        )
+        return sum(linear) + _pair(facts.text) * sum(pairs)
     return sum(
         layer_flops(facts.text, visual + n_text, causal, first=layer == 0)
         for layer, visual in enumerate(entering)
@@ -184,7 +198,13 @@ def mlp_flops(stack: StackFacts) -> int:
 
 
 def sample_flops(
-    facts: ModelFacts, entering: Sequence[int], n_visual: int, n_text: int, work: Work
+    facts: ModelFacts,
+    entering: Sequence[int],
+    n_visual: int,
+    n_text: int,
+    work: Work,
+    pairs: Sequence[int] = (),
+    full_pairs: Sequence[int] = (),
 ) -> SampleFlops:
     """Count one sample's prefill.
 
@@ -194,19 +214,20 @@ def sample_flops(
         n_visual: visual tokens before any reduction.
         n_text: other tokens of the prompt.
         work: work before the decoder; units that went through the projector twice count twice.
+        pairs: attended pairs of each decoder layer, where masks are not the stack's own.
+        full_pairs: the same before any reduction.
     """
     full, head = (n_visual,) * len(entering), head_flops(facts)
     untouched = work.untouched()
 
-    def components(counts: Sequence[int], work: Work) -> Components:
+    def components(counts: Sequence[int], work: Work, pairs: Sequence[int]) -> Components:
         projector = projector_flops(facts, work.units, work.reprojected)
-        return Components(
-            tower_flops(facts, work), projector, text_flops(facts, counts, n_text), head
-        )
+        text = text_flops(facts, counts, n_text, pairs=pairs)
+        return Components(tower_flops(facts, work), projector, text, head)
 
     return SampleFlops(
-        exact=components(entering, work),
-        exact_full=components(full, untouched),
+        exact=components(entering, work, pairs),
+        exact_full=components(full, untouched, full_pairs),
         paper=counts_of(facts.text, [visual + n_text for visual in entering]),
         paper_full=counts_of(facts.text, [visual + n_text for visual in full]),
     )

@@ -142,9 +142,9 @@ def head_rows(query: Tensor, key: Tensor, scaling: float, visible: Tensor | None
 
 
 def last_row(query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
-    """Return (B, S): attention of the last query to each key; batches are left-padded, so the last slot is real.
+    """Return (B, S): attention of the last query to each key that it sees, `valid` (B, S).
 
-    The last slot sees every valid key under any visibility.
+    Batches are left-padded, so the last slot is real.
     """
     visible = valid[:, None, None, :]
     return attention_rows(query[:, :, -1:], key, scaling, visible)[:, 0]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from espalier.harness.engine.layer_types import LayerTypes, NewTokens
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.masks import decode_mask, reference_mask
 from espalier.harness.engine.positions import rotary_tables
@@ -24,6 +25,7 @@ class DecodeSteps:
         emulate: whether dropped tokens are still in the caches and have to be hidden.
         embedding: the decoder's rotary embedding if gaps are closed after each site; None: positions stay.
         step_mask: chooses at each step which visual entries the upper layers attend to, or None.
+        types: of the stack's layers, or None.
     """
 
     def __init__(
@@ -33,17 +35,20 @@ class DecodeSteps:
         emulate: bool,
         embedding: Any = None,
         step_mask: DecodeStepMask | None = None,
+        types: LayerTypes | None = None,
     ) -> None:
         self._stages = stages
         self._config = config
         self._emulate = emulate
         self._embedding = embedding
         self._step_mask = step_mask
+        self._types = types
         self._masks: dict[tuple[int, torch.device, bool], Tensor | None] = {}
         self._rows: dict[tuple[int, torch.device], RowMask] = {}
         #: Positions (B, t) of the new tokens as if nothing had been dropped, and the rotary tables of each stage.
         self._positions: Tensor | None = None
         self._tables: dict[tuple[int, torch.device], tuple[Tensor, ...]] = {}
+        self._typed: dict[tuple[int, str, torch.device], dict[str, Any]] = {}
 
     @property
     def needed(self) -> bool:
@@ -57,8 +62,10 @@ class DecodeSteps:
             return True
         if len(self._stages) == 1:
             return False
+        if self._emulate or self._types is not None:
+            return True
         eager = self._config._attn_implementation == "eager"
-        return self._emulate or eager or any(stage.padded for stage in self._stages)
+        return eager or any(stage.padded for stage in self._stages)
 
     @property
     def staggered(self) -> bool:
@@ -73,16 +80,22 @@ class DecodeSteps:
         """Correct the arguments that a step passes to the decoder stack."""
         self._masks.clear()
         self._tables.clear()
+        self._typed.clear()
         corrected = dict(kwargs)
+        self._positions = kwargs["position_ids"]
         if self._embedding is not None:
-            self._positions = kwargs["position_ids"]
             corrected["position_ids"] = self._closed_positions(self.stage(0))
         # If tokens are hidden, the layers' masks hide them.
         stage = self._stages[0] if self._emulate else self.stage(0)
         hidden, cache = kwargs["inputs_embeds"], kwargs["past_key_values"]
         stage.move(hidden.device)
         corrected["attention_mask"] = None
-        if stage.padded and self._folded:
+        if self._types is not None and len(self._stages) > 1:
+            corrected["attention_mask"] = {
+                name: self._typed_arguments(layer, hidden, cache)["attention_mask"]
+                for name, layer in self._types.first_of_each().items()
+            }
+        elif stage.padded and self._folded and self._types is None:
             corrected["attention_mask"] = self._mask(stage, hidden, cache, 0, hides_entries=False)
         elif stage.padded:
             corrected["attention_mask"] = _extend_valid(
@@ -98,11 +111,27 @@ class DecodeSteps:
         hides_entries = self._step_mask is not None and self._step_mask.hides(layer)
         if stage is self._stages[0] and not hides_entries:
             return None
+        if self._types is not None:
+            return {**kwargs, **self._typed_arguments(layer, hidden, kwargs["past_key_values"])}
         mask = self._mask(stage, hidden, kwargs["past_key_values"], layer, hides_entries)
         changed = {**kwargs, "attention_mask": mask}
         if self._embedding is not None and stage.first > 0:
             changed["position_embeddings"] = self._rotary(stage, hidden)
         return changed
+
+    def _typed_arguments(self, layer: int, hidden: Tensor, cache: Any) -> dict[str, Any]:
+        """Return mask and tables of a layer in a stack of several types."""
+        assert self._types is not None
+        assert self._positions is not None
+        stage = self.stage(layer).move(hidden.device)
+        key = (id(stage), self._types.name(layer), hidden.device)
+        if key not in self._typed:
+            positions = self._positions
+            if self._embedding is not None:
+                positions = self._closed_positions(stage)
+            step = NewTokens(hidden, positions.to(hidden.device))
+            self._typed[key] = self._types.step_arguments(stage, layer, step, cache)
+        return self._typed[key]
 
     def _closed_positions(self, stage: Stage) -> Tensor:
         """Return (B, t): the positions that follow the tokens of a stage."""

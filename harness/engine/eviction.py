@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 from espalier.harness.engine.head_shards import process_rows
+from espalier.harness.engine.layer_types import held_entries
 from espalier.harness.engine.layout import Layout, Stage, left_padded
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.reduce import merge_into
@@ -93,10 +94,10 @@ class ScoredEviction:
         self._evicting = evicting
         self._prefill = prefill
         self._depth = depth
-        #: (H, N) of each layer and row; None for a row without candidates.
-        self._scores: list[list[Tensor | None]] = []
+        #: (H, N) of each layer that is evicted from, and row; None for a row without candidates.
+        self._scores: dict[int, list[Tensor | None]] = {}
         self._rows: dict[tuple[int, torch.device], list[RowSlots]] = {}
-        self._layer_rows: list[list[RowSlots]] = []
+        self._layer_rows: dict[int, list[RowSlots]] = {}
         self._generators: list[torch.Generator] = []
         #: (2,) for each layer and row, whether the method wrote into its view.
         self._written: list[Tensor] = []
@@ -138,8 +139,8 @@ class ScoredEviction:
             )
             layer_scores.append(self._score(view) if len(row.candidates) else None)
             self._collect(view, number, stage, layer_scores[-1])
-        self._scores.append(layer_scores)
-        self._layer_rows.append(rows)
+        self._scores[layer] = layer_scores
+        self._layer_rows[layer] = rows
 
     def _score(self, view: CacheView) -> Tensor:
         compressor, (heads, kv_heads) = self._evicting.compressor, view.heads
@@ -222,18 +223,30 @@ class ScoredEviction:
             UserError: a cache of a class that cannot be shortened.
         """
         self._check_written()
-        budgets = self._budgets()
-        stages = []
+        budgets, stages = (
+            dict(zip(self._scores, zip(*self._budgets(), strict=True), strict=True)),
+            [],
+        )
         for layer in range(self._depth):
-            stages.append(self._evict(layer, cache.layers[layer], [row[layer] for row in budgets]))
-            self._scores[layer] = []
+            if layer in budgets:
+                stages.append(self._evict(layer, cache.layers[layer], budgets[layer]))
+                self._scores[layer] = []
+            else:
+                stages.append(self._keep_window(layer, cache.layers[layer]))
         return stages
 
+    def _keep_window(self, layer: int, cache_layer: Any) -> Stage:
+        """Return the stage of a sliding layer, which stays as it is."""
+        stage = self._prefill.stage_of(layer)
+        self._held_visual.append(held_entries(stage, cache_layer.keys.shape[2]))
+        self._held_special.append(self._prefill.layout.repeat(self._prefill.beams).special)
+        return replace(stage, first=layer)
+
     def _budgets(self) -> list[list[int]]:
-        """Return the number of candidates that each row keeps in each layer."""
+        """Return the number of candidates that each row keeps in each layer that is evicted from."""
         budgets = []
-        for number in range(len(self._layer_rows[0])):
-            scores = [layer[number] for layer in self._scores]
+        for number in range(self._prefill.layout.rows * self._prefill.beams):
+            scores = [layer[number] for layer in self._scores.values()]
             candidate_scores = [layer_scores for layer_scores in scores if layer_scores is not None]
             if len(candidate_scores) < len(scores):
                 budgets.append([0] * len(scores))
@@ -298,12 +311,8 @@ class ScoredEviction:
                 continue
             with Blame(self._evicting.compressor, "keep", Site("cache", layer)):
                 kept = self._evicting.compressor.keep(row_scores_kept, budget)
-                require_tensor(
-                    "what `keep` returns",
-                    kept,
-                    (len(row_scores_kept), budget),
-                    row_scores_kept.device,
-                )
+                shape = len(row_scores_kept), budget
+                require_tensor("what `keep` returns", kept, shape, row_scores_kept.device)
                 Plan(kept).check(row_scores_kept.shape[1], budget)
             with Blame(self._evicting.compressor, "merge", Site("cache", layer)):
                 merge_targets = self._evicting.compressor.merge(row_scores_kept, kept)

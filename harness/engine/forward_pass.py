@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from espalier.harness.engine.decode_steps import DecodeSteps
 from espalier.harness.engine.engine_guards import require_one_beam
 from espalier.harness.engine.finite_logits import FiniteLogits
 from espalier.harness.engine.layer_hooks import LayerHooks
+from espalier.harness.engine.layer_types import held_entries
 from espalier.harness.engine.positions import check_order
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord, answer_lengths, rows_ended
@@ -27,7 +29,7 @@ from espalier.harness.engine.vision_pass import VisionSide
 if TYPE_CHECKING:
     from espalier.harness.cost.clock import Clock
     from espalier.harness.cost.row_work import Work
-    from espalier.harness.engine.layout import Layout
+    from espalier.harness.engine.layout import Layout, Stage
     from espalier.harness.engine.prompt import Prompt
     from espalier.harness.engine.session_setup import SessionSetup
     from espalier.harness.engine.sites.site import Arguments, Sites
@@ -74,6 +76,10 @@ def make_records(
     """Return a record for each sample of the batch."""
     layout, beams, last_stage = prefill.layout, prefill.beams, prefill.stage
     depth, spare = len(prefill.setup.adapter.decoder.layers), prefill.spares()
+    pairs = attended_pairs(prefill, prefill.stage_of, depth)
+    full_pairs = attended_pairs(prefill, lambda _: prefill.stages[0], depth)
+    types = prefill.setup.adapter.layer_types
+    sliding = None if types is None else tuple(filter(types.slides, range(depth)))
     records = []
     for row, sample in enumerate(prefill.samples):
         beam = row * beams
@@ -98,6 +104,9 @@ def make_records(
             new_tokens=summary.new_tokens[row],
             ended=summary.ended[row],
             attended=summary.attended[row],
+            sliding=sliding,
+            pairs=None if pairs is None else tuple(layer[beam] for layer in pairs),
+            full_pairs=None if full_pairs is None else tuple(layer[beam] for layer in full_pairs),
             spare=spare[row],
             times_ms=summary.times_ms,
             shared=summary.shared,
@@ -107,6 +116,24 @@ def make_records(
         )
         records.append(record)
     return tuple(records)
+
+
+def held_in_windows(prefill: Prefill, lengths: Sequence[int]) -> list[tuple[int, ...]] | None:
+    """Return the visual entries of each layer and row among the last `lengths` that its cache holds; None: all."""
+    stages = [prefill.stage_of(layer) for layer in range(len(lengths))]
+    counts = [held_entries(stage, length) for stage, length in zip(stages, lengths, strict=True)]
+    return None if counts == [stage.counts for stage in stages] else counts
+
+
+def attended_pairs(
+    prefill: Prefill, stage_of: Callable[[int], Stage], depth: int
+) -> list[tuple[int, ...]] | None:
+    """Return the attended pairs of each layer and row; None for layers alike, where they follow from the counts."""
+    types = prefill.setup.adapter.layer_types
+    if types is None:
+        return None
+    count, first = cache(types.pairs), types.first_of_each()
+    return [count(stage_of(layer), first[types.name(layer)]) for layer in range(depth)]
 
 
 def _work(prefill: Prefill, sites: Sequence[Sites], row: int) -> Work:
@@ -162,6 +189,8 @@ class Pass:
         self.positions: Tensor | None = None
         self._cache_bytes = 0
         self._cache_lengths: tuple[int, ...] = ()
+        #: Visual entries of each layer and row after the prefill, where caches do not hold all that entered.
+        self._held: Sequence[Sequence[int]] | None = None
         #: Chooses the entries that decoding steps attend to, after the prefill; None without a decode site.
         self.step_mask: DecodeStepMask | None = None
         #: Positions (..., B, 1) of the next token, before gaps are closed.
@@ -257,7 +286,12 @@ class Pass:
         self._cache_lengths = tuple(layer.keys.shape[-2] for layer in cache.layers)
         self.step_mask = self._make_step_mask()
         embedding = self._decoder.rotary_emb if setup.renumber else None
-        self._steps = DecodeSteps(stages, config, setup.emulate, embedding, self.step_mask)
+        types = setup.adapter.layer_types
+        if self.eviction is not None:
+            self._held = self.eviction.held_visual
+        elif types is not None:
+            self._held = held_in_windows(self.prefill, self._cache_lengths)
+        self._steps = DecodeSteps(stages, config, setup.emulate, embedding, self.step_mask, types)
         if not self._steps.needed:
             _remove(self._handles)
             if not self.completes:
@@ -335,7 +369,7 @@ class Pass:
             attended=[None] * rows if self.step_mask is None else self.step_mask.means(new_tokens),
             cache_bytes=self._cache_bytes,
             shared=() if self._prompt is None else ("vision",),
-            held=None if self.eviction is None else self.eviction.held_visual,
+            held=self._held,
             held_special=None if self.eviction is None else self.eviction.held_special,
             loop=loop,
         )

@@ -216,7 +216,10 @@ def generate_answers(
     Returns:
         The answers, and the loop that generated them.
     """
-    arguments = {**inputs, **generation, "past_key_values": answer_cache(adapter.decoder)}
+    types, emulates = adapter.layer_types, current_pass.prefill.setup.emulate
+    windows = () if types is None or emulates else types.windows
+    cache = answer_cache(adapter.decoder, windows)
+    arguments = {**inputs, **generation, "past_key_values": cache}
     config = _resolved_config(adapter, generation)
     if decode == "loop" and _loop_supports(config, generation):
         current_pass.completes = True

@@ -67,12 +67,16 @@ class LayerHooks:
                 hidden = sites.reach(layer, hidden, rotary)
         if not self._prefill.shortened:
             return ((hidden, *args[1:]), kwargs) if acts else None
-        return (hidden, *args[1:]), self._stage_arguments(hidden, kwargs)
+        return (hidden, *args[1:]), self._stage_arguments(layer, hidden, kwargs)
 
-    def _stage_arguments(self, hidden: Tensor, kwargs: Arguments) -> Arguments:
+    def _stage_arguments(self, layer: int, hidden: Tensor, kwargs: Arguments) -> Arguments:
         """Return a layer's arguments with the tables and the mask of the current stage."""
         setup = self._prefill.setup
         stage = self._prefill.stage.move(hidden.device)
+        if (types := setup.adapter.layer_types) is not None:
+            if "position_embeddings" not in kwargs:  # the final norm takes none
+                return kwargs
+            return {**kwargs, **types.arguments(stage, layer, hidden), "position_ids": None}
         if setup.emulate:
             if stage.mask is None:
                 config = setup.adapter.decoder.config

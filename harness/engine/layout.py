@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.row_work import Work
+from espalier.harness.engine.visibility import VisualBlocks
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -118,6 +119,10 @@ class Stage:
         words: (B, T) slot of each text token, -1 where a row has fewer.
         rotary: rotary tables of the slots, set when a layer first receives them.
         mask: attention mask of the prefill, once built.
+        blocks: visual tokens that see one another, and positions; None, and the next two empty: the stack has layers of
+            one type (harness/engine/layer_types.py).
+        masks: by type of layer, once built.
+        tables: rotary tables by type of layer, once built.
     """
 
     first: int
@@ -129,6 +134,9 @@ class Stage:
     words: Tensor
     rotary: tuple[Tensor, ...] | None = None
     mask: Tensor | None = field(default=None, repr=False)
+    blocks: VisualBlocks | None = field(default=None, repr=False)
+    masks: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    tables: dict[str, tuple[Tensor, ...]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def initial(cls, layout: Layout) -> Stage:
@@ -155,6 +163,10 @@ class Stage:
                     setattr(self, attribute.name, value.to(device))
             if self.rotary is not None:
                 self.rotary = tuple(table.to(device) for table in self.rotary)
+            if self.blocks is not None:
+                self.blocks = self.blocks.on(device)
+            self.masks.clear()
+            self.tables.clear()
         return self
 
 

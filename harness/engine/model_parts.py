@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.engine.brightness import PixelGrids
+from espalier.harness.engine.layer_types import LayerTypes
 from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.small_pictures import coarse
 from espalier.harness.engine.tower_blocks import TowerBlock
@@ -32,6 +33,11 @@ class ModelParts(ABC):
     def decoder(self) -> Any:
         """The text stack: a module with `.layers`, `.config` and the keyword arguments of a decoder."""
         return self.model.model.language_model
+
+    @property
+    def layer_types(self) -> LayerTypes | None:
+        """The types of the decoder's layers; None if masks and tables of all layers are alike."""
+        return None
 
     @property
     def tower(self) -> nn.Module:

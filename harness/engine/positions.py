@@ -90,16 +90,19 @@ def closed_positions(valid: Tensor) -> Tensor:
     return (valid.long().cumsum(1) - 1).clamp(min=0)
 
 
-def rotary_tables(embedding: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+def rotary_tables(
+    embedding: Any, hidden: Tensor, positions: Tensor, *layer_type: str
+) -> tuple[Tensor, ...]:
     """Return the rotary tables of `positions` (B, t), on the device of the states `hidden` that they are for.
 
     Args:
         embedding: the decoder's rotary embedding, so that scaled frequencies are the same.
         hidden: (B, t, D); gives type and device.
         positions: one for each state.
+        layer_type: of the layer, where tables differ by type.
     """
     with torch.no_grad():
-        tables = embedding(hidden, positions.to(hidden.device))
+        tables = embedding(hidden, positions.to(hidden.device), *layer_type)
     return tuple(table.to(hidden.device) for table in tables)
 
 

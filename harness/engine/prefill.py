@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from espalier.harness.cost.free_memory import fits_in_free_memory
 from espalier.harness.engine.deepstack import extract_features
 from espalier.harness.engine.item_scope import item_counts, plan_by_item
 from espalier.harness.engine.layout import Stage, groups, take
+from espalier.harness.engine.positions import closed_positions
 from espalier.harness.engine.reduce import (
     MergedTokens,
     combine,
@@ -100,6 +102,8 @@ class Prefill:
         if self.setup.collector is not None:
             self.setup.collector.begin(*layout.visual.shape)
         self.stages = [Stage.initial(layout)]
+        if (types := self.setup.adapter.layer_types) is not None:
+            types.begin(self.stage, layout.on(hidden.device), arguments["position_ids"])
         if self.setup.sites:
             self.deepstack, arguments = extract_features(arguments, layout)
         return arguments
@@ -217,13 +221,25 @@ class Prefill:
             self.spare.append(decision.spare[:: self.beams])
         if decision.keeps_all(stage):
             return None
+        index = None
         if self.setup.emulate:
-            self.stages.append(hide(stage, decision, first))
-            return None
-        text = self.layout.repeat(self.beams).text
-        following, index = shrink(stage, decision, text, first)
+            following = hide(stage, decision, first)
+        else:
+            text = self.layout.repeat(self.beams).text
+            following, index = shrink(stage, decision, text, first)
+        if self.setup.renumber and following.blocks is not None:
+            closed = closed_positions(following.valid)
+            span = closed.shape[1]
+            following.blocks = replace(following.blocks, positions=closed, span=span)
         self.stages.append(following)
         return index
+
+    def rotary(self, layer: int, hidden: Tensor, rotary: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the tables of the current stage's slots in a layer that was given `rotary`."""
+        types = self.setup.adapter.layer_types
+        if types is None or not rotary:  # the final norm has none
+            return self.stage.rotary or rotary
+        return types.tables(self.stage, layer, hidden)
 
     def spares(self) -> list[int | None]:
         """Return for each row the tokens that only fill up, over all sites; None if the method never states it."""

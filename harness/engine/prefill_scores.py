@@ -30,9 +30,14 @@ class PrefillScores:
         """Start a prefill of `rows` rows with up to `width` visual tokens."""
         self.attention, self.scores, self._shape = [], [], (rows, width)
 
-    def watch(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Keep the attention of the next layer. Cost: one row, O(H S Dh), and its transfer to the CPU."""
-        row = last_row(query, key, scaling, stage.valid)
+    def watch(
+        self, stage: Stage, visible: Tensor, query: Tensor, key: Tensor, scaling: float
+    ) -> None:
+        """Keep the attention of the next layer, to the slots `visible` (B, M) to the prompt's last token.
+
+        Cost: one row, O(H S Dh), and its transfer to the CPU.
+        """
+        row = last_row(query, key, scaling, visible)
         values = row.gather(1, stage.slots)
         self.attention.append(torch.full(self._shape, torch.nan))
         self._write(self.attention[-1], range(len(row)), stage.origin, values, stage.counts)

@@ -35,6 +35,10 @@ class SampleRecord:
             their sum is `kv_entries`. None: those of `entering`.
         held_special: newline and separator entries that each layer's cache holds, if they may be evicted; None: all of
             `special`.
+        sliding: decoder layers with caches that hold a window of the prompt, from which nothing is evicted; None: none.
+        pairs: pairs of tokens that attend in each decoder layer, where its mask is not the stack's own (visual tokens
+            that see one another, windows); None: it is.
+        full_pairs: the same for the prompt without reduction.
         spare: kept tokens that only fill up the count because the method's rule had no more; None if never reported.
         times_ms: milliseconds of vision, select, prefill (selection inside), decode and decode_per_token,
             each the batch's time divided by its rows.
@@ -71,6 +75,9 @@ class SampleRecord:
     ended: bool | None = None
     held: tuple[int, ...] | None = None
     held_special: tuple[int, ...] | None = None
+    sliding: tuple[int, ...] | None = None
+    pairs: tuple[int, ...] | None = None
+    full_pairs: tuple[int, ...] | None = None
     spare: int | None = None
     kept_tokens: tuple[int, ...] | None = None
     items: tuple[int, ...] | None = None

@@ -154,7 +154,9 @@ def shrink(
     origin = take(stage.origin, decision.kept, -1)
     new_words = take(new_slot, stage.words.clamp(min=0), -1)
     words = torch.where(stage.words < 0, stage.words, new_words)
-    return Stage(first, valid, padded, slots, decision.counts, origin, words), index
+    blocks = None if stage.blocks is None else stage.blocks.gathered(index)
+    following = Stage(first, valid, padded, slots, decision.counts, origin, words, blocks=blocks)
+    return following, index
 
 
 def hide(stage: Stage, decision: Decision, first: int) -> Stage:
@@ -162,7 +164,8 @@ def hide(stage: Stage, decision: Decision, first: int) -> Stage:
     alive = survivors(stage, decision)
     slots = take(stage.slots, decision.kept, -1)
     origin = take(stage.origin, decision.kept, -1)
-    return Stage(first, alive, True, slots, decision.counts, origin, stage.words)
+    words, blocks = stage.words, stage.blocks
+    return Stage(first, alive, True, slots, decision.counts, origin, words, blocks=blocks)
 
 
 def merge_into(store: Tensor, candidates: Tensor, onto: Tensor, shift: int = 0) -> None:

@@ -12,8 +12,9 @@ from espalier.harness.engine.attention_probe import attention_rows
 #: Queries (B, H, S, Dh), keys (B, H_kv, S, Dh) and scaling of one layer.
 LayerHeads = tuple[Tensor, Tensor, float]
 
-#: Maps a slice of query slots to the keys they see, broadcastable to (B, 1, R, S); None for all.
-VisibleKeys = Callable[[slice], Tensor | None]
+#: Maps the number of a layer and a slice of query slots to the keys they see, broadcastable to (B, 1, R, S); None for
+#: all.
+VisibleKeys = Callable[[int, slice], Tensor | None]
 
 
 def rollout(
@@ -24,11 +25,12 @@ def rollout(
     Cost: O(H S^2 Dh + R S^2) a layer; memory O(H block S).
     """
     rows = start
-    for query, key, scaling in reversed(layers):
+    for number, (query, key, scaling) in reversed(list(enumerate(layers))):
         attended = torch.zeros_like(rows)
         for first in range(0, query.shape[2], block):
             block_slots = slice(first, first + block)
-            weights = attention_rows(query[:, :, block_slots], key, scaling, visible(block_slots))
+            queries, visible_keys = query[:, :, block_slots], visible(number, block_slots)
+            weights = attention_rows(queries, key, scaling, visible_keys)
             attended += rows[:, :, block_slots] @ weights.to(rows.dtype)
         rows = 0.5 * rows + 0.5 * attended
     return rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from espalier.harness.engine.engine_guards import check_generation, check_text_c
 from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_origin
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.generation_loop import generate_answers
+from espalier.harness.engine.layer_types import visible_to_last
 from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.prefill_scores import PrefillScores
@@ -109,7 +111,8 @@ class Session:
             raise UserError(
                 "engine.backend='emulate' only hides tokens, but evicted cache entries are removed; valid: drop"
             )
-        check_text_config(adapter.decoder.config)
+        if adapter.layer_types is None:
+            check_text_config(adapter.decoder.config)
         self.adapter = adapter
         self.method = method
         self.budget = budget
@@ -210,13 +213,15 @@ class Session:
         """
         collector, setup = PrefillScores(), self.setup
 
-        def watch(query: Tensor, key: Tensor, scaling: float) -> None:
+        def watch(number: int, query: Tensor, key: Tensor, scaling: float) -> None:
             stage = self._active.stage()
             if stage is not None:
-                collector.watch(stage.move(query.device), query, key, scaling)
+                stage.move(query.device)
+                visible = visible_to_last(self.adapter.layer_types, stage, number)
+                collector.watch(stage, visible, query, key, scaling)
 
-        layers = self.adapter.decoder.layers
-        with AttentionTap((layer.self_attn, watch) for layer in layers):
+        layers = enumerate(self.adapter.decoder.layers)
+        with AttentionTap((layer.self_attn, partial(watch, number)) for number, layer in layers):
             self.setup = replace(setup, collector=collector)
             try:
                 yield collector

@@ -17,6 +17,7 @@ from espalier.harness.engine.sites.decode import decode_site
 from espalier.harness.engine.sites.site_table import check_site_kinds, tower_sites
 from espalier.harness.engine.tower.tower_views import watched_blocks
 from espalier.harness.engine.vision_pass import split_idle
+from espalier.methods.base import MethodError
 
 if TYPE_CHECKING:
     from espalier.harness.cost.budget import Budget
@@ -102,6 +103,11 @@ def install(
     sites = method.all_sites(adapter.facts.tower.layers, depth)
     check_site_kinds(method, sites)
     step_site = decode_site(method, depth)
+    if step_site is not None and adapter.layer_types is not None:
+        raise MethodError(
+            f"{type(method).__name__} chooses entries at each step, and sliding layers hold a window of the prompt; "
+            "valid: a method that drops tokens before the first step"
+        )
     renumber = closes_gaps(positions, method, adapter.facts)
     signals = Signals(adapter, method, sites, prior, stage=active.stage)
     tower_blocks = watched_blocks(adapter, method, tower_sites(sites))
@@ -136,11 +142,15 @@ def install(
 def _cache_watchers(
     adapter: ModelParts, evicting: CacheEvictor | None, active: ActivePass
 ) -> Sequence[tuple[nn.Module, Watcher]]:
-    """Watch every decoder layer if cache entries will be evicted."""
+    """Watch every decoder layer that holds the whole prompt, if cache entries will be evicted."""
     if evicting is None:
         return []
-    layers = enumerate(adapter.decoder.layers)
-    return [(layer.self_attn, partial(active.watch_cache, number)) for number, layer in layers]
+    types = adapter.layer_types
+    return [
+        (layer.self_attn, partial(active.watch_cache, number))
+        for number, layer in enumerate(adapter.decoder.layers)
+        if types is None or not types.slides(number)
+    ]
 
 
 def _step_watchers(

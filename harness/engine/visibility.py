@@ -79,6 +79,53 @@ class Prefix(Visibility):
         return Prefix(index.shape[1] - after_prefix.sum(1))
 
 
+@dataclass(frozen=True, eq=False)
+class VisualBlocks(Visibility):
+    """A query sees the keys up to its own and all of its block; with a window, none that lies further back.
+
+    Attributes:
+        blocks: (B, S) number of each slot's block, -1 outside blocks.
+        positions: (B, S) of each slot.
+        window: positions that a query sees back, its own included; None: all.
+        span: bound of the positions, known on the host.
+    """
+
+    blocks: Tensor
+    positions: Tensor
+    window: int | None = None
+    span: int = 0
+
+    def sees(self, queries: Tensor, n_keys: int) -> Tensor:
+        """Return (B, R, n_keys): whether each key is close enough, and up to its query or in the same block."""
+        blocks, positions = self.blocks.to(queries.device), self.positions.to(queries.device)
+        slots = queries.clamp(min=0).expand(blocks.shape[0], -1)
+        own_block = blocks.gather(1, slots).unsqueeze(2)
+        visible = _slots(n_keys, queries) <= slots.unsqueeze(2)
+        visible = visible | ((own_block == blocks.unsqueeze(1)) & (own_block >= 0))
+        if self.window is not None:
+            farthest = positions.gather(1, slots).unsqueeze(2) - self.window
+            visible = visible & (positions.unsqueeze(1) > farthest)
+        return visible
+
+    def gathered(self, index: Tensor) -> VisualBlocks:
+        """Return the blocks of a shortened batch with the slots `index` (B, M)."""
+        kept = self.blocks.gather(1, index), self.positions.gather(1, index)
+        return VisualBlocks(*kept, self.window, self.span)
+
+    def on(self, device: torch.device) -> VisualBlocks:
+        """Return the blocks on a device."""
+        moved = self.blocks.to(device), self.positions.to(device)
+        return VisualBlocks(*moved, self.window, self.span)
+
+    def seen_by(self, valid: Tensor) -> Tensor:
+        """Count the valid queries, 256 at a time. Cost: O(B S^2)."""
+        n_slots = valid.shape[1]
+        counts = torch.zeros(valid.shape, dtype=torch.long, device=valid.device)
+        for block in _slots(n_slots, valid).split(256):
+            counts += (self.sees(block, n_slots) & valid[:, block].unsqueeze(2)).sum(1)
+        return counts.clamp(min=1)
+
+
 #: Default visibility of a text stack.
 CAUSAL = Causal()
 

@@ -19,7 +19,7 @@ TENSORS = ("origin", "origins")
 RECORDED = tuple(field.name for field in fields(SampleRecord) if field.name not in TENSORS)
 
 #: Fields that only entries with a value of them have.
-RARE = ("costs", "items", "kept_tokens")
+RARE = ("costs", "items", "kept_tokens", "sliding", "pairs", "full_pairs")
 
 #: Number of failures that an error line spells out.
 NAMED = 5
@@ -343,6 +343,9 @@ MAY: Mapping[str, Callable[[Any], bool]] = {
     "kept_tokens": _counts,
     "held": _counts,
     "held_special": _counts,
+    "sliding": _counts,
+    "pairs": _counts,
+    "full_pairs": _counts,
     "work": _counts,
     "times_ms": _numbers,
     "costs": _numbers,

@@ -44,6 +44,12 @@ class Compressor:
         if not method.sites(spec.model.facts.text.layers):
             return without_separators(replace(spec, budget=WHOLE))
         check_separators(spec, method)
+        text = spec.model.facts.text
+        if text.window_layers == text.layers:
+            raise Refused(
+                f"method={spec.method.name!r} evicts from layers that hold the whole prompt, and all {text.layers} of "
+                f"model={spec.model.name!r} hold a window; valid: model.scale.layers=null"
+            )
         if spec.budget.rule not in ("kept", "kv_bytes"):
             raise Refused(
                 f"budget={spec.budget.rule!r}: method={spec.method.name!r} evicts cache entries after a whole "
@@ -145,6 +151,11 @@ def check_bytes(spec: Settled, method: CacheCompressor) -> None:
         Refused: the method counts text entries as well, or its cache has a copy for every query head of a group.
     """
     text = spec.model.facts.text
+    if text.window_layers:
+        raise Refused(
+            f"budget='kv_bytes': {text.window_layers} of {text.layers} decoder layers of model={spec.model.name!r} "
+            "hold a window, from which nothing is evicted; valid: kept"
+        )
     if method.scope != "visual":
         raise Refused(
             f"budget='kv_bytes': method={spec.method.name!r} evicts text entries as well, and the budget is of visual "
@@ -168,9 +179,11 @@ def check_held(evicting: CacheBudget, record: SampleRecord) -> None:
     entered = sum(record.entering)
     if evicting.compressor.scope == "visual":
         acts = evicting.acts and record.held is not None and entered > 0
-        requested = evicting.total(record.entering) if acts else entered
-        slack = evicting.compressor.slack(len(record.entering)) if acts else 0
-        right = requested <= sum(entries) <= requested + slack
+        candidates = _candidates(record)
+        windows = sum(entries) - sum(entries[layer] for layer in candidates)
+        requested = evicting.total(list(candidates.values())) if acts else entered - windows
+        slack = evicting.compressor.slack(len(candidates)) if acts else 0
+        right = requested <= sum(entries) - windows <= requested + slack
     else:
         right = all(
             count <= entered_count
@@ -216,8 +229,14 @@ def cache_blocks(evicting: CacheBudget, records: Sequence[SampleRecord]) -> dict
 
 def _requested_ratio(evicting: CacheBudget, records: Sequence[SampleRecord]) -> float:
     """Return the share of these samples' visual entries that a count of entries evicts."""
-    entered = sum(sum(record.entering) for record in records)
-    return 1 - sum(evicting.total(record.entering) for record in records) / max(entered, 1)
+    candidates = [list(_candidates(record).values()) for record in records]
+    return 1 - sum(map(evicting.total, candidates)) / max(sum(map(sum, candidates)), 1)
+
+
+def _candidates(record: SampleRecord) -> dict[int, int]:
+    """Return the visual entries of each layer that may be evicted from."""
+    entering = enumerate(record.entering)
+    return {layer: count for layer, count in entering if layer not in (record.sliding or ())}
 
 
 def _evicting(spec: AnswerRequest, method: CacheCompressor) -> CacheBudget:

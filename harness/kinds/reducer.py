@@ -13,7 +13,11 @@ from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
 from espalier.harness.engine.engine_guards import require_one_beam
 from espalier.harness.engine.positions import closes_gaps
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
-from espalier.harness.kinds.checks.signal_check import check_frames, check_signals
+from espalier.harness.kinds.checks.signal_check import (
+    check_frames,
+    check_signals,
+    refuse_windows,
+)
 from espalier.harness.kinds.identity import answering_settings, identity_of
 from espalier.harness.kinds.kind import (
     Account,
@@ -45,6 +49,8 @@ class Reducer:
         """Give a method that acts nowhere the ratio 0: all its cells in a sweep are one run."""
         facts = spec.model.facts
         check_signals(spec.model, method, spec.method.name, TokenReducer)
+        if method.decode_site(facts.text.layers) is not None:
+            refuse_windows(spec.model, spec.method.name, "chooses entries at each step")
         sites = method.all_sites(facts.tower.layers, facts.text.layers)
         for site in sites:
             shortened_layer(site)  # raises Refused

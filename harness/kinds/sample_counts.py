@@ -79,7 +79,14 @@ def flops_of(facts: ModelFacts, records: Sequence[SampleRecord]) -> list[SampleF
     """Return the exact FLOPs of each sample's prefill, reduced and full; equal prefills are computed once."""
     count = cache(partial(sample_flops, facts))
     return [
-        count(tuple(record.entering), record.visual, record.text, Work(*record.work))
+        count(
+            tuple(record.entering),
+            record.visual,
+            record.text,
+            Work(*record.work),
+            record.pairs or (),
+            record.full_pairs or (),
+        )
         for record in records
     ]
 

@@ -192,7 +192,7 @@ def test_rollout_equals_the_product_of_maps() -> None:
     expected = start
     for logits in reversed(maps):
         expected = expected @ (0.5 * logits.softmax(-1).mean(1) + 0.5 * identity)
-    assert torch.allclose(rollout(layers, start, lambda _: None, block=4), expected)
+    assert torch.allclose(rollout(layers, start, lambda *_: None, block=4), expected)
 
     valid = torch.ones(2, 11, dtype=torch.bool)
     valid[1, :2] = False

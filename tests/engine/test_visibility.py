@@ -19,6 +19,7 @@ from espalier.harness.engine.visibility import (
     Causal,
     Prefix,
     Visibility,
+    VisualBlocks,
     visibility_of,
 )
 from espalier.harness.errors import UserError
@@ -30,13 +31,30 @@ ENDS = (6, 9)
 VALID = torch.ones(2, SLOTS, dtype=torch.bool)
 VALID[1, :4] = False
 
-WAYS = {"causal": Causal(), "bidirectional": Bidirectional(), "prefix": Prefix(torch.tensor(ENDS))}
+#: Two pictures in the first row, one in the second, and gaps in the positions.
+BLOCKS = torch.tensor([[-1, 0, 0, 0, -1, 1, 1, -1, -1, -1, -1], [-1] * 6 + [0, 0, 0, -1, -1]])
+POSITIONS = torch.tensor(
+    [[0, 1, 2, 5, 6, 7, 9, 10, 11, 14, 15], [0, 0, 0, 0, 0, 1, 4, 5, 6, 9, 10]]
+)
+WINDOW = 6
+
+WAYS = {
+    "causal": Causal(),
+    "bidirectional": Bidirectional(),
+    "prefix": Prefix(torch.tensor(ENDS)),
+    "blocks": VisualBlocks(BLOCKS, POSITIONS),
+    "window": VisualBlocks(BLOCKS, POSITIONS, WINDOW),
+}
 
 
 def sees(way: str, row: int, query: int, key: int) -> bool:
     """Return whether a query sees a key, one pair at a time."""
     if way == "bidirectional":
         return True
+    if way in ("blocks", "window"):
+        together = BLOCKS[row, key] == BLOCKS[row, query] >= 0
+        near = POSITIONS[row, query] - POSITIONS[row, key] < WINDOW or way == "blocks"
+        return bool((key <= query or together) and near)
     return key <= query or (way == "prefix" and key < ENDS[row])
 
 
@@ -85,7 +103,7 @@ def test_every_probe_sees_what_the_stack_sees(way: str) -> None:
     rows = word_rows(query, key, 0.3, VALID, query_slots, block=2, visibility=visibility)
     tops = received_max(query, key, 0.3, VALID, query_slots, block=2, visibility=visibility)
     layers = [(query, key, 0.3), (query.flip(1), key, 0.3)]
-    rolled = rollout_of_words(layers, VALID, query_slots, visibility)
+    rolled = rollout_of_words(layers, VALID, query_slots, [visibility] * len(layers))
     logits = 0.3 * query.flip(1) @ key.repeat_interleave(2, 1).transpose(2, 3)
     second = logits.masked_fill(~pairs(way)[:, None], -1e30).softmax(-1).mean(1)
     identity = torch.eye(SLOTS, dtype=torch.float64)

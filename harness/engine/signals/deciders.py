@@ -43,7 +43,7 @@ class AnswerSignal(DecoderSignal):
         """Return the attention (B, G, S) of the answer's `count` tokens, mean over heads."""
         first = query.shape[2] - count
         slots = torch.arange(first, query.shape[2], device=query.device)
-        sees = self.context.visibility.sees(slots, key.shape[2])
+        sees = self.context.stack_visibility.sees(slots, key.shape[2])
         visible = (sees & stage.valid.unsqueeze(1)).unsqueeze(1)
         return attention_rows(query[:, :, first:], key, scaling, visible)
 

@@ -42,7 +42,8 @@ class LastAttention(DecoderSignal):
     def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Compute one row."""
         prompt = query[:, :, : query.shape[2] - self._answer_length]
-        return self.per_token(stage, last_row(prompt, key, scaling, stage.valid))
+        visible = self.context.visible_to_last(stage, self.layer)
+        return self.per_token(stage, last_row(prompt, key, scaling, visible))
 
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n)."""
@@ -54,7 +55,7 @@ class MeanAttention(DecoderSignal):
 
     def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Compute all rows, block by block."""
-        visibility = self.context.visibility
+        visibility = self.context.visibility(stage, self.layer)
         received = received_mean(query, key, scaling, stage.valid, visibility=visibility)
         return self.per_token(stage, received)
 
@@ -68,7 +69,7 @@ class TextAttention(DecoderSignal):
 
     def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Compute the words' rows."""
-        visibility = self.context.visibility
+        visibility = self.context.visibility(stage, self.layer)
         rows = word_rows(query, key, scaling, stage.valid, stage.words, visibility=visibility)
         return self.per_token(stage, rows.transpose(1, 2))
 
@@ -91,7 +92,7 @@ class VisualReceivedMax(DecoderSignal):
 
     def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Compute the rows of these queries."""
-        slots, visibility = self.query_slots(stage), self.context.visibility
+        slots, visibility = self.query_slots(stage), self.context.visibility(stage, self.layer)
         received = received_max(
             query, key, scaling, stage.valid, slots, visibility=visibility, peak=self.peak
         )
@@ -161,7 +162,7 @@ class PageRank(DecoderSignal):
 
     def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Compute the ranks of all slots."""
-        visibility = self.context.visibility
+        visibility = self.context.visibility(stage, self.layer)
         return self.per_token(stage, page_rank(query, key, scaling, stage.valid, visibility))
 
     def view_values(self, request: ViewRequest) -> Tensor:
@@ -226,8 +227,8 @@ class TextRollout(DecoderSignal):
             self._heads.clear()
         self._heads.append((query, key, scaling))
         if index == self._window[-1]:
-            visibility = self.context.visibility
-            rows = rollout_of_words(self._heads, stage.valid, stage.words, visibility)
+            visibilities = [self.context.visibility(stage, layer) for layer in self._window]
+            rows = rollout_of_words(self._heads, stage.valid, stage.words, visibilities)
             self._captured = self.per_token(stage, rows.transpose(1, 2))
             self._heads.clear()
 
@@ -237,7 +238,10 @@ class TextRollout(DecoderSignal):
 
 
 def rollout_of_words(
-    layers: Sequence[LayerHeads], valid: Tensor, words: Tensor, visibility: Visibility = CAUSAL
+    layers: Sequence[LayerHeads],
+    valid: Tensor,
+    words: Tensor,
+    visibilities: Sequence[Visibility],
 ) -> Tensor:
     """Return (B, T, S): the rollout of decoder layers from each word's slot (B, T), 0 where the slot is -1.
 
@@ -245,13 +249,14 @@ def rollout_of_words(
         layers: of the decoder, first to last, all with the same slots.
         valid: (B, S) slots that may be attended to.
         words: (B, T) slots.
-        visibility: attention visibility.
+        visibilities: attention visibility of each layer.
     """
     query = layers[0][0]
     slot = torch.arange(query.shape[2], device=query.device)
     start = (words.unsqueeze(2) == slot).to(torch.promote_types(query.dtype, torch.float32))
 
-    def visible(block_slots: slice) -> Tensor:
-        return (visibility.sees(slot[block_slots], len(slot)) & valid.unsqueeze(1))[:, None]
+    def visible(number: int, block_slots: slice) -> Tensor:
+        sees = visibilities[number].sees(slot[block_slots], len(slot))
+        return (sees & valid.unsqueeze(1))[:, None]
 
     return rollout(layers, start, visible)

@@ -35,9 +35,9 @@ class NextLastAttention(DecoderSignal):
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
         """Run the layer up to its attention."""
-        self._captured = self.per_token(
-            stage, self._row.last(hidden, rotary, stage.valid, self._answer_length)
-        )
+        visible = self.context.visible_to_last(stage, self.site.layer)
+        row_values = self._row.last(hidden, rotary, visible, self._answer_length)
+        self._captured = self.per_token(stage, row_values)
 
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, n)."""
@@ -54,6 +54,7 @@ class NextBareAttention(NextLastAttention):
         visual = torch.zeros_like(stage.valid)
         for row, count in enumerate(stage.counts):
             visual[row, stage.slots[row, :count]] = True
+        visual &= self.context.visible_to_last(stage, self.site.layer)
         row_values = self._row.last(hidden, still, visual, self._answer_length)
         self._captured = self.per_token(stage, row_values)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from espalier.harness.engine.layer_types import visible_to_last
 from espalier.harness.engine.layout import take
 from espalier.methods.base import PlanError
 
@@ -33,14 +34,23 @@ class Context:
         sites: of the method, first to last.
         prior: calibrated prior, for methods that need one.
         stage: returns the current stage while a decoder layer of a prefill runs, None outside a prefill.
-        visibility: attention visibility in the decoder.
+        stack_visibility: attention visibility of a decoder with layers alike.
     """
 
     parts: ModelParts
     sites: tuple[Site, ...]
     prior: Prior | None
     stage: Callable[[], Stage | None]
-    visibility: Visibility
+    stack_visibility: Visibility
+
+    def visibility(self, stage: Stage, layer: int) -> Visibility:
+        """Return the attention visibility in a decoder layer."""
+        types = self.parts.layer_types
+        return self.stack_visibility if types is None else types.visibility(stage, layer)
+
+    def visible_to_last(self, stage: Stage, layer: int) -> Tensor:
+        """Return (B, M): the slots that the prompt's last token sees in a decoder layer."""
+        return visible_to_last(self.parts.layer_types, stage, layer)
 
     @property
     def class_tokens(self) -> int:
@@ -142,11 +152,15 @@ class DecoderSignal(Producer):
     _captured: Tensor | None = None
     _width = 0
 
+    @property
+    def layer(self) -> int:
+        """The layer."""
+        return self.site.layer - 1 if self.need.layer is None else self.need.layer
+
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
         """Return the attention of the layer."""
-        index = self.site.layer - 1 if self.need.layer is None else self.need.layer
-        self._check_layer(index)
-        return [(self.context.parts.decoder.layers[index].self_attn, self._watch)]
+        self._check_layer(self.layer)
+        return [(self.context.parts.decoder.layers[self.layer].self_attn, self._watch)]
 
     def _check_layer(self, layer: int) -> None:
         """Raise PlanError unless a decoder layer has run its attention by the time of the site."""

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 #: Modules that a layer needs to be run in halves.
 PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 
+#: Norm before the MLP of layers in which `post_attention_layernorm` normalises the attention's output.
+SANDWICH = "pre_feedforward_layernorm"
+
 
 class BlockSites(Sites):
     """The method sees the states after the attention."""
@@ -60,17 +63,25 @@ class BlockSites(Sites):
         if layer in self._modules:
             prefill, site = self.prefill, dict(self.sites)[self._numbers[layer]]
             before = prefill.stage.move(hidden.device)
-            self._rotary = before.rotary or rotary
+            self._rotary = prefill.rotary(layer, hidden, rotary)
             with prefill.clock.phase("select"):
                 prefill.setup.signals.reach(site, before, hidden, self._rotary)
         return hidden
 
     def _forward(self, layer: int, hidden: Tensor, **kwargs: Any) -> Tensor:
         module, prefill = self._modules[layer], self.prefill
+        sandwich = hasattr(module, SANDWICH)  # Gemma's norms follow the halves too
         put_out, _ = module.self_attn(hidden_states=module.input_layernorm(hidden), **kwargs)
+        if sandwich:
+            put_out = module.post_attention_layernorm(put_out)
         attended = hidden + put_out
         halves = LayerHalves(prefill.tokens(hidden), prefill.tokens(put_out))
         decision = prefill.decide(self._numbers[layer], prefill.tokens(attended), halves=halves)
         attended = shorten_states(prefill, layer + 1, decision, attended, self._rotary)
-        output: Tensor = attended + module.mlp(module.post_attention_layernorm(attended))
+        output: Tensor
+        if sandwich:
+            output = module.mlp(module.pre_feedforward_layernorm(attended))
+            output = attended + module.post_feedforward_layernorm(output)
+        else:
+            output = attended + module.mlp(module.post_attention_layernorm(attended))
         return output

@@ -46,7 +46,8 @@ class LayerSites(Sites):
                 continue
             before = prefill.stage.move(hidden.device)
             with prefill.clock.phase("select"):
-                prefill.setup.signals.reach(site, before, hidden, before.rotary or rotary)
+                tables = prefill.rotary(layer, hidden, rotary)
+                prefill.setup.signals.reach(site, before, hidden, tables)
             decision = prefill.decide(number, prefill.tokens(hidden))
             hidden = shorten_states(prefill, layer, decision, hidden, rotary)
         return hidden
@@ -62,6 +63,9 @@ def shorten_states(
     stage = prefill.stage
     if index is not None:
         hidden = take(hidden, index, -2)
+    if prefill.setup.adapter.layer_types is not None:
+        return hidden
+    if index is not None:
         stage.rotary = tuple(take(table, index, -2) for table in before.rotary or rotary)
         stage.mask = prefill_mask(decoder.config, hidden, stage.valid, stage.padded)
     if prefill.setup.renumber and stage is not before:

@@ -50,8 +50,10 @@ def gather_arguments(prefill: Prefill, decision: Decision, kwargs: Arguments) ->
         position_ids = _take_positions(position_ids, index)
     if index is not None:
         hidden = take(hidden, index, -2)
+        types = prefill.setup.adapter.layer_types
         # Never None: gaps in the positions without a mask would be read as packed sequences.
-        kwargs = {**kwargs, "attention_mask": stage.valid}
+        mask = stage.valid if types is None else types.stack_masks(stage, hidden)
+        kwargs = {**kwargs, "attention_mask": mask}
     return {**kwargs, "inputs_embeds": hidden, "position_ids": position_ids}
 
 

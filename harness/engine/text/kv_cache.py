@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
 #: An ordinary answer's cache grows by this many tokens at a time, so that it is copied once in as many steps; the
 #: library's is copied at every step.
@@ -206,10 +206,34 @@ class IndexedCache(Cache):
         return tuple(layer.get_seq_length() for layer in self._indexed)
 
 
-def answer_cache(decoder: Any) -> IndexedCache:
+class WindowLayer(DynamicSlidingWindowLayer):
+    """A layer's window of keys and values, without the storage of the prompt that filled it."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append the new entries and return those that they may see."""
+        keys, values = super().update(key_states, value_states, *args, **kwargs)
+        if key_states.shape[2] > 1:
+            window = slice(1 - self.sliding_window, None)
+            self.keys, self.values = keys[:, :, window].clone(), values[:, :, window].clone()
+        return keys, values
+
+
+def answer_cache(decoder: Any, windows: Sequence[int | None] = ()) -> Cache:
     """Return an empty cache for an ordinary answer of any length, with one row or several, beams included.
 
     After the prefill it holds the prompt and no room, so that its storage equals the cache bytes in the answer's
     record.
+
+    Args:
+        decoder: text stack.
+        windows: for each layer, None, or the last tokens that it holds, the new one included; empty: all hold all.
     """
-    return IndexedCache(len(decoder.layers), room=0, step=STEP)
+    if not any(windows):
+        return IndexedCache(len(decoder.layers), room=0, step=STEP)
+    layers: list[Any] = [
+        IndexedLayer(room=0, step=STEP) if window is None else WindowLayer(window)
+        for window in windows
+    ]
+    return Cache(layers=layers)

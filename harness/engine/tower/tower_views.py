@@ -232,5 +232,5 @@ class TowerPlanner:
             start[:, :, 0] = 1
         else:
             start[:, 0] = alive / alive.sum(1, keepdim=True)
-        rows = rollout(pictures.heads, start, lambda _: alive[:, None, None])
+        rows = rollout(pictures.heads, start, lambda *_: alive[:, None, None])
         return rows[:, 0, extra:]

@@ -96,6 +96,17 @@ def check_signals(model: ModelSpec, method: Method, name: str, base: type[object
     )
 
 
+def refuse_windows(model: ModelSpec, name: str, action: str) -> None:
+    """Raise Refused if decoder layers of a model hold only a window of the prompt; `action` needs all of it."""
+    text = model.facts.text
+    if text.window_layers:
+        raise Refused(
+            f"method={name!r} {action}, and {text.window_layers} of {text.layers} decoder layers of "
+            f"model={model.name!r} hold a window of the prompt (model.facts.text.window_layers); valid: a method that "
+            "drops tokens before the first step"
+        )
+
+
 def check_frames(model: ModelSpec, method: TokenReducer, name: str) -> None:
     """Raise Refused if the method compares frames and the model takes images only."""
     # Imports the family's code only for methods that compare frames.

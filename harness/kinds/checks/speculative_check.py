@@ -20,7 +20,11 @@ from espalier.harness.engine.text.cuda_graphs import graphs_error, obstacle
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
-from espalier.harness.kinds.checks.signal_check import check_frames, check_signals
+from espalier.harness.kinds.checks.signal_check import (
+    check_frames,
+    check_signals,
+    refuse_windows,
+)
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.draft_errors import in_words_of_the_draft
 from espalier.harness.specs.run_spec import AnswerRequest, ModelSpec, RunSpec, Settled
@@ -126,6 +130,7 @@ def check_draft(spec: RunSpec, method: Decoder, digests: Digests) -> tuple[Path,
     if draft is None:
         return ()
     with in_words_of_the_draft():
+        refuse_windows(draft, name, "rewinds the draft's cache")
         check_model(draft, spec.offline, digests)
         if reducer is not None:
             check_signals(draft, reducer, name, TokenReducer)

@@ -1,0 +1,180 @@
+"""Text stacks with layers of several types, and visual tokens that see one another, as in Gemma 3.
+
+Each type has its own rotary tables and its own mask. A sliding layer sees what lies less than a window back, and the
+distance is that of the positions that its rotary tables encode. Where gaps stay (`engine.positions=original`) these are
+the positions of the full prompt, so that dropping equals hiding; where gaps are closed they are the slots that are
+left. The library measures in slots, which is the same only where gaps are closed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from espalier.harness.engine.layout import Layout, Stage
+from espalier.harness.engine.masks import reference_mask
+from espalier.harness.engine.positions import rotary_tables
+from espalier.harness.engine.visibility import VisualBlocks
+
+SLIDING = "sliding_attention"
+
+
+class LayerTypes:
+    """The types of a text stack's layers; makes what each type needs of a stage, once for each stage.
+
+    Args:
+        decoder: text stack with `config.layer_types`, and rotary tables by type.
+    """
+
+    def __init__(self, decoder: Any) -> None:
+        self._config = decoder.config
+        self._embedding = decoder.rotary_emb
+        self._types: tuple[str, ...] = tuple(decoder.config.layer_types)
+
+    def name(self, layer: int) -> str:
+        """Return the type of a layer."""
+        return self._types[layer]
+
+    def slides(self, layer: int) -> bool:
+        """Return whether a layer sees a window only."""
+        return self._types[layer] == SLIDING
+
+    def begin(self, stage: Stage, layout: Layout, positions: Tensor) -> None:
+        """Give the first stage of a prefill its blocks of visual tokens, and positions (B or 1, L)."""
+        blocks = blocks_of(layout)
+        stage.blocks = VisualBlocks(blocks, positions.expand_as(blocks), span=blocks.shape[1])
+
+    def visibility(self, stage: Stage, layer: int) -> VisualBlocks:
+        """Return the attention visibility of a layer during a prefill."""
+        assert stage.blocks is not None  # set by `begin`
+        return replace(stage.blocks, window=self._window(layer))
+
+    def pairs(self, stage: Stage, layer: int) -> tuple[int, ...]:
+        """Return the attended pairs of each row in a layer. Cost: O(B S^2), and one synchronisation with the device."""
+        counts = self.visibility(stage, layer).seen_by(stage.valid) * stage.valid
+        return tuple(counts.sum(1).tolist())
+
+    def mask(self, stage: Stage, layer: int, hidden: Tensor) -> Tensor:
+        """Return the prefill's mask of a layer for states `hidden` (B, M, D)."""
+        layer_type = self._types[layer]
+        if layer_type not in stage.masks:
+            stage.masks[layer_type] = reference_mask(
+                self._config, hidden, stage.valid, 0, self.visibility(stage, layer)
+            )
+        return stage.masks[layer_type]
+
+    def tables(self, stage: Stage, layer: int, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Return the rotary tables of a stage's slots in a layer."""
+        layer_type = self._types[layer]
+        if layer_type not in stage.tables:
+            stage.tables[layer_type] = self._tables(
+                layer, hidden, self.visibility(stage, layer).positions
+            )
+        return stage.tables[layer_type]
+
+    def arguments(self, stage: Stage, layer: int, hidden: Tensor) -> dict[str, Any]:
+        """Return mask and tables of a layer of a prefill."""
+        return {
+            "attention_mask": self.mask(stage, layer, hidden),
+            "position_embeddings": self.tables(stage, layer, hidden),
+        }
+
+    def stack_masks(self, stage: Stage, hidden: Tensor) -> dict[str, Tensor]:
+        """Return the masks that the stack takes for a prefill, by type."""
+        return {
+            name: self.mask(stage, layer, hidden) for name, layer in self.first_of_each().items()
+        }
+
+    def step_arguments(
+        self, stage: Stage, layer: int, step: NewTokens, cache: Any
+    ) -> dict[str, Any]:
+        """Return mask and tables of a layer for new tokens.
+
+        Args:
+            stage: tokens of the prompt that entered the layer.
+            layer: its number.
+            step: the new tokens.
+            cache: filled before them.
+        """
+        tables = self._tables(layer, step.hidden, step.positions)
+        count, past = step.hidden.shape[1], cache.get_seq_length(layer)
+        answer = past + count - stage.valid.shape[1]
+        visibility: VisualBlocks | None = (
+            None  # new tokens are outside of blocks: a full layer is causal
+        )
+        if self.slides(layer):
+            visibility = self._after(self.visibility(stage, layer), answer, step.positions)
+        sees_all = visibility is None or visibility.span < self._config.sliding_window
+        if sees_all and count == 1 and not stage.padded:
+            return {"attention_mask": None, "position_embeddings": tables}
+        alive = pad(stage.valid, (0, answer), value=True)
+        mask = reference_mask(self._config, step.hidden, alive, past, visibility)
+        entries, _ = cache.get_mask_sizes(count, layer)
+        return {"attention_mask": mask[..., -entries:], "position_embeddings": tables}
+
+    def _after(self, prompt: VisualBlocks, answer: int, positions: Tensor) -> VisualBlocks:
+        """Return the visibility of a prompt and the `answer` tokens after it, the last at `positions` (B, t)."""
+        back = torch.arange(answer - 1, -1, -1, device=positions.device)
+        return replace(
+            prompt,
+            blocks=pad(prompt.blocks, (0, answer), value=-1),
+            positions=torch.cat([prompt.positions, positions[:, -1:] - back], 1),
+            span=prompt.span + answer,
+        )
+
+    @property
+    def windows(self) -> list[int | None]:
+        """The window of each layer, None for a full one."""
+        return [self._window(layer) for layer in range(len(self._types))]
+
+    def first_of_each(self) -> dict[str, int]:
+        """Return the first layer of each type."""
+        return {name: self._types.index(name) for name in dict.fromkeys(self._types)}
+
+    def _window(self, layer: int) -> int | None:
+        window: int | None = self._config.sliding_window if self.slides(layer) else None
+        return window
+
+    def _tables(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+        return rotary_tables(self._embedding, hidden, positions, self._types[layer])
+
+
+@dataclass(frozen=True, eq=False)
+class NewTokens:
+    """Tokens of a decoding step: their states `hidden` (B, t, D) and `positions` (B, t)."""
+
+    hidden: Tensor
+    positions: Tensor
+
+
+def visible_to_last(types: LayerTypes | None, stage: Stage, layer: int) -> Tensor:
+    """Return (B, M): the slots that the prompt's last token sees in a layer; batches are left-padded."""
+    if types is None:
+        return stage.valid
+    width = stage.valid.shape[1]
+    last = torch.tensor([width - 1], device=stage.valid.device)
+    return stage.valid & types.visibility(stage, layer).sees(last, width)[:, 0]
+
+
+def held_entries(stage: Stage, length: int) -> tuple[int, ...]:
+    """Return the visual tokens of each row among the last `length` slots of a stage."""
+    first = stage.valid.shape[1] - length
+    rows = zip(stage.slots, stage.counts, strict=True)
+    return tuple(int((slots[:count] >= first).sum()) for slots, count in rows)
+
+
+def blocks_of(layout: Layout) -> Tensor:
+    """Return (B, L): for each slot the number of its run of visual tokens in the row, -1 for others."""
+    rows, width = layout.valid.shape
+    before = pad(layout.visual, (1, 0), value=-2)[:, :-1]
+    numbers = (layout.visual != before + 1).long().cumsum(1) - 1
+    counts = torch.tensor(layout.counts, device=layout.visual.device).unsqueeze(1)
+    is_real = torch.arange(layout.visual.shape[1], device=layout.visual.device) < counts
+    # Right padding is written to an extra column that is cut off.
+    blocks = layout.visual.new_full((rows, width + 1), -1)
+    blocks.scatter_(1, torch.where(is_real, layout.visual, width), numbers)
+    return blocks[:, :width]
