@@ -95,7 +95,7 @@ def positions(adapter: Adapter, inputs: dict[str, Any]) -> Tensor:
 def extended(inputs: dict[str, Any], ids: Tensor) -> dict[str, Any]:
     """Append answer tokens to one prompt."""
     longer = {**inputs, "input_ids": torch.cat([inputs["input_ids"], ids], 1)}
-    for key in ("attention_mask", "mm_token_type_ids"):
+    for key in ("attention_mask", "mm_token_type_ids", "token_type_ids"):
         if key in inputs:
             filler = torch.full_like(ids, int(key == "attention_mask"))
             longer[key] = torch.cat([inputs[key], filler.to(inputs[key].dtype)], 1)

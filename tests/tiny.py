@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,24 @@ def clip_architecture(**model: Any) -> dict[str, Any]:
     }
 
 
+def causal(visual: torch.Tensor, layer: int) -> torch.Tensor:
+    """Return (L, L): each token sees those up to itself, whatever `visual` (L,) marks."""
+    return torch.ones(len(visual), len(visual), dtype=torch.bool).tril()
+
+
 @dataclass(frozen=True)
 class Family:
-    """One family and one way of feeding it: its spec, and three chats that need left padding."""
+    """One family and one way of feeding it: its spec, and three chats that need left padding.
+
+    Attributes:
+        sees: maps which tokens (L,) are visual, and a decoder layer, to what each token sees (L, L).
+        most: entries that each decoder layer's cache holds at most.
+    """
 
     spec: ModelSpec
     chats: tuple[list[dict], ...]
+    sees: Callable[[torch.Tensor, int], torch.Tensor] = causal
+    most: tuple[float, ...] = (float("inf"),) * DEPTH
 
 
 def random_model(spec: ModelSpec) -> Any:
@@ -84,7 +97,7 @@ def sharpen(model: Any) -> None:
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)  # the same model in every run: what fails once fails again
         for parameter in model.parameters():
-            if parameter.dim() >= 2:
+            if parameter.dim() >= 2 and parameter.any():  # Gemma's projector is zero when fresh
                 parameter.mul_(6.0)
             elif parameter.std() == 0:  # constant when fresh; newlines may be empty
                 parameter.add_(torch.randn_like(parameter) * 0.1)

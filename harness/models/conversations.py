@@ -70,6 +70,12 @@ MARKED = (
     "{% for part in turn.content %}{{ part.text if part.type == 'text' else '<' + part.type + '>' }}{% endfor %}"
 )
 
+#: Media at their position in the turn, white space around the user's texts stripped, as in Gemma 3's template.
+STARTED = (
+    "{% for part in turn.content %}{{ '<start_of_image>' if part.type == 'image' else"
+    " part.text if turn.role == 'system' else part.text | trim }}{% endfor %}"
+)
+
 #: Rules for media by the value of `model.join`, for families with the placeholder `<image>`.
 JOINS: Mapping[str, str] = {"blank": TAGGED, "lines": LINES, "close": CLOSE}
 
@@ -92,6 +98,7 @@ class ChatFrame:
         lead: text before the chat.
         trim: strip white space at both ends of a message.
         think: text after `answer` if reasoning is requested (`model.generation.thinking`).
+        joined: the system message begins the first user turn, which has no head then.
     """
 
     system: str | None
@@ -101,6 +108,7 @@ class ChatFrame:
     lead: str = ""
     trim: bool = False
     think: str = ""
+    joined: bool = False
 
     def template(self, media: str) -> str:
         """Return the chat template in Jinja; `media` writes the parts of `turn.content`."""
@@ -108,11 +116,14 @@ class ChatFrame:
         content = f"{{% if turn.content is string %}}{{{{ turn.content }}}}{{% else %}}{media}{{% endif %}}"
         if self.trim:
             content = f"{{% set text %}}{content}{{% endset %}}{{{{ text | trim }}}}"
+        head = "{{ heads[turn.role] }}"
+        if self.joined:
+            head = f"{{% if loop.first or loop.previtem.role != 'system' %}}{head}{{% endif %}}"
         return (
             f"{{% set heads = {_literal(self.heads)} %}}{{% set ends = {_literal(self.ends)} %}}"
             f"{{{{ {_literal(self.lead)} }}}}"
             f"{{% if messages[0].role != 'system' %}}{{{{ {_literal(system_text)} }}}}{{% endif %}}"
-            f"{{% for turn in messages %}}{{{{ heads[turn.role] }}}}{content}{{{{ ends[turn.role] }}}}{{% endfor %}}"
+            f"{{% for turn in messages %}}{head}{content}{{{{ ends[turn.role] }}}}{{% endfor %}}"
             f"{{% if add_generation_prompt %}}{{{{ {_literal(self.answer)} }}}}{{% endif %}}"
         )
 
@@ -201,6 +212,14 @@ FRAMES: Mapping[str, ChatFrame] = {
         roles(*3 * ["<end_of_utterance>\n"]),
         "Assistant:",
         "<|im_start|>",
+    ),
+    "gemma3": ChatFrame(
+        None,
+        roles("<start_of_turn>user\n", "<start_of_turn>user\n", "<start_of_turn>model\n"),
+        roles("\n\n", "<end_of_turn>\n", "<end_of_turn>\n"),
+        "<start_of_turn>model\n",
+        "<bos>",
+        joined=True,
     ),
     "llada": _llada(),
     "llada_no_think": _llada(" /no_think"),

@@ -67,8 +67,10 @@ def _causal(attention: Any) -> bool:
 
 
 def linear_widths(module: nn.Module) -> tuple[int, ...]:
-    """Return the input width and all output widths of a module's linear layers, in order."""
+    """Return the input width and all output widths of a module's linear layers, in order, or else of its matrix."""
     maps = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    if not maps:
+        return next(tuple(matrix.shape) for matrix in module.parameters() if matrix.dim() == 2)
     return (maps[0].in_features, *(linear.out_features for linear in maps))
 
 

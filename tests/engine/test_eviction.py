@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from functools import cache
 
@@ -18,9 +19,17 @@ from espalier.methods.compressor import CacheCompressor
 from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.family_runs import generation
-from tests.tiny import Scatter, load_tiny, save_tiny
+from tests.tiny import DEPTH, Scatter, load_tiny, save_tiny
 
-NAMES = ("llava", "llava_next", "qwen2_5_vl", "qwen3_vl_mixed", "onevision_video", "internvl")
+NAMES = (
+    "llava",
+    "llava_next",
+    "qwen2_5_vl",
+    "qwen3_vl_mixed",
+    "onevision_video",
+    "internvl",
+    "gemma3",
+)
 STEPS = 5
 
 #: Every score, both ways of choosing by head, uneven layers, and the whole prompt as candidates; merging is below.
@@ -86,8 +95,11 @@ def places(full, shortened):
     return equal.any(-1)
 
 
-def whole_cache_logits(adapter, inputs, ids, masks, stored=None):
-    """Return the logits of an answer (1, T) with the full cache and (H, L) masks of its slots for each layer."""
+def whole_cache_logits(adapter, inputs, ids, masks, stored=None, most=(math.inf,) * DEPTH):
+    """Return the logits of an answer (1, T) with the full cache and (H, L) masks of its slots for each layer.
+
+    A token sees itself and `most` entries before it.
+    """
     cache = DynamicCache()
     with Session(adapter, NoReduction(), Budget("kept", 0)) as session:
         first, following = session.prefill(inputs, cache)
@@ -103,6 +115,8 @@ def whole_cache_logits(adapter, inputs, ids, masks, stored=None):
             visible = masks[layer].repeat_interleave(heads // len(masks[layer]), 0)
             visible = visible[None, :, None].expand(1, heads, n_new, -1)
             mask = torch.cat([visible, among.expand(1, heads, -1, -1)], -1)
+            back = mask.shape[-1] - n_new + order[:, None] - torch.arange(mask.shape[-1])
+            mask &= back <= most[layer]
             return args, {**kwargs, "attention_mask": mask}
 
         return hide
@@ -126,7 +140,7 @@ def whole_cache_logits(adapter, inputs, ids, masks, stored=None):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("label", METHODS)
 def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, name, label):
-    adapter, method = load(name), built(label)
+    adapter, method, most = load(name), built(label), FAMILIES[name].most
     sample_chat = FAMILIES[name].chats[0]
     inputs = adapter.encode([sample_chat])
     with noted(monkeypatch) as caches:
@@ -141,11 +155,11 @@ def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, nam
         )
         for layer, (keys, _) in zip(full_cache.layers, caches[0], strict=True)
     ]
-    expected = whole_cache_logits(adapter, inputs, got.ids, masks)
+    expected = whole_cache_logits(adapter, inputs, got.ids, masks, most=most)
     # The models normalise in single precision regardless of their own.
     assert (got.logits[0] - expected).abs().max() < 2e-6 * expected.abs().max()
     hidden = [torch.ones_like(mask) for mask in masks]
-    plain = whole_cache_logits(adapter, inputs, got.ids, hidden)
+    plain = whole_cache_logits(adapter, inputs, got.ids, hidden, most=most)
     assert (got.logits[0, 1:] - plain[1:]).abs().max() > 1e-4, "nothing was evicted"
     # The first token sees the full prompt.
     assert (got.logits[0, 0] - plain[0]).abs().max() < 2e-6 * plain.abs().max()
@@ -154,9 +168,10 @@ def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, nam
     visual = layout.visual[0, : layout.counts[0]]
     if method.scope == "visual":
         words = torch.ones(masks[0].shape[1], dtype=torch.bool).index_fill(0, visual, False)
-        assert all(mask[:, words].all() for mask in masks), "words are never evicted"
-        depth = len(masks)
-        assert sum(record.held) == int((1 - 0.6) * layout.counts[0] * depth + 0.5)
+        whole = [layer for layer, limit in enumerate(most) if limit == math.inf]
+        assert all(masks[layer][:, words].all() for layer in whole), "words are never evicted"
+        held = sum(record.held[layer] for layer in whole)
+        assert held == int((1 - 0.6) * layout.counts[0] * len(whole) + 0.5)
     assert record.held == tuple(int(mask[:, visual].sum()) // len(mask) for mask in masks)
     assert record.kv_entries == sum(record.held)
     size = sum(tensor.numel() * tensor.element_size() for pair in caches[0] for tensor in pair)

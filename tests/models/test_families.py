@@ -113,8 +113,10 @@ def test_padded_batch_equals_single_rows_and_caches_are_as_planned(name, where, 
             )
             for layer in range(DEPTH)
         ]
-        assert list(single.cache_lengths) == [k + record.text for k in kept]
-        assert record.kv_entries == sum(kept)
+        most = FAMILIES[name].most
+        lengths = [min(k + record.text, limit) for k, limit in zip(kept, most, strict=True)]
+        assert list(single.cache_lengths) == lengths
+        assert record.kv_entries == sum(kept if record.held is None else record.held)
         text = tiny.adapter.facts.text
         assert record.kv_bytes == sum(single.cache_lengths) * 2 * text.kv_heads * text.head_dim * 8
 
@@ -147,11 +149,12 @@ def test_dropping_equals_a_full_forward_with_handwritten_masks(name, where):
         gone[got.records[0].origin] = False
         seen = torch.ones(length, dtype=torch.bool)
         seen[visual[gone]] = False
-        causal = torch.ones(length, length, dtype=torch.bool).tril()
         own = torch.eye(length, dtype=torch.bool)
+        marked = torch.zeros(length, dtype=torch.bool).scatter(0, visual, True)
 
-        def masked(layer, causal=causal, seen=seen, own=own):
-            mask = (causal & seen) | own if layer >= first else causal
+        def masked(layer, marked=marked, seen=seen, own=own):
+            sees = FAMILIES[name].sees(marked, layer)
+            mask = (sees & seen) | own if layer >= first else sees
             return lambda m, args, kwargs: (args, {**kwargs, "attention_mask": mask[None, None]})
 
         handles = [
@@ -184,9 +187,11 @@ def test_text_probes_equal_eager(name):
             maps = eager.model(**inputs, position_ids=at, output_attentions=True).attentions
         visual = eager.layout(inputs).visual[0]
         signals = recorder.views[0].signals
+        marked = torch.zeros(len(maps[0][0, 0]), dtype=torch.bool).scatter(0, visual, True)
         for layer in (0, 2):
             mean = maps[layer][0].mean(0)
-            received = mean[:, visual].sum(0) / (mean.shape[0] - visual)
+            queries = FAMILIES[name].sees(marked, layer)[:, visual].sum(0)
+            received = mean[:, visual].sum(0) / queries
             assert span(signals[f"last_attention@{layer}"][0] - mean[-1, visual]) <= 5e-6
             assert span(signals[f"mean_attention@{layer}"][0] - received) <= 5e-6
 

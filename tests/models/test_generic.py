@@ -11,6 +11,7 @@ import pytest
 
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import build_adapter
+from espalier.harness.models.families import GENERIC, MODEL_TYPES
 from espalier.harness.models.generic import GenericAdapter
 from espalier.harness.models.generic_proof import prove
 from espalier.harness.models.unlisted_checkpoint import read_checkpoint
@@ -44,7 +45,10 @@ def test_classes_without_a_file_are_proved(name: str, tmp_path: Path) -> None:
     assert adapter.facts.sites == ("prefix",)
 
 
-def test_a_class_is_refused_with_what_failed(tmp_path: Path) -> None:
+def test_a_class_is_refused_with_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODEL_TYPES, "gemma3", GENERIC)  # as if it had no file
     with pytest.raises(UserError, match=r"Gemma3ForConditionalGeneration.* masks of its own"):
         load("gemma3", save_unlisted("gemma3", tmp_path))
 
