@@ -1,9 +1,8 @@
 """HoliTom: "Holistic Token Merging for Fast Video LLMs" (Shao et al., NeurIPS 2025, arXiv 2505.21334).
 
 **Windows.** A place i is still in a window of frames s to e if cos(x[t, i], x[t+1, i]) > tau for all its t < e. A video
-is cut into the windows that spare the most tokens, the sum of (e - s) times the still places of each, by dynamic
-programming; of equal cuts the one with the shorter last window stays. A still place becomes one token, the mean of its
-frames, at the window's first frame.
+is cut into the windows that spare the most tokens, the sum of (e - s) times the still places of each; of equal cuts
+into those with the shorter last window. A still place becomes one token, the mean of its frames, in the first.
 
 **Tokens.** What is left, the still places of each window and the others of each frame, keeps the same share of its
 tokens. Of the others those stay that the class token attends to most. Of the still ones the centres of clusters do, the
@@ -35,24 +34,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, pad
+from torch.nn.functional import cosine_similarity
 
-from espalier.methods.base import Assignment, Need, Plan, Positions, Site, TokenReducer, View
+from espalier.methods.base import Need, Plan, Site, View
 from espalier.methods.checks import layer_site, require, require_finite
-from espalier.methods.select.quotas import apportion
-from espalier.methods.select.similarity import unit
-from espalier.methods.select.stills import (
-    clusters,
-    parts_of,
-    plan_of_clips,
-    still_places,
-    windows,
-)
-from espalier.methods.select.topk import rows_of, top
+from espalier.methods.clip_stages import ClipStages
+from espalier.methods.select import stills
+from espalier.methods.select.merge import halved_into
+from espalier.methods.select.topk import top
 
 
 @dataclass(frozen=True)
-class HoliTom(TokenReducer):
+class HoliTom(ClipStages):
     """Merges what stands still over time and is alike in space, and then what the decoder attends to least.
 
     Attributes:
@@ -91,15 +84,6 @@ class HoliTom(TokenReducer):
         """Return the attention of the class token, or of the last prompt token."""
         return (Need("last_attention" if site.where == "layer" else "cls_attention"),)
 
-    def needs_frames(self) -> bool:
-        """Return true: frames are compared."""
-        return True
-
-    def positions(self, depth: int) -> Positions:
-        """Close the gaps, as the released code after its first stage."""
-        del depth
-        return "renumbered"
-
     def plan(self, view: View, keep: int) -> Plan:
         """Carry out the stage of the view's site.
 
@@ -112,51 +96,24 @@ class HoliTom(TokenReducer):
         if view.site.where == "layer":
             kept = top(attention, keep)
             return Plan(kept, halved_into(tokens, kept), scores=attention)
-        return plan_of_clips(view.grid, (tokens, attention), keep, self.of_clip, attention)
+        signals = (tokens, attention)
+        return stills.plan_of_clips(view.grid, signals, keep, self.of_clip, attention)
 
     def of_clip(self, tokens: Tensor, attention: Tensor, keep: int) -> tuple[Tensor, Tensor]:
         """Return (T n) the token that each token of a clip (T, n, D) goes to, -1 for none, and its weight there."""
         alike = cosine_similarity(tokens[:-1], tokens[1:], dim=2)
-        runs = windows(alike > self.tau)
-        alike = pad(alike, (0, 0, 0, 1))
-        lowest = [alike[first : max(last, first + 1)].amin(dim=0) for first, last in runs]
-        parts = parts_of(still_places(torch.stack(lowest), runs, self.tau, keep), runs)
-        sizes = torch.tensor([[len(part) for part in parts]])
+        windows = stills.windows(alike > self.tau)
+        parts = stills.parts_of(stills.lowest(alike, windows), windows, self.tau, keep)
         into = torch.full((attention.numel(),), -1, device=tokens.device)
         weight = torch.zeros(attention.numel(), device=tokens.device)
         tokens, attention = tokens.flatten(0, 1), attention.flatten()
-        for part, quota in zip(parts, apportion(sizes, sizes, keep)[0].tolist(), strict=True):
+        for part, quota in parts:
             if part.shape[1] == 1:
                 stays = part[top(attention[part[:, 0]].unsqueeze(0), quota)[0], 0]
                 into[stays], weight[stays] = stays, 1.0
             elif quota:
-                joined, share = self.clustered(tokens[part].mean(dim=1), quota)
+                joined = stills.clusters(tokens[part].mean(dim=1), quota, min(self.K, quota))
+                share = stills.centre_weights(joined, self.beta)
                 into[part] = part[joined, :1].expand_as(part)
                 weight[part] = share.unsqueeze(1).expand_as(part) / part.shape[1]
         return into, weight
-
-    def clustered(self, values: Tensor, n_centres: int) -> tuple[Tensor, Tensor]:
-        """Return (M,) the centre that each of the values (M, D) joins, itself for centres, and its weight there."""
-        joined = clusters(values, n_centres, min(self.K, n_centres))
-        joiners = torch.bincount(joined, minlength=len(values)) - 1
-        own_share = torch.where(joiners > 0, self.beta, 1.0)
-        share = (1 - self.beta) / joiners.clamp(min=1)
-        leads = joined == torch.arange(len(values), device=joined.device)
-        return joined, torch.where(leads, own_share, share[joined])
-
-
-def halved_into(tokens: Tensor, kept: Tensor) -> Assignment:
-    """Return the merging of each other token (B, N, D) in turn into the kept one most like it, half and half."""
-    units = unit(tokens)
-    nearest = (units @ units[rows_of(kept), kept].transpose(1, 2)).argmax(dim=2)
-    stays = torch.zeros_like(nearest, dtype=torch.bool).scatter(1, kept, True)
-    slot = torch.where(stays, stays.cumsum(dim=1) - 1, nearest)
-    group = torch.where(stays, kept.shape[1], slot)
-    order = group.argsort(dim=1, stable=True)
-    sizes = torch.zeros_like(kept[:, :1]).expand(-1, kept.shape[1] + 1)
-    sizes = sizes.scatter_add(1, group, torch.ones_like(group))
-    place = torch.arange(group.shape[1], device=group.device).expand_as(group)
-    ranked = place - (sizes.cumsum(dim=1) - sizes).gather(1, group.gather(1, order))
-    rank = torch.zeros_like(group).scatter(1, order, ranked)
-    later = sizes.gather(1, slot) - torch.where(stays, 0, rank)
-    return Assignment(slot, 0.5 ** later.float())

@@ -28,32 +28,25 @@ they share the budget by their tokens; a picture is a video of one frame. The pa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from espalier.methods.base import Need, Plan, Positions, Site, TokenReducer, View
+from espalier.methods.base import Need, Plan, Site, View
 from espalier.methods.checks import layer_site, require, require_finite
+from espalier.methods.clip_stages import ClipStages
+from espalier.methods.select import stills
 from espalier.methods.select.frames import Frames
 from espalier.methods.select.quotas import apportion, top_of_groups
-from espalier.methods.select.stills import (
-    Windows,
-    clusters,
-    parts_of,
-    plan_of_clips,
-    still_places,
-)
+from espalier.methods.select.segments import segments_of
 
 #: Neighbours of a density.
 NEAR = 7
-#: Label of frames that lost their cluster.
-GAP = -1
 
 
 @dataclass(frozen=True)
-class PruneVid(TokenReducer):
+class PruneVid(ClipStages):
     """Merges static places of segments and clusters of a frame, then keeps what the words attend to.
 
     Attributes:
@@ -89,15 +82,6 @@ class PruneVid(TokenReducer):
         """Return the words' attention for the second stage."""
         return (Need("text_received_peak"),) if site.where == "layer" else ()
 
-    def needs_frames(self) -> bool:
-        """Return true: frames are compared."""
-        return True
-
-    def positions(self, depth: int) -> Positions:
-        """Close the gaps, as the released code after its first stage."""
-        del depth
-        return "renumbered"
-
     def plan(self, view: View, keep: int) -> Plan:
         """Carry out the stage of the view's site.
 
@@ -109,47 +93,22 @@ class PruneVid(TokenReducer):
             quotas = apportion(frames.size, frames.size, keep)
             return Plan(top_of_groups(scores, frames.index, quotas, keep), scores=scores)
         tokens = require_finite(view.tokens.float(), "tokens")
-        return plan_of_clips(view.grid, (tokens,), keep, self.of_clip)
+        return stills.plan_of_clips(view.grid, (tokens,), keep, self.of_clip)
 
     def of_clip(self, tokens: Tensor, keep: int) -> tuple[Tensor, Tensor]:
         """Return (T n) the token that each token of a clip (T, n, D) goes to, -1 for none, and its weight there."""
         n_centres = max(1, int(len(tokens) * self.gamma + 1e-9))
-        segments = segments_of(clusters(tokens.mean(dim=1), n_centres, NEAR).tolist())
+        labels = stills.clusters(tokens.mean(dim=1), n_centres, NEAR)
+        segments = segments_of(labels.tolist())
         units = normalize(tokens, dim=2)
-        alike = [pair_mean(units[first : last + 1]) for first, last in segments]
-        parts = parts_of(still_places(torch.stack(alike), segments, self.tau, keep), segments)
-        sizes = torch.tensor([[len(part) for part in parts]])
+        alike = [stills.pair_mean(units[first : last + 1]) for first, last in segments]
         flat = tokens.flatten(0, 1)
         into = torch.full(flat.shape[:1], -1, device=tokens.device)
         weight = torch.zeros(flat.shape[:1], device=tokens.device)
-        for part, quota in zip(parts, apportion(sizes, sizes, keep)[0].tolist(), strict=True):
+        for part, quota in stills.parts_of(torch.stack(alike), segments, self.tau, keep):
             if quota:
-                joined = clusters(flat[part].mean(dim=1), quota, NEAR)
+                joined = stills.clusters(flat[part].mean(dim=1), quota, NEAR)
                 members = torch.bincount(joined, minlength=len(part))[joined] * part.shape[1]
                 into[part] = part[joined, :1].expand_as(part)
                 weight[part] = (1 / members).unsqueeze(1).expand_as(part)
         return into, weight
-
-
-def pair_mean(units: Tensor) -> Tensor:
-    """Return (n,) the mean cosine of all pairs of frames at each place, from unit tokens (w, n, D); 0 of one frame."""
-    n_frames = len(units)
-    return (units.sum(dim=0).square().sum(dim=1) - n_frames) / max(1, n_frames * (n_frames - 1))
-
-
-def segments_of(labels: list[int]) -> Windows:
-    """Return first and last frame of each segment, from the cluster of each frame."""
-    runs = [(label, len(list(group))) for label, group in groupby(labels)]
-    longest = {label: max(n for name, n in runs if name == label) for label, _ in runs}
-    frames = [label if 1 < n == longest[label] else GAP for label, n in runs for _ in range(n)]
-    while GAP in frames and len(set(frames)) > 1:
-        runs = [(label, len(list(group))) for label, group in groupby(frames)]
-        gap = [label for label, _ in runs].index(GAP)
-        sides = [runs[place] for place in (gap - 1, gap + 1) if 0 <= place < len(runs)]
-        runs[gap] = (max(sides, key=lambda run: run[1])[0], runs[gap][1])
-        frames = [label for label, n in runs for _ in range(n)]
-    ends, end = [], -1
-    for _, group in groupby(frames):
-        start, end = end + 1, end + len(list(group))
-        ends.append((start, end))
-    return ends

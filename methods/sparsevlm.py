@@ -30,15 +30,14 @@ and takes the 14 heads that look at the image most; that is another method and n
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal, get_args
 
 from torch import Tensor
 
-from espalier.methods.base import MethodError, Need, Plan, Positions, Site, TokenReducer, View
+from espalier.methods.base import Need, Plan, Positions, Site, View
 from espalier.methods.checks import require
+from espalier.methods.scheduled import Scheduled
 from espalier.methods.select.raters import rater_weights
 from espalier.methods.select.recycle import recycle, split
 from espalier.methods.select.topk import ranking
@@ -50,7 +49,7 @@ Cluster = Literal["sum", "mean"]
 
 
 @dataclass(frozen=True)
-class SparseVLM(TokenReducer):
+class SparseVLM(Scheduled):
     """Keeps the tokens that the words most relevant to the image attend to, and merges the best of the others.
 
     Attributes:
@@ -64,8 +63,9 @@ class SparseVLM(TokenReducer):
         cluster: what its tokens become.
     """
 
+    after = 1
+
     layers: tuple[int, ...] = (2, 6, 15)
-    depth: int = 32
     schedule: tuple[int, ...] = (309, 204, 113)
     tau: float = 0.3
     theta: int = 10
@@ -77,14 +77,7 @@ class SparseVLM(TokenReducer):
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
-        rising = all(a < b for a, b in pairwise((-1, *self.layers)))
-        inside = self.layers != () and self.layers[-1] < self.depth - 1
-        valid = f"layers in ascending order, 0 to {self.depth - 2}"
-        require(rising and inside, "layers", self.layers, valid)
-        falling = all(a >= b > 0 for a, b in pairwise((math.inf, *self.schedule)))
-        fits = falling and len(self.schedule) == len(self.layers)
-        valid = f"{len(self.layers)} positive numbers, one for each of layers, none larger than the one before"
-        require(fits, "schedule", self.schedule, valid)
+        super().__post_init__()
         require(0 <= self.tau <= 0.9, "tau", self.tau, "a number from 0 to 0.9")
         require(self.theta >= 1, "theta", self.theta, "1 or more")
         for key, choices in (("raters", Raters), ("assignment", Joining), ("cluster", Cluster)):
@@ -92,19 +85,8 @@ class SparseVLM(TokenReducer):
             require(value in get_args(choices), key, value, ", ".join(get_args(choices)))
 
     def sites(self, depth: int) -> tuple[Site, ...]:
-        """Return the sites after `layers`, at the same shares of the depth, each once."""
-        layers: list[int] = [0]
-        for layer in self.layers:
-            layers.append(max(layers[-1] + 1, math.floor((layer + 1) * depth / self.depth + 0.5)))
-        if layers[-1] >= depth:
-            valid = f"at most {depth - 1} layers (the model has {depth} decoder layers)"
-            raise MethodError(f"method.params.layers={self.layers!r} does not fit; valid: {valid}")
-        return tuple(Site("layer", layer) for layer in layers[1:])
-
-    def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
-        """Scale the schedule until `share` is left at its end; no site keeps more than all."""
-        del n_sites
-        return tuple(min(1.0, share * count / self.schedule[-1]) for count in self.schedule)
+        """Return the sites after `layers`, at the same shares of the depth."""
+        return tuple(Site("layer", layer) for layer in self.layers_of(depth))
 
     def positions(self, depth: int) -> Positions:
         """Return `renumbered`: releases before 2 close the gaps after every pruning layer."""

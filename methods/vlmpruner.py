@@ -29,11 +29,12 @@ from torch import Tensor
 from espalier.methods.base import Assignment, Need, Plan, Site, TokenReducer, View
 from espalier.methods.checks import layer_site, require, require_finite
 from espalier.methods.select.cosines import Cosines, cosines
-from espalier.methods.select.tiles import Tiles
-from espalier.methods.select.topk import indices_of, rows_of
+from espalier.methods.select.kept_set import KeptSet
+from espalier.methods.select.maxmin import longest_then_farthest
+from espalier.methods.select.topk import indices_of
 
-#: What theta rises by in a round, the weight of distance, and of what merges into a kept token.
-RISE, DISTANCE, MERGED = 0.1, 0.5, 0.7
+#: What theta rises by in a round, and the weight of what merges into a kept token.
+RISE, MERGED = 0.1, 0.7
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,9 @@ class VLMPruner(TokenReducer):
         similarity = cosines(tokens.gather(2, varied.unsqueeze(1).expand(-1, tokens.shape[1], -1)))
         require_finite(similarity.diagonal(), "tokens")
         kept_set = KeptSet(similarity, view.grid)
-        for pick in pivots(keys.flatten(2), min(keep, self.pivot_image_token)).split(1, dim=1):
+        for pick in longest_then_farthest(keys.flatten(2), min(keep, self.pivot_image_token)).split(
+            1, dim=1
+        ):
             kept_set.add(pick, torch.ones_like(pick, dtype=torch.bool))
         theta = self.threshold
         while kept_set.grow(keep, theta, self.token_batch):
@@ -92,80 +95,6 @@ class VLMPruner(TokenReducer):
         if keep == chosen.shape[1]:
             return Plan(kept)
         return Plan(kept, into_the_likest(similarity, chosen, kept))
-
-
-def pivots(keys: Tensor, count: int) -> Tensor:
-    """Return (B, count) indices of (B, N, D) keys: the longest in the 1-norm, then the farthest from all before."""
-    picks = keys.abs().sum(dim=2).argmax(dim=1, keepdim=True)
-    gap = torch.full_like(keys[:, :, 0], torch.inf)
-    for _ in range(count - 1):
-        last = keys[rows_of(picks), picks[:, -1:]]
-        torch.minimum(gap, (keys - last).square().sum(dim=2), out=gap)
-        gap.scatter_(1, picks[:, -1:], -torch.inf)
-        picks = torch.cat([picks, gap.argmax(dim=1, keepdim=True)], dim=1)
-    return picks
-
-
-class KeptSet:
-    """The tokens kept so far, and how like and how near each token is to the likest and the nearest of them.
-
-    Args:
-        similarity: of the tokens.
-        grid: (B, N, 4) their places.
-    """
-
-    def __init__(self, similarity: Cosines, grid: Tensor) -> None:
-        tiles = Tiles.of(grid)
-        self._similarity, self._tile, self._place = similarity, tiles.index, grid[:, :, 2:].float()
-        height, width = (tiles.of_token(table).float() for table in (tiles.height, tiles.width))
-        self._diagonal = (height.square() + width.square()).sqrt()
-        self._likeness = torch.full_like(self._diagonal, -1.0)
-        #: Distance over diagonal.
-        self._distance = torch.ones_like(self._diagonal)
-        #: (B, N) whether a token is kept.
-        self.chosen = torch.zeros_like(self._diagonal, dtype=torch.bool)
-
-    def add(self, indices: Tensor, joins: Tensor) -> None:
-        """Keep those of the tokens (B, K) for which `joins` (B, K) is true."""
-        rows = rows_of(indices)
-        self.chosen.scatter_(1, indices, self.chosen.gather(1, indices) | joins)
-        similar = self._similarity.rows(indices).masked_fill_(~joins.unsqueeze(2), -1)
-        torch.maximum(self._likeness, similar.amax(dim=1), out=self._likeness)
-        distance = (
-            (self._place[rows, indices].unsqueeze(2) - self._place.unsqueeze(1)).square().sum(3)
-        )
-        away = self._tile.gather(1, indices).unsqueeze(2) != self._tile.unsqueeze(1)
-        distance = (distance.sqrt() / self._diagonal.unsqueeze(1)).masked_fill(
-            away | ~joins.unsqueeze(2), 1
-        )
-        torch.minimum(self._distance, distance.amin(dim=1), out=self._distance)
-
-    def grow(self, keep: int, theta: float, width: int) -> bool:
-        """Carry out a round up to `keep` tokens, `width` at a time; return whether any row lacks tokens after it."""
-        order = self.merit.masked_fill(self.chosen, torch.inf).argsort(dim=1, stable=True)
-        count = (~self.chosen).sum(dim=1, keepdim=True)
-        goes_on = torch.ones_like(count, dtype=torch.bool)
-        for start in range(0, order.shape[1], width):
-            missing = keep - self.chosen.sum(dim=1, keepdim=True)
-            if not bool((goes_on & (missing > 0)).any()):
-                break
-            group = order[:, start : start + width]
-            place = torch.arange(start, start + group.shape[1], device=group.device)
-            real = (place < count) & goes_on
-            merit = self.merit.gather(1, group).masked_fill(~real, torch.inf)
-            joins = merit < theta
-            rank = merit.argsort(dim=1, stable=True).argsort(dim=1)
-            many = joins.sum(dim=1, keepdim=True) > missing
-            joins = torch.where(many, real & (rank < missing), joins)
-            self.add(group, joins)
-            if start == 0:
-                goes_on = joins.any(dim=1, keepdim=True)
-        return bool((self.chosen.sum(dim=1) < keep).any())
-
-    @property
-    def merit(self) -> Tensor:
-        """(B, N) likeness with distance; low is good."""
-        return self._likeness * (1 + DISTANCE * self._distance)
 
 
 def into_the_likest(similarity: Cosines, chosen: Tensor, kept: Tensor) -> Assignment:

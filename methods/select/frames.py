@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -11,6 +12,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from espalier.methods.select.topk import rows_of
+
+#: First and last frame of each part of a video, in order.
+Spans = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Max-min diversity by farthest-first traversal."""
+"""Max-min diversity: tokens far from all chosen before, by cosine, by place in the grid, or by distance."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from torch import Tensor
 
 from espalier.methods.checks import require_finite
 from espalier.methods.select.cosines import Cosines
+from espalier.methods.select.similarity import board_of
+from espalier.methods.select.topk import rows_of
 
 #: Cosine distances below this are rounding of fp32: such tokens count as duplicates, and the lower index goes first.
 DUPLICATE = 1e-6
@@ -42,6 +44,53 @@ def farthest_first(cosines: Cosines, n_keep: int) -> Tensor:
         torch.minimum(gap, far, out=gap).scatter_(1, first, -torch.inf)
         pick = gap.argmax(dim=1, keepdim=True)
     return picks.sort(dim=1).values
+
+
+def filled_with_farthest(similarity: Cosines, chosen: Tensor, keep: int) -> Tensor:
+    """Return (B, N) booleans with `keep` true: `chosen`, then one by one the token farthest from all chosen before."""
+    missing = keep - chosen.sum(dim=1, keepdim=True)
+    n_chosen, n_steps = torch.stack([keep - missing.min(), missing.max()]).tolist()
+    if n_steps == 0:
+        return chosen
+    if n_chosen == 0:
+        return chosen.scatter(1, farthest_first(similarity, keep), True)
+    indices = (~chosen).to(torch.uint8).argsort(dim=1, stable=True)[:, :n_chosen]
+    rows = similarity.rows(indices).masked_fill_(~chosen.gather(1, indices).unsqueeze(2), -2)
+    likeness = rows.amax(dim=1).masked_fill_(chosen, torch.inf)
+    chosen = chosen.clone()
+    for step in range(n_steps):
+        pick = likeness.argmin(dim=1, keepdim=True)
+        chosen.scatter_(1, pick, chosen.gather(1, pick) | (step < missing))
+        torch.maximum(likeness, similarity.row(pick, -likeness), out=likeness)
+        likeness.scatter_(1, pick, torch.inf)
+    return chosen
+
+
+def farthest_places(grid: Tensor, count: int) -> Tensor:
+    """Return (B, count) indices by max-min Manhattan distance in the grid (B, N, 4), in the order of the choice."""
+    board = board_of(grid)
+    picks = torch.zeros(grid.shape[0], count, dtype=torch.long, device=grid.device)
+    gap = torch.full_like(board[0], torch.iinfo(board.dtype).max)
+    for step in range(count):
+        pick = picks[:, step : step + 1]
+        if step:
+            pick.copy_(gap.argmax(dim=1, keepdim=True))
+        distance = (board - board.gather(2, pick.expand(2, -1, -1))).abs().sum(dim=0)
+        # A pick has distance 0 to itself, and a free token at least 1.
+        torch.minimum(gap, distance.to(gap.dtype), out=gap)
+    return picks
+
+
+def longest_then_farthest(keys: Tensor, count: int) -> Tensor:
+    """Return (B, count) indices of (B, N, D) keys: the longest in the 1-norm, then the farthest from all before."""
+    picks = keys.abs().sum(dim=2).argmax(dim=1, keepdim=True)
+    gap = torch.full_like(keys[:, :, 0], torch.inf)
+    for _ in range(count - 1):
+        last = keys[rows_of(picks), picks[:, -1:]]
+        torch.minimum(gap, (keys - last).square().sum(dim=2), out=gap)
+        gap.scatter_(1, picks[:, -1:], -torch.inf)
+        picks = torch.cat([picks, gap.argmax(dim=1, keepdim=True)], dim=1)
+    return picks
 
 
 def _distance(cosine: Tensor) -> Tensor:

@@ -65,3 +65,8 @@ def best_of_groups(scores: Tensor, group: Tensor, quotas: Tensor) -> Tensor:
 def top_of_groups(scores: Tensor, group: Tensor, quotas: Tensor, n_keep: int) -> Tensor:
     """Return (B, n_keep) ascending indices of the highest scores of each group; each row of quotas sums to `n_keep`."""
     return indices_of(best_of_groups(scores, group, quotas), n_keep)
+
+
+def even(total: int, parts: int) -> list[int]:
+    """Return `parts` integers with sum `total` that differ by one at most, the larger ones first."""
+    return [total // parts + (part < total % parts) for part in range(parts)]

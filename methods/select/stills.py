@@ -10,14 +10,12 @@ from torch.nn.functional import pad
 
 from espalier.methods.plans import Assignment, Plan
 from espalier.methods.select.density import density_peaks, nearest_centre, squared_distances
-from espalier.methods.select.frames import clips
+from espalier.methods.select.frames import Spans, clips
+from espalier.methods.select.quotas import apportion
 from espalier.methods.select.topk import indices_of
 
-#: First and last frame of each window of a video, in order.
-Windows = Sequence[tuple[int, int]]
 
-
-def windows(still: Tensor) -> Windows:
+def windows(still: Tensor) -> Spans:
     """Return first and last frame of the windows that spare the most tokens.
 
     Args:
@@ -47,7 +45,7 @@ def windows(still: Tensor) -> Windows:
     return runs[::-1]
 
 
-def still_places(alike: Tensor, windows: Windows, tau: float, keep: int) -> Tensor:
+def still_places(alike: Tensor, windows: Spans, tau: float, keep: int) -> Tensor:
     """Return (W, n) booleans: the places above `tau`; the least similar move again until `keep` tokens are left.
 
     Args:
@@ -66,15 +64,30 @@ def still_places(alike: Tensor, windows: Windows, tau: float, keep: int) -> Tens
     return still & ~moves.view_as(still)
 
 
-def parts_of(still: Tensor, windows: Windows) -> list[Tensor]:
-    """Return tables (M, L) of tokens: a window's still places over its L frames, then each frame's others (M, 1)."""
-    size = still.shape[1]
-    parts = []
-    for (first, last), stands in zip(windows, still, strict=True):
-        frames = torch.arange(first, last + 1, device=still.device) * size
+def lowest(alike: Tensor, windows: Spans) -> Tensor:
+    """Return (W, n) the lowest likeness over each window, from that of each frame with the next (T - 1, n)."""
+    alike = pad(alike, (0, 0, 0, 1))
+    return torch.stack([alike[first : max(last, first + 1)].amin(0) for first, last in windows])
+
+
+def pair_mean(units: Tensor) -> Tensor:
+    """Return (n,) the mean cosine of all pairs of frames at each place, from unit tokens (w, n, D); 0 of one frame."""
+    n_frames = len(units)
+    return (units.sum(dim=0).square().sum(dim=1) - n_frames) / max(1, n_frames * (n_frames - 1))
+
+
+def parts_of(alike: Tensor, windows: Spans, tau: float, keep: int) -> list[tuple[Tensor, int]]:
+    """Return tables (M, L) of tokens, and how many of `keep` each gets, in proportion to M.
+
+    A window's still places over its L frames come first, then each frame's others (M, 1). Arguments as `still_places`.
+    """
+    size, parts = alike.shape[1], []
+    for (first, last), stands in zip(windows, still_places(alike, windows, tau, keep), strict=True):
+        frames = torch.arange(first, last + 1, device=alike.device) * size
         parts.append(stands.nonzero() + frames)
         parts += [(~stands).nonzero() + frame for frame in frames]
-    return parts
+    sizes = torch.tensor([[len(part) for part in parts]])
+    return list(zip(parts, apportion(sizes, sizes, keep)[0].tolist(), strict=True))
 
 
 def clusters(values: Tensor, n_centres: int, n_near: int) -> Tensor:
@@ -85,6 +98,18 @@ def clusters(values: Tensor, n_centres: int, n_near: int) -> Tensor:
     squared = squared_distances(values.unsqueeze(0))
     centres = density_peaks(squared, n_centres, min(n_near, len(values)))
     return centres[0, nearest_centre(-squared, centres)[0]]
+
+
+def centre_weights(joined: Tensor, beta: float) -> Tensor:
+    """Return (M,) weights of values in the centre that each joins (M,): `beta` of the centre, the rest of others.
+
+    A centre that no other value joins weighs 1.
+    """
+    joiners = torch.bincount(joined, minlength=len(joined)) - 1
+    centre_weight = torch.where(joiners > 0, beta, 1.0)
+    share = (1 - beta) / joiners.clamp(min=1)
+    leads = joined == torch.arange(len(joined), device=joined.device)
+    return torch.where(leads, centre_weight, share[joined])
 
 
 def plan_of(into: Tensor, weight: Tensor, keep: int, scores: Tensor | None = None) -> Plan:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from espalier.methods.base import MethodError, View
-from espalier.methods.btp import BTP, on_places
+from espalier.methods.btp import BTP
+from espalier.methods.select.maxmin import farthest_places
 from tests.methods.cases import make_view
 from tests.methods.released import numbers, released_view, shares, vectors
 from tests.methods.runs import recall
@@ -76,7 +77,7 @@ def test_attention_prefers_the_first_part_by_hand():
 def test_places_by_hand():
     """Of 4 x 4: a corner, the one opposite, a third, and of those at distance 3 from all the first, in the middle."""
     view = released_view(SITES[0], torch.ones(1, 16, 2), 4)
-    assert on_places(view.grid, 4).tolist() == [[0, 15, 3, 9]]
+    assert farthest_places(view.grid, 4).tolist() == [[0, 15, 3, 9]]
 
 
 def test_published_schedule():
@@ -113,7 +114,8 @@ def test_the_last_stage_keeps_what_was_planted():
 @pytest.mark.parametrize(
     ("params", "line"),
     [
-        ({"layers": (3, 6)}, r"layers=\(3, 6\)"),
+        ({"layers": (6, 3, 14)}, r"layers=\(6, 3, 14\)"),
+        ({"layers": (3, 6)}, r"schedule=.*2 positive numbers"),
         ({"schedule": (1, 3, 6)}, r"schedule=\(1, 3, 6\)"),
         ({"attention": (0.3, 0.9, 1.1)}, r"attention=\(0\.3, 0\.9, 1\.1\)"),
     ],

@@ -14,6 +14,8 @@ from espalier.harness.errors import UserError
 from espalier.harness.specs.catalogue import build_method
 from espalier.methods.base import Site, View
 from espalier.methods.fastvid import FastVID
+from espalier.methods.select.anchors import salient_and_anchors
+from espalier.methods.select.segments import segments_by_likeness
 from tests.methods.cases import grid_of
 from tests.methods.engine import check_method
 
@@ -168,10 +170,11 @@ def test_a_worked_example() -> None:
 
 def test_the_shares_of_a_segment() -> None:
     """K = 23 of 5 frames: 9 anchors, in the last frame 5 and in the first 4; 14 others, 3 3 3 3 2."""
-    assert FastVID().shares([9] * 5, 23) == ([3, 3, 3, 3, 2], [4, 0, 0, 0, 5])
+    counts = salient_and_anchors([9] * 5, 23, 0.4, 4)
+    assert [part.tolist() for part in counts] == [[3, 3, 3, 3, 2], [4, 0, 0, 0, 5]]
     # A frame of 9 has no room for 3 + 8 anchors: what is over becomes tokens of attention.
-    salient, anchors = FastVID().shares([9] * 4, 30)
-    assert anchors == [0, 0, 0, 5]
+    salient, anchors = salient_and_anchors([9] * 4, 30, 0.4, 4)
+    assert anchors.tolist() == [0, 0, 0, 5]
     assert sum(salient) + sum(anchors) == 30
     assert salient[3] == 4
 
@@ -179,10 +182,14 @@ def test_the_shares_of_a_segment() -> None:
 def test_segments_end_between_videos_and_at_the_least_similar_frames() -> None:
     sizes, place = torch.tensor([1] * 6), torch.tensor([0, 1, 2, 0, 1, 2])
     tokens = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.3], [1.0, 0.3], [0.0, 1.0], [0.1, 1.0]])
-    assert FastVID(c=1, tau=-1.0).ends(tokens, sizes, place) == [3, 6]
-    assert FastVID(c=2, tau=-1.0).ends(tokens, sizes, place) == [3, 4, 6]
-    assert FastVID(c=1, tau=0.99).ends(tokens, sizes, place) == [2, 3, 4, 6]
-    assert FastVID(c=9).ends(tokens, sizes, place) == [1, 2, 3, 4, 5, 6]
+    for fewest, tau, last_frames in (
+        (1, -1.0, [2, 5]),
+        (2, -1.0, [2, 3, 5]),
+        (1, 0.99, [1, 2, 3, 5]),
+        (9, 0.9, [0, 1, 2, 3, 4, 5]),
+    ):
+        segments = segments_by_likeness(tokens, sizes, place, fewest, tau)
+        assert [last for _, last in segments] == last_frames
 
 
 @pytest.mark.parametrize(

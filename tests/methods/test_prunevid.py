@@ -13,7 +13,9 @@ from torch.nn.functional import cosine_similarity
 from espalier.harness.errors import UserError
 from espalier.harness.specs.catalogue import build_method
 from espalier.methods.base import Plan, Site, View
-from espalier.methods.prunevid import PruneVid, pair_mean, segments_of
+from espalier.methods.prunevid import PruneVid
+from espalier.methods.select.segments import segments_of
+from espalier.methods.select.stills import pair_mean
 from tests.methods.crop_views import slow_apportion
 from tests.methods.engine import check_method
 from tests.methods.released import numbers, released_video, scenes, shares, vectors

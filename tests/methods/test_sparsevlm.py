@@ -99,7 +99,7 @@ def test_layers_keep_their_share_of_the_depth(depth: int, layers: tuple[int, ...
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(MethodError, match=r"method\.params\.layers=.*at most 2 layers"):
+    with pytest.raises(MethodError, match=r"method\.params\.layers=.*4 layers or more, not 3"):
         PAPER.sites(3)
     with pytest.raises(MethodError, match=r"method\.params\.layers=\(2, 2\)"):
         SparseVLM(layers=(2, 2), schedule=(2, 1))
