@@ -1,4 +1,4 @@
-"""Whether methods keep their rank across seeds, models, ratios, kinds of question and benchmarks: Kendall's tau-b."""
+"""Whether methods keep their rank across seeds, samples, ratios, questions, benchmarks and models: Kendall's tau-b."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from espalier.harness.stats import Interval
 Array = NDArray[np.float64]
 
 #: What two rankings may differ in, in the order of the table.
-DIMENSIONS = ("seed", "ratio", "question", "benchmark", "model")
+DIMENSIONS = ("seed", "samples", "ratio", "question", "benchmark", "model")
 
 #: Draws of sample weights, methods that a ranking needs, and quantiles of a 95 % interval.
 DRAWS, FEWEST, ENDS = 200, 4, (0.025, 0.975)
@@ -34,6 +34,8 @@ WORDS = (
     "that both have (controls included, the unpruned model not): 1 is the same order, 0 none, -1 the reverse. Its "
     "interval is that of 200 Bayesian bootstrap draws over samples, the same weights in both where the samples are the "
     "same. `repeated` is the mean tau of a setting with its own draws: what chance in the samples alone leaves.",
+    "A seed is that of the run: it decides what methods draw. A method with runs of one seed is taken to draw nothing "
+    "and has the same scores at every seed. `samples` are two halves of the benchmark's, which share none.",
 )
 
 
@@ -86,7 +88,7 @@ def rank_stability(results: Sequence[StoredResult]) -> ProtocolTable:
 
 
 def _rankings(group: BenchmarkRuns) -> Iterator[Ranking]:
-    """Yield the ranking of each amount: of seeds averaged, of each seed, and of each kind of question."""
+    """Yield the ranking of each amount: of all runs, of each half, of each seed, and of each kind of question."""
     shared: dict[str, str | None] = {
         "model": group.model,
         "benchmark": group.benchmark,
@@ -94,22 +96,44 @@ def _rankings(group: BenchmarkRuns) -> Iterator[Ranking]:
     }
     for amount in dict.fromkeys(point[1:] for point in group.points):
         points = {point[0]: runs for point, runs in group.points.items() if point[1:] == amount}
-        setting = {**shared, "ratio": kept_text(("", *amount)), "seed": None, "question": None}
-        keys = group.compared.keys
+        setting = {**shared, **dict.fromkeys(("seed", "samples", "question"))}
+        setting["ratio"] = kept_text(("", *amount))
         scores = {name: group.scores(runs) for name, runs in points.items()}
-        yield Ranking(setting, keys, scores)
-        seeds = {
-            (name, str(group.result(run).row["seed"])): run
-            for name, runs in points.items()
-            for run in runs
-        }
-        if len(values := sorted({seed for _, seed in seeds})) > 1:
-            for value in values:
-                of_seed = {
-                    n: group.scores([run]) for (n, seed), run in seeds.items() if seed == value
-                }
-                yield Ranking({**setting, "seed": value}, keys, of_seed)
+        whole = Ranking(setting, group.compared.keys, scores)
+        yield whole
+        yield from _by_half(whole)
+        yield from _by_seed(group, setting, points)
         yield from _by_question(group, setting, points)
+
+
+def _by_half(whole: Ranking) -> Iterator[Ranking]:
+    """Yield the rankings of two halves of the samples; a sample is in the same one in every setting."""
+    second = np.array([_checksum(key) % 2 == 1 for key in whole.keys])
+    for half, chosen in (("one half", ~second), ("the other", second)):
+        if chosen.sum() > 1:
+            keys = [key for key, inside in zip(whole.keys, chosen, strict=True) if inside]
+            scores = {name: values[chosen] for name, values in whole.scores.items()}
+            yield Ranking({**whole.setting, "samples": half}, keys, scores)
+
+
+def _by_seed(
+    group: BenchmarkRuns,
+    setting: Mapping[str, str | None],
+    points: Mapping[str, Sequence[RunScores]],
+) -> Iterator[Ranking]:
+    """Yield the ranking of each seed, if any method has several."""
+    seeds = {
+        name: {str(group.result(run).row["seed"]): run for run in runs}
+        for name, runs in points.items()
+    }
+    values = sorted({seed for runs in seeds.values() if len(runs) > 1 for seed in runs})
+    for value in values:
+        scores = {
+            name: group.scores([runs[value] if len(runs) > 1 else next(iter(runs.values()))])
+            for name, runs in seeds.items()
+            if len(runs) == 1 or value in runs
+        }
+        yield Ranking({**setting, "seed": value}, group.compared.keys, scores)
 
 
 def _by_question(
@@ -136,21 +160,28 @@ def _by_question(
 
 
 def _differ_in(first: Ranking, second: Ranking) -> list[str]:
-    """Return in what two settings differ; a seed is not compared with an average over seeds, nor a kind with all."""
-    return [
+    """Return in what two settings differ; a seed, half or kind is not compared with all of them.
+
+    Seeds and halves are compared with each other alone.
+    """
+    differing = [
         name if None not in (value, second.setting[name]) else "whole"
         for name, value in first.setting.items()
         if value != second.setting[name]
     ]
+    parts = [name for name in ("seed", "samples") if first.setting[name] is not None]
+    return differing if set(parts) <= set(differing) else [*differing, "whole"]
 
 
 def _weights(keys: Sequence[Key]) -> Array:
     """Return exponential weights (DRAWS, samples); a sample has the same ones in every setting."""
-    columns = [
-        np.random.default_rng(zlib.crc32(f"{task}/{number}".encode())).standard_exponential(DRAWS)
-        for task, number in keys
-    ]
+    columns = [np.random.default_rng(_checksum(key)).standard_exponential(DRAWS) for key in keys]
     return np.stack(columns, axis=1)
+
+
+def _checksum(key: Key) -> int:
+    task, number = key
+    return zlib.crc32(f"{task}/{number}".encode())
 
 
 def _tau(first: Array, second: Array) -> float:
