@@ -27,6 +27,10 @@ from espalier.methods.select.crops import Crops
 from espalier.methods.select.groups import Groups
 from espalier.methods.select.quotas import apportion
 from espalier.methods.select.similarity import cosine
+from espalier.methods.select.topk import rows_of
+
+#: Patches with merits computed at a time.
+PANEL = 32
 
 
 @dataclass(frozen=True)
@@ -73,11 +77,27 @@ def _covering(similarity: Tensor, saliency: Tensor, quotas: Tensor) -> Tensor:
     """Return (R, M) booleans: `quotas` (R,) greedy picks by similarity (R, M, M) and saliency (R, M), -inf for none."""
     covered = torch.zeros_like(saliency)
     chosen = torch.zeros_like(saliency, dtype=torch.bool)
+    padding = saliency.isinf()
+
+    # More coverage never raises a gain, so that an old merit bounds the new one: the best are computed anew until the
+    # highest is of this step.
+    def merits(rows: Tensor, covered: Tensor, saliency: Tensor) -> Tensor:
+        return (rows - covered.unsqueeze(1)).clamp_(min=0).sum(dim=2) * saliency
+
+    blocks = zip(similarity.split(PANEL, dim=1), saliency.split(PANEL, dim=1), strict=True)
+    bound = torch.cat([merits(rows, covered, block) for rows, block in blocks], dim=1)
+    bound.masked_fill_(padding, -torch.inf)
     for step in range(int(quotas.max())):
-        gain = (similarity - covered.unsqueeze(2)).clamp_(min=0).sum(dim=1)
-        merit = torch.where(saliency.isinf(), saliency, gain * saliency)
-        pick = merit.masked_fill(chosen, -torch.inf).argmax(dim=1, keepdim=True)
+        current = bound.isinf()
+        while True:
+            pick = bound.argmax(dim=1, keepdim=True)
+            if bool(current.gather(1, pick).all()):
+                break
+            panel = bound.topk(min(PANEL, bound.shape[1]), dim=1).indices
+            exact = merits(similarity[rows_of(panel), panel], covered, saliency.gather(1, panel))
+            bound.scatter_(1, panel, exact.masked_fill_(bound.gather(1, panel).isinf(), -torch.inf))
+            current.scatter_(1, panel, True)
         chosen.scatter_(1, pick, chosen.gather(1, pick) | (step < quotas).unsqueeze(1))
-        row = similarity.gather(1, pick.unsqueeze(2).expand(-1, -1, similarity.shape[2])).squeeze(1)
-        covered = torch.maximum(covered, row)
+        covered = torch.maximum(covered, similarity[rows_of(pick), pick].squeeze(1))
+        bound.scatter_(1, pick, -torch.inf)
     return chosen

@@ -27,6 +27,7 @@ from espalier.methods.checks import require, require_finite
 from espalier.methods.select.cosines import Cosines, cosines
 from espalier.methods.select.crops import Crops
 from espalier.methods.select.groups import Groups
+from espalier.methods.select.nearest import Nearest
 from espalier.methods.select.quotas import apportion
 from espalier.methods.select.topk import ranking
 
@@ -62,8 +63,8 @@ class VisPruner(TokenReducer):
     def plan(self, view: View, keep: int) -> Plan:
         """Keep important and diverse tokens of each crop.
 
-        Cost: O(M^2 D / 2) for the similarities of a crop of M tokens, then (M - T) / 8 steps of O(M^2), each with one
-        device synchronisation.
+        Cost: O(M^2 D / 2) for the similarities of a crop of M tokens and O(M^2) for the nearest of each, then
+        (M - T) / 8 steps of O(M log M), each with two device synchronisations.
         """
         attention = require_finite(view.signals["cls_attention"].float(), "class attention")
         crops = Crops.of(view.grid, view.signals["tile"])
@@ -91,6 +92,7 @@ def _without_duplicates(
 ) -> Tensor:
     """Return (R, M) booleans: the `target` (R,) tokens that the steps leave of the first `count` (R,) of an order."""
     marks = torch.zeros_like(order, dtype=torch.bool)
+    nearest = Nearest(similarity)
     count = torch.where(target > 0, count, 0)
     while True:
         excess, width = torch.stack([(count - target).max(), count.max()]).tolist()
@@ -100,7 +102,7 @@ def _without_duplicates(
             return marks.scatter(1, order, exists)
         first, second = order[:, ::2], order[:, 1::2]
         partners = torch.zeros_like(marks).scatter(1, second, exists[:, 1::2])
-        likeness = similarity.rows(first).masked_fill_(~partners.unsqueeze(1), -2).amax(dim=2)
+        likeness = nearest.among(partners, first, exists[:, ::2])
         likeness = likeness.masked_fill(~exists[:, ::2], -torch.inf)
         by_likeness = likeness.argsort(dim=1, descending=True, stable=True)
         removed = (count - target).clamp(0, STEP).minimum((count + 1) // 2)

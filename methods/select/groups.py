@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from espalier.methods.select.topk import indices_of
+from espalier.methods.select.topk import indices_of, rows_of
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,17 @@ class Groups:
         return self.index < self.n_tokens
 
     def rows(self, values: Tensor) -> Tensor:
-        """Return (B G, M) or (B G, M, D) values of the tokens from (B, N) or (B, N, D), 0 where a group has fewer."""
+        """Return (B G, M) or (B G, M, D) values of the tokens from (B, N) or (B, N, D), 0 where a group has fewer.
+
+        If all tokens are one group, `values` itself.
+        """
         batch, n_groups, largest = self.index.shape
-        features = values if values.dim() == 3 else values.unsqueeze(2)
-        padded = pad(features, (0, 0, 0, 1))
-        index = self.index.flatten(1).unsqueeze(2).expand(-1, -1, features.shape[2])
-        taken = padded.gather(1, index).view(batch * n_groups, largest, -1)
-        return taken if values.dim() == 3 else taken.squeeze(2)
+        if n_groups == 1:
+            return values
+        index = self.index.flatten(1)
+        taken = values[rows_of(index), index.clamp(max=self.n_tokens - 1)]
+        taken[index == self.n_tokens] = 0
+        return taken.view(batch * n_groups, largest, *values.shape[2:])
 
     def tokens(self, values: Tensor) -> Tensor:
         """Return (B, N) values of the tokens from (B G, M), without the entries that are no tokens."""
