@@ -36,9 +36,10 @@ from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.checks import layer_site, require, require_finite
-from espalier.methods.select.cosines import Cosines, cosines
+from espalier.methods.select.cosines import cosines
+from espalier.methods.select.fused import FusedEdges
 from espalier.methods.select.independent import independent_set
-from espalier.methods.select.similarity import board_of, neighbours
+from espalier.methods.select.similarity import board_of
 from espalier.methods.select.topk import top
 
 EPSILON = 1e-7
@@ -100,7 +101,7 @@ class D2Pruner(TokenReducer):
         kept, spare = independent_set(scores, self.graph(view), keep, n_pivots)
         return Plan(kept, spare=spare, scores=scores)
 
-    def graph(self, view: View) -> Fused:
+    def graph(self, view: View) -> FusedEdges:
         """Return the graph of equations (4) to (8)."""
         semantic = cosines(view.tokens)
         low, high = (side[:, None, None] for side in semantic.extremes())
@@ -108,44 +109,7 @@ class D2Pruner(TokenReducer):
         flat = spread < FLAT
         # Where all are identical this stretches them to 1, up to rounding.
         low, spread = torch.where(flat, low - 1, low), torch.where(flat, 1, spread)
-        return Fused(semantic, low, spread, board_of(view.grid), self.alpha, self.theta_sim)
-
-
-@dataclass(frozen=True)
-class Fused:
-    """The edges of equations (5), (7) and (8), computed on request; a token is adjacent to itself.
-
-    Attributes:
-        semantic: S_sem.
-        low: (B, 1, 1) min S_sem.
-        spread: (B, 1, 1) max S_sem - min S_sem.
-        board: (2, B, N) places of the tokens.
-        alpha: weight of semantic similarity.
-        theta_sim: the threshold.
-    """
-
-    semantic: Cosines
-    low: Tensor
-    spread: Tensor
-    board: Tensor
-    alpha: float
-    theta_sim: float
-
-    def rows(self, indices: Tensor) -> Tensor:
-        """Return (B, K, N) booleans: the tokens adjacent to `indices` (B, K)."""
-        return self._edges(self.semantic.rows(indices), indices)
-
-    def row(self, pick: Tensor, merit: Tensor) -> Tensor:
-        """Return (B, N) booleans: the tokens adjacent to `pick` (B, 1); for `merit` see `Cosines.row`."""
-        return self._edges(self.semantic.row(pick, merit).unsqueeze(1), pick).squeeze(1)
-
-    def _edges(self, similarity: Tensor, indices: Tensor) -> Tensor:
-        """Return the edges (B, K, N) of rows of similarities, which are written to."""
-        stretched = similarity.sub_(self.low).div_(self.spread).clamp_(max=1)
-        fused = stretched.mul_(self.alpha)
-        if self.alpha < 1:
-            fused.add_(neighbours(self.board, indices), alpha=1 - self.alpha)
-        return fused > self.theta_sim
+        return FusedEdges(semantic, low, spread, board_of(view.grid), self.alpha, self.theta_sim)
 
 
 def debiased(attention: Tensor, prior: Tensor) -> Tensor:
