@@ -22,16 +22,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from espalier.methods.base import Assignment, Need, Plan, Positions, Site, TokenReducer, View
 from espalier.methods.checks import layer_site, require, require_finite
 from espalier.methods.select.crops import Crops
 from espalier.methods.select.groups import Groups
 from espalier.methods.select.merge import slot_sizes
-from espalier.methods.select.quotas import apportion, best_of_groups
-from espalier.methods.select.similarity import unit
-from espalier.methods.select.topk import rows_of, top
+from espalier.methods.select.quotas import apportion
+from espalier.methods.select.scans import nearest_of_crop, scanned
+from espalier.methods.select.topk import top
 
 
 @dataclass(frozen=True)
@@ -102,39 +101,12 @@ class VScan(TokenReducer):
         crops = Crops.of(view.grid, view.signals["tile"])
         groups, quotas = Groups.of(crops.index), apportion(crops.size, crops.size, keep)
         share = quotas[:, : groups.size.shape[1]].flatten().unsqueeze(1)
-        chosen = self.scanned(groups, view, deep, share)
+        shallow = require_finite(view.signals[self.shallow.key].float(), "local layer's attention")
+        chosen = scanned(groups, view.grid, (shallow, deep), share, self.local, self.window)
         index = groups.kept(chosen, keep)
         kept = groups.tokens(chosen)
-        joined = _nearest(view.tokens, crops.index, index)
+        joined = nearest_of_crop(view.tokens, crops.index, index)
         slot = torch.where(kept, kept.cumsum(dim=1) - 1, joined)
         slot = slot.masked_fill(crops.of_token(quotas) == 0, -1)
         size = slot_sizes(slot).to(torch.promote_types(view.tokens.dtype, torch.float32))
         return Plan(index, Assignment(slot, 1 / size.clamp(min=1)), scores=deep)
-
-    def scanned(self, groups: Groups, view: View, deep: Tensor, share: Tensor) -> Tensor:
-        """Return (R, M) booleans: the tokens of both scans, a row for each crop, with its `share` (R, 1) of tokens."""
-        shallow = require_finite(view.signals[self.shallow.key].float(), "local layer's attention")
-        valid = groups.valid.flatten(0, 1)
-        row, column = (groups.rows(view.grid[:, :, axis]).long() for axis in (2, 3))
-        down, right = ((place - place[:, :1]) // self.window for place in (row, column))
-        n_down, n_right = (int((place * valid).max()) + 1 for place in (down, right))
-        # Padding has a window of its own, which gets nothing.
-        window = torch.where(valid, down * n_right + right, n_down * n_right)
-        sizes = torch.zeros_like(window[:, :1]).expand(-1, n_down * n_right + 1)
-        sizes = sizes.scatter_add(1, window, valid.long())
-        local = (share * self.local + 1e-9).long()
-        chosen = best_of_groups(groups.rows(shallow), window, apportion(sizes, sizes, local))
-        candidates = groups.rows(deep).masked_fill(chosen | ~valid, -1.0)
-        return chosen | best_of_groups(candidates, torch.zeros_like(window), share - local)
-
-
-def _nearest(tokens: Tensor, crop: Tensor, index: Tensor) -> Tensor:
-    """Return (B, N) the place in `index` (B, K) of the token of the same crop (B, N) with the highest cosine.
-
-    Raises:
-        PlanError: a token is NaN or infinite.
-    """
-    units = unit(require_finite(tokens, "tokens"))
-    similarity = units @ units[rows_of(index), index].transpose(1, 2)
-    within = crop.unsqueeze(2) == crop.gather(1, index).unsqueeze(1)
-    return similarity.masked_fill_(~within, -2).argmax(dim=2)
