@@ -60,8 +60,8 @@ class SCOPE(TokenReducer):
     def plan(self, view: View, keep: int) -> Plan:
         """Keep a covering set of each crop.
 
-        Cost: O(M^2 D / 2) for the similarities of a crop of M tokens, then O(P M) for each kept one, P
-        patches with merits computed anew, 32 or a few times as many: 1.2 to 1.4 of X X^T at 576 tokens, 0.8 at 2,880.
+        Cost: O(M^2 D / 2) for the similarities of a crop of M tokens, then O(P M) for each kept one, with
+        32 or a few times as many merits P computed anew: 1.2 to 1.4 of X X^T at 576 tokens, 0.8 at 2,880.
         """
         attention = require_finite(view.signals["cls_attention"].float(), "class attention")
         crops = Crops.of(view.grid, view.signals["tile"])

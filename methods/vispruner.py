@@ -64,7 +64,8 @@ class VisPruner(TokenReducer):
         """Keep important and diverse tokens of each crop.
 
         Cost: O(M^2 D / 2) for the similarities of a crop of M tokens and O(M^2) for the nearest of each, then
-        (M - T) / 8 steps of O(M log M), each with two device synchronisations: 1.5 of X X^T at 576 tokens, 1.0 at 2,880.
+        (M - T) / 8 steps of O(M log M), each with two device synchronisations. 1.5 of X X^T at
+        576 tokens, 1.0 at 2,880.
         """
         attention = require_finite(view.signals["cls_attention"].float(), "class attention")
         crops = Crops.of(view.grid, view.signals["tile"])
