@@ -82,7 +82,7 @@ class FastVID(TokenReducer):
     def plan(self, view: View, keep: int) -> Plan:
         """Keep and merge, frame by frame. Cost: O(N D + A n^2 D + keep M D), A frames of n with anchors, segments of M.
 
-        The product adds O(keep N D): 1.4 to 1.5 of X X^T at 576 tokens, 0.7 at 2,880. The device is waited for in frames.
+        The product adds O(keep N D): 1.4 to 1.5 of X X^T at 576 tokens, 0.7 at 2,880. Frames wait for the device.
         """
         attention = require_finite(view.signals["cls_attention"].float(), "attention")
         if keep == view.tokens.shape[1]:
