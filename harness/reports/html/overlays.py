@@ -16,6 +16,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.reports.html.page_content import kind_of
 from espalier.harness.reports.html.page_rows import PageResults
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
+from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.comparable import name
 
 #: Validation scenes, each with a question about a position; the model that answers.
@@ -80,7 +81,8 @@ def _masks(
     questions: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     masks = []
-    with apply(model, method, ratio, **params) as pruned:
+    # An instance, because some hyper-parameters have the name of an argument of `apply`.
+    with apply(model, build_method(method, params), ratio) as pruned:
         for scene, question in zip(scenes, questions, strict=True):
             answer = pruned.ask(scene, question["question"], max_new_tokens=1)
             kept = set(answer.kept_indices)
