@@ -192,13 +192,13 @@ class EntryMerger:
         if has_all:
             entries.fixed.discard(row)
         elif self._setup.renumber:
-            others = prompt.keys.rows[choice.others].transpose(0, 1)
-            rotate(others, *placed.others, entries.keys[row, :, :first])
-            entries.values[row, :, :first] = values[:, choice.others]
+            turned = prompt.keys.rows[choice.non_visual].transpose(0, 1)
+            rotate(turned, *placed.non_visual, entries.keys[row, :, :first])
+            entries.values[row, :, :first] = values[:, choice.non_visual]
         elif row not in entries.fixed:
             entries.fixed.add(row)
-            entries.keys[row, :, :first] = keys[:, choice.others]
-            entries.values[row, :, :first] = values[:, choice.others]
+            entries.keys[row, :, :first] = keys[:, choice.non_visual]
+            entries.values[row, :, :first] = values[:, choice.non_visual]
         rotate(merged_keys, *placed.targets(has_all), entries.keys[row, :, first:length])
         entries.values[row, :, first:length] = merged_values
 

@@ -68,10 +68,10 @@ class PlacedEntries:
     renumber: bool
 
     @cached_property
-    def others(self) -> tuple[Tensor, Tensor]:
+    def non_visual(self) -> tuple[Tensor, Tensor]:
         """Tables of the tokens that are not visual."""
         choice = self.choice
-        return self._at(torch.searchsorted(choice.staying, choice.others), choice.others)
+        return self._at(torch.searchsorted(choice.staying, choice.non_visual), choice.non_visual)
 
     def targets(self, has_all: bool) -> tuple[Tensor, Tensor]:
         """Return the tables of all entries that stay, or of the visual ones."""

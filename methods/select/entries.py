@@ -93,12 +93,12 @@ class KeptEntries:
         return torch.searchsorted(self.staying, self.visual[self.kept])
 
     @cached_property
-    def others(self) -> Tensor:
+    def non_visual(self) -> Tensor:
         """(S - N,) entries of all tokens that are not visual, ascending."""
-        others = self.visual.new_ones(self.count, dtype=torch.bool).index_fill(
+        is_text = self.visual.new_ones(self.count, dtype=torch.bool).index_fill(
             0, self.visual, False
         )
-        return indices_of(others[None], self.count - len(self.visual))[0]
+        return indices_of(is_text[None], self.count - len(self.visual))[0]
 
 
 @dataclass(frozen=True, eq=False)

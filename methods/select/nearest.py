@@ -68,10 +68,10 @@ class Nearest:
         likeness = self._value[rows, tokens, place]
         # Of tokens with no member at hand the whole row is searched.
         missing = exists & ~near.gather(2, place.unsqueeze(2)).squeeze(2)
-        most = int(missing.sum(dim=1).max())
-        if most:
-            columns = (~missing).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
-            whole = self._cosines.rows(tokens.gather(1, columns))
-            highest = whole.masked_fill_(~members.unsqueeze(1), -2).amax(dim=2)
+        n_missing = int(missing.sum(dim=1).max())
+        if n_missing:
+            columns = (~missing).to(torch.uint8).argsort(dim=1, stable=True)[:, :n_missing]
+            whole_rows = self._cosines.rows(tokens.gather(1, columns))
+            highest = whole_rows.masked_fill_(~members.unsqueeze(1), -2).amax(dim=2)
             likeness.scatter_(1, columns, highest)
         return likeness
