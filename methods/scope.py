@@ -94,7 +94,9 @@ def _covering(similarity: Tensor, saliency: Tensor, quotas: Tensor) -> Tensor:
             pick = bound.argmax(dim=1, keepdim=True)
             if bool(current.gather(1, pick).all()):
                 break
-            panel = bound.topk(min(PANEL, bound.shape[1]), dim=1).indices
+            # Only those left: ties would hide the pick from the panel for ever.
+            stale = bound.masked_fill(current, -torch.inf)
+            panel = stale.topk(min(PANEL, bound.shape[1]), dim=1).indices
             exact = merits(similarity[rows_of(panel), panel], covered, saliency.gather(1, panel))
             bound.scatter_(1, panel, exact.masked_fill_(bound.gather(1, panel).isinf(), -torch.inf))
             current.scatter_(1, panel, True)
