@@ -5,20 +5,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.layer_types import LayerTypes
 from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.small_pictures import coarse
 from espalier.harness.engine.tower_blocks import TowerBlock
 from espalier.harness.engine.visual_items import VisualItem, read_layout
 from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import ModelSpec, Separators
+
+if TYPE_CHECKING:
+    # Imports transformers, which a finished run does without.
+    from espalier.harness.engine.layer_types import LayerTypes
 
 
 class ModelParts(ABC):

@@ -120,7 +120,10 @@ def test_a_wrong_name_is_one_line_with_the_nearest(name: str, words: str) -> Non
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "gpt2"}, ": model_type='gpt2' is unknown; valid: deepseek_vl_v2, internvl"),
+        (
+            {"model_type": "gpt2"},
+            ": model_type='gpt2' is unknown; valid: deepseek_vl_v2, gemma3, internvl",
+        ),
         ({}, ": model_type='None' is unknown"),
         (
             {"model_type": "llava", "quantization_config": {"quant_method": "awq"}},

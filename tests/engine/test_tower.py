@@ -20,6 +20,7 @@ from espalier.harness.engine.signals.decoder_attention import rollout_of_words
 from espalier.harness.engine.signals.tower_attention import TowerStates
 from espalier.harness.engine.tower.tower_images import ImageOwners, share_out
 from espalier.harness.engine.tower.tower_views import TowerPlanner
+from espalier.harness.engine.visibility import CAUSAL
 from espalier.harness.engine.visual_items import VisualItem, read_layout, rectangle
 from espalier.harness.errors import UserError
 from espalier.methods.base import (
@@ -202,7 +203,7 @@ def test_rollout_equals_the_product_of_maps() -> None:
     for logits in maps:
         weights = logits.masked_fill(~causal, torch.finfo(torch.float64).min).softmax(-1).mean(1)
         product = (0.5 * weights + 0.5 * identity) @ product
-    rows = rollout_of_words(layers, valid, words)
+    rows = rollout_of_words(layers, valid, words, [CAUSAL] * len(layers))
     for row in range(2):
         for number, word in enumerate(words[row].tolist()):
             wanted = product[row, word] if word >= 0 else torch.zeros(11).double()

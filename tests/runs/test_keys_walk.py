@@ -29,6 +29,7 @@ from espalier.methods.base import Method
 #: Fields that change no number: path of the field -> why.
 EXEMPT = {
     "budget.down": "follows from the method's hyper-parameters, which are in the key",
+    "budget.whole_sites": "set for the steps of a run, by the method",
     **dict.fromkeys(("lease.beat", "lease.expiry"), "who computes a run, and nothing of it"),
     "benchmark.media": "refuses a sample or changes nothing",
     "model.check_weights": "refuses a model or changes nothing",
