@@ -65,7 +65,7 @@ class VisPruner(TokenReducer):
 
         Cost: O(M^2 D / 2) for the similarities of a crop of M tokens and O(M^2) for the nearest of each, then
         (M - T) / 8 steps of O(M log M), each with two device synchronisations. 1.5 of X X^T at
-        576 tokens, 1.0 at 2,880.
+        576 tokens, 1.0 at 2,880, 10.7 at 25,088.
         """
         attention = require_finite(view.signals["cls_attention"].float(), "class attention")
         crops = Crops.of(view.grid, view.signals["tile"])
