@@ -82,19 +82,22 @@ def samples(name: str, split: str, seed: int, first: int, count: int) -> list[di
     records = []
     for number, scene_index in enumerate(index):
         question = _question(name, number, layout.objects(number), split, seed, scene_index)
-        records.append(
-            {
-                "split": split,
-                "seed": seed,
-                "index": scene_index,
-                "family": question.family,
-                "template": question.template,
-                "question": question.text,
-                "answer": question.answer,
-                "box": list(question.target.box) if question.target else [],
-            }
-        )
+        records.append(question_record(question, split, seed, scene_index))
     return records
+
+
+def question_record(question: SceneQuestion, split: str, seed: int, index: int) -> dict[str, Any]:
+    """Return the sample of a question about a scene; "box" is empty where it has no target."""
+    return {
+        "split": split,
+        "seed": seed,
+        "index": index,
+        "family": question.family,
+        "template": question.template,
+        "question": question.text,
+        "answer": question.answer,
+        "box": list(question.target.box) if question.target else [],
+    }
 
 
 def sample_scene(sample: dict[str, Any]) -> Scene:

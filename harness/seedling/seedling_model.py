@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -59,12 +59,7 @@ def build_model(name: str = "seedling", init_range: float = 0.02) -> LlavaForCon
         A float32 model on CPU.
     """
     # Imported here: transformers takes seconds, and many importers need only the sizes.
-    from transformers import (
-        CLIPVisionConfig,
-        LlamaConfig,
-        LlavaConfig,
-        LlavaForConditionalGeneration,
-    )
+    from transformers import CLIPVisionConfig, LlamaConfig
 
     vision = CLIPVisionConfig(
         hidden_size=128,
@@ -91,6 +86,13 @@ def build_model(name: str = "seedling", init_range: float = 0.02) -> LlavaForCon
         eos_token_id=EOS,
         initializer_range=init_range,
     )
+    return llava_of(vision, text, VISUAL_TOKENS)
+
+
+def llava_of(vision: Any, text: Any, visual_tokens: int) -> LlavaForConditionalGeneration:
+    """Return a LLaVA with random weights of the configurations of a tower and a text stack."""
+    from transformers import LlavaConfig, LlavaForConditionalGeneration
+
     config = LlavaConfig(
         vision_config=vision,
         text_config=text,
@@ -99,7 +101,7 @@ def build_model(name: str = "seedling", init_range: float = 0.02) -> LlavaForCon
         vision_feature_select_strategy="default",
         vision_feature_layer=FEATURE_LAYER,
         tie_word_embeddings=True,
-        image_seq_length=VISUAL_TOKENS,
+        image_seq_length=visual_tokens,
     )
     config.architectures = ["LlavaForConditionalGeneration"]
     return LlavaForConditionalGeneration(config)

@@ -6,6 +6,7 @@ from typing import Any
 
 from espalier.harness.seedling.crowd.crowd_questions import MAKERS, question_stream
 from espalier.harness.seedling.crowd.crowd_scenes import crowd_objects, crowd_scene
+from espalier.harness.seedling.scene_benchmarks import question_record
 from espalier.harness.seedling.scene_scores import exact_match, is_one_of
 from espalier.harness.seedling.scenes import COLOUR_NAMES, Scene, SceneObject
 from espalier.harness.seedling.sprites import SHAPES
@@ -40,18 +41,7 @@ def samples(split: str, seed: int, first: int, count: int) -> list[dict[str, Any
     for number, index in enumerate(range(first, first + count)):
         make = MAKERS[CYCLE[number % len(CYCLE)]]
         question = make(crowd_objects(split, seed, index), question_stream(split, seed, index))
-        records.append(
-            {
-                "split": split,
-                "seed": seed,
-                "index": index,
-                "family": question.family,
-                "template": question.template,
-                "question": question.text,
-                "answer": question.answer,
-                "box": list(question.target.box) if question.target else [],
-            }
-        )
+        records.append(question_record(question, split, seed, index))
     return records
 
 

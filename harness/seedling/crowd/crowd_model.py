@@ -9,13 +9,13 @@ from espalier.harness.seedling.crowd.crowd_questions import TOKEN_ID
 from espalier.harness.seedling.crowd.crowd_scenes import GRID, SIDE
 from espalier.harness.seedling.patch_targets import PATCH
 from espalier.harness.seedling.seedling_model import (
-    FEATURE_LAYER,
     build_processor,
     build_tokenizer,
+    llava_of,
     save_model,
     weights_dir,
 )
-from espalier.harness.seedling.vocabulary import BOS, EOS, IMAGE, PAD
+from espalier.harness.seedling.vocabulary import BOS, EOS, PAD
 
 if TYPE_CHECKING:
     from transformers import LlavaForConditionalGeneration
@@ -41,12 +41,7 @@ def build_crowd_model(layers: int = 6) -> LlavaForConditionalGeneration:
         layers: Number of language layers; fewer for tests.
     """
     # Imported here: transformers takes seconds, and many importers need only the sizes.
-    from transformers import (
-        CLIPVisionConfig,
-        LlamaConfig,
-        LlavaConfig,
-        LlavaForConditionalGeneration,
-    )
+    from transformers import CLIPVisionConfig, LlamaConfig
 
     vision = CLIPVisionConfig(
         hidden_size=TOWER_WIDTH,
@@ -73,18 +68,7 @@ def build_crowd_model(layers: int = 6) -> LlavaForConditionalGeneration:
         bos_token_id=BOS,
         eos_token_id=EOS,
     )
-    config = LlavaConfig(
-        vision_config=vision,
-        text_config=text,
-        image_token_index=IMAGE,
-        projector_hidden_act="gelu",
-        vision_feature_select_strategy="default",
-        vision_feature_layer=FEATURE_LAYER,
-        tie_word_embeddings=True,
-        image_seq_length=CROWD_TOKENS,
-    )
-    config.architectures = ["LlavaForConditionalGeneration"]
-    return LlavaForConditionalGeneration(config)
+    return llava_of(vision, text, CROWD_TOKENS)
 
 
 def save_crowd_model(model: LlavaForConditionalGeneration, folder: Path) -> str:
