@@ -65,7 +65,7 @@ def clip_architecture(**model: Any) -> dict[str, Any]:
 
 
 def causal(visual: torch.Tensor, layer: int) -> torch.Tensor:
-    """Return (L, L): each token sees those up to itself, whatever `visual` (L,) marks."""
+    """Return (L, L): each token sees those up to itself; `visual` (L,) changes nothing."""
     return torch.ones(len(visual), len(visual), dtype=torch.bool).tril()
 
 

@@ -320,12 +320,8 @@ class DenoisingSession(Session):
         answer_embeddings = adapter.model.get_input_embeddings()(answer.ids)
         embeddings = torch.cat([prompt.arguments["inputs_embeds"], answer_embeddings], 1)
         layout = prompt.layout.extended_by(count)
-        inputs: Mapping[str, Any] = {
-            **prompt.inputs,
-            DECIDERS: answer.deciders,
-            STEP: answer.step,
-            FIRST_KEPT: answer.first_kept,
-        }
+        state = {DECIDERS: answer.deciders, STEP: answer.step, FIRST_KEPT: answer.first_kept}
+        inputs: Mapping[str, Any] = {**prompt.inputs, **state}
         # A denoising stack takes no other argument of the family than the embeddings.
         sequence = replace(
             prompt, inputs=inputs, layout=layout, arguments={"inputs_embeds": embeddings}
@@ -375,24 +371,18 @@ class DenoisingSession(Session):
 
         A method that merges entries does so by this step's deciders; any other method has acted in the prompt's run.
         """
-        adapter, count = self.adapter, answer.ids.shape[1]
-        answer_embeddings = adapter.model.get_input_embeddings()(answer.ids)
-        merger, depth = (
-            self._make_merger(cached_prompt, answer, budget),
-            len(adapter.decoder.layers),
-        )
-        stages, cache = cached_prompt.stages, cached_prompt.cache
+        adapter, cache = self.adapter, cached_prompt.cache
+        embeddings = adapter.model.get_input_embeddings()(answer.ids)
+        merger = self._make_merger(cached_prompt, answer, budget)
         if merger is None or merger.idle:
-            states = run_answer(self.setup, cached_prompt, stages, cache, answer_embeddings)
-            n_layers = depth
+            n_layers = len(adapter.decoder.layers)
+            states = run_answer(self.setup, cached_prompt, cached_prompt.stages, cache, embeddings)
         else:
-            stages, merged_cache = merger.stages(), merger.cache()
-            with AttentionTap([merger.watched_attention]):
-                states = run_answer(
-                    self.setup, cached_prompt, stages, merged_cache, answer_embeddings
-                )
             n_layers = merger.first_merged
-        cached_prompt.cache.cut(count, n_layers)
+            merged = merger.stages(), merger.cache()
+            with AttentionTap([merger.watched_attention]):
+                states = run_answer(self.setup, cached_prompt, *merged, embeddings)
+        cache.cut(answer.ids.shape[1], n_layers)
         logits: Tensor = adapter.model.get_output_embeddings()(answer.choose(states))
         return logits, cached_prompt.step_records() if merger is None else merger.records()
 

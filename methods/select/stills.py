@@ -82,10 +82,12 @@ def parts_of(alike: Tensor, windows: Spans, tau: float, keep: int) -> list[tuple
     A window's still places over its L frames come first, then each frame's others (M, 1). Arguments as `still_places`.
     """
     size, parts = alike.shape[1], []
-    for (first, last), stands in zip(windows, still_places(alike, windows, tau, keep), strict=True):
+    for (first, last), is_still in zip(
+        windows, still_places(alike, windows, tau, keep), strict=True
+    ):
         frames = torch.arange(first, last + 1, device=alike.device) * size
-        parts.append(stands.nonzero() + frames)
-        parts += [(~stands).nonzero() + frame for frame in frames]
+        parts.append(is_still.nonzero() + frames)
+        parts += [(~is_still).nonzero() + frame for frame in frames]
     sizes = torch.tensor([[len(part) for part in parts]])
     return list(zip(parts, apportion(sizes, sizes, keep)[0].tolist(), strict=True))
 

@@ -112,7 +112,7 @@ def release_config(version: str, text: Any) -> dict[str, Any]:
 
 
 def release(folder: Path, version: str) -> Any:
-    """Write a tiny release, of 1.5 without its tower, which goes to `clip` beside it; return the model it holds."""
+    """Write a tiny release, of 1.5 without its tower, which goes to a folder `clip`; return the model it holds."""
     folder.mkdir()
     model = random_model(SPECS[version])
     sharpen(model)

@@ -94,7 +94,7 @@ class WrittenOut:
 
     @torch.no_grad()
     def run_changed(self, ids, count) -> torch.Tensor:
-        """Return logits of the answer, of which `count` places run in every layer but the first (dLLM-Cache)."""
+        """Return logits of the answer; `count` of its places run in every layer but the first (dLLM-Cache)."""
         n_prompt, every = len(self.prompt), range(LENGTH)
         places = [n_prompt + place for place in every]
         x = self.adapter.model.get_input_embeddings()(torch.tensor(ids))

@@ -1,4 +1,4 @@
-"""docs/models.md is what conf, adapters and tests say, and every check on it is a test that runs."""
+"""docs/models.md follows from conf, adapters and tests; each check that it lists is a test that runs."""
 
 from __future__ import annotations
 

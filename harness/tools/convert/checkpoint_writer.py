@@ -51,7 +51,7 @@ class Checkpoint:
     Attributes:
         model_class: the class of the model.
         config: its configuration.
-        processor: whatever prepares its inputs and can be saved: a processor or a tokenizer.
+        processor: a processor, or a tokenizer where there is none.
         generation: its special tokens.
         rename: from names of the release to the model's.
         optional: tensors of the model that the release may lack (tied ones).

@@ -124,7 +124,7 @@ def configuration(
 
     Args:
         release: the release's config.json.
-        shapes: of its tensors and of a tower beside it.
+        shapes: of its tensors and of a separate tower.
         prefix: before the tower's names.
         tokenizer: with the placeholder and a padding token.
 
