@@ -91,6 +91,7 @@ def build_model(name: str = "seedling", init_range: float = 0.02) -> LlavaForCon
 
 def llava_of(vision: Any, text: Any, visual_tokens: int) -> LlavaForConditionalGeneration:
     """Return a LLaVA with random weights of the configurations of a tower and a text stack."""
+    # Imported here: transformers takes seconds.
     from transformers import LlavaConfig, LlavaForConditionalGeneration
 
     config = LlavaConfig(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
-from espalier.harness.errors import Refused, UserError
+from espalier.harness.errors import Refused, UserError, plain
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import label_of, method_of
 from espalier.harness.ranks import Ranks
@@ -72,7 +72,7 @@ def list_cells(cells: Sequence[ClusterCell], cluster: ClusterSpec, waiting: Stat
     waiting.clear()
     with streams.output():
         for line in lines_of(planned, cluster):
-            print(line)
+            print(plain(line))
     return 0
 
 
