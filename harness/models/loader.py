@@ -19,7 +19,7 @@ from transformers.utils import logging as library_logging
 from espalier.harness.errors import FOREIGN, UserError, first_words
 from espalier.harness.models.families import check_format
 from espalier.harness.models.memory_check import check_placed, free_bytes, weight_limits
-from espalier.harness.models.quantisation import quantisation_of
+from espalier.harness.models.quantisation import quantisation_of, unpack
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -169,6 +169,7 @@ def load_checkpoint(
     if "device_map" not in options:
         return model.to(spec.device)
     if quantisation_of(spec) is not None:
+        unpack(model)
         _cast_unpacked(model, getattr(torch, spec.dtype))
     check_placed(spec, getattr(model, "hf_device_map", {}))
     return model

@@ -12,18 +12,20 @@ from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.specs.hub_cache import cached_file
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from espalier.harness.specs.run_spec import ModelSpec
 
 KEY = "quantization_config"
 
-#: Methods that transformers reads, and the module of the package that each needs; None: torch alone.
-MODULES: Mapping[str, str | None] = {
-    "awq": "gptqmodel",
-    "bitsandbytes": "bitsandbytes",
-    "compressed-tensors": "compressed_tensors",
-    "fp8": None,
-    "gptq": "gptqmodel",
-    "torchao": "torchao",
+#: Methods that transformers reads, and the modules of the packages that each needs.
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "awq": ("gptqmodel",),
+    "bitsandbytes": ("bitsandbytes",),
+    "compressed-tensors": ("compressed_tensors",),
+    "fp8": (),
+    "gptq": ("gptqmodel", "optimum"),
+    "torchao": ("torchao",),
 }
 
 #: Where packages have other names than their modules.
@@ -53,19 +55,19 @@ def check_quantisation(name: str, source: str, config: Mapping[str, Any]) -> Non
         raise UserError(
             f"{line}; valid: {', '.join(MODULES)}, or the release in float16 or bfloat16"
         )
-    module = MODULES[method]
-    if module is not None and find_spec(module) is None:
-        package = PACKAGES.get(module, module)
+    missing = [module for module in MODULES[method] if find_spec(module) is None]
+    if missing:
+        packages = " ".join(PACKAGES.get(module, module) for module in missing)
         raise UserError(
-            f"{line}, which need a package that is not here; valid: pip install {package}"
+            f"{line}, which need a package that is not here; valid: pip install {packages}"
         )
 
 
-def quantised_package(model: ModelSpec) -> str | None:
-    """Return the package that unpacks a model's weights; None: none does."""
+def quantised_packages(model: ModelSpec) -> list[str]:
+    """Return the packages that unpack a model's weights."""
     stated = _stated(_config(model))
-    module = None if stated is None else MODULES.get(_method(stated))
-    return None if module is None else PACKAGES.get(module, module)
+    modules = () if stated is None else MODULES.get(_method(stated), ())
+    return [PACKAGES.get(module, module) for module in modules]
 
 
 def quantisation_of(model: ModelSpec) -> str | None:
@@ -96,13 +98,19 @@ def stored_bytes(model: ModelSpec) -> int | None:
     """
     stated = _stated(_config(model))
     folder = _folder(model)
-    if (
-        stated is None
-        or folder is None
-        or (_method(stated) == "fp8" and not _multiplies_fp8(model))
-    ):
+    if stated is None or folder is None:
+        return None
+    method = _method(stated)
+    # The package of compressed tensors has no product of packed matrices.
+    if method == "compressed-tensors" or (method == "fp8" and not _multiplies_fp8(model)):
         return None
     return sum(file.stat().st_size for file in folder.glob("*.safetensors")) or None
+
+
+def unpack(model: PreTrainedModel) -> None:
+    """Unpack compressed tensors, which their package does during the first forward pass, where it would be timed."""
+    if hasattr(model, "ct_decompress_hook"):
+        model.hf_quantizer.compressor.decompress_model(model)
 
 
 def _multiplies_fp8(model: ModelSpec) -> bool:

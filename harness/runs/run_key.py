@@ -21,7 +21,7 @@ from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.kind import Identity
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.models.families import ADAPTERS
-from espalier.harness.models.quantisation import quantisation_of, quantised_package
+from espalier.harness.models.quantisation import quantisation_of, quantised_packages
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.code_files import CodeFiles, code_files, stamp_of
 from espalier.harness.runs.own_code import is_importable, own_code, source_file
@@ -158,7 +158,7 @@ def key_parts(
         own_code(type(part)).digest for part in identity.methods if not is_importable(type(part))
     ]
     models = [spec.model] if draft is None else [spec.model, draft]
-    unpackers = filter(None, map(quantised_package, models))
+    unpackers = [package for model in models for package in quantised_packages(model)]
     entries = entry_files(spec, method, code)
     entries += [path for files in sources.values() for path in files if path.suffix == ".py"]
     plugins = {plugin.root: _plugin_files(plugin.root) for plugin in plugins_of(spec)}

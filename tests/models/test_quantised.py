@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,23 +16,26 @@ from safetensors.torch import load_file, save_file
 from transformers import BitsAndBytesConfig, LlavaForConditionalGeneration
 
 import espalier
+from espalier.harness.api.loaded_models import named_spec
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.decode_bound import step_bytes
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.build_adapter import weight_bytes
 from espalier.harness.models.quantisation import (
     MODULES,
     quantisation_of,
-    quantised_package,
+    quantised_packages,
     stored_bytes,
 )
 from espalier.harness.paths import located
 from espalier.harness.runs.environment import placement
 from espalier.methods.d2pruner import D2Pruner
 from espalier.methods.fastv import FastV
+from espalier.methods.none import NoReduction
 from tests.family_runs import Tiny, generation, saved
-from tests.tiny import LLAVA, Scatter, load_tiny
+from tests.tiny import LLAVA, Scatter, chat, load_tiny, picture
 
 TINY = Tiny("llava", "float32")
 SEEDLING = located("pkg://espalier/harness/seedling/weights/seedling")
@@ -74,7 +78,7 @@ def test_weights_of_8_bit_floats_are_unpacked_where_no_gpu_multiplies_them(tmp_p
     packed, unpacked = fp8_folder(saved("llava"), tmp_path)
     adapter, plain = (load_tiny(LLAVA, folder, "float32") for folder in (packed, unpacked))
     assert torch.equal(logits_of(adapter), logits_of(plain))
-    assert (quantisation_of(adapter.spec), quantised_package(adapter.spec)) == ("fp8", None)
+    assert (quantisation_of(adapter.spec), quantised_packages(adapter.spec)) == ("fp8", [])
     assert stored_bytes(adapter.spec) is None  # not the bytes that they take
     assert placement(adapter.model) == placement(plain.model)
 
@@ -96,7 +100,7 @@ def test_a_row_and_its_key_state_the_precision(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("kind", [name for name, module in MODULES.items() if module is not None])
+@pytest.mark.parametrize("kind", [kind for kind, modules in MODULES.items() if modules])
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_missing_package_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, nested: bool
@@ -105,7 +109,8 @@ def test_a_missing_package_is_named(
     config: dict[str, Any] = {"quantization_config": {"quant_method": kind}}
     config = {"text_config": config} if nested else config
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", **config}))
-    line = f"quantization_config: {kind}.*pip install "
+    packages = " ".join(MODULES[kind]).replace("_", "-")
+    line = f"quantization_config: {kind}.*pip install {packages}$"
     with pytest.raises(UserError, match=line):
         load_adapter(replace(LLAVA, weights="trained", path=tmp_path))
     with pytest.raises(espalier.UserError, match=line):
@@ -180,3 +185,99 @@ def test_packed_matrices_drop_tokens_as_they_mask_them(tmp_path: Path, kind: str
     stored = stored_bytes(adapter.spec)
     assert stored is not None
     assert stored < sum(file.stat().st_size for file in saved("llava").glob("*.safetensors"))
+
+
+GROUP = 32
+#: Bits of an int32 hold these columns, in this order, from the lowest.
+ORDERS = {"awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": range(8), "compressed-tensors": range(8)}
+OTHERS = ("model.vision_tower", "model.multi_modal_projector", "lm_head")
+STATED: dict[str, dict[str, Any]] = {
+    "awq": {"zero_point": True, "version": "gemm", "modules_to_not_convert": OTHERS},
+    "gptq": {"sym": True, "desc_act": False, "checkpoint_format": "gptq"},
+    "compressed-tensors": {
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head", "re:.*vision_tower.*", "re:.*multi_modal_projector.*"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {
+                    **{"num_bits": 4, "type": "int", "symmetric": True},
+                    **{"strategy": "group", "group_size": GROUP},
+                },
+            }
+        },
+    },
+}
+
+
+def packed_columns(codes: torch.Tensor, order: Iterable[int]) -> torch.Tensor:
+    """Pack numbers of 0 to 15 `(rows, columns)`, eight in an int32 `(rows, columns / 8)`."""
+    parts = codes.long().unflatten(-1, (-1, 8))
+    packed = sum(parts[..., column] << 4 * place for place, column in enumerate(order))
+    assert isinstance(packed, torch.Tensor)
+    return torch.where(packed < 2**31, packed, packed - 2**32).int()
+
+
+def four_bit_folder(kind: str, target: Path) -> tuple[Path, Path]:
+    """Pack the decoder's matrices of `seedling` into 4 bits; returns it, and the same numbers unpacked."""
+    packed, unpacked = (shutil.copytree(SEEDLING, target / name) for name in ("packed", "unpacked"))
+    stored = load_file(SEEDLING / "model.safetensors")
+    small, plain = dict(stored), dict(stored)
+    for name, weight in stored.items():
+        if not (".layers." in name and "language_model" in name and name.endswith("proj.weight")):
+            continue
+        rows, columns = weight.shape
+        groups = weight.float().unflatten(1, (-1, GROUP))
+        scale = (groups.abs().amax(-1) / 7).half().float()
+        codes = (groups / scale[..., None]).round().clamp(-8, 7) + 8
+        plain[name] = ((codes - 8) * scale[..., None]).flatten(1).to(weight.dtype)
+        codes, zeros = codes.flatten(1), torch.full((columns // GROUP, rows), 8)
+        stem, order = name.removesuffix("weight"), ORDERS[kind]
+        del small[name]
+        if kind == "compressed-tensors":
+            small[f"{stem}weight_packed"] = packed_columns(codes, order)
+            small[f"{stem}weight_scale"] = scale
+            small[f"{stem}weight_shape"] = torch.tensor([rows, columns])
+            continue
+        small[f"{stem}scales"] = scale.T.contiguous().half()
+        if kind == "awq":
+            small[f"{stem}qweight"] = packed_columns(codes.T.contiguous(), order)
+            small[f"{stem}qzeros"] = packed_columns(zeros, order)
+        else:  # zeros are stored less one
+            small[f"{stem}qweight"] = packed_columns(codes, order).T.contiguous()
+            small[f"{stem}qzeros"] = packed_columns(zeros - 1, order)
+            small[f"{stem}g_idx"] = (torch.arange(columns) // GROUP).int()
+    assert small.keys() != stored.keys()
+    save_file(small, packed / "model.safetensors", {"format": "pt"})
+    save_file(plain, unpacked / "model.safetensors", {"format": "pt"})
+    settings = {"quant_method": kind, **STATED[kind]}
+    if kind != "compressed-tensors":
+        settings |= {"bits": 4, "group_size": GROUP}
+    config = json.loads((packed / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    return packed, unpacked
+
+
+@pytest.mark.parametrize("kind", sorted(STATED))
+def test_weights_of_4_bits_answer_as_the_numbers_that_they_stand_for(
+    tmp_path: Path, kind: str
+) -> None:
+    for module in MODULES[kind]:
+        pytest.importorskip(module)
+    packed, unpacked = (
+        load_adapter(named_spec(folder, None, {})) for folder in four_bit_folder(kind, tmp_path)
+    )
+    chats = [chat("how many digits are there ?", picture(seed, 96, 96)) for seed in range(2)]
+    inputs = packed.encode(chats)
+    for method, ratio in ((NoReduction(), 0.0), (FastV(), 0.5), (D2Pruner(), 0.5)):
+        answers = []
+        for adapter in (packed, unpacked):
+            with Session(
+                adapter, method, Budget("kept", ratio), prior=(torch.ones(12, 12),)
+            ) as session:
+                answers.append(session.generate(inputs, **generation(adapter, inputs)).logits)
+        small, plain = answers
+        assert (small - plain).abs().max() < 1e-4 * plain.abs().max()
+    bits = (stored_bytes(packed.spec) or 0) / weight_bytes(unpacked.model)
+    assert (bits < 0.5) if kind != "compressed-tensors" else (bits == 0)
