@@ -12,8 +12,6 @@ from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.specs.hub_cache import cached_file
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from espalier.harness.specs.run_spec import ModelSpec
 
 KEY = "quantization_config"
@@ -107,7 +105,7 @@ def stored_bytes(model: ModelSpec) -> int | None:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors")) or None
 
 
-def unpack(model: PreTrainedModel) -> None:
+def unpack(model: Any) -> None:
     """Unpack compressed tensors, which their package does during the first forward pass, where it would be timed."""
     if hasattr(model, "ct_decompress_hook"):
         model.hf_quantizer.compressor.decompress_model(model)
