@@ -41,6 +41,7 @@ SIGNALS: Mapping[str, str] = {
     "flow": "(P, N) information flow of the tower's blocks so far, half the last one's and half what was before: the "
     "class token's attention and the likeness of its value, or the attention received, times the value's size; fp32; "
     "at `tower` sites",
+    "pixels": "(P, N, F) pixels in [0, 1] of each patch, as the tower sees them; fp32 or wider; at `tower` sites",
     "block_keys": "(P, N, Dk) keys of the site's tower block, mean over heads; at `tower` sites",
     "rollout": "(P, N) attention rollout, as in `text_rollout`, of the tower blocks since the last site: the class "
     "token's row, or the mean over rows where the tower has none, fp32; at `tower` sites",

@@ -23,12 +23,12 @@ class MethodError(ValueError):
 class Site:
     """A place where a method acts.
 
-    `tower` is the inside of the vision tower's block `layer` (0-based), between its attention and its MLP; `vision` is
-    the tower's output before the projector, `prefix` the projected tokens before decoder layer 0, `layer`
-    the hidden states that enter decoder layer `layer` (0-based: layers 0..layer-1 still see every token), `block` the
-    inside of decoder layer `layer`, between its attention, which still sees every token, and its MLP, `cache` the
-    key-value cache after prefill, `decode` the generation loop: for a token reducer the steps in which one new token
-    enters decoder layer `layer`, when the layers below still see every entry of the cache.
+    `tower` is the inside of the vision tower's block `layer` (0-based), between its attention and its MLP, or the input
+    of block 0 for `layer` -1; `vision` is the tower's output before the projector, `prefix` the projected tokens before
+    decoder layer 0, `layer` the hidden states that enter decoder layer `layer` (0-based: layers 0..layer-1 still see
+    every token), `block` the inside of decoder layer `layer`, between its attention, which still sees every token, and
+    its MLP, `cache` the key-value cache after prefill, `decode` the generation loop: for a token reducer the steps in
+    which one new token enters decoder layer `layer`, when the layers below still see every entry of the cache.
 
     `stage` counts the sites of a method that acts in another way at each; the engine does not read it.
     """

@@ -106,6 +106,11 @@ class LlavaAdapter(Adapter):
         """Return the encoder's layers up to the one of `vision_feature_layer`."""
         return clip_blocks(self.tower, self.model.config.vision_feature_layer)
 
+    def patch_embedding(self) -> nn.Conv2d:
+        """Return the tower's first convolution."""
+        convolution: nn.Conv2d = self.tower.embeddings.patch_embedding
+        return convolution
+
     def image_tokens(self) -> int | None:
         """Return the number of patches of one view."""
         return self._side() ** 2

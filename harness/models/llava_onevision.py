@@ -195,6 +195,11 @@ class LlavaOnevisionAdapter(Adapter):
         """Return the encoder's layers up to the one of `vision_feature_layer`."""
         return clip_blocks(self.tower, self.model.config.vision_feature_layer)
 
+    def patch_embedding(self) -> nn.Conv2d:
+        """Return the tower's first convolution."""
+        convolution: nn.Conv2d = self.tower.embeddings.patch_embedding
+        return convolution
+
     def pooling_attention(self) -> nn.MultiheadAttention:
         """Return the attention of SigLIP's pooling head, which published checkpoints lack."""
         head = getattr(self.tower, "head", None)

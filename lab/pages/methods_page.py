@@ -217,6 +217,9 @@ def places(sites: Iterable[Site]) -> str:
         if where in ("vision", "prefix"):
             parts.append(where)
             continue
+        if layers == [-1]:
+            parts.append("before the tower")
+            continue
         word = "decoding from layer" if where == "decode" else where
         plural = "s" if where == "layer" and len(layers) > 1 else ""
         parts.append(f"{word}{plural} {_run_of(layers)}")

@@ -85,6 +85,7 @@ CASES = (
     Thinning(),
     Thinning(merge="sizes", proportional=True),
     Thinning(blocks=(1,), merge="mixture", proportional=True),
+    Thinning(blocks=(-1, 1)),
 )
 
 

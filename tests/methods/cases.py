@@ -98,6 +98,8 @@ SETTINGS: tuple[tuple[Any, ...], ...] = (
     ("vscan", {}, ORDER),
     ("vscan", {"local": 0.25, "window": 3}, ORDER),
     ("flowcut", {}),
+    ("pixelprune", {}),
+    ("pixelprune", {"tau": 0.1}),
     ("vlmpruner", {}, ORDER, CHAINED),
     ("vlmpruner", {"token_batch": 3, "channels": 6}, ORDER, CHAINED),
     ("btp", {}, ORDER),
@@ -215,6 +217,8 @@ def random_signal(need: Need, n_rows: int, n_tokens: int, generator: torch.Gener
     if need.signal == "sequence":  # with a class token first
         shuffled = torch.rand(n_rows, n_tokens, generator=generator).argsort(dim=1)
         return torch.nn.functional.pad(shuffled, (1, 0), value=-1)
+    if need.signal == "pixels":
+        return torch.rand(n_rows, n_tokens, 12, generator=generator)
     if need.signal == "sizes":
         return torch.randint(1, 5, (n_rows, n_tokens), generator=generator).float()
     words = word_signal(need.signal, n_rows, n_tokens, generator)

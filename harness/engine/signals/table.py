@@ -5,7 +5,7 @@ from __future__ import annotations
 from espalier.harness.specs.registry import Registry
 
 #: Made at a site inside the tower, by the engine's run of the tower's blocks.
-INSIDE_TOWER = frozenset({"sizes", "sequence", "block_keys", "rollout", "flow"})
+INSIDE_TOWER = frozenset({"sizes", "sequence", "block_keys", "rollout", "flow", "pixels"})
 
 #: Read before the decoder, for each unit of the projector, so that a prompt can store them.
 BEFORE_DECODER = frozenset(

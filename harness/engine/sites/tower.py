@@ -22,6 +22,7 @@ from espalier.harness.engine.reduce import Decision
 from espalier.harness.engine.sites.prefix import gather_arguments
 from espalier.harness.engine.sites.site import Sites
 from espalier.harness.engine.tower.flow import flow_after
+from espalier.harness.engine.tower.patch_pixels import PatchPixels
 from espalier.harness.engine.tower.tower_images import (
     SlotPolicy,
     TowerImages,
@@ -59,6 +60,7 @@ class TowerRun:
         generator_of: called with (row, image of the row, number of the site) for a seeded generator.
         emulate: keep all slots and mask dropped ones, the slow reference.
         clock: phase timer.
+        patches: pixels of the patches, if the method reads them.
 
     Raises:
         MethodError: a row's tokens are blends of several patches.
@@ -75,6 +77,7 @@ class TowerRun:
         generator_of: Callable[[int, int, int], torch.Generator],
         emulate: bool,
         clock: Clock,
+        patches: PatchPixels | None = None,
     ) -> None:
         if any(layout.blended):
             raise MethodError(
@@ -94,6 +97,7 @@ class TowerRun:
         self._blocks = blocks
         self._layout = layout
         self._clock = clock
+        self._patches = patches
         self._batch: list[TowerImages] = []
         self._owners: ImageOwners
         self._planner: TowerPlanner
@@ -108,6 +112,8 @@ class TowerRun:
 
     def __enter__(self) -> TowerRun:
         """Replace the blocks' forward."""
+        if self._patches is not None:
+            self._patches.open()
         for number, block in enumerate(self._blocks):
             self._saved.append((block.module, block.module.__dict__.get("forward")))
             block.module.__dict__["forward"] = partial(self._forward, number)
@@ -115,6 +121,8 @@ class TowerRun:
 
     def __exit__(self, *error: object) -> None:
         """Restore the blocks' forward."""
+        if self._patches is not None:
+            self._patches.close()
         for module, forward in self._saved:
             del module.__dict__["forward"]
             if forward is not None:
@@ -144,12 +152,14 @@ class TowerRun:
         """Start with (P, E + N, D) patch embeddings; the row of each image is read from the layout."""
         n_pictures, n_units = hidden.shape[0], hidden.shape[1] - self._policy.extra
         self._owners = image_owners(self._layout, self._first_unit, n_pictures, n_units)
-        self._planner = self._make_planner(owners=self._owners)
+        pixels = None if self._patches is None else self._patches.pixels
+        self._planner = self._make_planner(owners=self._owners, pixels=pixels)
         n_slots, blocks = hidden.shape[1], len(self._blocks)
         for row in self._owners.rows:
             for index, cost in enumerate((n_slots, n_slots, n_slots**2)):
                 self._full[row][index] += blocks * cost
-        self._batch = [TowerImages.all_alive(hidden, self._policy.extra)]
+        images = TowerImages.all_alive(hidden, self._policy.extra)
+        self._batch = self._reduce(-1, images) if -1 in self._site_at else [images]
 
     def _run(self, number: int, pictures: TowerImages, kwargs: dict[str, Any]) -> list[TowerImages]:
         block = self._blocks[number]
@@ -164,14 +174,15 @@ class TowerRun:
                 with self._clock.phase("select"):
                     values = block.values(entering)
                     pictures.flow = flow_after(pictures, values, self._policy)
-        groups = [pictures]
-        if number in self._site_at:
-            with self._clock.phase("select"):
-                groups = self._planner.reduce(self._site_at[number], pictures)
+        groups = self._reduce(number, pictures) if number in self._site_at else [pictures]
         for group in groups:
             self._count(group, attended=False)
             group.hidden = block.transform(group.hidden)
         return groups
+
+    def _reduce(self, block: int, pictures: TowerImages) -> list[TowerImages]:
+        with self._clock.phase("select"):
+            return self._planner.reduce(self._site_at[block], pictures)
 
     def _finish(self, like: Tensor) -> Tensor:
         """Put the slots back on the grids (P, E + N, D) of `like`."""
@@ -232,9 +243,10 @@ class TowerSites(Sites):
             for count in counts[: len(sites)]
         ):
             return
+        tower_sites = [site for _, site in sites]
         self.run = TowerRun(
             method=setup.method,
-            sites=[site for _, site in sites],
+            sites=tower_sites,
             blocks=setup.adapter.tower_blocks(),
             extra=int(setup.adapter.facts.class_attention == "token"),
             layout=layout,
@@ -244,6 +256,11 @@ class TowerSites(Sites):
             )[0],
             emulate=setup.emulate,
             clock=prefill.clock,
+            patches=PatchPixels(setup.adapter.patch_embedding(), *setup.adapter.colours())
+            if any(
+                need.signal == "pixels" for site in tower_sites for need in setup.method.needs(site)
+            )
+            else None,
         )
 
     def open(self) -> None:

@@ -65,6 +65,7 @@ class TowerPlanner:
         requested: tokens to keep after each tower site, for each row.
         generator_of: called with (row, image of the row, number of the site) for a seeded generator.
         policy: how slots are kept.
+        pixels: (P, N, F) in [0, 1] of the images' patches; None: the method does not read them.
     """
 
     def __init__(
@@ -75,7 +76,9 @@ class TowerPlanner:
         requested: Sequence[Sequence[int]],
         generator_of: Callable[[int, int, int], torch.Generator],
         policy: SlotPolicy,
+        pixels: Tensor | None = None,
     ) -> None:
+        self._pixels = pixels
         self._method = method
         self._sites = sites
         self._owners = owners
@@ -213,6 +216,8 @@ class TowerPlanner:
                 signals[need.key] = take(key, slots, -2)
             elif pictures.flow is not None and need.signal == "flow":
                 signals[need.key] = pictures.flow
+            elif self._pixels is not None and need.signal == "pixels":
+                signals[need.key] = take(self._pixels[pictures.members], pictures.origin, -2)
             elif need.signal == "rollout":
                 signals[need.key] = take(self._rollout(pictures), slots, -1)
         return signals

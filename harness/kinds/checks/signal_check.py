@@ -51,9 +51,9 @@ def _check_sites(sites: Sequence[Site], facts: ModelFacts, depth: int) -> None:
             raise PlanError(
                 f"`sites` returns {site}; valid for where: {', '.join(get_args(Where))}"
             )
-        layers = facts.tower.layers if site.where == "tower" else depth
-        if not 0 <= site.layer < max(layers, 1):
-            raise PlanError(f"`sites` returns {site}; valid for layer: 0 to {layers - 1}")
+        first, layers = (-1, facts.tower.layers) if site.where == "tower" else (0, depth)
+        if not first <= site.layer < max(layers, 1):
+            raise PlanError(f"`sites` returns {site}; valid for layer: {first} to {layers - 1}")
     for site, following in pairwise(sites):
         if following.where == site.where and following.layer < site.layer:
             raise PlanError(f"`sites` returns {site} before {following}; valid: first to last")

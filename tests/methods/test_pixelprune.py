@@ -1,0 +1,114 @@
+"""PixelPrune: errors against loops, a picture by hand, what its released code keeps, and pixels inside the tower."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from espalier.methods.base import Need, Site, View
+from espalier.methods.pixelprune import UNPREDICTED, PixelPrune
+from tests.methods.released import numbers, released_view, vectors
+from tests.methods.runs import adapter_of, kept_by
+from tests.methods.towers import TOWERS, chats_of, check_in_tower
+from tests.tiny import Recorder
+
+SITE = Site("tower", -1)
+
+
+def slow_errors(patches: dict[tuple[int, int], list[float]], tau: float) -> dict[tuple, float]:
+    """Errors of one picture, place by place."""
+
+    def difference(first: list[float], second: list[float]) -> float:
+        return max(abs(x - y) for x, y in zip(first, second, strict=True))
+
+    errors = {}
+    for row, column in patches:
+        left, above, corner = (
+            patches.get(place)
+            for place in ((row, column - 1), (row - 1, column), (row - 1, column - 1))
+        )
+        predictor = left or above
+        if (
+            left
+            and above
+            and corner
+            and difference(corner, left) <= tau < difference(corner, above)
+        ):
+            predictor = above
+        patch = patches[row, column]
+        errors[row, column] = UNPREDICTED if predictor is None else difference(patch, predictor)
+    return errors
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.2])
+def test_equals_the_slow_one_on_pictures_with_gaps(tau: float) -> None:
+    side = 6
+    levels = (numbers(1, 3, side * side, 2).add(1) * 1.5).floor() / 3 + 0.05 * numbers(
+        2, 3, side * side, 2
+    )
+    # Places of cut pictures: rectangles, here with a hole in the last.
+    alive = [
+        [(row, column) for row in range(rows) for column in range(2, side) if (row, column) != hole]
+        for rows, hole in ((5, (0, 2)), (5, (4, 5)), (5, (2, 3)))
+    ]
+    index = torch.tensor([[row * side + column for row, column in places] for places in alive])
+    pixels = levels.gather(1, index[..., None].expand(-1, -1, 2))
+    grid = pad(torch.tensor(alive), (2, 0))
+    view = View(SITE, torch.zeros(*index.shape, 4), grid, {"pixels": pixels})
+    errors = PixelPrune(tau).plan(view, 3).scores
+    assert errors is not None
+    for number, places in enumerate(alive):
+        slow = slow_errors(dict(zip(places, pixels[number].tolist(), strict=True)), tau)
+        assert errors[number].tolist() == pytest.approx([slow[place] for place in places], abs=1e-6)
+
+
+def picture_view(pixels: Tensor, columns: int) -> Any:
+    return released_view(SITE, torch.zeros(1, len(pixels), 4), columns, pixels=pixels[None])
+
+
+def test_a_flat_rectangle_by_hand() -> None:
+    """White with a black rectangle: the first patch, the rectangle's first, and the white right of it and below it."""
+    picture = torch.ones(5, 6)
+    picture[1:3, 2:5] = 0
+    plan = PixelPrune().plan(picture_view(picture.view(-1, 1), 6), 4)
+    assert [divmod(index, 6) for index in plan.kept[0].tolist()] == [(0, 0), (1, 2), (1, 5), (3, 2)]
+    more = PixelPrune().plan(picture_view(picture.view(-1, 1), 6), 7)
+    assert more.spare is not None
+    assert int(more.spare) == 3
+
+
+@pytest.mark.parametrize("case", vectors("pixelprune"), ids=lambda case: str(case["seed"]))
+def test_keeps_what_the_released_code_keeps(case: dict[str, Any]) -> None:
+    size = case["rows"] * case["columns"]
+    level = ((numbers(case["seed"], size, 1) + 1) * 1.2).floor() / 2
+    flat = torch.cat([level, torch.full_like(level, 0.5), 1 - level], dim=1)
+    pixels = flat + case["noise"] * numbers(case["seed"] + 50, size, 3)
+    plan = PixelPrune(case["tau"]).plan(picture_view(pixels, case["columns"]), len(case["kept"]))
+    assert plan.kept[0].tolist() == case["kept"]
+    assert plan.spare is not None
+    assert int(plan.spare) == 0
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_in_a_tower(name: str) -> None:
+    check_in_tower(name, PixelPrune())
+
+
+@pytest.mark.parametrize("name", ["llava", "onevision_image"])
+def test_pixels_are_those_of_the_patches(name: str) -> None:
+    adapter, chats = adapter_of(name), chats_of(name)[:1]
+    recorder = Recorder((SITE,), (Need("pixels"),))
+    kept_by(adapter, recorder, chats, 0.5)
+    pixels = recorder.views[0].signals["pixels"][0]
+    pictures = adapter.encode(chats)["pixel_values"].flatten(end_dim=-4).double()
+    side = round((pixels.shape[1] / 3) ** 0.5)
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in adapter.colours())
+    for token, (row, column) in enumerate(recorder.views[0].grid[0, :, 2:].tolist()):
+        cut = pictures[0, :, row * side : (row + 1) * side, column * side : (column + 1) * side]
+        torch.testing.assert_close(
+            pixels[token].double(), (cut * std + mean).flatten(), atol=1e-6, rtol=0
+        )
