@@ -45,6 +45,12 @@ MODEL_TYPES: Mapping[str, str] = {
     "llava_llada": "llada_v",
 }
 
+#: Types of transformers that cannot run here, and why.
+UNFIT: Mapping[str, str] = {
+    "diffusion_gemma": "its answer starts as random words, all of which may change at every step, and the logits of a "
+    "step are an input of the next; denoising models here reveal masks, once",
+}
+
 #: Classes of the releases' code: the format of `espalier convert`, and the same weights in transformers' format.
 ORIGINAL: Mapping[str, tuple[str, str]] = {
     "LlavaLlamaForCausalLM": (
@@ -102,7 +108,7 @@ def family_of(model_type: str | None, key: str = "model_type") -> str:
     `key` is the start of the error line.
 
     Raises:
-        UserError: an unknown type; the line lists the known ones.
+        UserError: an unknown type; the line lists the known ones. Or a known one that cannot run, with the reason.
     """
     families = dict(MODEL_TYPES)
     if model_type not in families:
@@ -114,6 +120,10 @@ def family_of(model_type: str | None, key: str = "model_type") -> str:
             families = dict.fromkeys(own_family(family).types(), family) | families
         except UserError as error:  # another plug-in may have the type
             passed_over.append(str(error))
+    reason = UNFIT.get(str(model_type))
+    if reason and model_type not in families:
+        remedy = "another model, such as llada_v_8b for denoised answers"
+        raise UserError(f"{key}={model_type!r} cannot run: {reason}; valid: {remedy}")
     if model_type not in families and model_type in ADAPTERS.load(GENERIC).types():
         return GENERIC
     if model_type is None or model_type not in families:

@@ -133,6 +133,10 @@ def test_a_wrong_name_is_one_line_with_the_nearest(name: str, words: str) -> Non
             {"model_type": "llava", "architectures": ["LlavaLlamaForCausalLM"]},
             "llava-hf/ on the hub",
         ),
+        (
+            {"model_type": "diffusion_gemma"},
+            "'diffusion_gemma' cannot run: its answer starts as random words",
+        ),
         ([], "config.json cannot be read"),
     ],
 )
