@@ -9,6 +9,8 @@ from torch import nn
 from transformers import (
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
 )
@@ -62,3 +64,20 @@ class Qwen3VLAdapter(Qwen2VLAdapter):
         """Return the mergers of the tower layers with features that the decoder adds to visual tokens."""
         tower: Any = self.tower
         return dict(zip(tower.deepstack_visual_indexes, tower.deepstack_merger_list, strict=True))
+
+
+class Qwen3VLMoeAdapter(Qwen3VLAdapter):
+    """`Qwen3VLMoeForConditionalGeneration`: a router sends each token to a few experts of every decoder layer."""
+
+    model_class = Qwen3VLMoeForConditionalGeneration
+    config_class = Qwen3VLMoeConfig
+
+    @classmethod
+    def checkpoint_config(cls, spec: ModelSpec) -> Any:
+        """Return the checkpoint's configuration without the routers' statistics, a loss of training.
+
+        The class computes them from as many tokens as the attention mask has, which ends decoding steps with an error.
+        """
+        config = super().checkpoint_config(spec)
+        config.text_config.output_router_logits = False
+        return config

@@ -21,7 +21,7 @@ from tests.methods.engine import check_cell
 from tests.methods.runs import kept_by
 from tests.tiny import Scatter
 
-NAMES = ("qwen3_vl", "qwen3_vl_video", "qwen3_vl_mixed")
+NAMES = ("qwen3_vl", "qwen3_vl_video", "qwen3_vl_mixed", "qwen3_vl_moe_mixed")
 #: Features are added after layers 0, 1 and 2.
 LAYERS = 3
 HALF = Budget("kept", 0.5)

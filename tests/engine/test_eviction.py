@@ -26,6 +26,7 @@ NAMES = (
     "llava_next",
     "qwen2_5_vl",
     "qwen3_vl_mixed",
+    "qwen3_vl_moe",
     "onevision_video",
     "internvl",
     "gemma3",

@@ -64,6 +64,20 @@ QWEN3 = replace(
     },
 )
 
+#: 2 of 4 experts of width 24.
+QWEN3_MOE = replace(
+    QWEN3,
+    adapter="qwen3_vl_moe",
+    facts=replace(QWEN3.facts, text=replace(QWEN3.facts.text, experts=4)),
+    architecture={
+        **QWEN3.architecture,
+        "text": {
+            **QWEN3.architecture["text"],
+            **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+        },
+    },
+)
+
 
 @cache
 def folder() -> tempfile.TemporaryDirectory[str]:
@@ -127,4 +141,6 @@ FAMILIES = {
     "qwen3_vl": Family(QWEN3, IMAGES),
     "qwen3_vl_video": Family(QWEN3, VIDEOS),
     "qwen3_vl_mixed": Family(QWEN3, MIXED),
+    "qwen3_vl_moe": Family(QWEN3_MOE, IMAGES),
+    "qwen3_vl_moe_mixed": Family(QWEN3_MOE, MIXED),
 }

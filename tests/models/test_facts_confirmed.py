@@ -144,6 +144,7 @@ def test_what_was_loaded_is_looked_at_once_more(monkeypatch: pytest.MonkeyPatch)
             {"text": {"num_experts_per_tok": 1}},
             "text.intermediate=36, the loaded model has 24",
         ),
+        ("qwen3_vl_moe", {"text": {"num_experts": 8}}, "text.experts=4, the loaded model has 8"),
         (
             "deepseek_ocr",
             {"stem": {"global_attn_indexes": []}},

@@ -35,6 +35,7 @@ UNTIED = (
         "qwen2_vl",
         "qwen2_5_vl",
         "qwen3_vl",
+        "qwen3_vl_moe",
     ),
     *("internvl", "internvl_qwen3", "deepseek_ocr"),
 )

@@ -38,6 +38,7 @@ from tests.families.qwen import (
     MIXED,
     QWEN2,
     QWEN3,
+    QWEN3_MOE,
     QWEN25,
     VIDEOS,
     clip,
@@ -611,6 +612,8 @@ def test_config_files_build_the_published_architectures(file, billions):
         ("qwen3_vl_2b", 2_127_532_032),
         ("qwen3_vl_4b", 4_437_815_808),
         ("qwen3_vl_8b", 8_767_123_696),
+        ("qwen3_vl_30b_a3b", 31_070_754_032),
+        ("qwen3_vl_235b_a22b", 235_670_022_896),
     ],
 )
 def test_config_files_of_qwen3_build_as_many_parameters_as_the_hub_counts(file, parameters):
@@ -630,7 +633,21 @@ def test_scaled_towers_hand_over_the_layers_that_are_left():
     assert facts.scaled(1, None).deepstack == (8, 16, 24)
 
 
-def test_a_mixture_of_experts_is_refused_by_its_type(folders, tmp_path):
+def test_statistics_of_routers_are_off_and_change_nothing(tmp_path):
+    folder = save_tiny(QWEN3_MOE, tmp_path)
+    logits = []
+    for wanted in (False, True):
+        config = json.loads((folder / "config.json").read_text())
+        config["text_config"]["output_router_logits"] = wanted
+        (folder / "config.json").write_text(json.dumps(config))
+        adapter = load_tiny(QWEN3_MOE, folder)
+        inputs = adapter.encode(IMAGES)
+        with Session(adapter, Recorder(), Budget("kept", 0.5)) as session:
+            logits.append(session.generate(inputs, max_new_tokens=3, output_logits=True).logits)
+    assert torch.equal(*logits)
+
+
+def test_a_mixture_of_experts_is_refused_by_the_file_of_a_dense_model(folders, tmp_path):
     folder = shutil.copytree(folders["qwen3_vl"], tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "qwen3_vl_moe"}))

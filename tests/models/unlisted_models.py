@@ -162,30 +162,6 @@ UNLISTED = {
             tf.DeepseekVLImageProcessor(size=SIZE), tok, num_image_tokens=16
         ),
     ),
-    "qwen3_vl_moe": Unlisted(
-        tf.Qwen3VLMoeConfig,
-        {
-            "text_config": text(
-                "qwen3_vl_moe_text",
-                rope_parameters=MROPE,
-                num_experts=4,
-                num_experts_per_tok=2,
-                moe_intermediate_size=24,
-            ),
-            "vision_config": {
-                **{"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4},
-                **{"patch_size": 7, "out_hidden_size": 32, "deepstack_visual_indexes": [0, 1]},
-                **{"num_position_embeddings": 16},
-            },
-        },
-        lambda tok: tf.Qwen3VLProcessor(
-            tf.Qwen2VLImageProcessor(
-                patch_size=7, merge_size=2, size={"shortest_edge": 196, "longest_edge": 3136}
-            ),
-            tok,
-            tf.Qwen3VLVideoProcessor(),
-        ),
-    ),
     "glm4v": Unlisted(
         tf.Glm4vConfig,
         {
