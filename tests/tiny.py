@@ -76,12 +76,14 @@ class Family:
     Attributes:
         sees: maps which tokens (L,) are visual, and a decoder layer, to what each token sees (L, L).
         most: entries that each decoder layer's cache holds at most.
+        exact: largest difference of logits in double precision, as a share of the largest.
     """
 
     spec: ModelSpec
     chats: tuple[list[dict], ...]
     sees: Callable[[torch.Tensor, int], torch.Tensor] = causal
     most: tuple[float, ...] = (float("inf"),) * DEPTH
+    exact: float = 1e-9
 
 
 def random_model(spec: ModelSpec) -> Any:

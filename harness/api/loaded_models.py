@@ -191,8 +191,8 @@ def borrow(model: Any, processor: Any, spec: ModelSpec) -> Iterator[Adapter]:
     attributes of this one.
     """
     generation, config = model.generation_config, dict(vars(model.config))
-    # Adapters may override the library's position rule, and generation stores position offsets on the model.
-    attributes = dict(vars(model.model))
+    # Adapters may override rules of the library, and generation stores position offsets on the model.
+    attributes = [(part, dict(vars(part))) for part in (model, model.model)]
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield ADAPTERS.load(spec.adapter)(model, copy(processor), spec)
@@ -200,8 +200,9 @@ def borrow(model: Any, processor: Any, spec: ModelSpec) -> Iterator[Adapter]:
         model.generation_config = generation
         vars(model.config).clear()
         vars(model.config).update(config)
-        vars(model.model).clear()
-        vars(model.model).update(attributes)
+        for part, values in attributes:
+            vars(part).clear()
+            vars(part).update(values)
         for module, mode in modes:
             module.training = mode
 

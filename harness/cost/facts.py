@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Annotated, Any
 
 from espalier.harness.errors import UserError
@@ -92,6 +93,7 @@ class ModelFacts:
         tower: the vision tower (`layers` counts those up to the one that the projector reads; the rest idles).
         stem: the stack that runs before the tower, or None.
         projector: widths of the projector's linear maps, from its input to the decoder's width.
+        gated_projector: whether its last map but one has a second of the same shape, a gate.
         vocabulary: rows of the output head.
         visual_tokens: nominal visual tokens of one image; real counts come from the sample.
         class_attention: meaning of the signal `cls_attention` on this model, one of CLASS_ATTENTION.
@@ -119,6 +121,13 @@ class ModelFacts:
     deepstack: tuple[Natural, ...] = ()
     diffusion: DiffusionFacts | None = None
     sites: tuple[str, ...] = ()
+    gated_projector: bool = False
+
+    @property
+    def projector_entries(self) -> int:
+        """Entries of the projector's matrices."""
+        products = [a * b for a, b in pairwise(self.projector)]
+        return sum(products) + (products[-2] if self.gated_projector else 0)
 
     def scaled(self, layers: int | None, tower_layers: int | None) -> ModelFacts:
         """Return the facts of the same model with fewer (or more) layers; None leaves a stack alone."""

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -138,7 +137,7 @@ def projector_flops(facts: ModelFacts, units: int, repeated: int = 0) -> int:
     Merged units go through the projector a second time, but not through those of DeepStack.
     """
     passes = units * (1 + len(facts.deepstack)) + repeated
-    return 2 * passes * sum(a * b for a, b in pairwise(facts.projector))
+    return 2 * passes * facts.projector_entries
 
 
 def text_flops(

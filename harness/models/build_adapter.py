@@ -96,6 +96,10 @@ def read_parts(family: type[Adapter], spec: ModelSpec) -> tuple[Any, Any]:
     check_type(spec, family.types())
     config = family.checkpoint_config(spec)
     settle_head(config, spec, family.renames)
+    text = config.get_text_config(decoder=True)
+    if getattr(text, "output_router_logits", False):
+        # A loss of training, for as many tokens as the mask has: it ends steps of decoding with an error.
+        text.output_router_logits = False
     problem = f"model={spec.name}: the processor of {source_of(spec)[0]!r} cannot be used"
     with foreign(problem, "the checkpoint's original files", MALFORMED):
         processor = family.load_processor(spec)

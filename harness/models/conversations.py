@@ -50,6 +50,12 @@ TIMED = BARE.replace(
     "'<|video_pad|>' if part.type == 'video' else '<|vision_start|><|' + part.type",
 )
 
+#: As `BARE`, with GLM's marks.
+SPANNED = BARE.replace(
+    "'<|vision_start|><|' + part.type + '_pad|><|vision_end|>'",
+    "'<|begin_of_' + part.type + '|><|' + part.type + '|><|end_of_' + part.type + '|>'",
+)
+
 #: Media first, a line each; several pictures are numbered, as on InternVL's model cards.
 NUMBERED = (
     "{% for part in turn.content if part.type == 'video' %}{{ '<video>\\n' }}{% endfor %}"
@@ -99,6 +105,7 @@ class ChatFrame:
         trim: strip white space at both ends of a message.
         think: text after `answer` if reasoning is requested (`model.generation.thinking`).
         joined: the system message begins the first user turn, which has no head then.
+        silent: text after a user's turn and after `answer` if reasoning is turned off; None: it cannot be.
     """
 
     system: str | None
@@ -109,6 +116,7 @@ class ChatFrame:
     trim: bool = False
     think: str = ""
     joined: bool = False
+    silent: tuple[str, str] | None = None
 
     def template(self, media: str) -> str:
         """Return the chat template in Jinja; `media` writes the parts of `turn.content`."""
@@ -116,6 +124,11 @@ class ChatFrame:
         content = f"{{% if turn.content is string %}}{{{{ turn.content }}}}{{% else %}}{media}{{% endif %}}"
         if self.trim:
             content = f"{{% set text %}}{content}{{% endset %}}{{{{ text | trim }}}}"
+        off = ["", ""]
+        if self.silent is not None:
+            switch = "{% if enable_thinking is defined and not enable_thinking %}"
+            off = [f"{switch}{{{{ {_literal(text)} }}}}{{% endif %}}" for text in self.silent]
+            content += f"{{% if turn.role == 'user' %}}{off[0]}{{% endif %}}"
         head = "{{ heads[turn.role] }}"
         if self.joined:
             head = f"{{% if loop.first or loop.previtem.role != 'system' %}}{head}{{% endif %}}"
@@ -124,7 +137,7 @@ class ChatFrame:
             f"{{{{ {_literal(self.lead)} }}}}"
             f"{{% if messages[0].role != 'system' %}}{{{{ {_literal(system_text)} }}}}{{% endif %}}"
             f"{{% for turn in messages %}}{head}{content}{{{{ ends[turn.role] }}}}{{% endfor %}}"
-            f"{{% if add_generation_prompt %}}{{{{ {_literal(self.answer)} }}}}{{% endif %}}"
+            f"{{% if add_generation_prompt %}}{{{{ {_literal(self.answer)} }}}}{off[1]}{{% endif %}}"
         )
 
     def render(self, question: str) -> str:
@@ -220,6 +233,15 @@ FRAMES: Mapping[str, ChatFrame] = {
         "<start_of_turn>model\n",
         "<bos>",
         joined=True,
+    ),
+    # Without the reasoning that GLM-4.5V and GLM-4.6V turn off; GLM-4.1V was not trained to answer so.
+    "glm4v": ChatFrame(
+        None,
+        roles("<|system|>\n", "<|user|>\n", "<|assistant|>\n"),
+        roles("", "", ""),
+        "<|assistant|>\n",
+        "[gMASK]<sop>",
+        silent=("/nothink", "<think></think>\n"),
     ),
     "llada": _llada(),
     "llada_no_think": _llada(" /no_think"),

@@ -67,8 +67,15 @@ def _causal(attention: Any) -> bool:
 
 
 def linear_widths(module: nn.Module) -> tuple[int, ...]:
-    """Return the input width and all output widths of a module's linear layers, in order, or else of its matrix."""
-    maps = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    """Return the input width and all output widths of a module's linear layers, in order, or else of its matrix.
+
+    A gate counts with the layer that it gates.
+    """
+    maps = [
+        part
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear) and not name.endswith("gate_proj")
+    ]
     if not maps:
         return next(tuple(matrix.shape) for matrix in module.parameters() if matrix.dim() == 2)
     return (maps[0].in_features, *(linear.out_features for linear in maps))
@@ -162,6 +169,7 @@ def _compared(adapter: ModelParts) -> Iterator[tuple[str, Any, Any]]:
         yield from _stacks("stem", facts.stem, stem)
     for module in (adapter.projector, *adapter.deepstack().values()):
         yield "projector", facts.projector, linear_widths(module)
+    yield "gated_projector", facts.gated_projector, _gated(adapter.projector)
     yield "deepstack", facts.deepstack, tuple(adapter.deepstack())
     yield "vocabulary", facts.vocabulary, vocabulary(adapter)
     yield "rotary_axes", facts.rotary_axes, rotary_axes(adapter)
@@ -233,6 +241,7 @@ def read_facts(
         tower=tower_stack(adapter),
         stem=stem_stack(adapter),
         projector=projector_widths(adapter),
+        gated_projector=_gated(adapter.projector),
         vocabulary=vocabulary(adapter),
         visual_tokens=adapter.image_tokens() or NOMINAL,
         class_attention="token" if has_class_token(adapter) else "mean",

@@ -93,6 +93,12 @@ class Qwen2VLAdapter(Adapter):
     lacking = ("luma",)  # the tower gets a list of patches, from pictures of any size
     settings = (*BOUNDS, CAP)
 
+    #: Keys of the configuration with the number of a special token, and that token.
+    marks: ClassVar[Mapping[str, str]] = {
+        **{"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
+        **{"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"},
+    }
+
     #: Whether the library's position ids equal those of the released model, also for videos.
     library_positions: ClassVar[bool] = False
 
@@ -117,14 +123,10 @@ class Qwen2VLAdapter(Adapter):
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
         """Return the configuration of tower and text stack, updated by `architecture.model`."""
-        number = tokenizer.convert_tokens_to_ids
         return cls.config_class(
             vision_config={**cls.tower_config(spec.facts), **spec.architecture["vision"]},
             text_config=text_config(spec, tokenizer),
-            image_token_id=number("<|image_pad|>"),
-            video_token_id=number("<|video_pad|>"),
-            vision_start_token_id=number("<|vision_start|>"),
-            vision_end_token_id=number("<|vision_end|>"),
+            **{key: tokenizer.convert_tokens_to_ids(mark) for key, mark in cls.marks.items()},
             **spec.architecture.get("model", {}),
         )
 

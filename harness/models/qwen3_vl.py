@@ -55,7 +55,7 @@ class Qwen3VLAdapter(Qwen2VLAdapter):
             cls.processor_class,
             spec,
             tokenizer,
-            Qwen3VLVideoProcessor,
+            video_class=Qwen3VLVideoProcessor,
             image_mean=half,
             image_std=half,
         )
@@ -71,13 +71,3 @@ class Qwen3VLMoeAdapter(Qwen3VLAdapter):
 
     model_class = Qwen3VLMoeForConditionalGeneration
     config_class = Qwen3VLMoeConfig
-
-    @classmethod
-    def checkpoint_config(cls, spec: ModelSpec) -> Any:
-        """Return the checkpoint's configuration without the routers' statistics, a loss of training.
-
-        The class computes them from as many tokens as the attention mask has, which ends decoding steps with an error.
-        """
-        config = super().checkpoint_config(spec)
-        config.text_config.output_router_logits = False
-        return config

@@ -29,6 +29,7 @@ def new_processor(
     processor_class: Any,
     spec: ModelSpec,
     tokenizer: Any,
+    image_class: Any = Qwen2VLImageProcessor,
     video_class: Any = Qwen2VLVideoProcessor,
     **colours: Any,
 ) -> Any:
@@ -43,7 +44,7 @@ def new_processor(
         "temporal_patch_size": vision["temporal_patch_size"],
     }
     processor = processor_class(
-        image_processor=Qwen2VLImageProcessor(**sizes, **colours),
+        image_processor=image_class(**sizes, **colours),
         video_processor=video_class(**sizes, **colours),
         tokenizer=tokenizer,
     )
@@ -75,9 +76,10 @@ def run_processor(
 
 def set_bounds(processor: Any, spec: ModelSpec) -> Any:
     """Return the processor with the bounds of `model.processor`; other bounds stay unchanged."""
-    videos = processor.video_processor
-    settings = {CAP: bool(getattr(videos, CAP, None)), **spec.processor}
-    videos.cap_pixels_per_frame = read_value(f"model.processor.{CAP}", settings.pop(CAP), bool)
+    videos, settings = processor.video_processor, dict(spec.processor)
+    if hasattr(videos, CAP):
+        cap = settings.pop(CAP, bool(videos.cap_pixels_per_frame))
+        videos.cap_pixels_per_frame = read_value(f"model.processor.{CAP}", cap, bool)
     for key, value in settings.items():
         part, edge = BOUNDS[key]
         getattr(processor, part).size[edge] = read_value(f"model.processor.{key}", value, Count)

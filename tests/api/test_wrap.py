@@ -31,6 +31,8 @@ WRAPPED = (
     "qwen2_5_vl",
     "internvl",
     "deepseek_ocr",
+    "qwen3_vl_moe",
+    "glm4v",
 )
 QUESTION = "w1 w2"
 
@@ -101,6 +103,7 @@ def test_facts_are_read_off_the_model(name):
         "tower",
         "stem",
         "projector",
+        "gated_projector",
         "vocabulary",
         "class_attention",
         "rotary_axes",

@@ -33,6 +33,7 @@ NAMES = (
     "qwen2_5_vl_mixed",
     "qwen3_vl_mixed",
     "internvl_video",
+    "glm4v",
 )
 
 

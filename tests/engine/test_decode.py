@@ -29,6 +29,7 @@ from tests.tiny import DEPTH, Scatter, load_tiny, save_tiny
 NAMES = (
     *("llava", "llava_next", "qwen2_5_vl", "qwen2_vl_video", "qwen3_vl"),
     "qwen3_vl_moe",
+    "glm4v",
     *("onevision_video", "internvl"),
 )
 #: Before the decoder, in it below the site at layer 2, above it, and nowhere.

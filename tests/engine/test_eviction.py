@@ -27,6 +27,7 @@ NAMES = (
     "qwen2_5_vl",
     "qwen3_vl_mixed",
     "qwen3_vl_moe",
+    "glm4v_moe",
     "onevision_video",
     "internvl",
     "gemma3",

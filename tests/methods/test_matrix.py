@@ -32,7 +32,7 @@ from tests.tiny import load_tiny, save_tiny
 
 #: A raster and a class token; crops, newlines and padding; merged patches, windows and positions on three axes; visual
 #: tokens that see one another, and sliding layers.
-IMAGES = ("llava", "llava_next", "qwen2_5_vl", "gemma3", "qwen3_vl_moe")
+IMAGES = ("llava", "llava_next", "qwen2_5_vl", "gemma3", "qwen3_vl_moe", "glm4v")
 #: For methods that compare frames: the families whose tiny videos have more than two.
 VIDEOS = ("onevision_video", "llava_video")
 
@@ -42,6 +42,8 @@ REFUSED = {
     ("ivtp", "qwen2_5_vl"): "patch_tokens",
     ("tome", "gemma3"): "patch_tokens",
     ("ivtp", "gemma3"): "patch_tokens",
+    ("tome", "glm4v"): "patch_tokens",
+    ("ivtp", "glm4v"): "patch_tokens",
     ("tome", "qwen3_vl_moe"): "patch_tokens",
     ("ivtp", "qwen3_vl_moe"): "patch_tokens",
     # Its first tower layer works in windows.

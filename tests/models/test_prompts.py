@@ -67,6 +67,8 @@ DEEPSEEK_OCR = "<s>{m}{t}"
 SEEN = "<|vision_start|><|image_pad|><|vision_end|>"
 FILM = "<|vision_start|><|video_pad|><|vision_end|>"
 CELLS = "<IMG_CONTEXT>"
+GLM = "[gMASK]<sop><|user|>\n{m}{t}<|assistant|>\n"
+GLM_SEEN = "<|begin_of_image|><|image|><|end_of_image|>"
 
 #: Family, frame's name (None: the family's), frame, and media: one picture, two pictures, a video (None: takes none).
 GOLDEN = [
@@ -89,6 +91,7 @@ GOLDEN = [
         )
     ),
     ("deepseek_ocr", None, DEEPSEEK_OCR, "<image>\n", "<image>\n<image>\n", None),
+    ("glm4v", None, GLM, GLM_SEEN, 2 * GLM_SEEN, GLM_SEEN.replace("image", "video")),
 ]
 
 POPE = "Is there a snowboard in the image?\nAnswer the question using a single word or phrase."

@@ -162,49 +162,6 @@ UNLISTED = {
             tf.DeepseekVLImageProcessor(size=SIZE), tok, num_image_tokens=16
         ),
     ),
-    "glm4v": Unlisted(
-        tf.Glm4vConfig,
-        {
-            "text_config": text(
-                "glm4v_text", rope_parameters={**MROPE, "partial_rotary_factor": 1.0}
-            ),
-            "vision_config": {
-                **{"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4},
-                **{"patch_size": 7, "out_hidden_size": 32, "image_size": IMAGE},
-            },
-        },
-        lambda tok: tf.Glm4vProcessor(
-            tf.Glm4vImageProcessor(
-                patch_size=7, merge_size=2, size={"shortest_edge": 196, "longest_edge": 6272}
-            ),
-            tok,
-            tf.Glm4vVideoProcessor(),
-        ),
-    ),
-    "glm46v": Unlisted(
-        tf.Glm46VConfig,
-        {
-            "text_config": text(
-                "glm4v_text", rope_parameters={**MROPE, "partial_rotary_factor": 1.0}
-            ),
-            "vision_config": {
-                **{
-                    "model_type": "glm4v_vision",
-                    "depth": 2,
-                    "hidden_size": 32,
-                    "intermediate_size": 48,
-                },
-                **{"num_heads": 4, "patch_size": 7, "out_hidden_size": 32, "image_size": IMAGE},
-            },
-        },
-        lambda tok: tf.Glm46VProcessor(
-            tf.Glm46VImageProcessor(
-                patch_size=7, merge_size=2, size={"shortest_edge": 196, "longest_edge": 6272}
-            ),
-            tok,
-            tf.Glm46VVideoProcessor(),
-        ),
-    ),
     "ovis2": Unlisted(
         tf.Ovis2Config,
         {

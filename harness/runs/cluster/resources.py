@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 from espalier.harness.config.build_spec import reserve_draft_card
@@ -109,7 +108,7 @@ def parameters(facts: ModelFacts) -> int:
     token goes through count, as the facts have no others.
     """
     towers = [facts.tower] + ([facts.stem] if facts.stem is not None else [])
-    projector = sum(a * b for a, b in pairwise(facts.projector)) * (1 + len(facts.deepstack))
+    projector = facts.projector_entries * (1 + len(facts.deepstack))
     words = 2 * facts.vocabulary * facts.text.hidden
     return sum(map(_stack, (facts.text, *towers))) + projector + words
 

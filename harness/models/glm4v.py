@@ -1,0 +1,164 @@
+"""GLM-4.1V, GLM-4.5V and GLM-4.6V (Hong et al., 2025, arXiv 2507.01006): as Qwen2-VL, with other merging of patches.
+
+A convolution merges 2 x 2 patches of the tower, then a gated projector maps them. The pairs of a video's frames are
+pictures in the prompt, each before its time. Placeholders of pictures and of videos are the same token, so the class
+refuses a batch that holds both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    GenerationMixin,
+    Glm4vConfig,
+    Glm4vForConditionalGeneration,
+    Glm4vMoeConfig,
+    Glm4vMoeForConditionalGeneration,
+    Glm46VConfig,
+    Glm46VForConditionalGeneration,
+    Glm46VImageProcessor,
+    Glm46VProcessor,
+    Glm46VVideoProcessor,
+)
+
+from espalier.harness.engine.visual_items import VisualItem
+from espalier.harness.errors import UserError
+from espalier.harness.models.conversations import SPANNED
+from espalier.harness.models.loader import load_part
+from espalier.harness.models.qwen2_vl import Qwen2VLAdapter
+from espalier.harness.models.qwen_processor import BOUNDS, new_processor
+
+if TYPE_CHECKING:
+    from espalier.harness.cost.facts import ModelFacts
+    from espalier.harness.specs.run_spec import ModelSpec
+
+#: Marks around the final answer, after the reasoning.
+ANSWER_MARKS = re.compile(r"</?answer>|<\|(?:begin|end)_of_box\|>")
+
+
+def repeated_features(
+    model: Any, input_ids: Tensor, mm_encoder_output: dict[str, Any], **options: Any
+) -> dict[str, Any]:
+    """Return the features of a batch repeated for beams, sample by sample.
+
+    The class's own method repeats them picture by picture, so that beams of several pictures see them in another order,
+    and looks for a placeholder of videos, which prompts do not hold.
+
+    Args:
+        model: of one of the classes.
+        input_ids: (B, L) prompts.
+        mm_encoder_output: output of the tower by `image` or `video`.
+        **options: `expand_size` and `inputs_embeds` of the library's method.
+    """
+    if mm_encoder_output.get("video") is not None:
+        image, video = model.config.image_token_id, model.config.video_token_id
+        input_ids = input_ids.masked_fill(input_ids == image, video)
+    repeated: dict[str, Any] = GenerationMixin._expand_multimodal_outputs(
+        model, input_ids, mm_encoder_output, **options
+    )
+    return repeated
+
+
+class Glm4vAdapter(Qwen2VLAdapter):
+    """`Glm4vForConditionalGeneration`, also under the type `glm46v`: the projector reads merged patches."""
+
+    model_class: ClassVar[Any] = Glm4vForConditionalGeneration
+    config_class: ClassVar[Any] = Glm4vConfig
+    processor_class: ClassVar[Any] = Glm46VProcessor
+    checkpoint_types = (Glm4vConfig.model_type, Glm46VConfig.model_type)
+    conversation: ClassVar[str] = "glm4v"
+    media = SPANNED
+    placeholders = ("<|image|>", "<|video|>")
+    settings = tuple(BOUNDS)
+    library_positions = (
+        True  # each pair of frames has positions of its own, before its time as text
+    )
+    special = (
+        *("<|endoftext|>", "[gMASK]", "<|user|>", "<sop>", "<|system|>", "<|assistant|>"),
+        *("<|begin_of_image|>", "<|image|>", "<|end_of_image|>"),
+        *("<|begin_of_video|>", "<|video|>", "<|end_of_video|>"),
+    )
+    marks: ClassVar[Mapping[str, str]] = {
+        **{"image_token_id": "<|image|>", "video_token_id": "<|video|>"},
+        **{"image_start_token_id": "<|begin_of_image|>", "image_end_token_id": "<|end_of_image|>"},
+        **{"video_start_token_id": "<|begin_of_video|>", "video_end_token_id": "<|end_of_video|>"},
+    }
+
+    def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
+        """Replace the library's repetition of features for beams by that of its other classes."""
+        super().__init__(model, processor, spec)
+        model._expand_multimodal_outputs = partial(repeated_features, model)
+
+    @classmethod
+    def class_of(cls, config: Any) -> Any:
+        """Return the class of a configuration: both types have the same modules and tensor names."""
+        return (
+            Glm46VForConditionalGeneration if isinstance(config, Glm46VConfig) else cls.model_class
+        )
+
+    @classmethod
+    def checkpoint_config(cls, spec: ModelSpec) -> Any:
+        """Return the checkpoint's configuration, of its type."""
+        return load_part(spec, AutoConfig)
+
+    @classmethod
+    def tower_config(cls, facts: ModelFacts) -> dict[str, Any]:
+        """Return the tower's sizes; the width of its MLPs is the decoder's."""
+        return {
+            "depth": facts.tower.layers,
+            "hidden_size": facts.tower.hidden,
+            "num_heads": facts.tower.heads,
+            "out_hidden_size": facts.text.hidden,
+            "intermediate_size": facts.projector[-2],
+        }
+
+    @classmethod
+    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """Return the family's processor for the tower's patches."""
+        classes = (Glm46VImageProcessor, Glm46VVideoProcessor)
+        return new_processor(cls.processor_class, spec, tokenizer, *classes)
+
+    def features(self, projector_input: Tensor) -> Tensor:
+        """Return the merged patches (units, D)."""
+        return projector_input
+
+    def project(self, features: Tensor) -> Tensor:
+        """Project (units, D) features."""
+        projected: Tensor = self.projector(features)
+        return projected
+
+    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
+        """Run the processor on pictures or clips.
+
+        Raises:
+            UserError: the batch holds both.
+        """
+        if any(pictures) and any(clips):
+            raise UserError(
+                f"pictures and videos in one batch: {type(self.model).__name__} of model={self.spec.name!r} has one "
+                "placeholder for both and refuses them; valid: engine.batch_size=1, and one kind in a chat"
+            )
+        return super().process(texts, pictures, clips)
+
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
+        """Return one item per picture or per video, under the placeholder of both."""
+        items = [item for group in super().items(inputs).values() for item in group]
+        return {self.model.config.image_token_id: items}
+
+    def decode(self, ids: Tensor) -> list[str]:
+        """Return the answers of (B, T) new tokens without the marks around the final one."""
+        return [ANSWER_MARKS.sub("", text).strip() for text in super().decode(ids)]
+
+
+class Glm4vMoeAdapter(Glm4vAdapter):
+    """`Glm4vMoeForConditionalGeneration`: experts in every decoder layer but the first."""
+
+    model_class = Glm4vMoeForConditionalGeneration
+    config_class = Glm4vMoeConfig
+    checkpoint_types = (Glm4vMoeConfig.model_type,)
