@@ -61,6 +61,9 @@ class Adapter(ModelParts):
     #: Special tokens of the tokenizer for random weights.
     special: ClassVar[Sequence[str]] = SPECIAL
 
+    #: Whether the library loads weights by its plan for processes that share layers (`model.parallel=tensor`).
+    loads_shared: ClassVar[bool] = True
+
     #: Whether chats may hold videos.
     takes_video: ClassVar[bool] = False
 

@@ -70,13 +70,14 @@ def _shards(adapter: Adapter) -> int:
     """Return the number of processes that share each layer of a model.
 
     Raises:
-        UserError: the library has no plan for the family's text stack.
+        UserError: the library has no plan for the family's text stack, or cannot load it by its plan.
     """
     if adapter.spec.parallel != "tensor":
         return 1
-    if not getattr(adapter.decoder.config, "base_model_tp_plan", None):
+    plan = getattr(adapter.decoder.config, "base_model_tp_plan", None)
+    if not plan or not adapter.loads_shared:
         raise UserError(
-            f"model.parallel='tensor': transformers has no plan (base_model_tp_plan) for the "
+            f"model.parallel='tensor': transformers has no plan (base_model_tp_plan) that loads the "
             f"{type(adapter.decoder).__name__} of model={adapter.spec.name}; valid: one process, with "
             "model.device_map=auto"
         )

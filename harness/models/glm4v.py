@@ -43,7 +43,7 @@ ANSWER_MARKS = re.compile(r"</?answer>|<\|(?:begin|end)_of_box\|>")
 
 
 def repeated_features(
-    model: Any, input_ids: Tensor, mm_encoder_output: dict[str, Any], **options: Any
+    model: Any, input_ids: Any, mm_encoder_output: dict[str, Any], **options: Any
 ) -> dict[str, Any]:
     """Return the features of a batch repeated for beams, sample by sample.
 
@@ -71,7 +71,7 @@ class Glm4vAdapter(Qwen2VLAdapter):
     model_class: ClassVar[Any] = Glm4vForConditionalGeneration
     config_class: ClassVar[Any] = Glm4vConfig
     processor_class: ClassVar[Any] = Glm46VProcessor
-    checkpoint_types = (Glm4vConfig.model_type, Glm46VConfig.model_type)
+    checkpoint_types: ClassVar[tuple[str, ...]] = ("glm4v", "glm46v")
     conversation: ClassVar[str] = "glm4v"
     media = SPANNED
     placeholders = ("<|image|>", "<|video|>")
@@ -161,4 +161,4 @@ class Glm4vMoeAdapter(Glm4vAdapter):
 
     model_class = Glm4vMoeForConditionalGeneration
     config_class = Glm4vMoeConfig
-    checkpoint_types = (Glm4vMoeConfig.model_type,)
+    checkpoint_types = ("glm4v_moe",)

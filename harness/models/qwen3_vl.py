@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Qwen3VLAdapter(Qwen2VLAdapter):
     """`Qwen3VLForConditionalGeneration`: each pair of a video's frames follows its time in the prompt."""
 
-    model_class = Qwen3VLForConditionalGeneration
-    config_class = Qwen3VLConfig
+    model_class: ClassVar[Any] = Qwen3VLForConditionalGeneration
+    config_class: ClassVar[Any] = Qwen3VLConfig
     processor_class = Qwen3VLProcessor
     conversation: ClassVar[str] = "qwen3"
     media = TIMED
@@ -71,3 +71,4 @@ class Qwen3VLMoeAdapter(Qwen3VLAdapter):
 
     model_class = Qwen3VLMoeForConditionalGeneration
     config_class = Qwen3VLMoeConfig
+    loads_shared = False  # there, transformers 5.23 leaves stored experts transposed

@@ -180,7 +180,8 @@ def test_the_facts_of_every_config_are_those_of_its_real_architecture(path: Path
     if not spec.architecture:
         assert load_adapter(spec).facts == spec.facts
         return
-    family, tokenizer = ADAPTERS.load(spec.adapter), byte_tokenizer()
+    family = ADAPTERS.load(spec.adapter)
+    tokenizer = byte_tokenizer(family.special)
     config = family.configuration(spec, tokenizer)
     skeleton = build_skeleton(family.model_class, config, spec)
     assert all(parameter.is_meta for parameter in skeleton.parameters())

@@ -29,7 +29,7 @@ from tests.family_runs import generation, saved
 from tests.runs.test_data_parallel import launch
 from tests.tiny import load_tiny
 
-NAMES = ("llava", "qwen2_5_vl_mixed", "internvl_phi3", "deepseek_ocr")
+NAMES = ("llava", "qwen2_5_vl_mixed", "internvl_phi3", "deepseek_ocr", "glm4v_moe")
 METHODS: tuple[tuple[Any, float, Any], ...] = (
     (NoReduction(), 0.0, None),
     (DivPrune(), 0.5, None),
@@ -127,7 +127,12 @@ def test_what_cannot_be_shared_is_refused(world: int, overrides: list[str], line
     assert line in refusal(world, *overrides)
 
 
-def test_a_family_without_a_plan_is_refused_before_weights_are_read() -> None:
-    spec = replace(FAMILIES["qwen3_vl"].spec, parallel="tensor", weights="trained")
-    with pytest.raises(UserError, match=r"no plan .base_model_tp_plan. for the Qwen3VLTextModel"):
-        load_adapter(replace(spec, path=saved("qwen3_vl")))
+@pytest.mark.parametrize(
+    ("name", "decoder"), [("qwen3_vl", "Qwen3VLTextModel"), ("qwen3_vl_moe", "Qwen3VLMoeTextModel")]
+)
+def test_a_family_without_a_plan_is_refused_before_weights_are_read(
+    name: str, decoder: str
+) -> None:
+    spec = replace(FAMILIES[name].spec, parallel="tensor", weights="trained")
+    with pytest.raises(UserError, match=rf"no plan .base_model_tp_plan. that loads the {decoder}"):
+        load_adapter(replace(spec, path=saved(name)))
