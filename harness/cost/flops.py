@@ -2,8 +2,8 @@
 
 The exact count takes one multiply-add as two FLOPs and counts every matrix product that runs for one sample; norms,
 activations, softmax, rotary embedding and additions are left out, as are the convolutions (they split images into
-patches; those of SAM's neck are 1 % of it). For n tokens, width d, q = heads x head_dim, kv = kv_heads x head_dim, MLP
-width m (of all experts that one token goes through), e experts:
+patches; those of SAM's neck, and GLM's, which merges patches, are 1 % of it). For n tokens, width d, q = heads x
+head_dim, kv = kv_heads x head_dim, MLP width m (of all experts that one token goes through), e experts:
 
 | term                 | FLOPs of one layer                                                  |
 | -------------------- | ------------------------------------------------------------------- |

@@ -234,7 +234,7 @@ FRAMES: Mapping[str, ChatFrame] = {
         "<bos>",
         joined=True,
     ),
-    # Without the reasoning that GLM-4.5V and GLM-4.6V turn off; GLM-4.1V was not trained to answer so.
+    # Of the template of GLM-4.1V's checkpoint, and the words by which those of later releases turn reasoning off.
     "glm4v": ChatFrame(
         None,
         roles("<|system|>\n", "<|user|>\n", "<|assistant|>\n"),

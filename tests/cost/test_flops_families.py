@@ -25,7 +25,7 @@ from tests.families import FAMILIES
 from tests.family_runs import ROWS, Tiny
 from tests.tiny import Recorder, Scatter
 
-#: Cutting images into patches, and SAM's neck, are convolutions, which the exact count leaves out.
+#: Cutting images into patches, SAM's neck and GLM's merging are convolutions, which the exact count leaves out.
 LEFT_OUT = {torch.ops.aten.convolution}
 CLIP = ("llava", "llava_next")
 
