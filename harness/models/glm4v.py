@@ -76,9 +76,7 @@ class Glm4vAdapter(Qwen2VLAdapter):
     media = SPANNED
     placeholders = ("<|image|>", "<|video|>")
     settings = tuple(BOUNDS)
-    library_positions = (
-        True  # each pair of frames has positions of its own, before its time as text
-    )
+    library_positions = True  # each pair of frames has its own, before its time as text
     special = (
         *("<|endoftext|>", "[gMASK]", "<|user|>", "<sop>", "<|system|>", "<|assistant|>"),
         *("<|begin_of_image|>", "<|image|>", "<|end_of_image|>"),
