@@ -13,6 +13,7 @@ from torch import Tensor
 
 from espalier.harness.models.adapter import Adapter
 from tests.families import FAMILIES
+from tests.linear_attention import in_doubles
 from tests.tiny import load_tiny, save_tiny
 
 STEPS = 6
@@ -33,7 +34,10 @@ def saved(name: str) -> Path:
 
 @cache
 def adapter_of(name: str, dtype: str = "float64", attention: str = "sdpa") -> Adapter:
-    return load_tiny(FAMILIES[name].spec, saved(name), dtype, attention)
+    adapter = load_tiny(FAMILIES[name].spec, saved(name), dtype, attention)
+    if dtype == "float64" and adapter.facts.text.linear is not None:
+        in_doubles(adapter.decoder)
+    return adapter
 
 
 @dataclass(frozen=True)

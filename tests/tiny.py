@@ -77,6 +77,7 @@ class Family:
         sees: maps which tokens (L,) are visual, and a decoder layer, to what each token sees (L, L).
         most: entries that each decoder layer's cache holds at most.
         exact: largest difference of logits in double precision, as a share of the largest.
+        states: bytes of a sample's states of linear attention in fp64.
     """
 
     spec: ModelSpec
@@ -84,6 +85,12 @@ class Family:
     sees: Callable[[torch.Tensor, int], torch.Tensor] = causal
     most: tuple[float, ...] = (float("inf"),) * DEPTH
     exact: float = 1e-9
+    states: int = 0
+
+    @property
+    def full_layers(self) -> tuple[int, ...]:
+        """Decoder layers with attention, in the order of the library's attention maps."""
+        return self.spec.facts.text.full_layers
 
 
 def random_model(spec: ModelSpec) -> Any:

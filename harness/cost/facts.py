@@ -25,6 +25,27 @@ SUBSTITUTES = {
 
 
 @dataclass(frozen=True)
+class LinearFacts:
+    """Layers of linear attention (gated delta rule) between full ones, as in Qwen3-Next and Qwen3.5.
+
+    A linear layer holds one state of constant size. Full layers gate their attention's output by a second query map.
+
+    Attributes:
+        interval: one layer in so many is full, the last of each group.
+        key_heads: heads of queries and keys.
+        value_heads: heads of values, with a state each.
+        key_dim: width of a head of queries and keys.
+        value_dim: width of a head of values.
+    """
+
+    interval: Count
+    key_heads: Count
+    value_heads: Count
+    key_dim: Count
+    value_dim: Count
+
+
+@dataclass(frozen=True)
 class StackFacts:
     """One transformer stack: enough to count its arithmetic and its cache, and to build it.
 
@@ -40,6 +61,10 @@ class StackFacts:
         window_layers: layers with attention inside windows.
         first_intermediate: MLP width of layer 0 where it differs; None: it does not.
         experts: experts that a router chooses from, 0 for a plain MLP.
+        linear: layers of linear attention between the full ones; None: there are none.
+
+    Raises:
+        UserError: all layers are linear.
     """
 
     layers: Count
@@ -53,6 +78,29 @@ class StackFacts:
     window_layers: Natural = 0
     first_intermediate: Count | None = None
     experts: Natural = 0
+    linear: LinearFacts | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a stack without a layer that holds the prompt."""
+        if self.linear is not None and not self.full_layers:
+            raise UserError(
+                f"model.facts.text.layers={self.layers} leaves no layer that holds the prompt: one in "
+                f"{self.linear.interval} does; valid: {self.linear.interval} and more"
+            )
+
+    def is_linear(self, layer: int) -> bool:
+        """Return whether a layer has linear attention."""
+        return self.linear is not None and (layer + 1) % self.linear.interval != 0
+
+    @property
+    def full_layers(self) -> tuple[int, ...]:
+        """Layers with keys and values."""
+        return tuple(layer for layer in range(self.layers) if not self.is_linear(layer))
+
+    @property
+    def entry_values(self) -> int:
+        """Values that one token adds to the caches of all layers."""
+        return 2 * len(self.full_layers) * self.kv_heads * self.head_dim
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,10 @@ head_dim, kv = kv_heads x head_dim, MLP width m (of all experts that one token g
 |                      | where visual tokens see one another or layers slide                 |
 | MLP                  | 2 n d m for each of its matrices: 3 if gated, 2 if not              |
 | router               | 2 n d e                                                             |
+| output gate          | 2 n d q: full layers between linear ones alone                      |
+| linear attention     | 2 n d (2 h_k d_k + 3 h_v d_v + 2 h_v), and the gated delta rule in   |
+|                      | chunks of c = 64: h_v n' (4 c d_k + 2 c d_v + 6 d_k d_v), n' = n up  |
+|                      | to whole chunks; without its triangular solves, as in torch's count |
 | relative positions   | 2 n q (rows + columns that a token sees): SAM alone                  |
 
 | component   | content                                                                      |
@@ -39,6 +43,10 @@ from typing import Any
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.cost.paper_flops import PAPERS, counts_of
 from espalier.harness.cost.row_work import Work
+
+
+#: Tokens of a chunk in which linear layers run (transformers, and the kernels of flash-linear-attention).
+CHUNK = 64
 
 
 @dataclass(frozen=True)
@@ -94,8 +102,24 @@ def layer_flops(
     return _linear(stack, first) * tokens + _pair(stack) * n_pairs
 
 
+def linear_layer_flops(stack: StackFacts, tokens: int) -> int:
+    """Return the exact FLOPs of one layer of linear attention, which no stack without them has, on `tokens` tokens."""
+    chunks = -(-tokens // CHUNK)
+    return (_linear_maps(stack) + _mlp(stack)) * tokens + _delta_rule(stack) * CHUNK * chunks
+
+
+def linear_cost(stack: StackFacts) -> float:
+    """Return the FLOPs that a layer of linear attention spends on each token, of whole chunks; 0 where there is none."""
+    if stack.linear is None:
+        return 0.0
+    return float(_linear_maps(stack) + _mlp(stack) + _delta_rule(stack))
+
+
 def quadratic(stack: StackFacts, first: bool = False) -> tuple[float, float]:
-    """Return (a, b) such that one layer (layer 0 if `first`) costs `a n + b n^2` FLOPs under the stack's own mask."""
+    """Return (a, b) such that one layer (layer 0 if `first`) costs `a n + b n^2` FLOPs under the stack's own mask.
+
+    It is a full layer; `linear_cost` has those of linear attention.
+    """
     linear, pair = _linear(stack, first), _pair(stack)
     return (linear + pair / 2, pair / 2) if stack.causal else (float(linear), float(pair))
 
@@ -158,7 +182,9 @@ def text_flops(
         )
         return sum(linear) + _pair(facts.text) * sum(pairs)
     return sum(
-        layer_flops(facts.text, visual + n_text, causal, first=layer == 0)
+        linear_layer_flops(facts.text, visual + n_text)
+        if facts.text.is_linear(layer)
+        else layer_flops(facts.text, visual + n_text, causal, first=layer == 0)
         for layer, visual in enumerate(entering)
     )
 
@@ -263,7 +289,23 @@ def _linear(stack: StackFacts, first: bool = False) -> int:
     width = stack.first_intermediate if dense else stack.intermediate
     assert width is not None  # implied by `dense`
     router = 0 if dense else stack.experts
-    return stack.hidden * (4 * queries + 4 * keys + 2 * router) + _mlp(stack, width)
+    gate = 0 if stack.linear is None else 2 * queries
+    return stack.hidden * (4 * queries + 4 * keys + 2 * router + gate) + _mlp(stack, width)
+
+
+def _linear_maps(stack: StackFacts) -> int:
+    """Return the FLOPs that the maps of a layer of linear attention spend on each token."""
+    assert stack.linear is not None
+    part = stack.linear
+    keys, values = part.key_heads * part.key_dim, part.value_heads * part.value_dim
+    return 2 * stack.hidden * (2 * keys + 3 * values + 2 * part.value_heads)
+
+
+def _delta_rule(stack: StackFacts) -> int:
+    """Return the FLOPs that a layer's gated delta rule spends on each token of a chunk."""
+    assert stack.linear is not None
+    heads, keys, values = stack.linear.value_heads, stack.linear.key_dim, stack.linear.value_dim
+    return heads * (CHUNK * (4 * keys + 2 * values) + 6 * keys * values)
 
 
 def _mlp(stack: StackFacts, width: int | None = None) -> int:

@@ -91,19 +91,20 @@ def kv_bytes(cache: Any) -> int:
     """Return the bytes of storage of a cache's keys and values, summed over layers.
 
     Storage, not elements: a short view of a long tensor still holds the long one, and two views of one storage count
-    once. `cache` is a transformers cache (`.layers` with `.keys` and `.values`; layers not filled yet count nothing) or
+    once. The states of linear attention count as well. `cache` is a transformers cache (`.layers` with `.keys` and `.values`; layers not filled yet count nothing) or
     a sequence of (keys, values) pairs.
     """
     storages: dict[tuple[int, torch.device], int] = {}
     for layer in getattr(cache, "layers", cache):
-        pair = layer if isinstance(layer, tuple | list) else _pair(layer)
-        for tensor in pair:
+        for tensor in layer if isinstance(layer, tuple | list) else _tensors(layer):
             if tensor is not None:
                 storage = tensor.untyped_storage()
                 storages[storage.data_ptr(), tensor.device] = storage.nbytes()
     return sum(storages.values())
 
 
-def _pair(layer: Any) -> tuple[Tensor | None, Tensor | None]:
+def _tensors(layer: Any) -> tuple[Tensor | None, ...]:
     """Return the tensors of a layer, which does not have them before its first update."""
-    return getattr(layer, "keys", None), getattr(layer, "values", None)
+    states = (getattr(layer, name, {}) for name in ("conv_states", "recurrent_states"))
+    parts = (tensor for table in states for tensor in table.values())
+    return getattr(layer, "keys", None), getattr(layer, "values", None), *parts

@@ -10,9 +10,9 @@ layer before which it does so. Each rule reduces it to *equivalent tokens*:
 | `flops`    | tokens that, dropped to before layer 0, cost the same exact language-model prefill |
 | `kv_bytes` | tokens that, in the cache of every layer, have the same bytes                      |
 
-`flops` counts text tokens, grouped heads and causal attention (harness/cost/flops.py). What enters a layer is what its
-cache holds after the prefill, so that of a method that drops tokens `kv_bytes` is `average`; compressors, which evict
-entries of a whole prefill, have it too.
+`flops` counts text tokens, grouped heads, causal attention, and linear attention in whole chunks
+(harness/cost/flops.py). What enters a layer is what its cache holds after the prefill, so that of a method that drops
+tokens `kv_bytes` is `average`; compressors, which evict entries of a whole prefill, have it too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.cost.flops import quadratic
+from espalier.harness.cost.flops import linear_cost, quadratic
 from espalier.methods.base import MethodError, Site, TokenReducer
 from espalier.methods.views import BEFORE_DECODER
 
@@ -58,6 +58,7 @@ class Frame:
     """The plain numbers of one sample: layers of the sites, token counts, costs of a layer.
 
     One layer of n tokens costs `linear n + square n^2`, with (linear, square) in `cost`; layer 0 costs `extra n` more.
+    Layers `states`, of linear attention, cost `state_cost n`.
     """
 
     starts: tuple[int, ...]
@@ -66,11 +67,19 @@ class Frame:
     text: int
     cost: tuple[float, float]
     extra: float = 0.0
+    states: tuple[int, ...] = ()
+    state_cost: float = 0.0
 
     @property
     def spans(self) -> tuple[int, ...]:
         """Decoder layers before the first site, then those after each site up to the next."""
         return tuple(b - a for a, b in pairwise((0, *self.starts, self.depth)))
+
+    @property
+    def _state_spans(self) -> tuple[int, ...]:
+        """Of `spans`, the layers of linear attention."""
+        bounds = pairwise((0, *self.starts, self.depth))
+        return tuple(sum(a <= layer < b for layer in self.states) for a, b in bounds)
 
     def entering(self, kept: Sequence[int]) -> tuple[int, ...]:
         """Return the visual tokens entering each layer."""
@@ -86,13 +95,16 @@ class Frame:
             return sum(c * s for c, s in zip(counts, self.spans, strict=True)) / self.depth
         linear, square = self.cost
         spent = sum(
-            span * (linear * (count + self.text) + square * (count + self.text) ** 2)
-            for count, span in zip(counts, self.spans, strict=True)
+            (span - states) * (linear * (count + self.text) + square * (count + self.text) ** 2)
+            + states * self.state_cost * (count + self.text)
+            for count, span, states in zip(counts, self.spans, self._state_spans, strict=True)
         )
         first = next(count for count, span in zip(counts, self.spans, strict=True) if span)
         spent += self.extra * (first + self.text)
-        # Solve square n^2 + linear n = spent / depth for n > 0, with the extra cost spread over the layers.
-        half = (linear + self.extra / self.depth) / (2 * square)
+        # Solve square n^2 + linear n = spent / depth for n > 0, with costs of the mean layer.
+        linear += (self.extra + len(self.states) * (self.state_cost - linear)) / self.depth
+        square *= 1 - len(self.states) / self.depth
+        half = linear / (2 * square)
         return math.sqrt(half**2 + spent / (self.depth * square)) - half - self.text
 
 
@@ -116,4 +128,6 @@ def frame_of(reducer: TokenReducer, facts: ModelFacts, n_visual: int, n_text: in
     starts = tuple(map(shortened_layer, reducer.all_sites(facts.tower.layers, depth)))
     linear, square = quadratic(facts.text)
     extra = quadratic(facts.text, first=True)[0] - linear
-    return Frame(starts, depth, n_visual, n_text, (linear, square), extra)
+    states = tuple(filter(facts.text.is_linear, range(depth)))
+    cost = linear_cost(facts.text)
+    return Frame(starts, depth, n_visual, n_text, (linear, square), extra, states, cost)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from espalier.harness.cost.facts import StackFacts
 from espalier.harness.engine.layer_types import LayerTypes, NewTokens
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.masks import decode_mask, reference_mask
@@ -26,6 +27,7 @@ class DecodeSteps:
         embedding: the decoder's rotary embedding if gaps are closed after each site; None: positions stay.
         step_mask: chooses at each step which visual entries the upper layers attend to, or None.
         types: of the stack's layers, or None.
+        facts: of the stack, if it has layers of linear attention: their steps take no mask.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class DecodeSteps:
         embedding: Any = None,
         step_mask: DecodeStepMask | None = None,
         types: LayerTypes | None = None,
+        facts: StackFacts | None = None,
     ) -> None:
         self._stages = stages
         self._config = config
@@ -43,6 +46,9 @@ class DecodeSteps:
         self._embedding = embedding
         self._step_mask = step_mask
         self._types = types
+        self._is_linear = (lambda layer: False) if facts is None else facts.is_linear
+        #: The layer for which the stack makes its mask.
+        self._first_full = 0 if facts is None else facts.full_layers[0]
         self._masks: dict[tuple[int, torch.device, bool], Tensor | None] = {}
         self._rows: dict[tuple[int, torch.device], RowMask] = {}
         #: Positions (B, t) of the new tokens as if nothing had been dropped, and the rotary tables of each stage.
@@ -86,7 +92,7 @@ class DecodeSteps:
         if self._embedding is not None:
             corrected["position_ids"] = self._closed_positions(self.stage(0))
         # If tokens are hidden, the layers' masks hide them.
-        stage = self._stages[0] if self._emulate else self.stage(0)
+        stage = self._stages[0] if self._emulate else self.stage(self._first_full)
         hidden, cache = kwargs["inputs_embeds"], kwargs["past_key_values"]
         stage.move(hidden.device)
         corrected["attention_mask"] = None
@@ -108,6 +114,8 @@ class DecodeSteps:
     ) -> dict[str, Any] | None:
         """Return a decoder layer's arguments for new tokens `hidden` (B, t, D); None if they need no change."""
         stage = self.stage(layer)
+        if self._is_linear(layer):
+            return None
         hides_entries = self._step_mask is not None and self._step_mask.hides(layer)
         if stage is self._stages[0] and not hides_entries:
             return None

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from espalier.harness.errors import UserError
+from espalier.methods.views import MethodError
+
+if TYPE_CHECKING:
+    from espalier.harness.cost.facts import StackFacts
 
 #: generate() arguments that break per-layer cache lengths, and why.
 _REFUSED: Mapping[str, str] = {
@@ -47,7 +51,7 @@ def check_generation(arguments: Mapping[str, Any]) -> None:
 
 
 def check_text_config(config: Any) -> None:
-    """Refuse decoder stacks with sliding-window or linear layers: their caches are not plain lists of keys.
+    """Refuse unlisted stacks with sliding-window or linear layers: their caches are not plain lists of keys.
 
     Raises:
         UserError: names the first such layer.
@@ -58,6 +62,30 @@ def check_text_config(config: Any) -> None:
             raise UserError(
                 f"decoder layer {layer} is {kind!r}; the engine supports full_attention layers only"
             )
+
+
+def check_full(text: StackFacts, layer: int) -> None:
+    """Refuse to read the attention of a layer that has linear attention.
+
+    Raises:
+        MethodError: names the nearest layers that have scores.
+    """
+    if not text.is_linear(layer):
+        return
+    nearest = sorted(sorted(text.full_layers, key=lambda full: abs(full - layer))[:2])
+    raise MethodError(
+        f"decoder layer {layer} has linear attention, which gives tokens no scores, queries or keys; valid: layers that "
+        f"have them, the nearest {', '.join(map(str, nearest))}, read by methods that act before layer "
+        f"{', '.join(str(full + 1) for full in nearest)}"
+    )
+
+
+def no_emulation(name: str) -> str:
+    """Return the line that refuses emulation on a model with linear attention."""
+    return (
+        f"engine.backend='emulate' hides tokens by masks, and tokens hidden from linear attention still fade the states "
+        f"of model={name!r}; valid: drop"
+    )
 
 
 def require_one_beam(beams: int) -> None:

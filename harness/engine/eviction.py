@@ -16,7 +16,7 @@ from espalier.harness.engine.layer_types import held_entries
 from espalier.harness.engine.layout import Layout, Stage, left_padded
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.reduce import merge_into
-from espalier.harness.engine.text.kv_cache import IndexedLayer
+from espalier.harness.engine.text.kv_cache import IndexedLayer, entries_of
 from espalier.harness.errors import UserError, brief
 from espalier.methods.base import PlanError, Site
 from espalier.methods.blame import Blame
@@ -232,13 +232,13 @@ class ScoredEviction:
                 stages.append(self._evict(layer, cache.layers[layer], budgets[layer]))
                 self._scores[layer] = []
             else:
-                stages.append(self._keep_window(layer, cache.layers[layer]))
+                stages.append(self._keep(layer, cache.layers[layer]))
         return stages
 
-    def _keep_window(self, layer: int, cache_layer: Any) -> Stage:
-        """Return the stage of a sliding layer, which stays as it is."""
+    def _keep(self, layer: int, cache_layer: Any) -> Stage:
+        """Return the stage of a layer that does not hold the whole prompt, and stays as it is."""
         stage = self._prefill.stage_of(layer)
-        self._held_visual.append(held_entries(stage, cache_layer.keys.shape[2]))
+        self._held_visual.append(held_entries(stage, entries_of(cache_layer)))
         self._held_special.append(self._prefill.layout.repeat(self._prefill.beams).special)
         return replace(stage, first=layer)
 

@@ -24,6 +24,7 @@ from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord, answer_lengths, rows_ended
 from espalier.harness.engine.sites.decode import DecodeStepMask
 from espalier.harness.engine.sites.site_table import make_sites, reads_features
+from espalier.harness.engine.text.kv_cache import entries_of
 from espalier.harness.engine.vision_pass import VisionSide
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ def make_records(
     depth, spare = len(prefill.setup.adapter.decoder.layers), prefill.spares()
     pairs = attended_pairs(prefill, prefill.stage_of, depth)
     full_pairs = attended_pairs(prefill, lambda _: prefill.stages[0], depth)
-    types = prefill.setup.adapter.layer_types
-    sliding = None if types is None else tuple(filter(types.slides, range(depth)))
+    holds_prompt = prefill.setup.adapter.holds_prompt
+    partial = tuple(layer for layer in range(depth) if not holds_prompt(layer))
     records = []
     for row, sample in enumerate(prefill.samples):
         beam = row * beams
@@ -104,7 +105,7 @@ def make_records(
             new_tokens=summary.new_tokens[row],
             ended=summary.ended[row],
             attended=summary.attended[row],
-            sliding=sliding,
+            sliding=partial or None,
             pairs=None if pairs is None else tuple(layer[beam] for layer in pairs),
             full_pairs=None if full_pairs is None else tuple(layer[beam] for layer in full_pairs),
             spare=spare[row],
@@ -277,21 +278,24 @@ class Pass:
         if cache is None:
             return
         stages, config, setup = self.prefill.stages, self._decoder.config, self._setup
+        text = setup.adapter.facts.text
         # Counted before eviction, which may store a copy for each query head.
-        shards = setup.adapter.facts.text.kv_heads // cache.layers[0].keys.shape[1]
+        shards = text.kv_heads // cache.layers[text.full_layers[0]].keys.shape[1]
         if self.eviction is not None:
             with self.clock.phase("select"):
                 stages = [*stages, *self.eviction.shorten(cache)]
         self._cache_bytes = max(shards, 1) * kv_bytes(cache)
-        self._cache_lengths = tuple(layer.keys.shape[-2] for layer in cache.layers)
+        self._cache_lengths = tuple(map(entries_of, cache.layers))
         self.step_mask = self._make_step_mask()
         embedding = self._decoder.rotary_emb if setup.renumber else None
         types = setup.adapter.layer_types
         if self.eviction is not None:
             self._held = self.eviction.held_visual
-        elif types is not None:
+        elif types is not None or text.linear is not None:
             self._held = held_in_windows(self.prefill, self._cache_lengths)
-        self._steps = DecodeSteps(stages, config, setup.emulate, embedding, self.step_mask, types)
+        self._steps = DecodeSteps(
+            stages, config, setup.emulate, embedding, self.step_mask, types, text
+        )
         if not self._steps.needed:
             _remove(self._handles)
             if not self.completes:

@@ -218,7 +218,8 @@ def generate_answers(
     """
     types, emulates = adapter.layer_types, current_pass.prefill.setup.emulate
     windows = () if types is None or emulates else types.windows
-    cache = answer_cache(adapter.decoder, windows)
+    states = tuple(filter(adapter.facts.text.is_linear, range(len(adapter.decoder.layers))))
+    cache = answer_cache(adapter.decoder, windows, states)
     arguments = {**inputs, **generation, "past_key_values": cache}
     config = _resolved_config(adapter, generation)
     if decode == "loop" and _loop_supports(config, generation):

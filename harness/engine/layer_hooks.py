@@ -83,7 +83,10 @@ class LayerHooks:
                 stage.mask = reference_mask(config, hidden, stage.valid, 0)
             kwargs = {**kwargs, "attention_mask": stage.mask}
         elif stage.first > 0:
-            kwargs = {**kwargs, "attention_mask": stage.mask, "position_ids": None}
+            mask = stage.mask
+            if setup.adapter.facts.text.is_linear(layer):
+                mask = stage.valid if stage.padded else None
+            kwargs = {**kwargs, "attention_mask": mask, "position_ids": None}
         if stage.rotary is not None:
             kwargs = {**kwargs, "position_embeddings": stage.rotary}
         return kwargs

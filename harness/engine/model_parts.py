@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.engine.brightness import PixelGrids
+from espalier.harness.engine.engine_guards import check_full
 from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.small_pictures import coarse
 from espalier.harness.engine.tower_blocks import TowerBlock
@@ -41,6 +42,21 @@ class ModelParts(ABC):
     def layer_types(self) -> LayerTypes | None:
         """The types of the decoder's layers; None if masks and tables of all layers are alike."""
         return None
+
+    def holds_prompt(self, layer: int) -> bool:
+        """Return whether a decoder layer's cache has an entry for every token of a prompt."""
+        slides = self.layer_types is not None and self.layer_types.slides(layer)
+        return not slides and not self.facts.text.is_linear(layer)
+
+    def decoder_attention(self, layer: int) -> nn.Module:
+        """Return the attention of a decoder layer.
+
+        Raises:
+            MethodError: the layer has linear attention; the line names the nearest layers that have scores.
+        """
+        check_full(self.facts.text, layer)
+        attention: nn.Module = self.decoder.layers[layer].self_attn
+        return attention
 
     @property
     def tower(self) -> nn.Module:

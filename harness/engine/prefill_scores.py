@@ -16,7 +16,8 @@ class PrefillScores:
 
     Attributes:
         attention: of each decoder layer (B, N) in fp32, on the CPU: attention that the prompt's last token pays each
-            visual token, mean over heads. N is the largest number of visual tokens of a row.
+            visual token, mean over heads; NaN in layers of linear attention. N is the largest number of visual tokens
+            of a row.
         scores: (layer, (B, N)) of each place where the method states scores, first to last: those of its plans, or of
             the entries of a layer's cache, mean over heads. A site before the decoder counts as layer 0.
     """
@@ -26,21 +27,21 @@ class PrefillScores:
         self.scores: list[tuple[int, Tensor]] = []
         self._shape = (0, 0)
 
-    def begin(self, rows: int, width: int) -> None:
-        """Start a prefill of `rows` rows with up to `width` visual tokens."""
-        self.attention, self.scores, self._shape = [], [], (rows, width)
+    def begin(self, rows: int, width: int, depth: int) -> None:
+        """Start a prefill of `rows` rows with up to `width` visual tokens through `depth` layers."""
+        self.scores, self._shape = [], (rows, width)
+        self.attention = [torch.full(self._shape, torch.nan) for _ in range(depth)]
 
     def watch(
-        self, stage: Stage, visible: Tensor, query: Tensor, key: Tensor, scaling: float
+        self, layer: int, stage: Stage, visible: Tensor, query: Tensor, key: Tensor, scaling: float
     ) -> None:
-        """Keep the attention of the next layer, to the slots `visible` (B, M) to the prompt's last token.
+        """Keep the attention of a layer, to the slots `visible` (B, M) to the prompt's last token.
 
         Cost: one row, O(H S Dh), and its transfer to the CPU.
         """
         row = last_row(query, key, scaling, visible)
         values = row.gather(1, stage.slots)
-        self.attention.append(torch.full(self._shape, torch.nan))
-        self._write(self.attention[-1], range(len(row)), stage.origin, values, stage.counts)
+        self._write(self.attention[layer], range(len(row)), stage.origin, values, stage.counts)
 
     def add(self, layer: int, rows: Sequence[int], origin: Tensor, scores: Tensor) -> None:
         """Keep the scores (b, n) of the visual tokens `origin` (b, n) of some rows."""

@@ -17,7 +17,7 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.artifacts.priors import Prior
 from espalier.harness.engine.attention_probe import AttentionTap
-from espalier.harness.engine.engine_guards import check_generation, check_text_config
+from espalier.harness.engine.engine_guards import check_generation, check_text_config, no_emulation
 from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_origin
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.generation_loop import generate_answers
@@ -111,7 +111,10 @@ class Session:
             raise UserError(
                 "engine.backend='emulate' only hides tokens, but evicted cache entries are removed; valid: drop"
             )
-        if adapter.layer_types is None:
+        linear = adapter.facts.text.linear
+        if backend == "emulate" and linear is not None:
+            raise UserError(no_emulation(adapter.spec.name))
+        if adapter.layer_types is None and linear is None:
             check_text_config(adapter.decoder.config)
         self.adapter = adapter
         self.method = method
@@ -218,10 +221,13 @@ class Session:
             if stage is not None:
                 stage.move(query.device)
                 visible = visible_to_last(self.adapter.layer_types, stage, number)
-                collector.watch(stage, visible, query, key, scaling)
+                collector.watch(number, stage, visible, query, key, scaling)
 
-        layers = enumerate(self.adapter.decoder.layers)
-        with AttentionTap((layer.self_attn, partial(watch, number)) for number, layer in layers):
+        parts = self.adapter
+        with AttentionTap(
+            (parts.decoder_attention(number), partial(watch, number))
+            for number in parts.facts.text.full_layers
+        ):
             self.setup = replace(setup, collector=collector)
             try:
                 yield collector

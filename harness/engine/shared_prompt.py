@@ -87,13 +87,13 @@ def prompt_with_trunk(
     Args:
         adapter: the model.
         prompt: of the batch.
-        depth: layers; 0 leaves the prompt as it is, and so do layers that hold a window of it only.
+        depth: layers; 0 leaves the prompt as it is, and so do layers that do not hold all of it.
         room: limit in bytes on their states, queries, keys and values; layers beyond it are not stored.
         **generation: arguments of `generate` of the answers to come.
 
     Cost: these layers of the unreduced prompt.
     """
-    if depth == 0 or adapter.layer_types is not None:
+    if depth == 0 or adapter.layer_types is not None or adapter.facts.text.linear is not None:
         return prompt
     nothing = Budget("kept", 0.0)
     with (

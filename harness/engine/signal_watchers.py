@@ -103,10 +103,11 @@ def install(
     sites = method.all_sites(adapter.facts.tower.layers, depth)
     check_site_kinds(method, sites)
     step_site = decode_site(method, depth)
-    if step_site is not None and adapter.layer_types is not None:
+    partial_layers = [layer for layer in range(depth) if not adapter.holds_prompt(layer)]
+    if step_site is not None and partial_layers:
         raise MethodError(
-            f"{type(method).__name__} chooses entries at each step, and sliding layers hold a window of the prompt; "
-            "valid: a method that drops tokens before the first step"
+            f"{type(method).__name__} chooses entries at each step, and layers {', '.join(map(str, partial_layers))} do "
+            "not hold the whole prompt; valid: a method that drops tokens before the first step"
         )
     renumber = closes_gaps(positions, method, adapter.facts)
     signals = Signals(adapter, method, sites, prior, stage=active.stage)
@@ -145,11 +146,10 @@ def _cache_watchers(
     """Watch every decoder layer that holds the whole prompt, if cache entries will be evicted."""
     if evicting is None:
         return []
-    types = adapter.layer_types
     return [
         (layer.self_attn, partial(active.watch_cache, number))
         for number, layer in enumerate(adapter.decoder.layers)
-        if types is None or not types.slides(number)
+        if adapter.holds_prompt(number)
     ]
 
 

@@ -70,8 +70,7 @@ class StepReads:
     @classmethod
     def of(cls, adapter: ModelParts) -> StepReads:
         """Measure the rate on the model's first device. Cost: a second, and 2 x COPIED bytes meanwhile."""
-        text = adapter.facts.text
-        entry = 2 * text.layers * text.kv_heads * text.head_dim * adapter.model.dtype.itemsize
+        entry = adapter.facts.text.entry_values * adapter.model.dtype.itemsize
         return cls(step_bytes(adapter), entry, copy_rate(adapter.device, COPIED))
 
     def bound(self, turn: LatencyRound, tokens: int) -> float:

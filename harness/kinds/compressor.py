@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from espalier.harness.cost.budget import BudgetMismatch
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
+from espalier.harness.kinds.checks.signal_check import partial_layers
 from espalier.harness.kinds.identity import answering_settings, identity_of
 from espalier.harness.kinds.kind import (
     Account,
@@ -151,10 +152,9 @@ def check_bytes(spec: Settled, method: CacheCompressor) -> None:
         Refused: the method counts text entries as well, or its cache has a copy for every query head of a group.
     """
     text = spec.model.facts.text
-    if text.window_layers:
+    if text.window_layers or text.linear is not None:
         raise Refused(
-            f"budget='kv_bytes': {text.window_layers} of {text.layers} decoder layers of model={spec.model.name!r} "
-            "hold a window, from which nothing is evicted; valid: kept"
+            f"budget='kv_bytes': {partial_layers(spec.model)}, from which nothing is evicted; valid: kept"
         )
     if method.scope != "visual":
         raise Refused(

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from espalier.harness.kinds.checks import speculative_check as speculative
-from espalier.harness.kinds.checks.signal_check import check_signals, refuse_windows
+from espalier.harness.kinds.checks.signal_check import check_signals, refuse_partial
 from espalier.harness.kinds.identity import identity_of, separators_of
 from espalier.harness.kinds.kind import Account, Identity, OpenMethod, ResolvedMethod
 from espalier.harness.kinds.sample_counts import account_of
@@ -30,8 +30,8 @@ class SpeculativeDecoder:
 
     def normalise(self, spec: Settled, method: Decoder) -> Settled:
         """Take batches of one sample, and the ratio that follows from what the draft sees."""
+        refuse_partial(spec.model, spec.method.name, "verifies several tokens at a step")
         check_signals(spec.model, method, spec.method.name, Decoder)
-        refuse_windows(spec.model, spec.method.name, "verifies several tokens at a step")
         spec = speculative.normalised(spec, method)
         speculative.check_graphs(spec, method)
         return spec

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.schedule import shortened_layer
 from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
-from espalier.harness.engine.engine_guards import require_one_beam
+from espalier.harness.engine.engine_guards import no_emulation, require_one_beam
 from espalier.harness.engine.positions import closes_gaps
+from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
 from espalier.harness.kinds.checks.signal_check import (
     check_frames,
     check_signals,
-    refuse_windows,
+    partial_layers,
+    refuse_partial,
 )
 from espalier.harness.kinds.identity import answering_settings, identity_of
 from espalier.harness.kinds.kind import (
@@ -42,6 +44,23 @@ if TYPE_CHECKING:
 WHOLE = Budget(rule="kept", ratio=0.0)
 
 
+def check_states(spec: Settled) -> None:
+    """Refuse what layers of linear attention cannot do.
+
+    Raises:
+        Refused: tokens would be hidden by masks; the budget counts bytes of entries, which these layers do not have.
+    """
+    if spec.model.facts.text.linear is None:
+        return
+    if spec.engine.backend == "emulate":
+        raise Refused(no_emulation(spec.model.name))
+    if spec.budget.rule == "kv_bytes":
+        raise Refused(
+            f"budget='kv_bytes': {partial_layers(spec.model)}, of the same size whatever is dropped; "
+            "valid: kept, average, flops"
+        )
+
+
 class Reducer:
     """Implements Kind for espalier.methods.base.TokenReducer."""
 
@@ -50,7 +69,8 @@ class Reducer:
         facts = spec.model.facts
         check_signals(spec.model, method, spec.method.name, TokenReducer)
         if method.decode_site(facts.text.layers) is not None:
-            refuse_windows(spec.model, spec.method.name, "chooses entries at each step")
+            refuse_partial(spec.model, spec.method.name, "chooses entries at each step")
+        check_states(spec)
         sites = method.all_sites(facts.tower.layers, facts.text.layers)
         for site in sites:
             shortened_layer(site)  # raises Refused

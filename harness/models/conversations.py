@@ -103,7 +103,7 @@ class ChatFrame:
         answer: text before the model's answer.
         lead: text before the chat.
         trim: strip white space at both ends of a message.
-        think: text after `answer` if reasoning is requested (`model.generation.thinking`).
+        think: text after `answer` if reasoning is requested (`model.generation.thinking`), or not turned off.
         joined: the system message begins the first user turn, which has no head then.
         silent: text after a user's turn and after `answer` if reasoning is turned off; None: it cannot be.
     """
@@ -124,11 +124,12 @@ class ChatFrame:
         content = f"{{% if turn.content is string %}}{{{{ turn.content }}}}{{% else %}}{media}{{% endif %}}"
         if self.trim:
             content = f"{{% set text %}}{content}{{% endset %}}{{{{ text | trim }}}}"
-        off = ["", ""]
+        tail = ""
         if self.silent is not None:
-            switch = "{% if enable_thinking is defined and not enable_thinking %}"
-            off = [f"{switch}{{{{ {_literal(text)} }}}}{{% endif %}}" for text in self.silent]
-            content += f"{{% if turn.role == 'user' %}}{off[0]}{{% endif %}}"
+            is_off = "enable_thinking is defined and not enable_thinking"
+            after_turn, after_answer = map(_literal, self.silent)
+            content += f"{{% if turn.role == 'user' and {is_off} %}}{{{{ {after_turn} }}}}{{% endif %}}"
+            tail = f"{{{{ {after_answer} if {is_off} else {_literal(self.think)} }}}}"
         head = "{{ heads[turn.role] }}"
         if self.joined:
             head = f"{{% if loop.first or loop.previtem.role != 'system' %}}{head}{{% endif %}}"
@@ -137,7 +138,7 @@ class ChatFrame:
             f"{{{{ {_literal(self.lead)} }}}}"
             f"{{% if messages[0].role != 'system' %}}{{{{ {_literal(system_text)} }}}}{{% endif %}}"
             f"{{% for turn in messages %}}{head}{content}{{{{ ends[turn.role] }}}}{{% endfor %}}"
-            f"{{% if add_generation_prompt %}}{{{{ {_literal(self.answer)} }}}}{off[1]}{{% endif %}}"
+            f"{{% if add_generation_prompt %}}{{{{ {_literal(self.answer)} }}}}{tail}{{% endif %}}"
         )
 
     def render(self, question: str) -> str:
@@ -215,6 +216,12 @@ FRAMES: Mapping[str, ChatFrame] = {
     "qwen_1_5": uniform_frame("You are a helpful assistant.", _CHATML, "<|im_end|>\n"),
     # Qwen3-VL's Thinking releases begin the reasoning in the prompt.
     "qwen3": replace(uniform_frame(None, _CHATML, "<|im_end|>\n"), think="<think>\n"),
+    "qwen3_5": replace(
+        uniform_frame(None, _CHATML, "<|im_end|>\n"),
+        trim=True,
+        think="<think>\n",
+        silent=("", "<think>\n\n</think>\n\n"),
+    ),
     "internvl2": uniform_frame(_INTERNVL2, _CHATML, "<|im_end|>"),
     # The space is a token: Llama's tokenizer adds it before the first special token, converted tokenizers do not.
     "internvl2_phi3": uniform_frame(_INTERNVL2, _PHI3, "<|end|>", lead=" "),
@@ -262,9 +269,9 @@ def template_of(name: str, media: str, thinking: bool = False) -> str:
     if name not in FRAMES:
         raise unknown_name("model.conversation", name, (*FRAMES, CHECKPOINT))
     frame = FRAMES[name]
-    return (replace(frame, answer=frame.answer + frame.think) if thinking else frame).template(
-        media
-    )
+    if thinking and frame.silent is None:
+        frame = replace(frame, answer=frame.answer + frame.think)
+    return frame.template(media)
 
 
 def takes_parts(template: str) -> bool:

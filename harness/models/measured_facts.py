@@ -6,12 +6,12 @@ No function reads weights; a model may be on the meta device.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from espalier.harness.cost.facts import ModelFacts, StackFacts
+from espalier.harness.cost.facts import LinearFacts, ModelFacts, StackFacts
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.errors import UserError
 from espalier.methods.signals import SIGNALS
@@ -27,6 +27,9 @@ FUSED = ("qkv_proj", "qkv")
 HEADS = ("num_attention_heads", "num_heads")
 GATES = ("gate_proj", "gate_up_proj")
 
+#: The part of a decoder layer that replaces its attention.
+LINEAR = "linear_attn"
+
 
 def read_stack(layers: Sequence[nn.Module], window_layers: int) -> StackFacts:
     """Return the facts of a stack in which only layer 0 may differ from the others, by the width of its MLP.
@@ -35,7 +38,8 @@ def read_stack(layers: Sequence[nn.Module], window_layers: int) -> StackFacts:
         layers: the layers to count.
         window_layers: number of layers with window attention, which families store differently.
     """
-    attention = _part(layers[-1], ATTENTION)
+    linear = _linear(layers)
+    attention = _part(layers[-1 if linear is None else linear.interval - 1], ATTENTION)
     output = _part(attention, OUTPUT)
     heads = next(
         int(getattr(place, name))
@@ -57,7 +61,29 @@ def read_stack(layers: Sequence[nn.Module], window_layers: int) -> StackFacts:
         window_layers=window_layers,
         first_intermediate=None if first == body else first.width,
         experts=body.experts,
+        linear=linear,
     )
+
+
+def _linear(layers: Sequence[Any]) -> LinearFacts | None:
+    """Return the facts of a stack's layers of linear attention; None if there are none.
+
+    Raises:
+        UserError: full layers are not evenly spaced.
+    """
+    is_linear = [hasattr(layer, LINEAR) for layer in layers]
+    if not any(is_linear):
+        return None
+    part = getattr(layers[is_linear.index(True)], LINEAR)
+    interval = is_linear.index(False) + 1 if not all(is_linear) else len(layers) + 1
+    if is_linear != [bool((layer + 1) % interval) for layer in range(len(layers))]:
+        raise UserError(
+            f"the decoder's {len(layers)} layers are linear except "
+            f"{', '.join(str(n) for n, linear in enumerate(is_linear) if not linear) or 'none'}; "
+            "valid: every n-th layer is full, as in Qwen3.5 (config.json, full_attention_interval)"
+        )
+    heads = part.num_k_heads, part.num_v_heads
+    return LinearFacts(interval, *heads, part.head_k_dim, part.head_v_dim)
 
 
 def _causal(attention: Any) -> bool:
@@ -198,6 +224,8 @@ def _as_yaml(value: Any) -> str:
         return str(list(value))
     if value is None:
         return "null"
+    if isinstance(value, LinearFacts):
+        return f"{{{', '.join(f'{name}: {size}' for name, size in asdict(value).items())}}}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

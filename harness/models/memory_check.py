@@ -59,7 +59,7 @@ def prompt_bytes(spec: ModelSpec, share: float = 1.0) -> int:
     """
     text, tower, tokens = spec.facts.text, spec.facts.tower, spec.longest
     size: int = getattr(torch, spec.dtype).itemsize
-    cache = 2 * text.layers * text.kv_heads * text.head_dim * size * tokens
+    cache = text.entry_values * size * tokens
     layer = _layer_values(text, tokens, spec) * size
     block = _layer_values(tower, PATCHES * tokens, replace(spec, attention="sdpa")) * size
     weights = size * text.hidden * (4 * text.hidden + 3 * text.intermediate)

@@ -26,8 +26,12 @@ from tests.tiny import load_tiny, save_tiny
 
 LIMIT = 8
 
-#: Speculative methods are refused where layers hold a window of the prompt.
-NAMES = [name for name, family in FAMILIES.items() if not family.spec.facts.text.window_layers]
+#: Speculative methods are refused where layers hold a window of the prompt, or one state.
+NAMES = [
+    name
+    for name, family in FAMILIES.items()
+    if not family.spec.facts.text.window_layers and family.spec.facts.text.linear is None
+]
 
 DECODERS: tuple[tuple[Decoder, float], ...] = (
     (ParallelVLM(gamma=2), 0.5),

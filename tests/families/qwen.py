@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images, videos, and both in one batch."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: images, videos, and both in one batch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 import av
 import numpy as np
 
+from espalier.harness.cost.facts import LinearFacts
 from espalier.harness.specs.run_spec import VideoSpec
-from tests.tiny import TEXT, Family, StackFacts, chat, picture, tiny_spec
+from tests.tiny import DEPTH, TEXT, Family, StackFacts, chat, picture, tiny_spec
 
 VISION = {"patch_size": 7, "spatial_merge_size": 2, "temporal_patch_size": 2}
 ROPE = {"rope_type": "default", "rope_theta": 1.0e4, "mrope_section": [1, 1, 2]}
@@ -29,6 +30,11 @@ QWEN2 = tiny_spec(
     video=VideoSpec(frames=6, rule="fps"),
     architecture={"text": {"rope_parameters": ROPE}, "vision": VISION},
 )
+
+#: Entries in the caches of a stack with linear attention in every other layer.
+LINEAR = tuple(float("inf") if layer % 2 else 0 for layer in range(DEPTH))
+#: Three layers: four heads of 8 x 12, and four tokens of the convolution's 80 channels.
+STATES = 3 * 8 * (4 * 8 * 12 + 4 * 80)
 
 #: Windows of 2x2 units, in every other block.
 QWEN25 = replace(
@@ -75,6 +81,28 @@ QWEN3_MOE = replace(
             **QWEN3.architecture["text"],
             **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
         },
+    },
+)
+
+#: Layers 1 and 3 are full; heads of linear layers have other widths, and two heads of values to each of keys.
+QWEN35 = replace(
+    QWEN2,
+    adapter="qwen3_5",
+    facts=replace(
+        QWEN2.facts,
+        text=replace(TEXT, head_dim=16, linear=LinearFacts(2, 2, 4, 8, 12)),
+        tower=StackFacts(2, 32, 48, 4, 4, 8, gated=False, causal=False),
+    ),
+    architecture={
+        "text": {
+            "rope_parameters": {
+                **ROPE,
+                "mrope_section": [2, 1, 1],
+                "mrope_interleaved": True,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+        "vision": {**VISION, "num_position_embeddings": 16},
     },
 )
 
@@ -143,4 +171,7 @@ FAMILIES = {
     "qwen3_vl_mixed": Family(QWEN3, MIXED),
     "qwen3_vl_moe": Family(QWEN3_MOE, IMAGES),
     "qwen3_vl_moe_mixed": Family(QWEN3_MOE, MIXED),
+    "qwen3_5": Family(QWEN35, IMAGES, most=LINEAR, states=STATES),
+    "qwen3_5_video": Family(QWEN35, VIDEOS, most=LINEAR, states=STATES),
+    "qwen3_5_mixed": Family(QWEN35, MIXED, most=LINEAR, states=STATES),
 }

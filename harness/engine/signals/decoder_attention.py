@@ -208,15 +208,19 @@ def page_rank(
 class TextRollout(DecoderSignal):
     """Keeps queries and keys of the layers in between, and computes the rollout after the last of them."""
 
-    def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
+    @classmethod
+    def attended(cls, need: Need, site: Site, sites: Sequence[Site]) -> Sequence[int]:
         """Return the layers since the last site that takes effect between layers."""
-        sites = self.context.sites
-        starts = (site.shortens or 0 for site in sites)
-        earlier = [start for start in starts if start < self.site.layer]
-        self._window = range(max(earlier, default=0), self.site.layer)
+        starts = (earlier.shortens or 0 for earlier in sites)
+        earlier = [start for start in starts if start < site.layer]
+        return range(max(earlier, default=0), site.layer)
+
+    def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
+        """Return the attention of these layers."""
+        self._window = self.attended(self.need, self.site, self.context.sites)
         self._heads: list[LayerHeads] = []
-        layers = self.context.parts.decoder.layers
-        return [(layers[index].self_attn, partial(self._add, index)) for index in self._window]
+        attention = self.context.parts.decoder_attention
+        return [(attention(index), partial(self._add, index)) for index in self._window]
 
     def _add(self, index: int, query: Tensor, key: Tensor, scaling: float) -> None:
         stage = self.context.stage()

@@ -27,15 +27,20 @@ class NextLastAttention(DecoderSignal):
         super().begin(inputs)
         self._answer_length = answer_length(inputs)
 
+    @classmethod
+    def attended(cls, need: Need, site: Site, sites: Sequence[Site]) -> Sequence[int]:
+        """Return the layer after the site."""
+        return (site.layer,)
+
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
         """Return the layer's attention."""
-        layer = self.context.parts.decoder.layers[self.site.layer]
-        self._row = NextRow(layer)
-        return [(layer.self_attn, self._row.watch)]
+        parts, layer = self.context.parts, self.layer
+        self._row = NextRow(parts.decoder.layers[layer])
+        return [(parts.decoder_attention(layer), self._row.watch)]
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
         """Run the layer up to its attention."""
-        visible = self.context.visible_to_last(stage, self.site.layer)
+        visible = self.context.visible_to_last(stage, self.layer)
         row_values = self._row.last(hidden, rotary, visible, self._answer_length)
         self._captured = self.per_token(stage, row_values)
 
@@ -54,7 +59,7 @@ class NextBareAttention(NextLastAttention):
         visual = torch.zeros_like(stage.valid)
         for row, count in enumerate(stage.counts):
             visual[row, stage.slots[row, :count]] = True
-        visual &= self.context.visible_to_last(stage, self.site.layer)
+        visual &= self.context.visible_to_last(stage, self.layer)
         row_values = self._row.last(hidden, still, visual, self._answer_length)
         self._captured = self.per_token(stage, row_values)
 

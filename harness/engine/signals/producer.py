@@ -111,6 +111,12 @@ class Producer(ABC):
         self.site = site
         self.need = need
 
+    @classmethod
+    def attended(cls, need: Need, site: Site, sites: Sequence[Site]) -> Sequence[int]:
+        """Return the decoder layers with attention that the signal is made from, for one of a method's `sites`."""
+        del need, site, sites
+        return ()
+
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
         """Return the attention modules with queries and keys to watch, for as long as the session is open."""
         return ()
@@ -152,15 +158,20 @@ class DecoderSignal(Producer):
     _captured: Tensor | None = None
     _width = 0
 
+    @classmethod
+    def attended(cls, need: Need, site: Site, sites: Sequence[Site]) -> Sequence[int]:
+        """Return the layer."""
+        return (site.layer - 1 if need.layer is None else need.layer,)
+
     @property
     def layer(self) -> int:
         """The layer."""
-        return self.site.layer - 1 if self.need.layer is None else self.need.layer
+        return self.attended(self.need, self.site, self.context.sites)[0]
 
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
         """Return the attention of the layer."""
         self._check_layer(self.layer)
-        return [(self.context.parts.decoder.layers[self.layer].self_attn, self._watch)]
+        return [(self.context.parts.decoder_attention(self.layer), self._watch)]
 
     def _check_layer(self, layer: int) -> None:
         """Raise PlanError unless a decoder layer has run its attention by the time of the site."""

@@ -6,7 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+)
 
 #: An ordinary answer's cache grows by this many tokens at a time, so that it is copied once in as many steps; the
 #: library's is copied at every step.
@@ -220,7 +225,15 @@ class WindowLayer(DynamicSlidingWindowLayer):
         return keys, values
 
 
-def answer_cache(decoder: Any, windows: Sequence[int | None] = ()) -> Cache:
+def entries_of(cache_layer: Any) -> int:
+    """Return the tokens that a filled layer of any class holds: none in a state of linear attention."""
+    keys = getattr(cache_layer, "keys", None)
+    return 0 if keys is None else int(keys.shape[-2])
+
+
+def answer_cache(
+    decoder: Any, windows: Sequence[int | None] = (), states: Sequence[int] = ()
+) -> Cache:
     """Return an empty cache for an ordinary answer of any length, with one row or several, beams included.
 
     After the prefill it holds the prompt and no room, so that its storage equals the cache bytes in the answer's
@@ -229,11 +242,14 @@ def answer_cache(decoder: Any, windows: Sequence[int | None] = ()) -> Cache:
     Args:
         decoder: text stack.
         windows: for each layer, None, or the last tokens that it holds, the new one included; empty: all hold all.
+        states: layers of linear attention.
     """
-    if not any(windows):
+    if not any(windows) and not states:
         return IndexedCache(len(decoder.layers), room=0, step=STEP)
     layers: list[Any] = [
         IndexedLayer(room=0, step=STEP) if window is None else WindowLayer(window)
-        for window in windows
+        for window in windows or [None] * len(decoder.layers)
     ]
+    for layer in states:
+        layers[layer] = LinearAttentionLayer()
     return Cache(layers=layers)

@@ -62,7 +62,8 @@ def register_folded() -> None:
 
 def attention_configs(decoder: Any) -> list[Any]:
     """Return the configurations that name the attention of a text stack, each once."""
-    configs = [decoder.config, *(layer.self_attn.config for layer in decoder.layers)]
+    layers = (getattr(layer, "self_attn", None) for layer in decoder.layers)
+    configs = [decoder.config, *(layer.config for layer in layers if layer is not None)]
     return list({id(config): config for config in configs}.values())
 
 

@@ -100,6 +100,4 @@ def decoder_bytes(model: ModelSpec) -> int:
 
 def entry_bytes(model: ModelSpec) -> int:
     """Return the bytes of a token's keys and values in all layers."""
-    text = model.facts.text
-    size = int(getattr(torch, model.dtype).itemsize)
-    return size * 2 * text.layers * text.kv_heads * text.head_dim
+    return int(getattr(torch, model.dtype).itemsize) * model.facts.text.entry_values

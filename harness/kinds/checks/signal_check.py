@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import get_args
 
 from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.engine.engine_guards import check_full
 from espalier.harness.errors import Refused
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.catalogue import build_method, names_of
@@ -85,6 +86,7 @@ def check_signals(model: ModelSpec, method: Method, name: str, base: type[object
         )
     missing = sorted(needed - facts.signals)
     if not missing:
+        _check_attended(facts, method, sites)
         return
     valid_names = [candidate for candidate in names_of(base) if _carries(candidate, facts)]
     # Names of signals differ more than by a letter or two.
@@ -96,15 +98,36 @@ def check_signals(model: ModelSpec, method: Method, name: str, base: type[object
     )
 
 
-def refuse_windows(model: ModelSpec, name: str, action: str) -> None:
-    """Raise Refused if decoder layers of a model hold only a window of the prompt; `action` needs all of it."""
+def _check_attended(facts: ModelFacts, method: Method, sites: Sequence[Site]) -> None:
+    """Raise MethodError if a method reads the attention of a layer that has linear attention."""
+    if facts.text.linear is None:
+        return
+    # Imports torch, and transformers.
+    from espalier.harness.engine.signals.table import PRODUCERS
+
+    for site in sites:
+        for need in method.needs(site):
+            for layer in PRODUCERS.load(need.signal).attended(need, site, sites):
+                check_full(facts.text, layer)
+
+
+def refuse_partial(model: ModelSpec, name: str, action: str) -> None:
+    """Raise Refused if decoder layers of a model do not hold the whole prompt; `action` needs all of it."""
     text = model.facts.text
-    if text.window_layers:
+    if text.window_layers or text.linear is not None:
         raise Refused(
-            f"method={name!r} {action}, and {text.window_layers} of {text.layers} decoder layers of "
-            f"model={model.name!r} hold a window of the prompt (model.facts.text.window_layers); valid: a method that "
-            "drops tokens before the first step"
+            f"method={name!r} {action}, and {partial_layers(model)}; valid: a method that drops tokens before the first "
+            "step"
         )
+
+
+def partial_layers(model: ModelSpec) -> str:
+    """Return how many decoder layers of a model hold what part of the prompt."""
+    text = model.facts.text
+    count, what = text.window_layers, "a window of the prompt (model.facts.text.window_layers)"
+    if text.linear is not None:
+        count, what = text.layers - len(text.full_layers), "one state (model.facts.text.linear)"
+    return f"{count} of {text.layers} decoder layers of model={model.name!r} hold {what}"
 
 
 def check_frames(model: ModelSpec, method: TokenReducer, name: str) -> None:

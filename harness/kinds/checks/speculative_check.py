@@ -23,7 +23,7 @@ from espalier.harness.kinds.checks.separator_check import check_separators, with
 from espalier.harness.kinds.checks.signal_check import (
     check_frames,
     check_signals,
-    refuse_windows,
+    refuse_partial,
 )
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.draft_errors import in_words_of_the_draft
@@ -130,7 +130,7 @@ def check_draft(spec: RunSpec, method: Decoder, digests: Digests) -> tuple[Path,
     if draft is None:
         return ()
     with in_words_of_the_draft():
-        refuse_windows(draft, name, "rewinds the draft's cache")
+        refuse_partial(draft, name, "rewinds the draft's cache")
         check_model(draft, spec.offline, digests)
         if reducer is not None:
             check_signals(draft, reducer, name, TokenReducer)
