@@ -47,6 +47,12 @@ def delta_rule(
 RULES = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
 
 
+def gated_norm(norm: Any, states: Tensor, gate: Tensor) -> Tensor:
+    """Return states (..., D) of norm 1, weighted, times the gate's SiLU."""
+    scale = torch.rsqrt(states.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+    return norm.weight * states * scale * torch.nn.functional.silu(gate)
+
+
 def in_doubles(decoder: Any) -> None:
     """Let the linear layers of a tiny model in fp64 run in fp64, so that the order of sums does not show."""
 
@@ -57,3 +63,5 @@ def in_doubles(decoder: Any) -> None:
     for layer in decoder.layers:
         if hasattr(layer, "linear_attn"):
             layer.linear_attn.forward = partial(run, layer.linear_attn.forward)
+            norm = layer.linear_attn.norm
+            norm.forward = partial(gated_norm, norm)
