@@ -105,8 +105,10 @@ def sharpen(model: Any) -> None:
     """Make random weights matter: attention that is not nearly uniform, biases and norms that are not constant."""
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)  # the same model in every run: what fails once fails again
-        for parameter in model.parameters():
-            if parameter.dim() >= 2 and parameter.any():  # Gemma's projector is zero when fresh
+        for name, parameter in model.named_parameters():
+            if name.endswith("A_log"):  # or states of linear attention forget a picture within a few words
+                parameter.sub_(4.0)
+            elif parameter.dim() >= 2 and parameter.any():  # Gemma's projector is zero when fresh
                 parameter.mul_(6.0)
             elif parameter.std() == 0:  # constant when fresh; newlines may be empty
                 parameter.add_(torch.randn_like(parameter) * 0.1)

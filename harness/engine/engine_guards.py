@@ -74,9 +74,9 @@ def check_full(text: StackFacts, layer: int) -> None:
         return
     nearest = sorted(sorted(text.full_layers, key=lambda full: abs(full - layer))[:2])
     raise MethodError(
-        f"decoder layer {layer} has linear attention, which gives tokens no scores, queries or keys; valid: layers that "
-        f"have them, the nearest {', '.join(map(str, nearest))}, read by methods that act before layer "
-        f"{', '.join(str(full + 1) for full in nearest)}"
+        f"decoder layer {layer} has linear attention, which gives tokens no scores, queries or keys; valid: a method "
+        f"that reads other layers, the nearest {', '.join(map(str, nearest))} (one that reads the layer before its site "
+        f"acts before {', '.join(str(full + 1) for full in nearest)})"
     )
 
 
