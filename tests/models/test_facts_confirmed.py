@@ -10,7 +10,7 @@ import pytest
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.cost.facts import ModelFacts, StackFacts
+from espalier.harness.cost.facts import LinearFacts, ModelFacts, StackFacts
 from espalier.harness.errors import UserError
 from espalier.harness.models import build_adapter as base
 from espalier.harness.models.adapter import load_adapter
@@ -25,8 +25,9 @@ from tests.family_runs import saved
 from tests.tiny import random_model
 
 STACK = [one.name for one in fields(StackFacts)]
-#: Families that have everything between them: a stem, experts, a dense first layer; windows, three axes; DeepStack.
-NAMES = ("llava", "qwen2_5_vl", "qwen3_vl", "deepseek_ocr")
+#: Families that have everything between them: a stem, experts, a dense first layer; windows, three axes; DeepStack;
+#: linear layers.
+NAMES = ("llava", "qwen2_5_vl", "qwen3_vl", "deepseek_ocr", "qwen3_5")
 
 
 def keys_of(facts: ModelFacts) -> list[str]:
@@ -46,6 +47,8 @@ def other(key: str, value: Any) -> Any:
         return not value
     if key == "class_attention":
         return "mean" if value == "token" else "token"
+    if key.endswith("linear"):
+        return LinearFacts(1, 2, 3, 4, 5) if value is None else replace(value, key_dim=9)
     if isinstance(value, tuple):
         return (*value[:-1], value[-1] + 1) if value else (0,)
     return 3 if value in (None, 0) else value + 1
@@ -72,6 +75,8 @@ def refusal(spec: ModelSpec) -> str:
 def said(value: Any) -> str:
     if value is None:
         return "null"
+    if isinstance(value, LinearFacts):
+        value = f"{{{', '.join(f'{name}: {size}' for name, size in vars(value).items())}}}"
     return (
         str(list(value) if isinstance(value, tuple) else value)
         .replace("True", "true")
