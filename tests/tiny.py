@@ -106,7 +106,7 @@ def sharpen(model: Any) -> None:
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)  # the same model in every run: what fails once fails again
         for name, parameter in model.named_parameters():
-            if name.endswith("A_log"):  # or states of linear attention forget a picture within a few words
+            if name.endswith("A_log"):  # or linear layers forget a picture within a few words
                 parameter.sub_(4.0)
             elif parameter.dim() >= 2 and parameter.any():  # Gemma's projector is zero when fresh
                 parameter.mul_(6.0)

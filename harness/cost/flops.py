@@ -44,7 +44,6 @@ from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.cost.paper_flops import PAPERS, counts_of
 from espalier.harness.cost.row_work import Work
 
-
 #: Tokens of a chunk in which linear layers run (transformers, and the kernels of flash-linear-attention).
 CHUNK = 64
 
@@ -103,13 +102,13 @@ def layer_flops(
 
 
 def linear_layer_flops(stack: StackFacts, tokens: int) -> int:
-    """Return the exact FLOPs of one layer of linear attention, which no stack without them has, on `tokens` tokens."""
+    """Return the exact FLOPs of one layer of linear attention on `tokens` tokens."""
     chunks = -(-tokens // CHUNK)
     return (_linear_maps(stack) + _mlp(stack)) * tokens + _delta_rule(stack) * CHUNK * chunks
 
 
 def linear_cost(stack: StackFacts) -> float:
-    """Return the FLOPs that a layer of linear attention spends on each token, of whole chunks; 0 where there is none."""
+    """Return the FLOPs that a layer of linear attention spends on each token of whole chunks; 0 if there is none."""
     if stack.linear is None:
         return 0.0
     return float(_linear_maps(stack) + _mlp(stack) + _delta_rule(stack))

@@ -91,8 +91,8 @@ def kv_bytes(cache: Any) -> int:
     """Return the bytes of storage of a cache's keys and values, summed over layers.
 
     Storage, not elements: a short view of a long tensor still holds the long one, and two views of one storage count
-    once. The states of linear attention count as well. `cache` is a transformers cache (`.layers` with `.keys` and `.values`; layers not filled yet count nothing) or
-    a sequence of (keys, values) pairs.
+    once. The states of linear attention count as well. `cache` is a transformers cache (`.layers` with `.keys` and
+    `.values`; layers not filled yet count nothing) or a sequence of (keys, values) pairs.
     """
     storages: dict[tuple[int, torch.device], int] = {}
     for layer in getattr(cache, "layers", cache):

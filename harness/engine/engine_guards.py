@@ -75,16 +75,16 @@ def check_full(text: StackFacts, layer: int) -> None:
     nearest = sorted(sorted(text.full_layers, key=lambda full: abs(full - layer))[:2])
     raise MethodError(
         f"decoder layer {layer} has linear attention, which gives tokens no scores, queries or keys; valid: a method "
-        f"that reads other layers, the nearest {', '.join(map(str, nearest))} (one that reads the layer before its site "
-        f"acts before {', '.join(str(full + 1) for full in nearest)})"
+        f"that reads other layers, the nearest {', '.join(map(str, nearest))} (one that reads the layer before its "
+        f"site acts before {', '.join(str(full + 1) for full in nearest)})"
     )
 
 
 def no_emulation(name: str) -> str:
     """Return the line that refuses emulation on a model with linear attention."""
     return (
-        f"engine.backend='emulate' hides tokens by masks, and tokens hidden from linear attention still fade the states "
-        f"of model={name!r}; valid: drop"
+        "engine.backend='emulate' hides tokens by masks, and tokens hidden from linear attention still fade the "
+        f"states of model={name!r}; valid: drop"
     )
 
 

@@ -106,8 +106,8 @@ def install(
     partial_layers = [layer for layer in range(depth) if not adapter.holds_prompt(layer)]
     if step_site is not None and partial_layers:
         raise MethodError(
-            f"{type(method).__name__} chooses entries at each step, and layers {', '.join(map(str, partial_layers))} do "
-            "not hold the whole prompt; valid: a method that drops tokens before the first step"
+            f"{type(method).__name__} chooses entries at each step, and layers {', '.join(map(str, partial_layers))} "
+            "do not hold the whole prompt; valid: a method that drops tokens before the first step"
         )
     renumber = closes_gaps(positions, method, adapter.facts)
     signals = Signals(adapter, method, sites, prior, stage=active.stage)

@@ -29,7 +29,9 @@ def test_methods_start_behind_layers_that_they_leave_alone(name: str) -> None:
     """Rows of unequal length in one batch, and a single row; the trunk is longer than some of them can use."""
     tiny = Tiny(name, "float32")
     depth = tiny.adapter.facts.text.layers
-    names = METHODS if FAMILIES[name].spec.facts.text.linear is None else ("none", "fastv", "divprune")
+    names = (
+        METHODS if FAMILIES[name].spec.facts.text.linear is None else ("none", "fastv", "divprune")
+    )
     methods: list[TokenReducer] = [method_of(one) for one in names]
     methods += [Scatter((2,)), Scatter((1, 3)), Scatter(("prefix",))]
     for rows in (ROWS, (1,)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from espalier.harness.engine.rollout import LayerHeads, rollout
 from espalier.harness.engine.signals.deciders import answer_length
 from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 from espalier.harness.engine.visibility import CAUSAL, Visibility
+
+if TYPE_CHECKING:
+    from espalier.methods.base import Need, Site
 
 
 class LastAttention(DecoderSignal):

@@ -6,7 +6,7 @@ Captured when the site is reached: queries and keys of the site's layer, for the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from espalier.harness.engine.attention_probe import Watcher, last_row
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.signals.deciders import answer_length
 from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
+
+if TYPE_CHECKING:
+    from espalier.methods.base import Need, Site
 
 
 class NextLastAttention(DecoderSignal):

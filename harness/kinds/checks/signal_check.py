@@ -116,18 +116,18 @@ def refuse_partial(model: ModelSpec, name: str, action: str) -> None:
     text = model.facts.text
     if text.window_layers or text.linear is not None:
         raise Refused(
-            f"method={name!r} {action}, and {partial_layers(model)}; valid: a method that drops tokens before the first "
-            "step"
+            f"method={name!r} {action}, and {partial_layers(model)}; valid: a method that drops tokens before the "
+            "first step"
         )
 
 
 def partial_layers(model: ModelSpec) -> str:
-    """Return how many decoder layers of a model hold what part of the prompt."""
+    """Return how many decoder layers of a model do not hold the whole prompt, and their contents."""
     text = model.facts.text
-    count, what = text.window_layers, "a window of the prompt (model.facts.text.window_layers)"
+    count, content = text.window_layers, "a window of the prompt (model.facts.text.window_layers)"
     if text.linear is not None:
-        count, what = text.layers - len(text.full_layers), "one state (model.facts.text.linear)"
-    return f"{count} of {text.layers} decoder layers of model={model.name!r} hold {what}"
+        count, content = text.layers - len(text.full_layers), "one state (model.facts.text.linear)"
+    return f"{count} of {text.layers} decoder layers of model={model.name!r} hold {content}"
 
 
 def check_frames(model: ModelSpec, method: TokenReducer, name: str) -> None:
