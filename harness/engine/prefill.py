@@ -100,8 +100,8 @@ class Prefill:
         layout = self.layout.repeat(self.beams)
         self.setup.signals.start(layout, hidden)
         if self.setup.collector is not None:
-            depth = len(self.setup.adapter.decoder.layers)
-            self.setup.collector.begin(*layout.visual.shape, depth)
+            depth, (rows, width) = len(self.setup.adapter.decoder.layers), layout.visual.shape
+            self.setup.collector.begin(rows, width, depth)
         self.stages = [Stage.initial(layout)]
         if (types := self.setup.adapter.layer_types) is not None:
             types.begin(self.stage, layout.on(hidden.device), arguments["position_ids"])

@@ -111,11 +111,11 @@ class Session:
             raise UserError(
                 "engine.backend='emulate' only hides tokens, but evicted cache entries are removed; valid: drop"
             )
-        linear = adapter.facts.text.linear
-        if backend == "emulate" and linear is not None:
-            raise UserError(no_emulation(adapter.spec.name))
-        if adapter.layer_types is None and linear is None:
+        facts = adapter.facts
+        if adapter.layer_types is None and (facts.text.linear is None or facts.sites):
             check_text_config(adapter.decoder.config)
+        if backend == "emulate" and facts.text.linear is not None:
+            raise UserError(no_emulation(adapter.spec.name))
         self.adapter = adapter
         self.method = method
         self.budget = budget

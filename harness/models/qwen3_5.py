@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Qwen35Adapter(Qwen3VLAdapter):
     """`Qwen3_5ForConditionalGeneration`: full layers between layers of linear attention."""
 
-    model_class = Qwen3_5ForConditionalGeneration
-    config_class = Qwen3_5Config
+    model_class: ClassVar[Any] = Qwen3_5ForConditionalGeneration
+    config_class: ClassVar[Any] = Qwen3_5Config
     conversation: ClassVar[str] = "qwen3_5"
 
     @classmethod

@@ -60,14 +60,16 @@ def families_table(models: Sequence[Mapping[str, Any]]) -> str:
         adapter = ADAPTERS.load(family)
         facts = [model["facts"] for model in models if model["adapter"] == family]
         denoises = all(part.get("diffusion") for part in facts)
-        windows = all(part["text"].get("window_layers") for part in facts)
-        kinds = "reducers, compressors" if windows else "reducers, compressors, decoders"
+        partial = all(
+            part["text"].get("window_layers") or part["text"].get("linear") for part in facts
+        )
+        kinds = "reducers, compressors" if partial else "reducers, compressors, decoders"
         lines.append(
             (
                 f"`{family}`",
                 _class_name(adapter.model_class),
                 _media(family, adapter),
-                _sites(facts, denoises, windows),
+                _sites(facts, denoises, partial),
                 "reducers, denoisers" if denoises else kinds,
                 _formats(family, adapter),
             )
@@ -101,13 +103,13 @@ def _media(family: str, adapter: Any) -> str:
     return ", ".join(word for word, holds in words if holds) or "embedded models"
 
 
-def _sites(facts: Sequence[Mapping[str, Any]], denoises: bool, windows: bool) -> str:
+def _sites(facts: Sequence[Mapping[str, Any]], denoises: bool, partial: bool) -> str:
     """Return the kinds of site at which methods may act; inside the tower where tokens are its patches.
 
-    Decoding steps of layers that hold a window are not among them.
+    Decoding steps of layers that hold a window or a state are not among them.
     """
     tower = ["tower"] if any(part.get("patch_tokens") for part in facts) else []
-    steps = [] if windows else ["decode"]
+    steps = [] if partial else ["decode"]
     after = ["block"] if denoises else ["cache", *steps]
     return ", ".join([*tower, "vision", "prefix", "layer", *after])
 
