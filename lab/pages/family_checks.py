@@ -72,10 +72,6 @@ CHECKS = (
         f"{_FAMILIES}dropping_equals_a_full_forward_with_handwritten_masks",
     ),
     Check(
-        "dropped tokens and layers run by hand on the others",
-        "tests/models/test_qwen3_5.py::test_dropping_at_a_layer_equals_layers_run_by_hand_on_what_stays",
-    ),
-    Check(
         "a padded batch and its rows alone, and every layer's cache",
         f"{_FAMILIES}padded_batch_equals_single_rows_and_caches_are_as_planned",
     ),
@@ -153,6 +149,10 @@ CHECKS = (
         "prompts and the golden strings of the authors' code",
         "tests/models/test_prompts.py::test_every_set_of_every_family_asks_as_its_golden_strings",
         axis="family",
+    ),
+    Check(
+        "dropped tokens and layers run by hand on the others",
+        "tests/models/test_qwen3_5.py::test_dropping_at_a_layer_equals_layers_run_by_hand_on_what_stays",
     ),
 )
 

@@ -50,6 +50,8 @@ QWEN_1_5 = (
     "<|im_start|>user\n{m}{t}<|im_end|>\n<|im_start|>assistant\n"
 )
 QWEN3 = "<|im_start|>user\n{m}{t}<|im_end|>\n<|im_start|>assistant\n"
+#: The file of the model turns reasoning off.
+QWEN3_5 = f"{QWEN3}<think>\n\n</think>\n\n"
 INTERNVL2 = (
     "<|im_start|>system\n你是由上海人工智能实验室联合商汤科技开发的书生多模态大模型，英文名叫InternVL, "
     "是一个有用无害的人工智能助手。<|im_end|><|im_start|>user\n{m}{t}<|im_end|><|im_start|>assistant\n"
@@ -81,6 +83,7 @@ GOLDEN = [
     ("qwen2_5_vl", None, QWEN_1_5, SEEN, 2 * SEEN, FILM),
     # The marks of a video are put around each frame, by the processor.
     ("qwen3_vl", None, QWEN3, SEEN, 2 * SEEN, "<|video_pad|>"),
+    ("qwen3_5", None, f"{QWEN3}<think>\n", SEEN, 2 * SEEN, "<|video_pad|>"),
     *(
         (name, frame, text, f"{CELLS}\n", f"Image-1: {CELLS}\nImage-2: {CELLS}\n", "<video>\n")
         for name, frame, text in (
@@ -135,6 +138,8 @@ SETS = [
     ("qwen3_vl", "qwen3_vl_8b", "original", QWEN3, SEEN, 2 * SEEN, "<|video_pad|>"),
     ("qwen3_vl", "qwen3_vl_8b", "lmms_eval", QWEN_1_5, SEEN, 2 * SEEN, "<|video_pad|>"),
     ("qwen3_vl", "qwen3_vl_8b", "hub", QWEN3, SEEN, 2 * SEEN, "<|video_pad|>"),
+    ("qwen3_5", "qwen3_5_9b", "original", QWEN3_5, SEEN, 2 * SEEN, "<|video_pad|>"),
+    ("qwen3_5", "qwen3_5_9b", "hub", QWEN3_5, SEEN, 2 * SEEN, "<|video_pad|>"),
     *(
         (family, model, name, frame, f"{CELLS}\n", two, "<video>\n")
         for family, model, frame in (
@@ -260,9 +265,8 @@ def model_under(model: str, name: str, tasks: tuple[str, ...] = ()) -> ModelSpec
 
 def tiny_under(family: str, spec: ModelSpec) -> Adapter:
     """The tiny model of a family with the prompts of a whole one."""
-    return load_adapter(
-        replace(FAMILIES[family].spec, conversation=spec.conversation, prompt=spec.prompt)
-    )
+    prompts = {name: getattr(spec, name) for name in ("conversation", "prompt", "generation")}
+    return load_adapter(replace(FAMILIES[family].spec, **prompts))
 
 
 def own_question(task: str, sample: dict[str, Any], changes: dict[str, Any]) -> str:
