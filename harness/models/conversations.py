@@ -128,7 +128,9 @@ class ChatFrame:
         if self.silent is not None:
             is_off = "enable_thinking is defined and not enable_thinking"
             after_turn, after_answer = map(_literal, self.silent)
-            content += f"{{% if turn.role == 'user' and {is_off} %}}{{{{ {after_turn} }}}}{{% endif %}}"
+            content += (
+                f"{{% if turn.role == 'user' and {is_off} %}}{{{{ {after_turn} }}}}{{% endif %}}"
+            )
             tail = f"{{{{ {after_answer} if {is_off} else {_literal(self.think)} }}}}"
         head = "{{ heads[turn.role] }}"
         if self.joined:
