@@ -151,15 +151,14 @@ def convert(source: Path, target: Path, say: Say) -> None:
     tokenizer, template = build_tokenizer(tokens, prompt)
     processor = build_processor(release.config, config, tokenizer, template)
     config.image_token_id = processor.image_token_id
-    # Greedy; the end of a turn and the end of a text both end an answer.
-    ends = {tokenizer.convert_tokens_to_ids(prompt.ends["user"].strip()), tokenizer.eos_token_id}
     checkpoint = Checkpoint(
         model_class=InternVLForConditionalGeneration,
         config=config,
         processor=processor,
         generation=GenerationConfig(
             bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=sorted(ends),
+            # The end of a turn alone, as in the release's `chat`.
+            eos_token_id=tokenizer.convert_tokens_to_ids(prompt.ends["user"].strip()),
             pad_token_id=tokenizer.pad_token_id,
         ),
         rename=renamer(config),
