@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoProcessor,
-    GotOcr2ImageProcessor,
+    GotOcr2ImageProcessorPil,
     InternVLConfig,
     InternVLForConditionalGeneration,
 )
@@ -63,7 +63,8 @@ class InternVLAdapter(Adapter):
         Converted checkpoints lack video settings, and the library's defaults resize frames to another size.
         """
         processor = load_part(spec, AutoProcessor)
-        processor.image_processor = load_part(spec, GotOcr2ImageProcessor, **tile_settings(spec))
+        # As the releases resize; torchvision's values differ at hard edges.
+        processor.image_processor = load_part(spec, GotOcr2ImageProcessorPil, **tile_settings(spec))
         processor.video_processor = frames_like(processor.image_processor)
         return processor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from transformers import (
-    GotOcr2ImageProcessor,
+    GotOcr2ImageProcessorPil,
     InternVLProcessor,
     InternVLVideoProcessor,
     PreTrainedTokenizerFast,
@@ -52,7 +52,7 @@ def known_text(config: Any, spec: ModelSpec) -> Any:
 def build_processor(spec: ModelSpec, tokenizer: Any) -> Any:
     """Return a processor with tiles of the tower's size and ImageNet's normalisation."""
     side = spec.architecture["vision"]["image_size"]
-    images = GotOcr2ImageProcessor(
+    images = GotOcr2ImageProcessorPil(
         size={"height": side, "width": side},
         image_mean=IMAGENET_DEFAULT_MEAN,
         image_std=IMAGENET_DEFAULT_STD,
@@ -117,6 +117,7 @@ def process_chat(
             f"one chat holds videos of {counts[0]} and {counts[-1]} frames; model={spec.name!r} takes videos of "
             "equal length in a chat; valid: a smaller model.video.frames"
         )
+    size = processor.image_processor.size
     # Passed in the call because the library's defaults would otherwise override `model.processor`.
     tiles = {"crop_to_patches": spec.processor.get("crop_to_patches", True)}
     together = spec.processor.get("patches_together")
@@ -126,7 +127,7 @@ def process_chat(
     return processor(
         text=[text],
         images=pictures or None,
-        videos=[clip.pixels for clip in clips] or None,
+        videos=[clip.resized(size["width"], size["height"]) for clip in clips] or None,
         images_kwargs=tiles,
         videos_kwargs={"do_sample_frames": False},
         return_tensors="pt",

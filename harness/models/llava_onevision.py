@@ -33,6 +33,7 @@ from espalier.harness.models.random_weights import text_config, vision_config
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
 
 if TYPE_CHECKING:
+    from espalier.harness.media.frames import Clip
     from espalier.harness.specs.run_spec import ModelSpec
 
 #: Mean and standard deviation of SigLIP's pixels.
@@ -214,7 +215,7 @@ class LlavaOnevisionAdapter(Adapter):
         Raises:
             UserError: videos of different lengths, which the model cannot stack.
         """
-        frames = stackable_videos([clip.pixels for row in clips for clip in row])
+        frames = stackable_videos([self._pixels(clip) for row in clips for clip in row])
         return self.processor(
             text=texts,
             images=pictures if any(pictures) else None,
@@ -223,6 +224,10 @@ class LlavaOnevisionAdapter(Adapter):
             padding=True,
             return_tensors="pt",
         )
+
+    def _pixels(self, clip: Clip) -> Any:
+        """Return the frames for the processor."""
+        return clip.pixels
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return the items of images, then of videos, in the projector's order."""

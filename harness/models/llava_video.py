@@ -86,6 +86,10 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
             before += marked + (following[1:] if following[:1] in ("\n", " ") else following)
         return before
 
+    def _pixels(self, clip: Clip) -> Any:
+        size = self.processor.video_processor.size
+        return clip.resized(size["width"], size["height"])
+
     def _pool(self, features: Tensor) -> Tensor:
         pooled: Tensor = self.model.model.pool(features)
         return pooled
