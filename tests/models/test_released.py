@@ -1,0 +1,267 @@
+"""Families compared with the code of their releases, which was run once, elsewhere, on tiny random weights.
+
+`released/<family>.json` holds what that code computed and where it is from: names and shapes of its tensors, its
+config.json, ids, pixels, logits and greedy answers. Weights, pictures and videos follow from seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.facts import StackFacts
+from espalier.harness.engine.session import Session
+from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.random_weights import byte_tokenizer
+from espalier.harness.specs.run_spec import ModelSpec, VideoSpec
+from espalier.harness.tools.convert import convert_internvl, convert_llava_video
+from espalier.methods.none import NoReduction
+from tests.convert.test_internvl import CHATML, PHI3, write_format, write_tokenizer
+from tests.families.internvl import small
+from tests.families.onevision import watch
+from tests.tiny import chat, tiny_spec
+
+#: Of the largest logit; 4.6e-6 was measured, of which stored digits are 5e-7 or less.
+TOLERANCE = 1e-5
+#: The token with logits stored for every position.
+COLUMN = 40
+TEXT = StackFacts(3, 32, 48, 4, 2, 8, gated=True, causal=True)
+
+
+@cache
+def vectors(family: str) -> Mapping[str, Any]:
+    file = Path(__file__).with_name("released") / f"{family}.json"
+    table: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return table
+
+
+def write_release(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> None:
+    """Write config.json and fp32 tensors under the release's names, drawn in the order of the names."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, shape in sorted(shapes.items()):
+        values = torch.randn(shape, generator=generator)
+        if len(shape) < 2:
+            tensors[name] = values * 0.1 + name.endswith("weight")
+        else:
+            width = math.prod(shape[1:])
+            tensors[name] = values * (0.5 if shape[0] == 1 else 1.5 / math.sqrt(width))
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def still(seed: int, width: int, height: int, block: int = 8) -> Image.Image:
+    """Return a picture of squares of random colours."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (-(-height // block), -(-width // block), 3)
+    cells = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8).numpy()
+    return Image.fromarray(cells.repeat(block, 0).repeat(block, 1)[:height, :width].copy())
+
+
+#: Seed, number of frames and rate of videos.
+FILMS = {"a": (100, 9, Fraction(4)), "b": (200, 24, Fraction(5, 2)), "c": (300, 12, Fraction(4))}
+
+
+def film(folder: Path, name: str, width: int, height: int, block: int) -> str:
+    """Write a video without loss; its frames are independent pictures."""
+    seed, frames, rate = FILMS[name]
+    path = folder / f"{name}.mov"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("png", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = width, height, "rgb24"
+        for number in range(frames):
+            frame = av.VideoFrame.from_image(still(seed + number, width, height, block))
+            container.mux(list(stream.encode(frame)))
+        container.mux(list(stream.encode()))
+    return str(path)
+
+
+def compare_ids(ids: Tensor, expected: list[list[int]]) -> None:
+    """Compare the ids of a prompt with [id, count] of each run."""
+    assert [[token, len(list(group))] for token, group in groupby(ids.tolist())] == expected
+
+
+def compare_views(adapter: Adapter, views: Iterable[Tensor], expected: list[list[float]]) -> None:
+    """Compare the mean levels of 4 x 4 blocks of each view (3, H, W)."""
+    images = adapter.processor.image_processor
+    mean, deviation = torch.tensor([images.image_mean, images.image_std]).view(2, 3, 1, 1)
+    for view, levels in zip(views, expected, strict=True):
+        grey = ((view * deviation + mean) * 255).double().mean(0)
+        blocks = grey.unflatten(1, (4, -1)).unflatten(0, (4, -1)).mean((1, 3))
+        assert (blocks - torch.tensor(levels).view(4, 4)).abs().max() < 1e-3
+
+
+def compare_answer(adapter: Adapter, inputs: Any, case: Mapping[str, Any]) -> None:
+    """Compare the logits of a prompt and the greedy answer."""
+    with torch.inference_mode():
+        logits = adapter.model(**inputs).logits[0]
+    for values, stated in ((logits[:, COLUMN], "column"), (logits[-1], "last")):
+        expected = torch.tensor(case[stated])
+        assert values.shape == expected.shape
+        assert (values - expected).abs().max() < TOLERANCE * expected.abs().max()
+    with Session(adapter, NoReduction(), Budget("kept", 0.0)) as session:
+        answer = session.generate(inputs, max_new_tokens=8, do_sample=False)
+    assert answer.ids[0].tolist() == case["new"]
+
+
+# ---------------------------------------------------------------------- DeepSeek-OCR
+
+MARKDOWN = "<|grounding|>Convert the document to markdown."
+
+
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, table = tmp_path_factory.mktemp("release"), vectors("deepseek_ocr")
+    config = {"model_type": "deepseek_vl_v2", "language_config": table["config"]}
+    write_release(folder, config, table["tensors"])
+    byte_tokenizer(("<s>", "<s>", "</s>", "<pad>", "<image>")).save_pretrained(folder)
+    return folder
+
+
+def deepseek_mode(folder: Path, mode: str, **processor: Any) -> Adapter:
+    """The tiny release with patches, windows and views of a mode's config file."""
+    command = read_command([f"model=deepseek_ocr_{mode}", "model.prompt=original"])
+    assert command is not None
+    real = build_spec(command.cells[0]).model
+    stem = {"global_attn_indexes": [1], "output_channels": 8, "downsample_channels": [16, 32]}
+    spec = tiny_spec(
+        "deepseek_ocr",
+        text=replace(TEXT, intermediate=60, kv_heads=4, first_intermediate=48, experts=8),
+        tower=StackFacts(2, 32, 64, 4, 4, 8, gated=False, causal=False),
+        stem=StackFacts(2, 16, 64, 2, 2, 8, gated=False, causal=False, window_layers=1),
+        projector=(64, 32),
+        processor={**real.processor, **processor},
+        architecture={
+            **real.architecture,
+            "stem": {**real.architecture["stem"], **stem},
+            "model": {"experts_implementation": "eager"},
+        },
+        path=folder,
+        weights="trained",
+    )
+    return load_adapter(spec)
+
+
+@pytest.mark.parametrize("mode", ["tiny", "small", "base", "large", "gundam"])
+def test_every_mode_of_deepseek_ocr_answers_as_its_release(deepseek: Path, mode: str) -> None:
+    adapter = deepseek_mode(deepseek, mode)
+    cases = [case for case in vectors("deepseek_ocr")["cases"] if case["mode"] == mode]
+    assert len(cases) >= 2
+    for case in cases:
+        inputs = adapter.encode([chat(MARKDOWN, still(case["seed"], *case["size"]))])
+        compare_ids(inputs["input_ids"][0], case["ids"])
+        assert inputs["patches_grid"] == [case["grid"]]
+        views = [*inputs["pixel_values"], *inputs.get("pixel_values_local", [])]
+        compare_views(adapter, views, case["views"])
+        compare_answer(adapter, inputs, case)
+
+
+def test_several_pictures_are_laid_out_as_in_the_vllm_code_of_deepseek_ocr(deepseek: Path) -> None:
+    case = vectors("deepseek_ocr")["several"]
+    adapter = deepseek_mode(deepseek, "gundam", max_patches=case["max_crops"])
+    pictures = [still(*picture) for picture in case["pictures"]]
+    inputs = adapter.encode([chat(MARKDOWN, *pictures)])
+    compare_ids(inputs["input_ids"][0], case["ids"])
+    assert inputs["patches_grid"] == case["grids"]
+    views = [*inputs["pixel_values"], *inputs["pixel_values_local"]]
+    compare_views(adapter, views, case["views"])
+
+
+# ---------------------------------------------------------------------- InternVL2
+
+#: The library's type of each text stack.
+TYPES = {"qwen2": "qwen2", "internlm2": "llama", "phi3": "phi3"}
+
+
+def converted_internvl(folder: Path, stack: str) -> ModelSpec:
+    """Convert a tiny release; `_6b` has the norms of InternViT-6B, `_long` goes beyond Phi-3's first context."""
+    entry, family = vectors("internvl2")["stacks"][stack], stack.split("_")[0]
+    (source := folder / "release").mkdir()
+    write_release(source, entry["config"], entry["tensors"])
+    write_tokenizer(source, family)
+    frame = PHI3 if family == "phi3" else CHATML
+    write_format(source, entry["config"]["template"], frame)
+    convert_internvl.convert(source, folder / "out", lambda line: None)
+    spec = small({"model_type": TYPES[family]}, attention_bias=stack != "internlm2_6b")
+    vocabulary = entry["config"]["llm_config"]["vocab_size"]
+    return replace(
+        spec,
+        facts=replace(spec.facts, text=TEXT, vocabulary=vocabulary),
+        path=folder / "out",
+        weights="trained",
+        conversation="internvl2_phi3" if family == "phi3" else None,
+    )
+
+
+@pytest.mark.parametrize("stack", ["qwen2", "internlm2", "internlm2_6b", "phi3", "phi3_long"])
+def test_every_stack_of_internvl2_answers_as_its_release(tmp_path: Path, stack: str) -> None:
+    spec = converted_internvl(tmp_path, stack)
+    for case in vectors("internvl2")["stacks"][stack]["cases"]:
+        if case["kind"] == "video":
+            adapter = load_adapter(replace(spec, video=VideoSpec(case["frames"], "centre")))
+            parts: list[Any] = [film(tmp_path, case["media"], *case["size"], 4)]
+        else:
+            adapter = load_adapter(spec)
+            parts = [still(*picture) for picture in case["media"]]
+        inputs = adapter.encode([watch("What is the word in this picture?", *parts)])
+        compare_ids(inputs["input_ids"][0], case["ids"])
+        assert len(inputs["pixel_values"]) == sum(case["tiles"])
+        compare_views(adapter, inputs["pixel_values"], case["views"])
+        compare_answer(adapter, inputs, case)
+
+
+# ---------------------------------------------------------------------- LLaVA-Video
+
+
+@pytest.fixture(scope="module")
+def llava_video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny release of LLaVA-Video, converted."""
+    table, source = vectors("llava_video"), tmp_path_factory.mktemp("release")
+    write_release(source, table["config"], table["tensors"])
+    byte_tokenizer().save_pretrained(source)
+    target = tmp_path_factory.mktemp("converted")
+    convert_llava_video.convert(source, target, lambda line: None)
+    return target
+
+
+@pytest.mark.parametrize("case", vectors("llava_video")["cases"], ids=lambda case: case["name"])
+def test_llava_video_answers_as_its_release(llava_video: Path, tmp_path: Path, case: Any) -> None:
+    """At the real 27 x 27 patches of 14 pixels; `force_sample` of the release is the rule `uniform`."""
+    rule = "uniform" if case["force_sample"] else "fps_then_uniform"
+    timed = "release" if case["timed"] else False
+    spec = tiny_spec(
+        "llava_video",
+        text=TEXT,
+        tower=StackFacts(2, 32, 48, 16, 16, 2, gated=False, causal=False),
+        class_attention="mean",
+        video=VideoSpec(case["frames"], rule, rate=1.0),
+        processor={"video_pooling": case["pooling"], "time_instruction": timed},
+        path=llava_video,
+        weights="trained",
+    )
+    adapter = load_adapter(spec)
+    path = film(tmp_path, case["video"], *case["size"], 24)
+    inputs = adapter.encode([watch("Please describe this video in detail.", path)])
+    holder = {case["placeholder"]: adapter.model.config.video_token_id}
+    ids = [[holder.get(token, token), count] for token, count in case["ids"]]
+    compare_ids(inputs["input_ids"][0], ids)
+    assert adapter.layout(inputs).special == (case["newlines"],)
+    compare_views(adapter, inputs["pixel_values_videos"][0], case["views"])
+    compare_answer(adapter, inputs, case)
