@@ -154,6 +154,12 @@ CHECKS = (
         "dropped tokens and layers run by hand on the others",
         "tests/models/test_qwen3_5.py::test_dropping_at_a_layer_equals_layers_run_by_hand_on_what_stays",
     ),
+    Check(
+        "prompts, pixels, logits and answers of the release's own code, on tiny weights",
+        "tests/models/test_released.py::test_every_mode_of_deepseek_ocr_answers_as_its_release",
+        axis=None,
+        families=("deepseek_ocr", "internvl", "llava_video"),
+    ),
 )
 
 
