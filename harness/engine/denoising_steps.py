@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
+from espalier.harness.engine.answer_state import AnswerState
 from espalier.harness.engine.attention_probe import AttentionTap, attention_rows
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.layout import Stage
@@ -214,31 +215,6 @@ class EntryMerger:
             choice = KeptEntries(visual, self.kept[row].to(keys.device), count)
             self._choices[key] = PlacedEntries(choice, tables, self._setup.renumber)
         return self._choices[key]
-
-
-@dataclass(frozen=True)
-class AnswerState:
-    """An answer between two steps.
-
-    Attributes:
-        ids: (B, G) token at each position, masks where none has been unveiled.
-        deciders: (B, G) booleans, the positions unveiled in the previous step.
-        step: number of the next step.
-        places: (B, M) positions that need logits; None: all.
-        most_deciders: deciders of the row with the most of them; None: not known without reading the device.
-        first_kept: indices (n,) of the visual tokens that the first step kept, of each row; empty in that step.
-    """
-
-    ids: Tensor
-    deciders: Tensor
-    step: int
-    places: Tensor | None = None
-    most_deciders: int | None = None
-    first_kept: Sequence[Tensor] = ()
-
-    def choose(self, states: Tensor) -> Tensor:
-        """Return the states (B, M, D) of the positions that need logits, out of those of all (B, G, D)."""
-        return states if self.places is None else states[rows_of(self.places), self.places]
 
 
 class DenoisingSession(Session):

@@ -21,7 +21,8 @@ from espalier.harness.decoding.diffusion.candidates import candidates
 from espalier.harness.decoding.diffusion.denoising_record import StepCounts, record_of
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
-from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
+from espalier.harness.engine.answer_state import AnswerState
+from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.harness.engine.finite_logits import NonFiniteLogits
 from espalier.harness.engine.prefix_cache import CachedPrompt
 from espalier.harness.engine.prompt import Prompt
