@@ -107,8 +107,6 @@ class StackFacts:
 class DiffusionFacts:
     """Facts of a masked-diffusion model's answers: all words at once, unmasked step by step.
 
-    The logits at a position are those of its own token, not of the next one.
-
     Attributes:
         mask_id: token of positions that are not decided yet.
         end_ids: tokens that end an answer; the answer stops before the first of them.
@@ -117,6 +115,7 @@ class DiffusionFacts:
             be kept from step to step.
         length: places of an answer that states no length.
         block: most places of a block that states no length; None: the whole answer.
+        shifted: whether the logits at a position are those of the next token (Dream), not of its own.
     """
 
     mask_id: Natural
@@ -125,6 +124,7 @@ class DiffusionFacts:
     prefix_cache: bool = False
     length: Count = 256
     block: Count | None = None
+    shifted: bool = False
 
     @property
     def silent_ids(self) -> tuple[int, ...]:

@@ -31,5 +31,10 @@ class AnswerState:
     first_kept: Sequence[Tensor] = ()
 
     def choose(self, states: Tensor) -> Tensor:
-        """Return the states (B, M, D) of the positions that need logits, out of those of all (B, G, D)."""
-        return states if self.places is None else states[rows_of(self.places), self.places]
+        """Return the states (B, M, D) that predict the positions that need logits, out of those of all (B, G, D).
+
+        More than G states: of the token before the answer, then of its positions.
+        """
+        if self.places is None:
+            return states[:, : self.ids.shape[1]]
+        return states[rows_of(self.places), self.places]

@@ -266,7 +266,10 @@ class DenoisingSession(Session):
         cache, changes = IndexedCache(len(layers), 0), LayerChanges()
         with changes.recorded(layers, answer.ids.shape[1]) if recording else nullcontext():
             states, records, stages = self._whole(prompt, answer, samples, budget, cache)
-        return StoredSequence(cache, prompt.layout, stages, states, records, window, changes)
+        length = answer.ids.shape[1]
+        return StoredSequence(
+            cache, prompt.layout, stages, states, length, records, window, changes
+        )
 
     @torch.inference_mode()
     def denoise_window(self, stored: StoredSequence, answer: AnswerState, part: int = 0) -> None:
@@ -291,7 +294,11 @@ class DenoisingSession(Session):
         budget: Budget,
         cache: IndexedCache | None = None,
     ) -> tuple[Tensor, tuple[SampleRecord, ...], tuple[Stage, ...]]:
-        """Run the whole sequence, into a cache if there is one; return states (B, G, D), records and stages."""
+        """Run the whole sequence, into a cache if there is one; return states, records and stages.
+
+        The states (B, G, D) are those of the answer's positions; if predictions are shifted (B, 1 + G, D), that of the
+        prompt's last token first.
+        """
         adapter, count = self.adapter, answer.ids.shape[1]
         answer_embeddings = adapter.model.get_input_embeddings()(answer.ids)
         embeddings = torch.cat([prompt.arguments["inputs_embeds"], answer_embeddings], 1)
@@ -321,7 +328,7 @@ class DenoisingSession(Session):
                 use_cache=cache is not None,
             ).last_hidden_state
             records, stages = current_pass.step_records(), tuple(current_pass.prefill.stages)
-        return hidden[:, -count:], records, stages
+        return hidden[:, -count - self._is_shifted :], records, stages
 
     def cache_prompt(
         self, prompt: Prompt, samples: Sequence[str], answer_length: int
@@ -334,6 +341,18 @@ class DenoisingSession(Session):
         """
         self._start("cache_prompt", prompt)
         return cache_prompt(self.setup, self._active, prompt, samples, answer_length)
+
+    @torch.inference_mode()
+    def logits_after(self, cached_prompt: CachedPrompt) -> Tensor:
+        """Return the logits (B, 1, V) of the prompts' last tokens."""
+        logits: Tensor = self.adapter.model.get_output_embeddings()(cached_prompt.last)
+        return logits
+
+    @property
+    def _is_shifted(self) -> bool:
+        """Whether a position predicts the next token."""
+        facts = self.adapter.facts.diffusion
+        return facts is not None and facts.shifted
 
     @torch.inference_mode()
     def denoise_cached(
@@ -359,6 +378,8 @@ class DenoisingSession(Session):
             with AttentionTap([merger.watched_attention]):
                 states = run_answer(self.setup, cached_prompt, *merged, embeddings)
         cache.cut(answer.ids.shape[1], n_layers)
+        if self._is_shifted:
+            states = torch.cat([cached_prompt.last, states], 1)
         logits: Tensor = adapter.model.get_output_embeddings()(answer.choose(states))
         return logits, cached_prompt.step_records() if merger is None else merger.records()
 

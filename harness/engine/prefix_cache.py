@@ -103,6 +103,7 @@ class CachedPrompt:
         layout: of the prompts.
         stages: tokens alive in the cache's layers, first to last.
         records: of each row, for the run of its prompt.
+        last: (B, 1, D) last states of the prompts' last tokens.
         prepared: entries of a layer and row that merge, made by the first step that merges them.
         merged: of each layer, the entries of the last step that merged them.
         choice_checked: whether a method's first choice of entries was checked.
@@ -112,6 +113,7 @@ class CachedPrompt:
     layout: Layout
     stages: tuple[Stage, ...]
     records: tuple[SampleRecord, ...]
+    last: Tensor
     prepared: dict[tuple[int, int], PromptEntries] = field(default_factory=dict, repr=False)
     merged: dict[int, StepEntries] = field(default_factory=dict, repr=False)
     choice_checked: bool = False
@@ -157,16 +159,15 @@ def cache_prompt(
         # A method that acts in steps has nothing to watch yet.
         active.running(current_pass.clock, None if acts_in_steps else current_pass),
     ):
-        decoder(
+        states: Tensor = decoder(
             inputs_embeds=embeddings,
             attention_mask=valid.long(),
             position_ids=closed_positions(valid),
             past_key_values=cache,
             use_cache=True,
-        )
-        return CachedPrompt(
-            cache, layout, tuple(current_pass.prefill.stages), current_pass.step_records()
-        )
+        ).last_hidden_state
+        stages, records = tuple(current_pass.prefill.stages), current_pass.step_records()
+        return CachedPrompt(cache, layout, stages, records, states[:, -1:].clone())
 
 
 def run_answer(

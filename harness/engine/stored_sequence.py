@@ -28,7 +28,9 @@ class StoredSequence:
         cache: keys and values; those of the answer, of G places, are the last of every layer.
         layout: of the prompts.
         stages: tokens alive in the cache's layers, first to last, the answer's included.
-        states: (B, G, D) last states of the answer, each of the last step in which its place ran.
+        states: (B, G, D) last states that predict the answer's places (`DenoisingSession._whole`), each of the last
+            step in which its position ran.
+        length: G.
         records: of each row, for the run of the whole sequence.
         window: places that run in later steps.
         changes: what layers added to the answer's states, if steps run a part of the window.
@@ -38,6 +40,7 @@ class StoredSequence:
     layout: Layout
     stages: tuple[Stage, ...]
     states: Tensor
+    length: int
     records: tuple[SampleRecord, ...]
     window: range
     changes: LayerChanges = field(default_factory=LayerChanges)
@@ -59,8 +62,8 @@ def run_window(
         for stage in stored.stages
     )
     layout = stored.layout.extended_by(window.start)
-    before = CachedPrompt(stored.cache, layout, stages, stored.records)
-    first = window.start - stored.states.shape[1]
+    before = CachedPrompt(stored.cache, layout, stages, stored.records, stored.states[:, :1])
+    first = window.start - stored.length
     layers = [MergedLayer(partial(_written, layer, first)) for layer in stored.cache.indexed]
     parts: list[PartialLayer] = []
     if part:
@@ -70,7 +73,8 @@ def run_window(
     recorded = changes.recorded(setup.adapter.decoder.layers, len(window))
     with recorded if changes.of_layer and not part else nullcontext():
         states = run_answer(setup, before, stages, Cache(layers=[*layers]), embeddings, parts)
-    stored.states[:, window.start : window.stop] = states
+    lead = stored.states.shape[1] - stored.length
+    stored.states[:, lead + window.start : lead + window.stop] = states
 
 
 def _written(

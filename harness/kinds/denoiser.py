@@ -101,7 +101,9 @@ class Denoiser:
         rows = 1 if spec.engine.batch_size == "auto" else int(spec.engine.batch_size)
         check_caches(how, spec.model, method, spec.engine.backend == "emulate", rows)
         facts = spec.model.facts
-        budgets = step_budgets(method, spec.budget, facts, how.steps, how.prefix_cache, how.blocks)
+        budgets = step_budgets(
+            method, spec.budget, facts, how.planned, how.prefix_cache, how.blocks
+        )
         for budget in set(budgets):
             budget.check(method, facts)
         return ResolvedMethod(method)

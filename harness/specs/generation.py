@@ -27,7 +27,7 @@ SAMPLING: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}
 DENOISING = (
     *("steps", "step_ratio", "block_length", "schedule", "shift", "remasking", "threshold"),
     *("stop", "stop_words", "prefix_cache", "block_cache", "prompt_interval"),
-    *("generation_interval", "transfer_ratio"),
+    *("generation_interval", "transfer_ratio", "eps", "alg_temp", "infill"),
 )
 
 

@@ -23,5 +23,9 @@ def save(folder: Path) -> Path:
     return save_tiny(SPEC, folder)
 
 
-def load(folder: Path, dtype: str = "float64", attention: str = "sdpa") -> Adapter:
-    return load_tiny(SPEC, folder, dtype, attention)
+def load(
+    folder: Path, dtype: str = "float64", attention: str = "sdpa", shifted: bool = False
+) -> Adapter:
+    """The tiny model; `shifted`: with positions that predict the next token."""
+    facts = replace(SPEC.facts, diffusion=replace(DIFFUSION, shifted=shifted))
+    return load_tiny(replace(SPEC, facts=facts), folder, dtype, attention)

@@ -263,10 +263,11 @@ def test_records_tell_the_path_and_what_is_held(adapter) -> None:
     assert recomputed.records[0].kv_bytes == recomputed.records[0].kv_entries == 0
 
 
+@pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("method", [NoReduction(), Scatter((2,))])
-def test_flops_are_those_that_torch_counts(folder, method) -> None:
+def test_flops_are_those_that_torch_counts(folder, method, shifted) -> None:
     """Eager attention, since the counter sees its products in full."""
-    adapter, budget = models.load(folder, "float32", "eager"), Budget("kept", 0.5)
+    adapter, budget = models.load(folder, "float32", "eager", shifted), Budget("kept", 0.5)
     with DenoisingSession(adapter, method, budget) as session:
         prompt = session.prompt(adapter.encode(CHATS[:1]))
         denoiser = DenoisingGenerator(session, adapter, method, budget)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from espalier.harness.cost.facts import DiffusionFacts
 from espalier.harness.decoding.diffusion.candidates import candidates
 from espalier.harness.decoding.diffusion.denoising_settings import REMASKING, Denoising
-from espalier.harness.decoding.diffusion.schedules import SCHEDULES, counts
+from espalier.harness.decoding.diffusion.schedules import SCHEDULES, counts, drawn_counts
 from espalier.harness.errors import UserError
 
 
@@ -24,7 +25,7 @@ def test_counts_are_at_least_one_and_sum_up(schedule, shift) -> None:
     for places in range(1, 40):
         for steps in range(1, places + 1):
             reveals = counts(schedule, places, steps, shift)
-            assert len(reveals) == steps
+            assert len(reveals) == steps or schedule == "timesteps"
             assert min(reveals) >= 1
             assert sum(reveals) == places
 
@@ -132,12 +133,52 @@ def test_blocks_follow_one_another() -> None:
         ({"top_k": 5}, "top_k=5 changes nothing without a temperature above 0"),
         ({"top_p": 0.9, "temperature": 0.5, "do_sample": False}, "top_p=0.9 changes nothing"),
         ({"schedule": "sudden"}, "generation.schedule='sudden'"),
+        ({"eps": 0.01}, "eps=0.01 changes nothing without schedule=timesteps"),
+        ({"alg_temp": 0.1, "remasking": "random"}, "alg_temp=0.1 changes nothing"),
+        ({"alg_temp": 0.1, "threshold": 0.9}, "alg_temp=0.1 with generation.threshold=0.9"),
+        ({"schedule": "origin"}, "remasking='low_confidence' with generation.schedule='origin'"),
+        ({"infill": "no mark"}, "generation.infill='no mark' has no place to fill; valid: a text"),
+        ({"infill": "<mask:2> <mask:0>"}, "has a mark that is none; valid"),
+        ({"infill": "a<mask:3>", "steps": 4}, "generation.steps=4 is above the places to fill=3"),
         ({"num_beams": 3}, "generation.num_beams=3 is for models that generate one token"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(given, line) -> None:
     with pytest.raises(UserError, match=line):
         read(**{"max_new_tokens": 16, **given})
+
+
+def test_a_text_to_fill_sets_its_length_and_is_not_cut() -> None:
+    how = read(infill="a <mask:3> b <mask>", max_new_tokens=128, block_length=2)
+    assert (how.block, how.steps, how.stop) == (4, 4, "none")
+    # Four masked of ten.
+    whole = how.starting_from([5, 92, 92, 92, 5, 5, 5, 92, 5, 5], DiffusionFacts(92, (2,)))
+    assert (whole.length, whole.block, whole.reveals) == (10, 10, (1,) * 4)
+    assert whole.scored == (4, 3, 2, 1)
+    assert read(infill="<mask:4>", stop="cut", steps=2).reveals == (2, 2)
+
+
+def test_timesteps_of_dream_unmask_what_times_leave() -> None:
+    """Its first steps round down to nothing and are not run; the last unmasks the rest."""
+    assert counts("timesteps", 16, 16) == (1,) * 14 + (2,)
+    assert counts("timesteps", 15, 16) == (1,) * 13 + (2,)
+    assert counts("timesteps", 16, 4) == (3, 4, 4, 5)
+    assert counts("timesteps", 16, 4, eps=0.5) == (2, 1, 2, 11)
+
+
+def test_places_with_chances_of_their_own_are_unmasked_at_their_times() -> None:
+    """20,000 places in 5 steps: 1 - s / t of those left, by shares within four standard deviations."""
+    n, steps, eps = 20_000, 5, 0.1
+    uniform = torch.rand(n, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    unmasked, left = drawn_counts(uniform, steps, eps), n
+    times = torch.linspace(1, eps, steps + 1).tolist()
+    assert len(unmasked) == steps
+    for count, (t, s) in zip(unmasked[:-1], pairwise(times), strict=False):
+        share = 1 - s / t
+        assert abs(count - share * left) < 4 * (share * (1 - share) * left) ** 0.5
+        left -= count
+    assert unmasked[-1] == left
+    assert drawn_counts(torch.tensor([0.95, 0.92, 0.05]), 10, 0.1) == (2, 1)
 
 
 def drawn(logits, silent=(), seed=3, **how):
@@ -216,3 +257,25 @@ def test_places_are_ranked_by_the_rule(remasking) -> None:
     torch.testing.assert_close(confidence[0], expected[remasking])
     orders = {tuple(rule.argsort().tolist()) for rule in expected.values()}
     assert len(orders) > 2  # The rules differ here.
+
+
+def test_places_are_drawn_in_proportion_to_the_softmax_of_their_confidence() -> None:
+    """Chi-square of the first of three places in 4,000 rows; and of the second, given the first."""
+    logits = torch.tensor([[2.0, 0.5, -1.0], [1.0, 0.2, 0.2], [0.5, 0.4, 0.3]])
+    rows = 4_000
+    generators = [torch.Generator().manual_seed(seed) for seed in range(rows)]
+    settings = read(max_new_tokens=16, alg_temp=0.3)
+    words, confidence = candidates(logits.expand(rows, 3, 3), (), settings, generators, [3] * rows)
+    assert not words.any()
+    weights = (logits.double().softmax(-1)[:, 0] / 0.3).softmax(-1)
+    order = confidence.argsort(1, descending=True)
+    for chosen, shares in (
+        (order[:, 0], weights),
+        (order[order[:, 0] == 0, 1], torch.cat([weights[:1] * 0, weights[1:] / weights[1:].sum()])),
+    ):
+        expected = shares * len(chosen)
+        seen = torch.bincount(chosen, minlength=3).double()
+        kept = shares > 0
+        statistic = float(((seen - expected)[kept] ** 2 / expected[kept]).sum())
+        assert statistic < CHI_SQUARE[int(kept.sum()) - 1]
+        assert seen[~kept].sum() == 0

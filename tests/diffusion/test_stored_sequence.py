@@ -41,8 +41,13 @@ CACHES = (
 
 
 @pytest.fixture(scope="module")
-def adapter(tmp_path_factory):
-    return models.load(models.save(tmp_path_factory.mktemp("tiny")))
+def folder(tmp_path_factory):
+    return models.save(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def adapter(folder):
+    return models.load(folder)
 
 
 def answers(adapter, chats=CHATS, method=None, ratio=0.0, **how):
@@ -129,28 +134,32 @@ def written_out(
     """Return the answer's words, and how many places of the sequence ran at each step."""
     sequence, ids, sizes = WrittenOut(adapter, chat), [models.MASK] * LENGTH, []
     n_prompt, step = len(sequence.prompt), 0
+    #: Logits of every position, each of the last step in which it ran.
+    latest = torch.zeros(n_prompt + LENGTH, adapter.facts.vocabulary, dtype=torch.double)
+    first = n_prompt - adapter.facts.diffusion.shifted
     for start in range(0, LENGTH, BLOCK):
         for in_block, count in enumerate(REVEALS):
             whole = in_block == 0 if block_cache else step % prompt_interval == 0
             some = range(start, start + BLOCK) if block_cache else range(LENGTH)
             places = range(n_prompt + LENGTH) if whole else [n_prompt + place for place in some]
             if step % generation_interval:
-                logits = sequence.run_changed(ids, int(LENGTH * transfer_ratio))
+                latest[list(places)] = sequence.run_changed(ids, int(LENGTH * transfer_ratio))
             else:
-                logits = sequence.run(ids, list(places))
+                latest[list(places)] = sequence.run(ids, list(places))
             sizes.append(0 if whole else len(places))
-            sure, word = logits.softmax(-1).max(-1)
-            of_place = {at - n_prompt: number for number, at in enumerate(places)}
+            sure, word = latest[first : first + LENGTH].softmax(-1).max(-1)
             masked = [p for p in range(start, start + BLOCK) if ids[p] == models.MASK]
-            for place in sorted(masked, key=lambda p: -float(sure[of_place[p]]))[:count]:
-                ids[place] = int(word[of_place[place]])
+            for place in sorted(masked, key=lambda p: -float(sure[p]))[:count]:
+                ids[place] = int(word[place])
             step += 1
     return ids, sizes
 
 
+@pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("cache", CACHES)
-def test_an_answer_is_that_of_the_loop_written_out(adapter, cache) -> None:
-    """In a batch of prompts of different lengths, and alone."""
+def test_an_answer_is_that_of_the_loop_written_out(folder, cache, shifted) -> None:
+    """In a batch of prompts of different lengths, and alone; `shifted`: each position predicts the next token."""
+    adapter = models.load(folder, shifted=shifted)
     together = answers(adapter, **cache)
     for row, chat in enumerate(CHATS):
         expected, sizes = written_out(adapter, chat, **cache)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from espalier.harness.cost.facts import DiffusionFacts
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
+from espalier.harness.decoding.diffusion.schedules import ORIGIN, drawn_counts
 from espalier.harness.engine.record import answer_lengths
 from espalier.methods.select.topk import indices_of
 
@@ -20,33 +21,37 @@ class AnswerProgress:
     and the row is complete once every place before it has its word.
 
     Args:
-        rows: of the batch.
+        ids: (B, G) words that the answers start with, masks where there is none.
         settings: of the answers.
         facts: of the model.
         stops: sequences of tokens that stop an answer, in the order in which they are looked for.
-        device: of the words.
+        generators: of each row, on the device of the words.
     """
 
     def __init__(
         self,
-        rows: int,
+        ids: Tensor,
         settings: Denoising,
         facts: DiffusionFacts,
         stops: Sequence[Sequence[int]],
-        device: torch.device,
+        generators: Sequence[torch.Generator],
     ) -> None:
-        self._settings, self._facts = settings, facts
+        rows, device = len(ids), ids.device
+        self._settings, self._facts, self._generators = settings, facts, generators
         self._stops = [
             torch.tensor(stop, device=device) for stop in stops if 0 < len(stop) <= settings.length
         ]
         self._numbers = torch.arange(settings.length, device=device)
         #: (B, G) words, masks where there is none yet.
-        self.ids = torch.full((rows, settings.length), facts.mask_id, device=device)
+        self.ids = ids
         #: (B, G) places that got their word in the last step.
         self.deciders = torch.zeros_like(self.ids, dtype=torch.bool)
+        first = 0 if settings.masked(0) else 1
         #: Masked places of each row's block that may get a word; 0 once the row is complete.
-        self.remaining = [settings.block] * rows
-        self._blocks, self._step = [0] * rows, 0
+        self.remaining = [settings.masked(first)] * rows
+        self._blocks = [first] * rows
+        #: Of each row, the places unmasked at each step left of its block, by the schedule.
+        self._reveals = [self._reveals_of(row) for row in range(rows)]
         self._stop = torch.full((rows,), settings.length, device=device)
 
     @property
@@ -76,14 +81,14 @@ class AnswerProgress:
         ranked = confidence.masked_fill(~is_open, float("-inf"))
         rank = ranked.argsort(dim=1, descending=True, stable=True).argsort(1)
         if self._settings.threshold is None:
-            reveals = self._settings.block_reveals
-            chosen = is_open & (rank < reveals[self._step % len(reveals)])
+            counts = [reveals[0] if reveals else 0 for reveals in self._reveals]
+            chosen = is_open & (rank < torch.tensor(counts).to(rank.device).unsqueeze(1))
         else:
             chosen = is_open & ((rank == 0) | (confidence >= self._settings.threshold))
         words = torch.where(chosen, words, self.ids.gather(1, places))
         self.ids = self.ids.scatter(1, places, words)
         self.deciders = torch.zeros_like(self.deciders).scatter(1, places, chosen)
-        self._step += 1
+        self._reveals = [reveals[1:] for reveals in self._reveals]
         if self._settings.stop == "freeze":
             self._stop = self._first_stops()
         return torch.stack([self._open().sum(1), self._stop, chosen.sum(1)])
@@ -94,7 +99,8 @@ class AnswerProgress:
         for row, (count, stop) in enumerate(zip(remaining, stops, strict=True)):
             if self.remaining[row] and not count:
                 self._blocks[row] += 1
-                count = size if self._blocks[row] * size < stop else 0
+                count = self.remaining[row] = size if self._blocks[row] * size < stop else 0
+                self._reveals[row] = self._reveals_of(row) if count else ()
             self.remaining[row] = count
 
     def lengths(self) -> list[int]:
@@ -108,6 +114,14 @@ class AnswerProgress:
         ended = torch.isin(last[:, 0], self.ids.new_tensor(self._facts.end_ids))
         lengths: list[int] = (self._stop + (ended & (self._stop < self._settings.length))).tolist()
         return lengths
+
+    def _reveals_of(self, row: int) -> tuple[int, ...]:
+        settings = self._settings
+        if settings.schedule != ORIGIN:
+            return settings.reveals_of(self._blocks[row])
+        uniform = torch.empty(self.remaining[row], dtype=torch.double, device=self.ids.device)
+        uniform.uniform_(generator=self._generators[row])
+        return drawn_counts(uniform, settings.block_steps, settings.eps)
 
     def _open(self) -> Tensor:
         """Return (B, G) masked places of each row's block before its stop."""

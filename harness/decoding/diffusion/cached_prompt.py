@@ -51,9 +51,14 @@ def check_caches(
             f"generation.{value} leaves no states of visual tokens in most steps for {type(method).__name__} to act "
             "on; valid: null, or a method that acts once in a prefill, such as fastv"
         )
-    if settings.block_cache and settings.threshold is not None and rows > 1:
+    if settings.block_cache and settings.drifts and rows > 1:
+        cause = (
+            f"schedule={settings.schedule}"
+            if settings.threshold is None
+            else f"threshold={settings.threshold:g}"
+        )
         raise Refused(
-            f"generation.{value} with generation.threshold={settings.threshold:g}: answers of a batch start their "
+            f"generation.{value} with generation.{cause}: answers of a batch start their "
             f"blocks at different steps; valid: engine.batch_size=1 (engine.batch_size={rows})"
         )
 
@@ -100,7 +105,7 @@ def cached_flops(
     entering = [frame.entering(kept) for kept in denoising.kept]
     prompt = entering[0] if as_denoiser(method) is None else full
     text, places = record.text, denoising.length
-    head = sum(head_flops(facts, scored) for scored in denoising.scored)
+    head = sum(head_flops(facts, scored) for scored in (denoising.says_first, *denoising.scored))
 
     def parts(work: Work, prompt: tuple[int, ...], entries: list[tuple[int, ...]]) -> Components:
         decoder = text_flops(facts, prompt, text, causal=False)

@@ -25,12 +25,13 @@ def candidates(
     At a temperature above 0 the word is drawn from the softmax of logits / temperature over the words that top_k and
     top_p leave: the first at which its cumulative sum exceeds a uniform number, one of each place. The releases' rule
     (Gumbel-max) has the same distribution and draws a number for every word. Confidences are of temperature 1, over all
-    words that may be said.
+    words that may be said. At an `alg_temp` above 0, places are drawn one after another in proportion to the softmax of
+    confidence / alg_temp (Dream): the highest of confidence / alg_temp plus Gumbel noise have that distribution.
 
     Args:
         logits: (B, M, V).
         silent: ids that are never said.
-        settings: temperature, top_k, top_p and remasking.
+        settings: temperature, top_k, top_p, remasking and alg_temp.
         generators: of each row, on the device of the logits.
         counts: places of each row that need a word, its first ones: a row draws for these, whatever its batch.
 
@@ -48,15 +49,24 @@ def candidates(
         words = torch.searchsorted(sums, uniform * sums[..., -1:], right=True).squeeze(-1)
     if settings.remasking == "random":
         return words, _uniform(top, generators, counts)
-    if settings.remasking == "low_confidence":
+    confidence = _confidence(scores, top, words, settings.remasking)
+    if settings.alg_temp > 0:
+        noise = _uniform(top, generators, counts).log_().neg_().log_()
+        confidence = confidence / settings.alg_temp - noise
+    return words, confidence
+
+
+def _confidence(scores: Tensor, top: Tensor, words: Tensor, remasking: str) -> Tensor:
+    """Return how confident each place (B, M) is, of scores (B, M, V) that are written over, and their maxima."""
+    if remasking == "low_confidence":
         relative = scores.sub_(top.unsqueeze(-1))
         word_scores = relative.gather(-1, words.unsqueeze(-1)).squeeze(-1)
-        return words, word_scores.exp_() / relative.exp_().sum(-1)
+        return word_scores.exp_() / relative.exp_().sum(-1)
     probabilities = scores.softmax(-1)
-    if settings.remasking == "entropy":
-        return words, (probabilities * (probabilities + _EPSILON).log()).sum(-1)
+    if remasking == "entropy":
+        return (probabilities * (probabilities + _EPSILON).log()).sum(-1)
     first, second = probabilities.topk(2, -1).values.unbind(-1)
-    return words, first - second
+    return first - second
 
 
 def _uniform(like: Tensor, generators: Sequence[torch.Generator], counts: Sequence[int]) -> Tensor:

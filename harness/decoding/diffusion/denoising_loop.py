@@ -19,7 +19,7 @@ from espalier.harness.decoding.diffusion.answer_progress import AnswerProgress
 from espalier.harness.decoding.diffusion.cached_prompt import check_caches
 from espalier.harness.decoding.diffusion.candidates import candidates
 from espalier.harness.decoding.diffusion.denoising_record import StepCounts, record_of
-from espalier.harness.decoding.diffusion.denoising_settings import Denoising
+from espalier.harness.decoding.diffusion.denoising_settings import MARK, Denoising
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.engine.answer_state import AnswerState
 from espalier.harness.engine.denoising_steps import DenoisingSession
@@ -122,6 +122,8 @@ class DenoisingGenerator:
         """
         keep_logits = bool(generation.pop("output_logits", False))
         settings = Denoising.of(generation, self._facts)
+        ids = self._start(settings)
+        settings = settings.starting_from(ids, self._facts)
         check_caches(
             settings, self._adapter.spec, self._method, self._session.setup.emulate, len(samples)
         )
@@ -129,7 +131,7 @@ class DenoisingGenerator:
             self._method,
             self._budget,
             self._adapter.facts,
-            settings.steps,
+            settings.planned,
             settings.prefix_cache,
             settings.blocks,
         )
@@ -144,7 +146,8 @@ class DenoisingGenerator:
             else None
         )
         clock.drain()
-        denoised = self._run_steps(prompt, samples, settings, budgets, keep_logits, cached)
+        answers = torch.tensor(ids, device=self._adapter.device).repeat(len(samples), 1)
+        denoised = self._run_steps(prompt, answers, samples, settings, budgets, keep_logits, cached)
         step_ms = [1000 * (after - before) for before, after in pairwise(denoised.marks)]
         ids, lengths = self._padded(denoised.progress)
         rows = len(samples)
@@ -165,6 +168,7 @@ class DenoisingGenerator:
     def _run_steps(
         self,
         prompt: Prompt,
+        ids: Tensor,
         samples: Sequence[str],
         settings: Denoising,
         budgets: Sequence[Budget],
@@ -172,9 +176,11 @@ class DenoisingGenerator:
         cached: CachedPrompt | None,
     ) -> DenoisedSteps:
         """Run steps until every row is complete. Each reads from the device once."""
-        device, facts, session = self._adapter.device, self._facts, self._session
-        generators = row_generators(self._seed, samples, 0, device)
-        state = AnswerProgress(len(samples), settings, facts, self._stops(settings), device)
+        facts, session = self._facts, self._session
+        generators = row_generators(self._seed, samples, 0, ids.device)
+        if cached is not None and settings.says_first:
+            ids[:, :1] = self._first_words(cached)
+        state = AnswerProgress(ids, settings, facts, self._stops(settings), generators)
         denoised = DenoisedSteps(state, marks=[time.perf_counter()])
         stored: StoredSequence | None = None
         while not state.complete:
@@ -219,6 +225,25 @@ class DenoisingGenerator:
             denoised.reveals.append(reveals)
             state.advance(remaining, stops)
         return denoised
+
+    def _start(self, settings: Denoising) -> list[int]:
+        """Return the tokens that an answer starts with, masks where there is none."""
+        mask = self._facts.mask_id
+        if settings.infill is None:
+            return [mask] * settings.length
+        tokenizer = self._adapter.processor.tokenizer
+        words, *marked = MARK.split(settings.infill)
+        ids = list(tokenizer.encode(words, add_special_tokens=False))
+        for number, words in zip(marked[::2], marked[1::2], strict=True):
+            ids += [mask] * int(number or 1)
+            ids += tokenizer.encode(words, add_special_tokens=False)
+        return ids
+
+    def _first_words(self, cached: CachedPrompt) -> Tensor:
+        """Return (B, 1) the likeliest words after the prompts, as the last tokens of these predict them."""
+        scores = self._session.logits_after(cached)
+        scores[..., list(self._facts.silent_ids)] = float("-inf")
+        return scores.argmax(-1)
 
     def _stops(self, settings: Denoising) -> list[list[int]]:
         """Return the tokens of every stop word, then every end token."""

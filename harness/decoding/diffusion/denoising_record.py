@@ -31,6 +31,7 @@ class DenoisingRecord:
         blocks: of the answer.
         windows: places that ran at each step against stored keys and values; 0: the whole sequence. Empty: all whole.
         parts: those of them that ran in each layer but the first; 0: all. Empty: all at each step.
+        says_first: whether the run of the prompt gave the first place its word.
     """
 
     length: int
@@ -44,6 +45,7 @@ class DenoisingRecord:
     blocks: int = 1
     windows: tuple[int, ...] = ()
     parts: tuple[int, ...] = ()
+    says_first: bool = False
 
     def __post_init__(self) -> None:
         """Complete what older records do not have."""
@@ -71,6 +73,7 @@ class DenoisingRecord:
             "blocks": self.blocks,
             **({"windows": list(self.windows)} if self.windows else {}),
             **({"parts": list(self.parts)} if any(self.parts) else {}),
+            **({"says_first": True} if self.says_first else {}),
         }
 
     @classmethod
@@ -88,6 +91,7 @@ class DenoisingRecord:
             int(entry.get("blocks", 1)),
             tuple(map(int, entry.get("windows", ()))),
             tuple(map(int, entry.get("parts", ()))),
+            bool(entry.get("says_first", False)),
         )
 
 
@@ -144,10 +148,11 @@ def record_of(
         tuple(fmean(s.entering) for s in steps),
         cached is not None,
         counts.scored,
-        settings.steps,
+        settings.planned,
         settings.blocks,
         counts.windows,
         counts.parts,
+        settings.says_first,
     )
     times = {
         "vision": vision_ms,

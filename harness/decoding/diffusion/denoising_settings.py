@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from espalier.harness.cost.facts import DiffusionFacts
-from espalier.harness.decoding.diffusion.schedules import LINEAR, SCHEDULES, counts
+from espalier.harness.decoding.diffusion.schedules import (
+    LINEAR,
+    ORIGIN,
+    SCHEDULES,
+    TIMESTEPS,
+    counts,
+)
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.specs.generation import DENOISING
 
@@ -35,7 +42,10 @@ _NEUTRAL: Mapping[str, Any] = {
 }
 
 #: Settings that a reveal by confidence leaves without a meaning.
-_SCHEDULED = ("steps", "step_ratio", "schedule", "shift")
+_SCHEDULED = ("steps", "step_ratio", "schedule", "shift", "eps")
+
+#: Masked places in a text to be filled: one, or as many as stated.
+MARK = re.compile(r"<mask(?::([1-9]\d*))?>")
 
 #: Settings that exclude one another.
 _CACHES = ("prefix_cache", "block_cache", "prompt_interval")
@@ -46,7 +56,8 @@ class Denoising:
     """How an answer is denoised.
 
     Attributes:
-        length: places of the answer (`max_new_tokens`).
+        length: places of the answer (`max_new_tokens`); of a text to be filled at least its masked ones, until
+            `starting_from` has its tokens.
         block: places of a block; blocks are completed from left to right.
         steps: of the whole answer, the same number for each block; with a threshold, the most there can be.
         schedule: how a block's places are distributed over its steps.
@@ -66,6 +77,11 @@ class Denoising:
         generation_interval: steps from one run of all the answer's places to the next, between which only those with
             the most changed values run (dLLM-Cache); None: every step.
         transfer_ratio: share of the answer's places that run in between, rounded down.
+        eps: last time of the schedules `timesteps` and `origin`.
+        alg_temp: above 0, places are drawn by their confidence over this temperature (Dream); 0 takes the highest.
+        infill: text of the answer with marks (`MARK`) for the places to be filled; None: all places are masked.
+        given: places of the first block that have their word before the first step.
+        says_first: whether the first of them has the word that a cached prompt predicts.
     """
 
     length: int
@@ -85,6 +101,11 @@ class Denoising:
     prompt_interval: int | None = None
     generation_interval: int | None = None
     transfer_ratio: float = 0.25
+    eps: float = 1e-3
+    alg_temp: float = 0.0
+    infill: str | None = None
+    given: int = 0
+    says_first: bool = False
 
     @classmethod
     def of(cls, generation: Mapping[str, Any], facts: DiffusionFacts) -> Denoising:
@@ -102,6 +123,11 @@ class Denoising:
                     f"generation.{name}={value!r} is for models that generate one token after another, and this one "
                     f"denoises its answers; valid: {', '.join(VALID)}"
                 )
+        infill = settings.get("infill")
+        if infill is not None:
+            # The text sets its length and is one block; an end token does not cut what follows it.
+            settings["max_new_tokens"] = settings["block_length"] = _masked(infill)
+            settings.setdefault("stop", "none")
         length = int(settings.get("max_new_tokens", facts.length))
         block = int(settings.get("block_length", min(length, facts.block or length)))
         if block > length or length % block:
@@ -128,9 +154,24 @@ class Denoising:
             settings.get("prompt_interval") or None,
             settings.get("generation_interval") or None,
             float(settings.get("transfer_ratio", 0.25)),
+            float(settings.get("eps", 1e-3)),
+            float(settings.get("alg_temp", 0.0)),
+            infill,
         )
         denoising._check(settings)
-        return denoising
+        return denoising.starting_from([facts.mask_id] * length, facts)
+
+    def starting_from(self, ids: Sequence[int], facts: DiffusionFacts) -> Denoising:
+        """Return the settings of an answer with these tokens before its first step, masks where there is none.
+
+        If predictions are shifted, a cached prompt gives the first place its word before any step, unless no other
+        place would be left.
+        """
+        length, masked = len(ids), ids.count(facts.mask_id)
+        is_said = facts.shifted and self.prefix_cache and ids[0] == facts.mask_id and masked > 1
+        block = length if self.infill is not None else self.block
+        given = length - masked + is_said
+        return replace(self, length=length, block=block, given=given, says_first=is_said)
 
     def _check(self, settings: Mapping[str, Any]) -> None:
         """Refuse settings that change nothing beside the others."""
@@ -139,6 +180,8 @@ class Denoising:
             "stop_words": (self.stop == "freeze", "stop=freeze"),
             "generation_interval": (self.prompt_interval is not None, "a prompt_interval"),
             "transfer_ratio": (self.generation_interval is not None, "a generation_interval"),
+            "eps": (self.schedule in (TIMESTEPS, ORIGIN), f"schedule={TIMESTEPS}"),
+            "alg_temp": (self.remasking != "random", "another remasking than random"),
             **dict.fromkeys(_SAMPLING, (self.temperature > 0, "a temperature above 0")),
         }
         for name, (used, remedy) in idle.items():
@@ -154,8 +197,13 @@ class Denoising:
                 f"which caches the prompt too; valid: one of {', '.join(_CACHES)}"
             )
         self._check_generation_interval()
+        if self.schedule == ORIGIN and self.remasking != "random":
+            raise UserError(
+                f"generation.remasking={self.remasking!r} with generation.schedule={ORIGIN!r}, which gives each place "
+                "a chance of its own; valid: random"
+            )
         if self.threshold is not None:
-            for name in _SCHEDULED:
+            for name in (*_SCHEDULED, "alg_temp"):
                 if name in settings:
                     raise UserError(
                         f"generation.{name}={settings[name]!r} with generation.threshold={self.threshold:g}: the "
@@ -189,6 +237,11 @@ class Denoising:
         return int(self.length * self.transfer_ratio)
 
     @property
+    def drifts(self) -> bool:
+        """Whether answers of a batch take different numbers of steps for a block."""
+        return self.threshold is not None or self.schedule == ORIGIN
+
+    @property
     def stores_sequence(self) -> bool:
         """Whether some steps run places of the answer against keys and values of a former step's whole sequence."""
         return self.block_cache or self.prompt_interval is not None
@@ -212,36 +265,66 @@ class Denoising:
     @property
     def parts(self) -> tuple[int, ...]:
         """Places that run in each layer but the first at each step of the whole answer; 0: all of the window."""
-        return tuple(self.part if self.is_partial(step) else 0 for step in range(len(self.windows)))
+        return tuple(self.part if self.is_partial(step) else 0 for step in range(self.planned))
 
     @property
     def windows(self) -> tuple[int, ...]:
         """Places that run at each step of the whole answer, if nothing stops it; 0: the whole sequence runs."""
-        per_block = len(self.block_reveals)
-        interval = per_block if self.block_cache else self.prompt_interval or 1
+        interval = self.planned // self.blocks if self.block_cache else self.prompt_interval or 1
         size = len(self.window(0))
-        return tuple(size if step % interval else 0 for step in range(self.blocks * per_block))
+        return tuple(size if step % interval else 0 for step in range(self.planned))
 
     @property
     def blocks(self) -> int:
         """Number of blocks."""
         return self.length // self.block
 
-    @cached_property
-    def block_reveals(self) -> tuple[int, ...]:
-        """Places unmasked at each step of a block by the schedule."""
-        return counts(self.schedule, self.block, self.steps // self.blocks, self.shift)
-
     @property
+    def block_steps(self) -> int:
+        """Steps of a block, at most."""
+        return self.steps // self.blocks
+
+    def masked(self, block: int) -> int:
+        """Return the places of a block that are masked before its first step."""
+        return self.block if block else self.block - self.given
+
+    def reveals_of(self, block: int) -> tuple[int, ...]:
+        """Return the places unmasked at each step of a block by the schedule."""
+        masked = self.masked(block)
+        return (
+            counts(self.schedule, masked, self.block_steps, self.shift, self.eps) if masked else ()
+        )
+
+    @cached_property
     def reveals(self) -> tuple[int, ...]:
         """Places unmasked at each step of the whole answer, if nothing stops it."""
-        return self.blocks * self.block_reveals
+        return self.reveals_of(0) + (self.blocks - 1) * self.reveals_of(1)
+
+    @property
+    def planned(self) -> int:
+        """Steps of the whole answer, if nothing stops it: none that unmasks nothing is run."""
+        return len(self.reveals)
 
     @property
     def scored(self) -> tuple[int, ...]:
         """Places that are masked in the block before each step of the whole answer, if nothing stops it."""
-        done = [sum(self.block_reveals[:step]) for step in range(len(self.block_reveals))]
-        return self.blocks * tuple(self.block - count for count in done)
+        scored: list[int] = []
+        for block in range(self.blocks):
+            reveals = self.reveals_of(block)
+            scored += [sum(reveals[step:]) for step in range(len(reveals))]
+        return tuple(scored)
+
+
+def _masked(infill: str) -> int:
+    """Return the number of places to be filled in a text."""
+    rest, masked = MARK.sub("", infill), sum(int(number or 1) for number in MARK.findall(infill))
+    if "<mask" in rest or not masked:
+        fault = "a mark that is none" if masked else "no place to fill"
+        raise UserError(
+            f"generation.infill={infill!r} has {fault}; valid: a text with <mask> or <mask:N> where one or N tokens "
+            "belong"
+        )
+    return masked
 
 
 def _choice(settings: Mapping[str, Any], name: str, valid: tuple[str, ...]) -> str:
@@ -274,10 +357,10 @@ def _steps(settings: Mapping[str, Any], length: int, block: int) -> int:
             )
         return blocks * int(block * ratio)
     steps = int(settings.get("steps", length))
+    places = "generation.max_new_tokens" if settings.get("infill") is None else "the places to fill"
     if steps > length:
         raise UserError(
-            f"generation.steps={steps} is above generation.max_new_tokens={length}: each step reveals a place; "
-            f"valid: 1 to {length}"
+            f"generation.steps={steps} is above {places}={length}: each step reveals a place; valid: 1 to {length}"
         )
     if steps % blocks:
         raise UserError(

@@ -49,6 +49,7 @@ def _words(*valid: str) -> Valid:
 COUNT = Valid("an integer of at least 1", lambda value: _integer(value, 1))
 COUNT_OR_NONE = Valid("an integer of at least 0", lambda value: _integer(value, 0))
 FLAG = Valid("true or false", lambda value: isinstance(value, bool))
+TEXT = Valid("a string", lambda value: isinstance(value, str))
 TEXTS = Valid("a string or a list of strings", _texts)
 NUMBER = Valid("a number", _number)
 POSITIVE = Valid("a number above 0", lambda value: _number(value) and value > 0)
@@ -109,6 +110,9 @@ VALUES: Mapping[str, Valid] = {
     "prompt_interval": COUNT_OR_NONE,
     "generation_interval": COUNT_OR_NONE,
     "transfer_ratio": SHARE,
+    "eps": SHARE,
+    "alg_temp": FROM_ZERO,
+    "infill": TEXT,
     "thinking": THINKING,
 }
 

@@ -212,9 +212,11 @@ def _denoising_work(spec: RunSpec, method: Method, text: int) -> tuple[int, int]
         kept = spec.budget.keep(reducer, facts, visual, text)
         entering = frame_of(reducer, facts, visual, text).entering(kept)
         step = cached_prompt_flops(facts, entering, text, settings.length)
-        return text_flops(facts, entering, text) + settings.steps * step + head, settings.steps + 1
+        return text_flops(
+            facts, entering, text
+        ) + settings.planned * step + head, settings.planned + 1
     frame = frame_of(reducer, facts, visual, places)
-    budgets = step_budgets(reducer, spec.budget, facts, settings.steps, blocks=settings.blocks)
+    budgets = step_budgets(reducer, spec.budget, facts, settings.planned, blocks=settings.blocks)
     steps = (frame.entering(budget.keep(reducer, facts, visual, places)) for budget in budgets)
     total = sum(
         cached_prompt_flops(facts, entering, places - window, window, part)
@@ -222,7 +224,7 @@ def _denoising_work(spec: RunSpec, method: Method, text: int) -> tuple[int, int]
         else text_flops(facts, entering, places)
         for entering, window, part in zip(steps, settings.windows, settings.parts, strict=True)
     )
-    return total + head, settings.steps
+    return total + head, settings.planned
 
 
 def _samples(spec: RunSpec) -> int:
