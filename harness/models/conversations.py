@@ -2,9 +2,9 @@
 
 A template combines a frame, the text around turns, with a rule for the pictures and videos of a turn. Sources: the
 conversation classes of LLaVA, LLaVA-NeXT and InternVL (`vicuna_v1`, `qwen_1_5`, `Hermes-2`, `internlm2-chat`,
-`phi3-chat`, `internvl2_5`), of LaViDa and LLaDA-V (`llada`, `llava_llada`), Qwen's README, DeepSeek-OCR's release. The
-templates of hub checkpoints differ: LLaVA-1.5's has no system sentence; LLaVA-OneVision's has no system turn and other
-white space.
+`phi3-chat`, `internvl2_5`), of LaViDa and LLaDA-V (`llada`, `dream`, `llava_llada`), Qwen's README, DeepSeek-OCR's
+release. The templates of hub checkpoints differ: LLaVA-1.5's has no system sentence; LLaVA-OneVision's has no system
+turn and other white space.
 """
 
 from __future__ import annotations
@@ -255,6 +255,7 @@ FRAMES: Mapping[str, ChatFrame] = {
     "llada": _llada(),
     "llada_no_think": _llada(" /no_think"),
     "llada_think": _llada(" /think"),
+    "dream": uniform_frame(_LLADA, _CHATML, "<|im_end|>\n"),
 }
 
 

@@ -36,6 +36,7 @@ ADAPTERS.add("llada_v", "espalier.harness.models.llada_v:LladaVAdapter")
 GENERIC = "generic"
 ADAPTERS.add(GENERIC, "espalier.harness.models.generic:GenericAdapter")
 ADAPTERS.add("lavida", "espalier.harness.models.lavida:LavidaAdapter")
+ADAPTERS.add("lavida_dream", "espalier.harness.models.lavida:LavidaDreamAdapter")
 
 #: The family of each `model_type` (`Adapter.types`): importing all families to find one takes seconds. A family that is
 #: missing here is imported.
@@ -49,6 +50,7 @@ MODEL_TYPES: Mapping[str, str] = {
     **dict.fromkeys(("deepseek_vl_v2", "unlimited_ocr"), "deepseek_ocr"),
     # One type for two families, and neither checkpoint describes its model completely.
     "llava_llada": "llada_v",
+    "llava_dream": "lavida_dream",
 }
 
 #: Types of transformers that cannot run here, and why.

@@ -1,6 +1,7 @@
 """LaViDa: LLaDA-V's modules with SigLIP, up to four tiles per image, each view pooled to a quarter of its patches.
 
-transformers lacks this architecture: LLaVA-OneVision with views pooled before stitching.
+transformers lacks this architecture: LLaVA-OneVision with views pooled before stitching. The text stack is LLaDA's, or
+Dream's: Qwen2's blocks with bidirectional attention, under Qwen2's tensor names.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers import Qwen2Tokenizer
 from transformers.models.llava_onevision.modeling_llava_onevision import (
     get_anyres_image_grid_shape,
     unpad_image,
 )
 
 from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.conversations import JOINS
 from espalier.harness.models.llada_v import (
     LladaVAdapter,
     LladaVForConditionalGeneration,
@@ -90,3 +93,21 @@ class LavidaAdapter(LladaVAdapter):
     def decode(self, ids: Tensor) -> list[str]:
         """Return answers without leading exclamation marks, as in the release's evaluation."""
         return [text.lstrip("!").strip() for text in Adapter.decode(self, ids)]
+
+
+#: Dream's special tokens: padding, begin, end, placeholders, marks of turns, and the mask token.
+DREAM_SPECIAL = (
+    *("<|endoftext|>", "<|beginoftext|>", "<|endoftext|>", "<image>", "<video>"),
+    *("<|im_start|>", "<|im_end|>", "<|mask|>"),
+)
+
+
+class LavidaDreamAdapter(LavidaAdapter):
+    """`LavidaForConditionalGeneration` around Qwen2's modules, whose tokenizer Dream's code extends by two tokens."""
+
+    checkpoint_types = ("llava_dream",)
+    special = DREAM_SPECIAL
+    text_type = "qwen2"
+    tokenizer_class = Qwen2Tokenizer
+    conversation = "dream"
+    joins = JOINS

@@ -81,6 +81,7 @@ _FIXED: Mapping[str, Any] = {
     "rope": True,
     "alibi": False,
     "rope_scaling": None,
+    "use_sliding_window": False,
     "layer_norm_type": "rms",
     "activation_type": "silu",
     "hidden_act": "silu",
@@ -253,6 +254,9 @@ class LladaVAdapter(LlavaOnevisionAdapter):
     self_described = False
     renames = RENAMES
     special = SPECIAL
+    #: The library's type of the text stack, and the class that reads the release's tokenizer.
+    text_type: ClassVar[str] = "llama"
+    tokenizer_class: ClassVar[Any] = PreTrainedTokenizerFast
     #: As in the release's evaluation, which requests short answers without reasoning.
     conversation: ClassVar[str] = "llada_no_think"
     joins = {**JOINS, "flush": FLUSH}  # noqa: RUF012 - never written to
@@ -272,7 +276,7 @@ class LladaVAdapter(LlavaOnevisionAdapter):
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
         """Return a processor with the checkpoint's tokenizer; its image settings are in remote code."""
-        return cls.built_processor(cls.checkpoint_config(spec), _tokenizer(spec))
+        return cls.built_processor(cls.checkpoint_config(spec), cls._tokenizer(spec))
 
     @classmethod
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
@@ -297,7 +301,7 @@ class LladaVAdapter(LlavaOnevisionAdapter):
         """
         release = config_of(spec)
         check_release(release)
-        config = cls._described(spec, _tokenizer(spec), text_sizes(release))
+        config = cls._described(spec, cls._tokenizer(spec), text_sizes(release))
         if "image_grid_pinpoints" in release:
             config.image_grid_pinpoints = planes(
                 release["image_grid_pinpoints"], config.vision_config.image_size
@@ -306,7 +310,7 @@ class LladaVAdapter(LlavaOnevisionAdapter):
 
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of SigLIP, an MLP and Llama."""
+        """Return the configuration of SigLIP, an MLP and the text stack."""
         return cls._described(spec, tokenizer, {})
 
     @classmethod
@@ -316,28 +320,28 @@ class LladaVAdapter(LlavaOnevisionAdapter):
                 "model_type": "siglip_vision_model",
                 **vision_config(spec.facts.tower, spec),
             },
-            text_config={"model_type": "llama", **text_config(spec, tokenizer), **sizes},
+            text_config={"model_type": cls.text_type, **text_config(spec, tokenizer), **sizes},
             image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
             video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
             **spec.architecture["model"],
         )
 
+    @classmethod
+    def _tokenizer(cls, spec: ModelSpec) -> Any:
+        """Return the checkpoint's tokenizer with the two placeholders, which the originals write as negative ids.
+
+        Raises:
+            UserError: the ids exceed the rows of the embedding.
+        """
+        tokenizer = load_part(spec, cls.tokenizer_class)
+        tokenizer.add_tokens(["<image>", "<video>"], special_tokens=True)
+        if len(tokenizer) > spec.facts.vocabulary:
+            raise UserError(
+                f"model={spec.name}: the tokenizer has {len(tokenizer)} tokens with <image> and <video>, the embedding "
+                f"{spec.facts.vocabulary} rows (model.facts.vocabulary)"
+            )
+        return tokenizer
+
     def decode(self, ids: Tensor) -> list[str]:
         """Return answers without one full stop at the end, as in the release's evaluation."""
         return [text.removesuffix(".").strip() for text in super().decode(ids)]
-
-
-def _tokenizer(spec: ModelSpec) -> Any:
-    """Return the checkpoint's tokenizer with the two placeholders, which the originals write as negative ids.
-
-    Raises:
-        UserError: the ids exceed the rows of the embedding.
-    """
-    tokenizer = load_part(spec, PreTrainedTokenizerFast)
-    tokenizer.add_tokens(["<image>", "<video>"], special_tokens=True)
-    if len(tokenizer) > spec.facts.vocabulary:
-        raise UserError(
-            f"model={spec.name}: the tokenizer has {len(tokenizer)} tokens with <image> and <video>, the embedding "
-            f"{spec.facts.vocabulary} rows (model.facts.vocabulary)"
-        )
-    return tokenizer

@@ -26,6 +26,8 @@ from tests.diffusion import models
 from tests.tiny import CHATS
 
 LENGTH, BLOCK = 12, 6
+#: Texts to fill: strings and numbers of masked places.
+TEXTS = ((4, "ab", 2, "c", 3), ("a", 1, "b ", 4, "</s>"))
 #: Logits of tokens that stop an answer are raised by this much, so that random weights say them.
 LIFT = 4.0
 
@@ -68,6 +70,20 @@ class Model:
         return logits
 
 
+def text_and_draft(adapter, mask, parts) -> tuple[str, list[int]]:
+    """A text with marks, and what the release's script passes as `draft_tokens`: its tokens, with masks."""
+    encode = adapter.processor.tokenizer.encode
+    text = "".join(
+        part if isinstance(part, str) else "<mask>" if part == 1 else f"<mask:{part}>"
+        for part in parts
+    )
+    tokens = [
+        encode(part, add_special_tokens=False) if isinstance(part, str) else [mask] * part
+        for part in parts
+    ]
+    return text, [token for part in tokens for token in part]
+
+
 def sequence_at(ids, sequence):
     """The first place of a sequence; None without it."""
     for place in range(len(ids) - len(sequence) + 1):
@@ -103,12 +119,14 @@ def llada_v(model, steps, stops):
     return ids[:stop] if stopped else ids, seen
 
 
-def lavida(model, steps, remasking="low_confidence", schedule="linear"):
-    """LaViDa's `generate`: all places get words, and nothing stops."""
-    ids, seen = [models.MASK] * LENGTH, []
-    per_block = steps // (LENGTH // BLOCK)
-    for start in range(0, LENGTH, BLOCK):
-        for count in counts(schedule, BLOCK, per_block):
+def lavida(model, steps, remasking="low_confidence", schedule="linear", draft=None):
+    """LaViDa's `generate`: all places get words, and nothing stops; `draft` is filled as one block."""
+    ids, seen = list(draft or [models.MASK] * LENGTH), []
+    size = BLOCK if draft is None else len(draft)
+    per_block = steps // (len(ids) // size)
+    for start in range(0, len(ids), size):
+        to_fill = ids[start : start + size].count(models.MASK)
+        for count in counts(schedule, to_fill, min(per_block, to_fill)):
             seen.append(list(ids))
             p = model.logits(ids).softmax(-1)
             word = p.argmax(-1)
@@ -118,7 +136,7 @@ def lavida(model, steps, remasking="low_confidence", schedule="linear"):
                 "entropy": (p * (p + 1e-10).log()).sum(-1),
                 "margin": two[:, 0] - two[:, 1],
             }[remasking]
-            masked = [p for p in range(start, start + BLOCK) if ids[p] == models.MASK]
+            masked = [p for p in range(start, start + size) if ids[p] == models.MASK]
             for place in sorted(masked, key=lambda p: -float(sure[p]))[:count]:
                 ids[place] = int(word[place])
     return ids, seen
@@ -211,6 +229,40 @@ def test_nothing_stops_lavida(adapter, monkeypatch, remasking, schedule) -> None
         schedule=schedule,
     )
     assert any(models.END in expected[:-1] for _, expected in rows)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "shift"])
+@pytest.mark.parametrize("steps", [9, 4])
+@pytest.mark.parametrize("parts", TEXTS)
+def test_a_text_is_filled_as_with_lavidas_draft(
+    adapter, monkeypatch, parts, steps, schedule
+) -> None:
+    """`predict_fim.py`; the text is the whole answer, whatever `max_new_tokens`."""
+    text, draft = text_and_draft(adapter, models.MASK, parts)
+    masked = draft.count(models.MASK)
+    rows = compare(
+        adapter,
+        monkeypatch,
+        lambda model: lavida(model, min(steps, masked), schedule=schedule, draft=draft),
+        stop="none",
+        infill=text,
+        schedule=schedule,
+        steps=min(steps, masked),
+    )
+    for _, expected in rows:
+        assert all(
+            token in (word, models.MASK) for token, word in zip(draft, expected, strict=True)
+        )
+
+
+@pytest.mark.parametrize("how", [{"threshold": 0.2}, {"block_cache": True}, {"prefix_cache": True}])
+def test_a_text_is_filled_with_every_way_to_run_steps(adapter, how) -> None:
+    text, draft = text_and_draft(adapter, models.MASK, TEXTS[0])
+    method = FastV(K=2) if "block_cache" in how else D3ToM(K=1)
+    together = answers(adapter, CHATS, method, 0.5, infill=text, stop="none", **how)
+    for words in together.ids.tolist():
+        assert models.MASK not in words
+        assert all(token in (word, models.MASK) for token, word in zip(draft, words, strict=True))
 
 
 @pytest.mark.parametrize("threshold", [0.02, 0.2, 1.0])
@@ -325,13 +377,21 @@ def denoising_of(*argv: str) -> Denoising:
         ("lavida_llada_8b", "mmstar", (256, 128, 256, "none", ())),
         ("lavida_llada_8b", "mathvision", (1024, 128, 1024, "none", ())),
         ("lavida_llada_8b", "mathvision_testmini", (1024, 2, 1024, "none", ())),
+        ("lavida_dream_7b", "mmmu", (16, 16, 16, "none", ())),
+        ("lavida_dream_7b", "mmstar", (256, 256, 256, "none", ())),
+        ("lavida_dream_7b", "mathvision", (1024, 1024, 512, "none", ())),
+        ("lavida_dream_7b", "mathvision_testmini", (1024, 1024, 512, "none", ())),
         ("seedling_diffusion", "seedling_caption", (16, 16, 16, "cut", ())),
     ],
 )
 def test_lengths_are_those_of_the_releases(model, benchmark, expected) -> None:
     how = denoising_of(f"model={model}", f"benchmark={benchmark}")
     assert (how.length, how.block, how.steps, how.stop, how.stop_words) == expected
-    assert (how.schedule, how.temperature) == ("linear", 0.0)
+    dream = model == "lavida_dream_7b"
+    assert (how.schedule, how.temperature) == ("timesteps" if dream else "linear", 0.0)
+    assert (how.remasking, how.prefix_cache) == (
+        ("margin", True) if dream else ("low_confidence", False)
+    )
 
 
 def test_the_set_of_d3tom_is_its_call_and_its_table() -> None:

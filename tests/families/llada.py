@@ -1,4 +1,4 @@
-"""LaViDa and LLaDA-V: tiny instances saved as their releases are, since they load as released.
+"""LaViDa, with LLaDA or Dream, and LLaDA-V: tiny instances saved as their releases are, since they load as released.
 
 They denoise their answers, so they stand apart from the families that say one token after another.
 """
@@ -13,10 +13,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from safetensors.torch import save_file
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from espalier.harness.cost.facts import DiffusionFacts, StackFacts
 from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.lavida import DREAM_SPECIAL
 from espalier.harness.models.llada_v import SPECIAL
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.run_spec import ModelSpec, VideoSpec
@@ -39,23 +41,30 @@ FAMILIES: dict[str, Family] = {}
 TEXT = StackFacts(DEPTH, 32, 48, 4, 4, 8, gated=True, causal=False)
 THETA = 500000.0
 #: Pixels along an edge of a tile, and planes of crops, height before width. LaViDa's patches are odd in number, as 27.
-SIDES = {"llada_v": 28, "lavida": 35}
+SIDES = {"llada_v": 28, "lavida": 35, "lavida_dream": 35}
 PLANES = {
     "llada_v": [[rows * 28, columns * 28] for columns in (1, 2, 3) for rows in (1, 2, 3)],
     "lavida": [[70, 35], [35, 70], [70, 70], [35, 105], [105, 35]],
+    "lavida_dream": [[70, 35], [35, 70], [70, 70], [35, 105], [105, 35]],
 }
-RATIOS = {"llada_v": "anyres_max_2", "lavida": "anyres_max_9"}
+RATIOS = {"llada_v": "anyres_max_2", "lavida": "anyres_max_9", "lavida_dream": "anyres_max_9"}
 
 #: The special tokens of a release's tokenizer, which knows no placeholders; the first is padding and end at once.
 _TOKENS = [token for token in SPECIAL if token not in ("<image>", "<video>")]
 _KNOWN = list(dict.fromkeys(_TOKENS))
+#: Those of Dream's, which follow the words.
+_DREAM = dict(
+    enumerate(
+        dict.fromkeys(token for token in DREAM_SPECIAL if token not in ("<image>", "<video>")), 256
+    )
+)
 
 
 def _spec(name: str) -> ModelSpec:
     side = SIDES[name]
     spec = tiny_spec(
         name,
-        text=TEXT,
+        text=replace(TEXT, kv_heads=2) if name == "lavida_dream" else TEXT,
         class_attention="mean",
         architecture={
             "text": {
@@ -73,8 +82,13 @@ def _spec(name: str) -> ModelSpec:
         },
         video=VideoSpec(frames=FRAMES),
     )
-    mask, *ends = map(_KNOWN.index, ("<|mdm_mask|>", "<|endoftext|>", "<|eot_id|>"))
-    denoises = DiffusionFacts(mask, tuple(ends), prefix_cache=name == "lavida")
+    if name == "lavida_dream":
+        ids = {token: number for number, token in _DREAM.items()}
+        ends = (ids["<|endoftext|>"], ids["<|im_end|>"])
+        denoises = DiffusionFacts(ids["<|mask|>"], ends, prefix_cache=True, shifted=True)
+    else:
+        mask, *ends = map(_KNOWN.index, ("<|mdm_mask|>", "<|endoftext|>", "<|eot_id|>"))
+        denoises = DiffusionFacts(mask, tuple(ends), prefix_cache=name == "lavida")
     return replace(spec, facts=replace(spec.facts, diffusion=denoises))
 
 
@@ -85,11 +99,15 @@ DENOISING = {
     "llada_v": Family(_spec("llada_v"), _CHATS),
     "llada_v_video": Family(_spec("llada_v"), (watch("w1", video(0)), watch("w2 w3", video(1)))),
     "lavida": Family(_spec("lavida"), _CHATS),
+    "lavida_dream": Family(_spec("lavida_dream"), _CHATS),
     "llada_v_several": Family(
         replace(_spec("llada_v"), processor={"several_pictures": "evaluation"}), _CHATS
     ),
     "lavida_several": Family(
         replace(_spec("lavida"), processor={"several_pictures": "evaluation"}), _CHATS
+    ),
+    "lavida_dream_several": Family(
+        replace(_spec("lavida_dream"), processor={"several_pictures": "evaluation"}), _CHATS
     ),
     "lavida_video": Family(_spec("lavida"), (watch("w1", video(0)), watch("w2 w3", video(1)))),
 }
@@ -109,13 +127,13 @@ _LLADA = {
 
 
 def released(name: str, llada: bool) -> str:
-    """A tensor's name in a release: LaViDa's has LLaDA's own names, LLaDA-V's those of Llama."""
+    """A tensor's name in a release: LaViDa's has LLaDA's own names, LLaDA-V's and Dream's those of Llama."""
     parts = name.removesuffix(".weight").split(".")
     if name.startswith("model.language_model.layers."):
         inside = ".".join(parts[4:])
         if llada:
             return f"model.transformer.blocks.{parts[3]}.{_LLADA[inside]}.weight"
-        return f"model.layers.{parts[3]}.{inside}.weight"
+        return f"model.layers.{parts[3]}.{inside}{'' if inside.endswith('bias') else '.weight'}"
     if name.startswith("model.vision_tower."):
         return f"model.vision_tower.vision_tower.vision_model.{name.removeprefix('model.vision_tower.')}"
     for part, number in (("linear_1", 0), ("linear_2", 2)):
@@ -152,6 +170,16 @@ def config_json(name: str) -> dict[str, Any]:
             "mm_projector_type": "mlp2x_gelu",
             "mm_vision_select_layer": -2,
             "mm_patch_merge_type": "spatial_unpad",
+            "image_aspect_ratio": "anyres",
+            "image_grid_pinpoints": "[(35, 70), (70, 35), (70, 70), (105, 35), (35, 105)]",
+        }
+    if name == "lavida_dream":
+        return {
+            **config_json("llada_v"),
+            "model_type": "llava_dream",
+            "num_key_value_heads": 2,
+            "use_sliding_window": False,
+            "mask_token_id": DENOISING[name].spec.facts.diffusion.mask_id,
             "image_aspect_ratio": "anyres",
             "image_grid_pinpoints": "[(35, 70), (70, 35), (70, 70), (105, 35), (35, 105)]",
         }
@@ -197,8 +225,31 @@ def saved_release(name: str) -> Path:
     tensors = {key: value.contiguous() for key, value in tensors_of(name).items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config_json(name)))
-    byte_tokenizer(_TOKENS).save_pretrained(folder)
+    if name == "lavida_dream":
+        _save_dream_tokenizer(folder)
+    else:
+        byte_tokenizer(_TOKENS).save_pretrained(folder)
     return folder
+
+
+def _save_dream_tokenizer(folder: Path) -> None:
+    """Write Dream's files: words, merges and added tokens, under a class that its own code defines."""
+    letters = sorted(ByteLevel.alphabet())
+    (folder / "vocab.json").write_text(json.dumps({word: n for n, word in enumerate(letters)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    added = {
+        str(number): {"content": token, "special": True, "normalized": False}
+        for number, token in _DREAM.items()
+    }
+    config = {
+        "tokenizer_class": "DreamTokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
+        "added_tokens_decoder": added,
+        "bos_token": "<|beginoftext|>",
+        "mask_token": "<|mask|>",
+        **dict.fromkeys(("eos_token", "pad_token", "unk_token"), "<|endoftext|>"),
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 @cache

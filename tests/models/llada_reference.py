@@ -158,7 +158,8 @@ class Reference:
             )
             h = self.rms_norm(x, norm)
             q, k, v = (self.linear(h, name) for name in (q, k, v))
-            x = x + self.linear(attend(turned(q), turned(k), v), out)
+            size = q.shape[1] // HEADS
+            x = x + self.linear(attend(turned(q, size), turned(k, size), v), out)
             h = self.rms_norm(x, norm2)
             g = self.linear(h, gate)
             x = x + self.linear(g * torch.sigmoid(g) * self.linear(h, up), down)
@@ -178,23 +179,23 @@ class Reference:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """(L, D) each; softmax over all keys, head by head."""
-    out = []
+    """(L, D) each; softmax over all keys, head by head; a head of keys may serve several of queries."""
+    out, size = [], q.shape[1] // HEADS
+    shared = q.shape[1] // k.shape[1]
     for head in range(HEADS):
-        size = q.shape[1] // HEADS
         part = slice(head * size, (head + 1) * size)
-        scores = (q[:, part] @ k[:, part].T / sqrt(size)).exp()
-        out.append(scores / scores.sum(1, keepdim=True) @ v[:, part])
+        kv = slice(head // shared * size, (head // shared + 1) * size)
+        scores = (q[:, part] @ k[:, kv].T / sqrt(size)).exp()
+        out.append(scores / scores.sum(1, keepdim=True) @ v[:, kv])
     return torch.cat(out, 1)
 
 
-def turned(x: Tensor) -> Tensor:
+def turned(x: Tensor, size: int) -> Tensor:
     """Rotate each head's (i, i + half) pairs of channels by place times a falling frequency."""
-    size = x.shape[1] // HEADS
     half = size // 2
     places = torch.arange(len(x), dtype=torch.float64)
     out = x.clone()
-    for head in range(HEADS):
+    for head in range(x.shape[1] // size):
         for i in range(half):
             angle = places * THETA ** (-2 * i / size)
             a, b = x[:, head * size + i], x[:, head * size + half + i]

@@ -44,14 +44,23 @@ from tests.models.llada_reference import Reference, pixels
 from tests.tiny import chat, load_tiny, picture
 
 FAMILIES = list(SIDES)
-MODELS = {"llada_v": "llada_v_8b", "lavida": "lavida_llada_8b"}
+MODELS = {
+    "llada_v": "llada_v_8b",
+    "lavida": "lavida_llada_8b",
+    "lavida_dream": "lavida_dream_7b",
+}
+#: Of the text stack: bytes, as the indices of LLaDA-V and of Qwen2.5 7B state them, layers, and tensors of a layer.
+STACKS = {
+    **dict.fromkeys(("llada_v", "lavida"), (16_031_162_368, 32, 9)),
+    "lavida_dream": (15_231_233_024, 28, 12),
+}
 #: Width and height: shapes that need padding, one that fits into a single tile, larger ones than any plane.
 SIZES = [(50, 40), (40, 70), (31, 20), (90, 200), (200, 90), (35, 35), (56, 84)]
 
 
 @cache
 def reference_of(family: str) -> Reference:
-    return Reference(tensors_of(family), family == "lavida", SIDES[family], 7, max_views=2)
+    return Reference(tensors_of(family), family != "llada_v", SIDES[family], 7, max_views=2)
 
 
 @cache
@@ -228,7 +237,7 @@ def test_each_of_several_pictures_is_padded_to_a_square(family: str) -> None:
 def test_each_of_several_pictures_has_its_patches_or_a_packed_view(family: str) -> None:
     """729 of 27 x 27 patches in the releases' evaluations; in training pooled by LaViDa, and with a newline."""
     images, side = [picture(1, 60, 31), picture(2, 20, 45)], SIDES[family] // 7
-    pooled = -(-side // 2) if family == "lavida" else side
+    pooled = side if family == "llada_v" else -(-side // 2)
     for name, tokens, special in ((f"{family}_several", side**2, 0), (family, pooled**2, 1)):
         adapter = adapter_of(name)
         layout = adapter.layout(adapter.encode([chat("w", *images)]))
@@ -261,7 +270,7 @@ def test_every_tensor_of_a_release_lands_where_it_belongs(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_names_of_the_real_architecture_are_all_mapped(family: str) -> None:
-    """Every tensor of the 8B model, and the 16,031,162,368 bytes that the index of LLaDA-V's text stack states."""
+    """Every tensor of the real model, and the bytes that the index of its text stack states."""
     spec, kind = real_spec(family), ADAPTERS.load(family)
     config = kind.configuration(spec, byte_tokenizer(kind.special))
     model = build_skeleton(kind.model_class, config, spec)
@@ -272,9 +281,10 @@ def test_names_of_the_real_architecture_are_all_mapped(family: str) -> None:
             result = re.sub(pattern, new, result)
         assert result == name
     text = [*model.model.language_model.parameters(), *model.lm_head.parameters()]
-    assert 2 * sum(item.numel() for item in text) == 16_031_162_368
+    size, layers, tensors = STACKS[family]
+    assert 2 * sum(item.numel() for item in text) == size
     assert len(model.model.vision_tower.encoder.layers) == 26
-    assert len(names) == 32 * 9 + 3 + 26 * 16 + 5 + 4 + 1
+    assert len(names) == layers * tensors + 3 + 26 * 16 + 5 + 4 + 1
 
 
 def spoilt(tmp_path: Path, family: str, tensors: dict[str, Tensor] | None, **config: Any) -> Path:
@@ -320,6 +330,8 @@ def test_a_release_with_other_tensors_is_refused_by_name(tmp_path: Path, family:
         ("lavida", {"mm_patch_merge_type": "flat"}, "mm_patch_merge_type='flat'"),
         ("lavida", {"alibi": True}, "alibi=True"),
         ("llada_v", {"mm_vision_select_layer": -1}, "mm_vision_select_layer=-1"),
+        ("lavida_dream", {"use_sliding_window": True}, "use_sliding_window=True"),
+        ("lavida_dream", {"model_type": "llava_llada"}, "is of type 'llava_llada'"),
         ("llada_v", {"rope_scaling": {"type": "linear"}}, "rope_scaling="),
         ("llada_v", {"image_grid_pinpoints": "all of them"}, "image_grid_pinpoints='all of them'"),
         ("llada_v", {"model_type": "llava_llama"}, "is of type 'llava_llama'"),
@@ -373,7 +385,12 @@ def test_prompts_are_those_of_the_releases(family: str, asked: str) -> None:
     assert render_chat(adapter, chat(" What?")) == f"{SYSTEM}What? /think{ANSWER}"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def test_dreams_tokenizer_keeps_the_line_break_behind_a_picture() -> None:
+    """Its prompt does not begin with the begin token, so that the release drops nothing."""
+    assert compare_tokens(adapter_of("lavida_dream"), chat("What?", 0)).difference is None
+
+
+@pytest.mark.parametrize("family", ["llada_v", "lavida"])
 def test_the_token_that_the_originals_drop_behind_a_picture_is_told(family: str) -> None:
     """The releases drop the first token of each piece after a picture, the line break; `flush` writes none."""
     result = compare_tokens(adapter_of(family), chat("What?", 0))
@@ -401,6 +418,18 @@ def test_answers_are_cleaned_as_the_releases_do(family: str, said: str, answer: 
     adapter = adapter_of(family)
     ids = adapter.processor.tokenizer(f"{said}<|eot_id|>", return_tensors="pt")["input_ids"]
     assert adapter.decode(ids) == [answer]
+
+
+def test_dreams_prompt_is_chatml_with_lavidas_sentence() -> None:
+    system = SYSTEM.split("\n\n")[1].split("<|eot_id|>")[0]
+    expected = (
+        f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n<image>\nWhat?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert render_chat(adapter_of("lavida_dream"), chat("What?", 0)) == expected
+    dream = real_spec("lavida_dream").facts.diffusion
+    assert dream is not None
+    assert (dream.mask_id, dream.end_ids, dream.shifted) == (151666, (151643, 151645), True)
 
 
 def test_masks_and_ends_of_the_real_models() -> None:
