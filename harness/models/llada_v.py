@@ -253,13 +253,13 @@ class LladaVAdapter(LlavaOnevisionAdapter):
     #: The release's config.json belongs to remote code and does not describe the tower.
     self_described = False
     renames = RENAMES
-    special = SPECIAL
+    special: ClassVar[Sequence[str]] = SPECIAL
     #: The library's type of the text stack, and the class that reads the release's tokenizer.
     text_type: ClassVar[str] = "llama"
     tokenizer_class: ClassVar[Any] = PreTrainedTokenizerFast
     #: As in the release's evaluation, which requests short answers without reasoning.
     conversation: ClassVar[str] = "llada_no_think"
-    joins = {**JOINS, "flush": FLUSH}  # noqa: RUF012 - never written to
+    joins: ClassVar[Mapping[str, str]] = {**JOINS, "flush": FLUSH}
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Set what stands for each of several pictures."""

@@ -14,6 +14,7 @@ from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerato
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
 from espalier.harness.decoding.diffusion.denoising_summary import verify_steps
 from espalier.harness.engine.denoising_steps import DenoisingSession
+from espalier.harness.errors import Refused
 from espalier.harness.specs.catalogue import build_method
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.fastv import FastV
@@ -196,6 +197,25 @@ def test_greedy_answers_are_those_of_the_release(monkeypatch, alg, cached, steps
         assert denoising == DenoisingRecord.from_entry(together.records[row].denoising)
         assert denoising.planned == len(seen) < steps + (steps < PLACES)
         assert sum(denoising.reveals) == PLACES - cached
+
+
+def test_places_of_origin_have_their_own_steps() -> None:
+    """Rows take different numbers of steps for a block, the same alone as in a batch."""
+    chats = DENOISING["lavida_dream"].chats
+    how = {"schedule": "origin", "remasking": "random", "block_length": 6, "steps": 8}
+    together = answers(chats, prefix_cache=False, **how)
+    counts = []
+    for row, chat in enumerate(chats):
+        alone = answers([chat], prefix_cache=False, **how)
+        assert alone.ids[0].tolist() == together.ids[row].tolist()
+        assert alone.records[0].denoising == together.records[row].denoising
+        counts.append(tuple(alone.records[0].denoising["reveals"]))
+        assert min(counts[-1]) > 0
+        assert sum(counts[-1]) == PLACES
+        assert len(counts[-1]) <= alone.records[0].denoising["planned"] == 8
+    assert len(set(counts)) > 1
+    with pytest.raises(Refused, match=r"schedule=origin.* engine\.batch_size=1"):
+        answers(chats, prefix_cache=False, block_cache=True, **how)
 
 
 @pytest.mark.parametrize("cached", [True, False])

@@ -122,8 +122,8 @@ class DenoisingGenerator:
         """
         keep_logits = bool(generation.pop("output_logits", False))
         settings = Denoising.of(generation, self._facts)
-        ids = self._start(settings)
-        settings = settings.starting_from(ids, self._facts)
+        start = self._start(settings)
+        settings = settings.starting_from(start, self._facts)
         check_caches(
             settings, self._adapter.spec, self._method, self._session.setup.emulate, len(samples)
         )
@@ -146,7 +146,7 @@ class DenoisingGenerator:
             else None
         )
         clock.drain()
-        answers = torch.tensor(ids, device=self._adapter.device).repeat(len(samples), 1)
+        answers = torch.tensor(start, device=self._adapter.device).repeat(len(samples), 1)
         denoised = self._run_steps(prompt, answers, samples, settings, budgets, keep_logits, cached)
         step_ms = [1000 * (after - before) for before, after in pairwise(denoised.marks)]
         ids, lengths = self._padded(denoised.progress)
