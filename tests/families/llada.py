@@ -110,6 +110,9 @@ DENOISING = {
         replace(_spec("lavida_dream"), processor={"several_pictures": "evaluation"}), _CHATS
     ),
     "lavida_video": Family(_spec("lavida"), (watch("w1", video(0)), watch("w2 w3", video(1)))),
+    "lavida_dream_video": Family(
+        _spec("lavida_dream"), (watch("w1", video(0)), watch("w2 w3", video(1)))
+    ),
 }
 
 #: Inside of a text layer: the library's names and LLaDA's.
