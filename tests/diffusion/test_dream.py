@@ -68,11 +68,11 @@ def one_step(adapter, method, ratio, path):
 )
 def test_a_place_is_predicted_by_the_position_before_it(folder, method, path) -> None:
     """The first place by the prompt's last token."""
-    own, _ = one_step(models.load(folder), method, 0.5, path)
+    plain_logits, _ = one_step(models.load(folder), method, 0.5, path)
     adapter = models.load(folder, shifted=True)
     shifted, cached = one_step(adapter, method, 0.5, path)
-    assert (shifted[:, 1:] - own[:, :-1]).abs().max() < 1e-12
-    assert (shifted[:, 0] - own[:, 0]).abs().max() > 1e-3
+    assert (shifted[:, 1:] - plain_logits[:, :-1]).abs().max() < 1e-12
+    assert (shifted[:, 0] - plain_logits[:, 0]).abs().max() > 1e-3
     if cached is not None:
         with torch.inference_mode():
             first = adapter.model.lm_head(cached.last)
@@ -136,10 +136,10 @@ class Release:
     def logits(self, ids):
         words = self.adapter.model.get_input_embeddings()(torch.tensor([ids]))
         if self.cached:
-            own = self.head(self.run(words, copy.deepcopy(self.cache)))
-            return torch.cat([own[:1], own[:-1]])
-        own = self.head(self.run(torch.cat([self.prompt, words], 1)))
-        return torch.cat([own[:1], own[:-1]])[-len(ids) :]
+            logits = self.head(self.run(words, copy.deepcopy(self.cache)))
+            return torch.cat([logits[:1], logits[:-1]])
+        logits = self.head(self.run(torch.cat([self.prompt, words], 1)))
+        return torch.cat([logits[:1], logits[:-1]])[-len(ids) :]
 
     def loop(self, steps, alg, given=None):
         """Return the answer, and the states before every step that unmasks a place."""
@@ -148,7 +148,9 @@ class Release:
         if self.cached:
             ids[0] = int(self.first.argmax())
         # The hook that sets tokens runs after the first word.
-        ids = [own if own != mask else word for own, word in zip(given or ids, ids, strict=True)]
+        ids = [
+            token if token != mask else word for token, word in zip(given or ids, ids, strict=True)
+        ]
         times, seen = torch.linspace(1, 1e-3, steps + 1), []
         for i in range(steps):
             masked = [place for place in range(len(ids)) if ids[place] == mask]
@@ -231,7 +233,7 @@ def test_texts_are_filled_as_with_the_hook_that_sets_tokens(parts, cached) -> No
         ids, seen = Release(chat, cached).loop(5, "topk_margin", given)
         alone = answers([chat], infill=text, prefix_cache=cached)
         assert alone.ids[0].tolist() == together.ids[row].tolist() == ids
-        assert all(own in (word, mask) for own, word in zip(given, ids, strict=True))
+        assert all(token in (word, mask) for token, word in zip(given, ids, strict=True))
         denoising = DenoisingRecord.from_entry(alone.records[0].denoising)
         assert (denoising.length, len(denoising.reveals)) == (len(given), len(seen))
         assert denoising.says_first == (cached and given[0] == mask)

@@ -80,7 +80,7 @@ class Denoising:
         eps: last time of the schedules `timesteps` and `origin`.
         alg_temp: above 0, places are drawn by their confidence over this temperature (Dream); 0 takes the highest.
         infill: text of the answer with marks (`MARK`) for the places to be filled; None: all places are masked.
-        given: places of the first block that have their word before the first step.
+        n_preset: places of the first block that have their word before the first step.
         says_first: whether the first of them has the word that a cached prompt predicts.
     """
 
@@ -104,7 +104,7 @@ class Denoising:
     eps: float = 1e-3
     alg_temp: float = 0.0
     infill: str | None = None
-    given: int = 0
+    n_preset: int = 0
     says_first: bool = False
 
     @classmethod
@@ -170,8 +170,8 @@ class Denoising:
         length, masked = len(ids), ids.count(facts.mask_id)
         is_said = facts.shifted and self.prefix_cache and ids[0] == facts.mask_id and masked > 1
         block = length if self.infill is not None else self.block
-        given = length - masked + is_said
-        return replace(self, length=length, block=block, given=given, says_first=is_said)
+        n_preset = length - masked + is_said
+        return replace(self, length=length, block=block, n_preset=n_preset, says_first=is_said)
 
     def _check(self, settings: Mapping[str, Any]) -> None:
         """Refuse settings that change nothing beside the others."""
@@ -286,7 +286,7 @@ class Denoising:
 
     def masked(self, block: int) -> int:
         """Return the places of a block that are masked before its first step."""
-        return self.block if block else self.block - self.given
+        return self.block if block else self.block - self.n_preset
 
     def reveals_of(self, block: int) -> tuple[int, ...]:
         """Return the places unmasked at each step of a block by the schedule."""
@@ -317,8 +317,11 @@ class Denoising:
 
 def _masked(infill: str) -> int:
     """Return the number of places to be filled in a text."""
-    rest, masked = MARK.sub("", infill), sum(int(number or 1) for number in MARK.findall(infill))
-    if "<mask" in rest or not masked:
+    unmarked, masked = (
+        MARK.sub("", infill),
+        sum(int(number or 1) for number in MARK.findall(infill)),
+    )
+    if "<mask" in unmarked or not masked:
         fault = "a mark that is none" if masked else "no place to fill"
         raise UserError(
             f"generation.infill={infill!r} has {fault}; valid: a text with <mask> or <mask:N> where one or N tokens "
