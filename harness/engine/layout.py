@@ -71,12 +71,11 @@ class Layout:
                 repeated[attribute.name] = tuple(entry for entry in value for _ in range(times))
         return replace(self, **repeated)
 
-    def visual_mask(self) -> Tensor:
-        """Return (B, L): True for visual tokens."""
-        is_visual = torch.zeros_like(self.valid)
-        for row, count in enumerate(self.counts):
-            is_visual[row, self.visual[row, :count]] = True
-        return is_visual
+    def word_mask(self) -> Tensor:
+        """Return (B, L): True for tokens that are neither padding nor placeholders."""
+        rows, length = self.valid.shape
+        marked = self.valid.new_zeros(rows, length + 1)
+        return marked.scatter_(1, self.words + 1, True)[:, 1:]  # -1 marks the first column
 
     def extended_by(self, count: int) -> Layout:
         """Return the layout of the same prompts, each followed by `count` more tokens that are text but not words."""

@@ -70,6 +70,11 @@ class ModelParts(ABC):
         projector: nn.Module = self.model.model.multi_modal_projector
         return projector
 
+    @property
+    def vision_end(self) -> nn.Module:
+        """The module that ends the vision phase; default: the projector, which each call of the tower calls once."""
+        return self.projector
+
     @abstractmethod
     def tower_attention(self, index: int | None) -> nn.Module:
         """Return the attention module of a tower layer; None means the layer that feeds the projector."""

@@ -44,8 +44,7 @@ def check_order(positions: Tensor, layout: Layout, axes: int) -> None:
     valid = layout.valid.to(places.device)
     largest_so_far = places.amax(0).masked_fill(~valid, -1).cummax(1).values
     expected = pad(largest_so_far[:, :-1] + 1, (1, 0))
-    text = valid & ~layout.visual_mask().to(places.device)
-    misplaced = (places != expected).any(0) & text
+    misplaced = (places != expected).any(0) & layout.word_mask().to(places.device)
     if not misplaced.any():
         return
     row, token = misplaced.nonzero()[0].tolist()

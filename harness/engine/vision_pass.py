@@ -38,7 +38,7 @@ class VisionSide:
         self._handles = [
             adapter.tower.register_forward_pre_hook(self._before_tower),
             adapter.projector.register_forward_pre_hook(self._before_projector),
-            adapter.projector.register_forward_hook(self._after_projector),
+            adapter.vision_end.register_forward_hook(self._after_vision),
             *self._setup.signals.hook_tower(self._clock),
         ]
         return self
@@ -70,7 +70,7 @@ class VisionSide:
         if self._keeps_features:
             self._features.append(self._setup.adapter.features(args[0]))
 
-    def _after_projector(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _after_vision(self, module: nn.Module, args: Any, output: Any) -> None:
         self._clock.stop("vision")
 
 

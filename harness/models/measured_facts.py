@@ -311,7 +311,7 @@ def vocabulary(adapter: ModelParts) -> int:
 
 
 def rotary_axes(adapter: ModelParts) -> int:
-    """Return the number of the decoder's position axes: three if rotary sections encode time, height and width."""
+    """Return the number of the decoder's position axes: that of its rotary sections."""
     parameters = getattr(adapter.decoder.config, "rope_parameters", None) or {}
     sections = parameters.get("mrope_section")
     return 1 if sections is None else len(sections)
