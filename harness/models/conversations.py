@@ -3,8 +3,8 @@
 A template combines a frame, the text around turns, with a rule for the pictures and videos of a turn. Sources: the
 conversation classes of LLaVA, LLaVA-NeXT and InternVL (`vicuna_v1`, `qwen_1_5`, `Hermes-2`, `internlm2-chat`,
 `phi3-chat`, `internvl2_5`), of LaViDa and LLaDA-V (`llada`, `dream`, `llava_llada`), Qwen's README, DeepSeek-OCR's
-release. The templates of hub checkpoints differ: LLaVA-1.5's has no system sentence; LLaVA-OneVision's has no system
-turn and other white space.
+release, templates of GLM-4.1V, PaddleOCR-VL and HunyuanOCR. Templates of other hub checkpoints differ: LLaVA-1.5's has
+no system sentence; LLaVA-OneVision's has no system turn and other white space.
 """
 
 from __future__ import annotations
@@ -80,6 +80,17 @@ MARKED = (
 STARTED = (
     "{% for part in turn.content %}{{ '<start_of_image>' if part.type == 'image' else"
     " part.text if turn.role == 'system' else part.text | trim }}{% endfor %}"
+)
+
+#: Pictures first without separators, between their marks, as in PaddleOCR-VL's template.
+FRAMED = FLUSH.replace(
+    "'<' + part.type + '>'", "'<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>'"
+)
+
+#: Media at their position in the turn without separators, between their marks, as in HunyuanOCR's template.
+HOLDERS = BARE.replace(
+    "'<|vision_start|><|' + part.type + '_pad|><|vision_end|>'",
+    "'<｜hy_place▁holder▁no▁100｜><｜hy_place▁holder▁no▁102｜><｜hy_place▁holder▁no▁101｜>'",
 )
 
 #: Rules for media by the value of `model.join`, for families with the placeholder `<image>`.
@@ -195,6 +206,17 @@ def _llada(suffix: str = "") -> ChatFrame:
     return ChatFrame(_LLADA, _LLAMA3, ends, _LLAMA3["assistant"], "<|startoftext|>", trim=True)
 
 
+def _paddleocr_vl(answer: str) -> ChatFrame:
+    """Return the frame of PaddleOCR-VL; `answer` is the text before answers."""
+    return ChatFrame(
+        None,
+        roles("", "User: ", answer),
+        roles("\n", "\n", "</s>"),
+        answer,
+        "<|begin_of_sentence|>",
+    )
+
+
 FRAMES: Mapping[str, ChatFrame] = {
     "vicuna_v1": ChatFrame(
         _VICUNA, roles("", "USER: ", "ASSISTANT: "), roles(" ", " ", "</s>"), "ASSISTANT:"
@@ -251,6 +273,17 @@ FRAMES: Mapping[str, ChatFrame] = {
         "<|assistant|>\n",
         "[gMASK]<sop>",
         silent=("/nothink", "<think></think>\n"),
+    ),
+    "paddleocr_vl": _paddleocr_vl("Assistant: "),
+    # Of PaddleOCR-VL-1.5 and later.
+    "paddleocr_vl_1_5": _paddleocr_vl("Assistant:\n"),
+    # The release's code begins with an empty system turn.
+    "hunyuan_ocr": ChatFrame(
+        "",
+        roles("", "", ""),
+        roles("<｜hy_place▁holder▁no▁3｜>", "<｜hy_User｜>", "<｜hy_Assistant｜>"),
+        "",
+        "<｜hy_begin▁of▁sentence｜>",
     ),
     "llada": _llada(),
     "llada_no_think": _llada(" /no_think"),

@@ -31,6 +31,8 @@ ADAPTERS.add("internvl", "espalier.harness.models.internvl:InternVLAdapter")
 ADAPTERS.add("smolvlm", "espalier.harness.models.smolvlm:SmolVLMAdapter")
 ADAPTERS.add("gemma3", "espalier.harness.models.gemma3:Gemma3Adapter")
 ADAPTERS.add("deepseek_ocr", "espalier.harness.models.deepseek_ocr:DeepseekOcrAdapter")
+ADAPTERS.add("paddleocr_vl", "espalier.harness.models.paddleocr_vl:PaddleOcrVLAdapter")
+ADAPTERS.add("hunyuan_ocr", "espalier.harness.models.hunyuan_ocr:HunyuanOcrAdapter")
 ADAPTERS.add("llada_v", "espalier.harness.models.llada_v:LladaVAdapter")
 #: For classes that no other family has.
 GENERIC = "generic"
@@ -47,6 +49,7 @@ MODEL_TYPES: Mapping[str, str] = {
     **{name: name for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")},
     **{name: name for name in ("smolvlm", "gemma3", "glm4v", "glm4v_moe")},
     "glm46v": "glm4v",
+    **{"paddleocr_vl": "paddleocr_vl", "hunyuan_vl": "hunyuan_ocr"},
     **dict.fromkeys(("deepseek_vl_v2", "unlimited_ocr"), "deepseek_ocr"),
     # One type for two families, and neither checkpoint describes its model completely.
     "llava_llada": "llada_v",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,12 @@ if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
 #: Keys of `model.processor`: the part of the processor, and its bound on the area in pixels.
-BOUNDS = {
+PICTURE_BOUNDS = {
     "min_pixels": ("image_processor", "shortest_edge"),
     "max_pixels": ("image_processor", "longest_edge"),
+}
+BOUNDS = {
+    **PICTURE_BOUNDS,
     "video_min_pixels": ("video_processor", "shortest_edge"),
     "video_max_pixels": ("video_processor", "longest_edge"),
 }
@@ -80,6 +84,15 @@ def set_bounds(processor: Any, spec: ModelSpec) -> Any:
     if hasattr(videos, CAP):
         cap = settings.pop(CAP, bool(videos.cap_pixels_per_frame))
         videos.cap_pixels_per_frame = read_value(f"model.processor.{CAP}", cap, bool)
+    return _set_sizes(processor, settings)
+
+
+def set_picture_bounds(processor: Any, spec: ModelSpec) -> Any:
+    """Return a processor of pictures alone with the bounds of `model.processor`; other bounds stay unchanged."""
+    return _set_sizes(processor, spec.processor)
+
+
+def _set_sizes(processor: Any, settings: Mapping[str, Any]) -> Any:
     for key, value in settings.items():
         part, edge = BOUNDS[key]
         getattr(processor, part).size[edge] = read_value(f"model.processor.{key}", value, Count)

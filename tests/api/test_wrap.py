@@ -33,6 +33,8 @@ WRAPPED = (
     "deepseek_ocr",
     "qwen3_vl_moe",
     "glm4v",
+    "paddleocr_vl",
+    "hunyuan_ocr",
 )
 QUESTION = "w1 w2"
 

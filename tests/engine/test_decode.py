@@ -28,9 +28,8 @@ from tests.tiny import DEPTH, Scatter, load_tiny, save_tiny
 
 NAMES = (
     *("llava", "llava_next", "qwen2_5_vl", "qwen2_vl_video", "qwen3_vl"),
-    "qwen3_vl_moe",
-    "glm4v",
-    *("onevision_video", "internvl"),
+    *("qwen3_vl_moe", "glm4v"),
+    *("onevision_video", "internvl", "paddleocr_vl", "hunyuan_ocr"),
 )
 #: Before the decoder, in it below the site at layer 2, above it, and nowhere.
 PLACES = [(), ("prefix",), ("vision",), (1,), (3,), (1, 3)]

@@ -31,6 +31,8 @@ NAMES = (
     "onevision_video",
     "internvl",
     "gemma3",
+    "paddleocr_vl",
+    "hunyuan_ocr",
 )
 STEPS = 5
 

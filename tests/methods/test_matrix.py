@@ -31,8 +31,11 @@ from tests.methods.runs import kept_by
 from tests.tiny import load_tiny, save_tiny
 
 #: A raster and a class token; crops, newlines and padding; merged patches, windows and positions on three axes; visual
-#: tokens that see one another, and sliding layers.
-IMAGES = ("llava", "llava_next", "qwen2_5_vl", "gemma3", "qwen3_vl_moe", "glm4v")
+#: tokens that see one another, and sliding layers; experts; tokens that are means of patches, and newlines between them.
+IMAGES = (
+    *("llava", "llava_next", "qwen2_5_vl", "gemma3"),
+    *("qwen3_vl_moe", "glm4v", "paddleocr_vl", "hunyuan_ocr"),
+)
 #: For methods that compare frames: the families whose tiny videos have more than two.
 VIDEOS = ("onevision_video", "llava_video")
 
@@ -46,6 +49,10 @@ REFUSED = {
     ("ivtp", "glm4v"): "patch_tokens",
     ("tome", "qwen3_vl_moe"): "patch_tokens",
     ("ivtp", "qwen3_vl_moe"): "patch_tokens",
+    ("tome", "paddleocr_vl"): "patch_tokens",
+    ("ivtp", "paddleocr_vl"): "patch_tokens",
+    ("tome", "hunyuan_ocr"): "patch_tokens",
+    ("ivtp", "hunyuan_ocr"): "patch_tokens",
     # Its first tower layer works in windows.
     ("hired", "qwen2_5_vl"): "tower layer 0 .* does not attend over all patches",
 }

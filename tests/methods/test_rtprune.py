@@ -322,6 +322,8 @@ FAMILIES_OF = {
         "onevision_video",
         "internvl",
         "deepseek_ocr_gundam",
+        "paddleocr_vl",
+        "hunyuan_ocr",
     ),
     "none": ("deepseek_ocr",),
     "visionzip": ("deepseek_ocr",),

@@ -66,11 +66,17 @@ INTERNVL2_5 = (
 )
 DEEPSEEK_OCR = "<s>{m}{t}"
 
+PADDLE = "<|begin_of_sentence|>User: {m}{t}\nAssistant: "
+PADDLE_1_5 = PADDLE.replace(": ", ":\n").replace("User:\n", "User: ")
+HUNYUAN = "<｜hy_begin▁of▁sentence｜><｜hy_place▁holder▁no▁3｜>{m}{t}<｜hy_User｜>"
+
 SEEN = "<|vision_start|><|image_pad|><|vision_end|>"
 FILM = "<|vision_start|><|video_pad|><|vision_end|>"
 CELLS = "<IMG_CONTEXT>"
 GLM = "[gMASK]<sop><|user|>\n{m}{t}<|assistant|>\n"
 GLM_SEEN = "<|begin_of_image|><|image|><|end_of_image|>"
+FRAMED = "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"
+HELD = "<｜hy_place▁holder▁no▁100｜><｜hy_place▁holder▁no▁102｜><｜hy_place▁holder▁no▁101｜>"
 
 #: Family, frame's name (None: the family's), frame, and media: one picture, two pictures, a video (None: takes none).
 GOLDEN = [
@@ -95,6 +101,9 @@ GOLDEN = [
     ),
     ("deepseek_ocr", None, DEEPSEEK_OCR, "<image>\n", "<image>\n<image>\n", None),
     ("glm4v", None, GLM, GLM_SEEN, 2 * GLM_SEEN, GLM_SEEN.replace("image", "video")),
+    ("paddleocr_vl", None, PADDLE, FRAMED, 2 * FRAMED, None),
+    ("paddleocr_vl", "paddleocr_vl_1_5", PADDLE_1_5, FRAMED, 2 * FRAMED, None),
+    ("hunyuan_ocr", None, HUNYUAN, HELD, 2 * HELD, None),
 ]
 
 POPE = "Is there a snowboard in the image?\nAnswer the question using a single word or phrase."
@@ -155,6 +164,15 @@ SETS = [
         )
     ),
     ("deepseek_ocr", "deepseek_ocr_base", "original", DEEPSEEK_OCR, "<image>\n", None, None),
+    *(
+        ("paddleocr_vl", model, name, frame, FRAMED, 2 * FRAMED, None)
+        for model, frame in (("paddleocr_vl_0_9b", PADDLE), ("paddleocr_vl_1_5_0_9b", PADDLE_1_5))
+        for name in ("original", "table", "formula", "chart")
+    ),
+    *(
+        ("hunyuan_ocr", "hunyuan_ocr_1b", name, HUNYUAN, HELD, 2 * HELD, None)
+        for name in ("original", "text", "table", "formula", "chart")
+    ),
 ]
 
 SHORT = "Answer the question using a single word or phrase."

@@ -224,19 +224,6 @@ UNLISTED = {
         ),
         image="<IMG_CONTEXT>",
     ),
-    "paddleocr_vl": Unlisted(
-        tf.PaddleOCRVLConfig,
-        {
-            "text_config": text("paddleocr_vl_text", rope_parameters=MROPE),
-            "vision_config": dict(VISION),
-        },
-        lambda tok: tf.PaddleOCRVLProcessor(
-            tf.PaddleOCRVLImageProcessor(
-                patch_size=7, merge_size=2, size={"shortest_edge": 196, "longest_edge": 6272}
-            ),
-            tok,
-        ),
-    ),
     "cohere2_vision": Unlisted(
         tf.Cohere2VisionConfig,
         {

@@ -1,0 +1,162 @@
+"""HunyuanOCR (Tencent, 2025, arXiv 2511.19575): SigLIP's shape on pictures of any size, convolutions, Hunyuan 0.5B.
+
+Positions have four axes: of the sequence, column and row in the picture, and number of the picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    HunYuanVLConfig,
+    HunYuanVLForConditionalGeneration,
+    HunYuanVLImageProcessor,
+    HunYuanVLProcessor,
+)
+
+from espalier.harness.cost.row_work import Work
+from espalier.harness.engine.visual_items import VisualItem
+from espalier.harness.models.conversations import HOLDERS
+from espalier.harness.models.qwen_processor import set_picture_bounds
+from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.models.raster_patches import RasterPatchesAdapter, squares
+
+if TYPE_CHECKING:
+    from espalier.harness.specs.run_spec import ModelSpec
+
+#: Special tokens of a picture, by the names that the processor reads.
+MARKS = {
+    "image_start_token": "<｜hy_place▁holder▁no▁100｜>",
+    "image_token": "<｜hy_place▁holder▁no▁102｜>",
+    "image_end_token": "<｜hy_place▁holder▁no▁101｜>",
+}
+
+
+class HunyuanOcrAdapter(RasterPatchesAdapter):
+    """`HunYuanVLForConditionalGeneration`: begin, rows of cells that end with a newline each, end.
+
+    Begin, newlines and end are never pruned.
+    """
+
+    model_class = HunYuanVLForConditionalGeneration
+    conversation: ClassVar[str] = "hunyuan_ocr"
+    media = HOLDERS
+    placeholders = (MARKS["image_token"],)
+    special = (
+        *("<｜hy_▁pad▁｜>", "<｜hy_begin▁of▁sentence｜>", "<｜hy_place▁holder▁no▁2｜>"),
+        *("<｜hy_place▁holder▁no▁3｜>", "<｜hy_User｜>", "<｜hy_Assistant｜>", *MARKS.values()),
+    )
+
+    def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
+        """Let the library number the pictures of each prompt from 0, also in a batch."""
+        super().__init__(model, processor, spec)
+        model.model.get_rope_index = partial(row_positions, model.model.get_rope_index)
+
+    @classmethod
+    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """Return the configuration of the tower and the text stack."""
+        return HunYuanVLConfig(
+            text_config={
+                "head_dim": spec.facts.text.head_dim,
+                **text_config(spec, tokenizer),
+            },
+            vision_config=vision_config(spec.facts.tower, spec),
+            image_token_id=tokenizer.convert_tokens_to_ids(MARKS["image_token"]),
+            **spec.architecture["model"],
+        )
+
+    @classmethod
+    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """Return a processor for the tower's patches."""
+        vision = spec.architecture["vision"]
+        tokenizer._set_model_specific_special_tokens(MARKS)
+        images = HunYuanVLImageProcessor(
+            patch_size=vision["patch_size"], merge_size=vision["spatial_merge_size"]
+        )
+        return set_picture_bounds(HunYuanVLProcessor(images, tokenizer), spec)
+
+    @property
+    def projector(self) -> nn.Module:
+        """Norm, two convolutions, newlines, one map, begin and end, norm."""
+        projector: nn.Module = self.model.model.vision_tower.patch_merger
+        return projector
+
+    @property
+    def vision_end(self) -> nn.Module:
+        """The tower: it calls the projector for each picture."""
+        return self.tower
+
+    def tower_attention(self, index: int | None) -> nn.Module:
+        """Return the attention of an encoder layer; by default, of the last."""
+        layers = self.model.model.vision_tower.layers
+        attention: nn.Module = layers[-1 if index is None else index].self_attn
+        return attention
+
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
+        """Return one item per picture; begin, newlines and end have no patches."""
+        side = self.model.config.vision_config.spatial_merge_size
+        items: list[VisualItem] = []
+        first = 0
+        for rows, columns in self.grids(inputs):
+            items.append(_item(rows, columns, side, first))
+            first += rows * columns
+        return {self.model.config.image_token_id: items}
+
+
+def row_positions(
+    rule: Callable[..., tuple[Tensor, Tensor]],
+    input_ids: Tensor,
+    mm_token_type_ids: Tensor,
+    image_grid_thw: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Return positions (4, B, L) and deltas (B, 1) by the library's `rule`, row by row.
+
+    transformers 5.23 continues the number of the picture from row to row, so that an answer would depend on the batch;
+    the release's code runs rows alone.
+
+    Args:
+        rule: the library's `get_rope_index`.
+        input_ids: (B, L).
+        mm_token_type_ids: (B, L) 1 for placeholders.
+        image_grid_thw: (pictures, 3) frames, rows and columns of patches.
+        attention_mask: (B, L) 0 for padding.
+        **kwargs: other arguments of `generate`, ignored.
+    """
+    del kwargs
+    # The marks around a picture separate it from the next.
+    starts = mm_token_type_ids.diff(dim=1, prepend=mm_token_type_ids[:, :1] * 0) == 1
+    counts = starts.sum(1).tolist()
+    grids = [None] * len(counts) if image_grid_thw is None else image_grid_thw.split(counts)
+    results = []
+    for row, grid in enumerate(grids):
+        place = slice(row, row + 1)
+        mask = None if attention_mask is None else attention_mask[place]
+        results.append(rule(input_ids[place], mm_token_type_ids[place], grid, mask))
+    positions, deltas = zip(*results, strict=True)
+    return torch.cat(positions, 1), torch.cat(deltas)
+
+
+def _item(rows: int, columns: int, side: int, first: int) -> VisualItem:
+    """Return the item of a picture of rows x columns patches, the first of them number `first`."""
+    height, width = rows // side, columns // side
+    row, column = torch.cartesian_prod(torch.arange(height), torch.arange(width + 1)).unbind(1)
+    # Begin and end take the places of the first cell and of the last newline.
+    row, column = (torch.cat([table[:1], table, table[-1:]]) for table in (row, column))
+    prunable = column < width
+    prunable[0] = False
+    source = torch.zeros(len(row), side**2, dtype=torch.long)
+    source[prunable] = squares(rows, columns, side, first)
+    patches = rows * columns
+    return VisualItem(
+        grid=torch.stack([torch.zeros_like(row), torch.zeros_like(row), row, column], dim=1),
+        source=source,
+        share=torch.full(source.shape, side**-2),
+        prunable=prunable,
+        work=Work(tokens=patches, pairs=patches**2, units=height * (width + 1)),
+    )

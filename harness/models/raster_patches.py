@@ -1,0 +1,79 @@
+"""Towers that keep patches in raster order and projectors that join squares of them.
+
+The patches of a square lie apart in the projector's input, so units are patches, and a token is the mean of a square:
+in features at a `vision` site, and in signals of the tower. Merged tokens are made of projected ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import AutoProcessor
+
+from espalier.harness.engine.small_pictures import coarse
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.loader import load_part
+from espalier.harness.models.qwen_processor import PICTURE_BOUNDS, set_picture_bounds
+
+if TYPE_CHECKING:
+    from espalier.harness.specs.run_spec import ModelSpec
+
+
+class RasterPatchesAdapter(Adapter):
+    """Pictures of any size as one list of patches; a family states what a square of them becomes."""
+
+    joins: ClassVar[Mapping[str, str]] = {}
+    inline = None
+    lacking = ("luma",)  # the tower gets a list of patches, from pictures of any size
+    settings = tuple(PICTURE_BOUNDS)
+
+    @classmethod
+    def load_processor(cls, spec: ModelSpec) -> Any:
+        """Return the checkpoint's processor with the picture sizes of `model.processor`."""
+        return set_picture_bounds(load_part(spec, AutoProcessor), spec)
+
+    @classmethod
+    def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:
+        """Return the caller's processor with the picture sizes of `model.processor`."""
+        return set_picture_bounds(processor, spec)
+
+    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
+        """Run the processor on all pictures in the order of their placeholders."""
+        del clips
+        images = list(chain(*pictures)) or None
+        return self.processor(text=texts, images=images, padding=True, return_tensors="pt")
+
+    def grids(self, inputs: Mapping[str, Any]) -> list[tuple[int, int]]:
+        """Return rows and columns of patches of each picture of a batch."""
+        shapes = inputs["image_grid_thw"].tolist() if "image_grid_thw" in inputs else []
+        return [(rows, columns) for _, rows, columns in shapes]
+
+    def coarse_inputs(self, inputs: Mapping[str, Any], share: float) -> dict[str, Any]:
+        """Return inputs with coarse pictures, which the processor has cut into patches (P, 3, p, p) or (P, 3 p p)."""
+        grids = self.grids(inputs)
+        if not grids:
+            return dict(inputs)
+        pixels = inputs["pixel_values"]
+        edge = self.model.config.vision_config.patch_size
+        parts = pixels.view(-1, 3, edge, edge).split([rows * columns for rows, columns in grids])
+        pairs = zip(parts, grids, strict=True)
+        patches = torch.cat([_coarse(part, *grid, share) for part, grid in pairs])
+        return {**inputs, "pixel_values": patches.view(pixels.shape)}
+
+
+def squares(rows: int, columns: int, side: int, first: int) -> Tensor:
+    """Return (tokens, side^2): the patches of each square in raster order, numbered from `first`."""
+    patches = torch.arange(first, first + rows * columns)
+    blocks = patches.view(rows // side, side, columns // side, side).transpose(1, 2)
+    return blocks.reshape(-1, side**2)
+
+
+def _coarse(patches: Tensor, rows: int, columns: int, share: float) -> Tensor:
+    """Return the patches (rows columns, C, p, p) of one picture, made coarse."""
+    cut = patches.unflatten(0, (rows, columns)).permute(2, 0, 3, 1, 4)
+    picture = coarse(cut.flatten(3, 4).flatten(1, 2), share)
+    return picture.view(cut.shape).permute(1, 3, 0, 2, 4).reshape(patches.shape)
