@@ -30,8 +30,8 @@ from tests.methods.engine import check_budget, check_cell, check_count
 from tests.methods.runs import kept_by
 from tests.tiny import load_tiny, save_tiny
 
-#: A raster and a class token; crops, newlines and padding; merged patches, windows and positions on three axes; visual
-#: tokens that see one another, and sliding layers; experts; tokens that are means of patches, and newlines between them.
+#: A raster and a class token; crops, newlines and padding; merged patches, windows and positions on three axes;
+#: tokens that see one another, and sliding layers; experts; tokens that are means of patches, newlines between them.
 IMAGES = (
     *("llava", "llava_next", "qwen2_5_vl", "gemma3"),
     *("qwen3_vl_moe", "glm4v", "paddleocr_vl", "hunyuan_ocr"),
