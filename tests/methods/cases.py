@@ -49,6 +49,8 @@ SETTINGS: tuple[tuple[Any, ...], ...] = (
     ("vidcom2", {"channels": 1.0, "temperature": 0.1}, SHARES),
     ("holitom", {}, ORDER),
     ("holitom", {"tau": 0.0, "beta": 0.2, "K": 3, "r": 0.0}, ORDER),
+    ("scissor", {}, ORDER),
+    ("scissor", {"tau": 0.2}, ORDER),
     ("prunevid", {}, ORDER),
     ("prunevid", {"tau": 0.0, "gamma": 0.5, "alpha": 0.8, "M": 0}, ORDER),
     ("fastvid", {}, ORDER),

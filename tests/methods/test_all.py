@@ -62,6 +62,7 @@ READS_TOKENS = {
         "vidcom2",
         "holitom",
         "prunevid",
+        "scissor",
         "idpruner",
         "aim",
         "btp",
@@ -104,7 +105,7 @@ def test_keeping_all_changes_nothing(case: Case):
     assert torch.equal(outcome(method, plan, view.tokens), view.tokens)
 
 
-@pytest.mark.parametrize("name", ["vidcom2", "holitom", "prunevid"])
+@pytest.mark.parametrize("name", ["vidcom2", "holitom", "prunevid", "scissor"])
 def test_two_videos_share_the_budget_and_are_chosen_apart(name: str):
     method = build((name, {}))
     both = rows_of_view(make_view(method), [2])  # 24 tokens in frames of 3, and 24 in frames of 6
