@@ -51,6 +51,7 @@ SETTINGS: tuple[tuple[Any, ...], ...] = (
     ("holitom", {"tau": 0.0, "beta": 0.2, "K": 3, "r": 0.0}, ORDER),
     ("scissor", {}, ORDER),
     ("scissor", {"tau": 0.2}, ORDER),
+    ("framefusion", {"S": -2.0}, ORDER),
     ("prunevid", {}, ORDER),
     ("prunevid", {"tau": 0.0, "gamma": 0.5, "alpha": 0.8, "M": 0}, ORDER),
     ("fastvid", {}, ORDER),

@@ -63,6 +63,7 @@ READS_TOKENS = {
         "holitom",
         "prunevid",
         "scissor",
+        "framefusion",
         "idpruner",
         "aim",
         "btp",

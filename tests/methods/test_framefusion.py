@@ -1,0 +1,136 @@
+"""FrameFusion against a slow version, by hand, on models, and against what its released code keeps and merges."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from espalier.harness.errors import UserError
+from espalier.harness.specs.catalogue import build_method
+from espalier.methods.base import Plan, Site, View
+from espalier.methods.framefusion import FrameFusion
+from tests.families import FAMILIES
+from tests.family_runs import adapter_of
+from tests.methods.cases import VIDEOS, grid_of
+from tests.methods.engine import check_method
+from tests.methods.released import case_video, numbers, released_video, shares, vectors
+from tests.methods.runs import kept_by
+
+PREFIX = Site("prefix")
+
+
+def outcome(view: View, plan: Plan) -> Tensor:
+    """The tokens (K, D) of a video that go on."""
+    if plan.merge is None:
+        return view.tokens[0, plan.kept[0]]
+    return plan.merge.apply(view.tokens, plan.kept.shape[1])[0]
+
+
+def slow_merging(threshold: float, view: View, keep: int) -> dict[int, Tensor]:
+    """Place by place and frame by frame, over lists: what stands at each kept token."""
+    tokens, places = view.tokens[0].double(), view.grid[0].tolist()
+    order = sorted(range(len(tokens)), key=lambda i: (places[i][1:], i))
+    alike = {}
+    for before, token in pairwise(order):
+        same = places[before][1:] == places[token][1:]
+        alike[token] = (
+            float(cosine_similarity(tokens[before], tokens[token], dim=0)) if same else -2
+        )
+    likest = sorted(alike, key=lambda token: (-alike[token], order.index(token)))
+    merging = [token for token in likest if alike[token] >= threshold][: len(tokens) - keep]
+    runs: list[list[int]] = []
+    for token in order:
+        if token in merging:
+            runs[-1].append(token)
+        else:
+            runs.append([token])
+    return {run[0]: tokens[run].mean(dim=0) for run in sorted(runs)}
+
+
+@pytest.mark.parametrize("threshold", [-2.0, 0.0, 0.5])
+@pytest.mark.parametrize("keep", [1, 7, 30, 47, 48])
+def test_merging_equals_the_slow_one(threshold: float, keep: int) -> None:
+    for tiling in VIDEOS:
+        view = View(PREFIX, numbers(keep, 1, 48, 5), grid_of(tiling).unsqueeze(0))
+        plan = FrameFusion(S=threshold).plan(view, keep)
+        values = slow_merging(threshold, view, keep)
+        assert plan.kept[0].tolist() == list(values)
+        wanted = torch.stack(list(values.values())).float()
+        torch.testing.assert_close(outcome(view, plan), wanted, atol=1e-6, rtol=0)
+
+
+def test_three_frames_by_hand() -> None:
+    """Place 0 has cosines 1 and 0.6 from frame to frame, place 1 has 0 and 0.8."""
+    tokens = torch.tensor([[[1.0, 0], [0, 2]], [[3, 0], [1, 0]], [[3, 4], [4, 3]]])
+    view = released_video(PREFIX, tokens, 2)
+    # All but the cosine of 0: a run of three, and one of two.
+    plan = FrameFusion(S=0.55).plan(view, 1)
+    assert plan.kept.tolist() == [[0, 1, 3]]
+    assert outcome(view, plan).tolist() == [
+        [pytest.approx(7 / 3), pytest.approx(4 / 3)],
+        [0, 2],
+        [2.5, 1.5],
+    ]
+    # The budget of 4 leaves two pairs, the likest.
+    assert FrameFusion(S=0.55).plan(view, 4).kept.tolist() == [[0, 1, 3, 4]]
+    assert FrameFusion(S=0.9).plan(view, 1).kept.tolist() == [[0, 1, 3, 4, 5]]
+    assert FrameFusion(S=-2.0).plan(view, 2).kept.tolist() == [[0, 1]]
+    # Frame 1 is gone: place 0 is compared with frame 0.
+    left = View(Site("layer", 1), view.tokens[:, [0, 1, 4, 5]], view.grid[:, [0, 1, 4, 5]])
+    assert FrameFusion(S=0.59, K=3).plan(left, 1).kept.tolist() == [[0, 1]]
+
+
+def test_pruning_keeps_what_is_attended_to() -> None:
+    method = FrameFusion()
+    site = method.sites(28)[-1]
+    attention = torch.tensor([[0.1, 0.4, 0.2, 0.3]])
+    grid = torch.zeros(1, 4, 4, dtype=torch.long)
+    view = View(site, torch.zeros(1, 4, 2), grid, {"last_attention": attention})
+    assert [site.layer for site in method.sites(28)] == [0, 1, 2]
+    assert method.plan(view, 2).kept.tolist() == [[1, 3]]
+    assert method.plan(view, 9).kept.tolist() == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("case", vectors("framefusion"), ids=lambda case: str(case["seed"]))
+def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
+    method = FrameFusion(**case["params"])
+    view = case_video(case, PREFIX)
+    origin = torch.arange(view.tokens.shape[1])
+    for step, count in enumerate(case["counts"]):
+        site = Site("layer", step) if step else PREFIX
+        attention = shares(case["seed"] + step, 1, view.tokens.shape[1])
+        view = View(site, view.tokens, view.grid, {"last_attention": attention})
+        plan = method.plan(view, case["counts"][-1])
+        assert plan.kept.shape[1] == count
+        tokens, origin = outcome(view, plan).unsqueeze(0), origin[plan.kept[0]]
+        view = View(site, tokens, view.grid[:, plan.kept[0]])
+    assert origin.tolist() == case["kept"]
+    sums = view.tokens[0].double().sum(dim=1)
+    assert sums.tolist() == pytest.approx(case["sums"], abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("params", "line"), [({"S": 1.5}, r"S=1\.5 .*or -2"), ({"K": 0}, r"K=0 .*1 or more")]
+)
+def test_hyper_parameters_out_of_range_are_one_line(params: dict, line: str) -> None:
+    with pytest.raises(UserError, match=rf"method\.params\.{line}"):
+        build_method("framefusion", params)
+
+
+def test_on_a_model() -> None:
+    check_method("onevision_video", FrameFusion(S=-2.0))
+
+
+def test_the_last_count_is_the_budgets_whatever_has_merged() -> None:
+    adapter, chats = adapter_of("onevision_video"), list(FAMILIES["onevision_video"].chats)
+    for threshold in (0.2, 0.99):
+        done = kept_by(adapter, FrameFusion(S=threshold), chats, 0.6)
+        exact = kept_by(adapter, FrameFusion(S=-2.0), chats, 0.6)
+        for record, wanted in zip(done.records, exact.records, strict=True):
+            assert record.kept[-1] == wanted.kept[-1]
+            assert record.visual >= record.kept[0] >= record.kept[1] >= record.kept[-1]
