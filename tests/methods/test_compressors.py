@@ -110,6 +110,30 @@ def test_elastic_has_one_choice_for_all_heads() -> None:
     torch.testing.assert_close(built("prefixkv").score(view), expected, rtol=0, atol=1e-12)
 
 
+def test_tova_asks_the_last_word_for_all_heads() -> None:
+    view = view_of()
+    expected = whole_map(view)[:, -1].mean(0)[view.candidates].unsqueeze(0)
+    torch.testing.assert_close(built("tova").score(view), expected, rtol=0, atol=1e-12)
+
+
+def test_keydiff_compares_keys_with_the_mean_of_their_head() -> None:
+    view = view_of()
+    for head, scores in enumerate(built("keydiff").score(view)):
+        anchor = sum(key / key.norm() for key in view.keys[head]) / LENGTH
+        for slot, score in zip(view.candidates, scores, strict=True):
+            key = view.keys[head, slot]
+            assert float(score) == pytest.approx(-float(key @ anchor / key.norm() / anchor.norm()))
+
+
+def test_keydiff_by_hand_keeps_the_odd_one_out() -> None:
+    """The mean of four unit keys is (0.75, 0.25): key 2 has cosine 0.32 to it, the others 0.95."""
+    keys = torch.tensor([[[1.0, 0], [3, 0], [0, 2], [5, 0]]])
+    view = replace(view_of(), keys=keys, candidates=torch.arange(4))
+    scores = built("keydiff").score(view)
+    assert scores[0].tolist() == pytest.approx([-0.9487, -0.9487, -0.3162, -0.9487], abs=1e-4)
+    assert built("keydiff").keep(scores, 1).tolist() == [[2]]
+
+
 @pytest.mark.parametrize("window", [3, 8, 500])
 @pytest.mark.parametrize(("kernel", "pooling"), [(1, "mean"), (5, "mean"), (7, "max")])
 def test_snapkv_pools_the_votes_of_the_last_words(window: int, kernel: int, pooling: str) -> None:
