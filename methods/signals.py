@@ -22,6 +22,9 @@ SIGNALS: Mapping[str, str] = {
     "last_attention": "(B, N) attention that the last prompt token pays each visual token, mean over heads, fp32",
     "next_last_attention": "(B, N) `last_attention` in the site's own layer, which has not run yet",
     "next_bare_attention": "(B, N) `next_last_attention` without rotary positions, softmax over the visual tokens left",
+    "next_mean_attention": "(B, N) attention in the site's own layer, which has not run yet, of the mean query of all "
+    "tokens up to the last visual one to these tokens, without rotary positions, mean over heads, fp32",
+    "next_visual_keys": "(B, H_kv, N, Dh) `visual_keys` of the site's own layer, which has not run yet",
     "page_rank": "(B, N) PageRank of the layer's attention at a tenth of the temperature, five rounds from equal ranks "
     "of all tokens left, root of the mean square over heads, fp32",
     "mean_attention": "(B, N) attention a visual token receives, mean over all queries that can see it and heads, fp32",

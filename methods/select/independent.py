@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from espalier.methods.select.topk import Chosen, filled_up, ranking
+from espalier.methods.select.topk import Chosen, filled_up, ranking, rows_of
 
 #: Pivots with edges computed together.
 TOGETHER = 96
@@ -21,6 +22,22 @@ class Graph(Protocol):
 
     def row(self, pick: Tensor, merit: Tensor) -> Tensor:
         """Return (B, N) booleans: the neighbours of the tokens `pick` (B, 1), which had the highest `merit` (B, N)."""
+
+
+@dataclass(frozen=True)
+class Within:
+    """The graph of what lies within a cutoff, as a table (B, M, M)."""
+
+    table: Tensor
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Return (B, K, M)."""
+        return self.table[rows_of(indices), indices]
+
+    def row(self, pick: Tensor, merit: Tensor) -> Tensor:
+        """Return (B, M)."""
+        del merit
+        return self.rows(pick).squeeze(1)
 
 
 def independent_set(scores: Tensor, graph: Graph, n_keep: int, n_pivots: int = 0) -> Chosen:

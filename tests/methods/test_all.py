@@ -64,6 +64,7 @@ READS_TOKENS = {
         "prunevid",
         "scissor",
         "framefusion",
+        "pact",
         "idpruner",
         "aim",
         "btp",

@@ -85,6 +85,8 @@ CARRIERS: dict[str, Plant] = {
 UNSCORED = {
     "cdpruner-relevance=none",
     "fastvid-c=2-tau=-1.0-p=2-d=0.8",
+    "pact",
+    "pact-cutoff=0.4-keep=0.8",
     "btp",
     "btp-attention=(0.0, 0.5, 1.0)-places=(0.0, 0.2, 0.0)",
 }

@@ -1,4 +1,4 @@
-"""Attention of a decoder layer that has not run yet: `next_last_attention`, `next_bare_attention`.
+"""Attention and keys of a decoder layer that has not run yet: the signals named `next_...`.
 
 Captured when the site is reached: queries and keys of the site's layer, for the states that are about to enter it.
 """
@@ -6,7 +6,7 @@ Captured when the site is reached: queries and keys of the site's layer, for the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,53 +18,6 @@ from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 
 if TYPE_CHECKING:
     from espalier.methods.base import Need, Site
-
-
-class NextLastAttention(DecoderSignal):
-    """`last_attention` of the layer after the site."""
-
-    _answer_length = 0
-
-    def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Store the length of the answer after the prompt."""
-        super().begin(inputs)
-        self._answer_length = answer_length(inputs)
-
-    @classmethod
-    def attended(cls, need: Need, site: Site, sites: Sequence[Site]) -> Sequence[int]:
-        """Return the layer after the site."""
-        return (site.layer,)
-
-    def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
-        """Return the layer's attention."""
-        parts, layer = self.context.parts, self.layer
-        self._row = NextRow(parts.decoder.layers[layer])
-        return [(parts.decoder_attention(layer), self._row.watch)]
-
-    def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
-        """Run the layer up to its attention."""
-        visible = self.context.visible_to_last(stage, self.layer)
-        row_values = self._row.last(hidden, rotary, visible, self._answer_length)
-        self._captured = self.per_token(stage, row_values)
-
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, n)."""
-        return request.select(self.captured)
-
-
-class NextBareAttention(NextLastAttention):
-    """The same without rotary positions, and among the visual tokens alone. FEATHER (arXiv 2412.13180)."""
-
-    def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
-        """Run the layer up to its attention with tables that turn nothing."""
-        cosine, sine = rotary
-        still = (torch.ones_like(cosine), torch.zeros_like(sine))
-        visual = torch.zeros_like(stage.valid)
-        for row, count in enumerate(stage.counts):
-            visual[row, stage.slots[row, :count]] = True
-        visual &= self.context.visible_to_last(stage, self.layer)
-        row_values = self._row.last(hidden, still, visual, self._answer_length)
-        self._captured = self.per_token(stage, row_values)
 
 
 class NextRow:
@@ -86,7 +39,11 @@ class NextRow:
         """Take the row and leave the layer, if it runs for this purpose."""
         if self._valid is not None:
             prompt = query[:, :, : query.shape[2] - self._answer_length]
-            raise _RowCaptured(last_row(prompt, key, scaling, self._valid.to(query.device)))
+            raise _RowCaptured(self.taken(prompt, key, scaling, self._valid.to(query.device)))
+
+    def taken(self, query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
+        """Return (B, M, ...) of the prompt's queries (B, H, M, Dh) and all keys (B, H_kv, M, Dh)."""
+        return last_row(query, key, scaling, valid)
 
     def last(
         self, hidden: Tensor, rotary: tuple[Tensor, ...], valid: Tensor, answer_length: int = 0
@@ -114,9 +71,108 @@ class NextRow:
         raise RuntimeError("the decoder layer ran without calling its attention")
 
 
+class MeanRow(NextRow):
+    """Takes the attention of the mean valid query."""
+
+    def taken(self, query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
+        """Return (B, M), mean over heads."""
+        share = (valid / valid.sum(dim=1, keepdim=True))[:, None, : query.shape[2], None]
+        mean = (query * share.to(query.dtype)).sum(dim=2, keepdim=True)
+        return last_row(mean, key, scaling, valid)
+
+
+class KeysTaken(NextRow):
+    """Takes the keys."""
+
+    def taken(self, query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
+        """Return (B, M, H_kv, Dh)."""
+        del query, scaling, valid
+        return key.transpose(1, 2)
+
+
 class _RowCaptured(Exception):
     """Carries the row out of the layer."""
 
     def __init__(self, row: Tensor) -> None:
         super().__init__()
         self.row = row
+
+
+class NextLastAttention(DecoderSignal):
+    """`last_attention` of the layer after the site."""
+
+    row_type: ClassVar[type[NextRow]] = NextRow
+    _answer_length = 0
+
+    def begin(self, inputs: Mapping[str, Any]) -> None:
+        """Store the length of the answer after the prompt."""
+        super().begin(inputs)
+        self._answer_length = answer_length(inputs)
+
+    @classmethod
+    def attended(cls, need: Need, site: Site, sites: Sequence[Site]) -> Sequence[int]:
+        """Return the layer after the site."""
+        return (site.layer,)
+
+    def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
+        """Return the layer's attention."""
+        parts, layer = self.context.parts, self.layer
+        self._row = self.row_type(parts.decoder.layers[layer])
+        return [(parts.decoder_attention(layer), self._row.watch)]
+
+    def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
+        """Run the layer up to its attention."""
+        visible = self.context.visible_to_last(stage, self.layer)
+        row_values = self._row.last(hidden, rotary, visible, self._answer_length)
+        self._captured = self.per_token(stage, row_values)
+
+    def view_values(self, request: ViewRequest) -> Tensor:
+        """Return (b, n)."""
+        return request.select(self.captured)
+
+
+class NextBareAttention(NextLastAttention):
+    """The same without rotary positions, and among the visual tokens alone. FEATHER (arXiv 2412.13180)."""
+
+    def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
+        """Run the layer up to its attention with tables that turn nothing."""
+        visual = visual_slots(stage) & self.context.visible_to_last(stage, self.layer)
+        row_values = self._row.last(hidden, unturned(rotary), visual, self._answer_length)
+        self._captured = self.per_token(stage, row_values)
+
+
+class NextMeanAttention(NextLastAttention):
+    """Of the mean query up to the last visual token, without rotary positions. PACT (arXiv 2504.08966)."""
+
+    row_type = MeanRow
+
+    def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
+        """Run the layer up to its attention with tables that turn nothing."""
+        ahead = visual_slots(stage).flip(1).cumsum(dim=1).flip(1)
+        valid = stage.valid & (ahead > 0)
+        row_values = self._row.last(hidden, unturned(rotary), valid, self._answer_length)
+        self._captured = self.per_token(stage, row_values)
+
+
+class NextVisualKeys(NextLastAttention):
+    """`visual_keys` of the layer after the site."""
+
+    row_type = KeysTaken
+
+    def view_values(self, request: ViewRequest) -> Tensor:
+        """Return (b, H_kv, n, Dh)."""
+        return request.select(self.captured).transpose(1, 2)
+
+
+def visual_slots(stage: Stage) -> Tensor:
+    """Return (B, M) the slots of visual tokens."""
+    visual = torch.zeros_like(stage.valid)
+    for row, count in enumerate(stage.counts):
+        visual[row, stage.slots[row, :count]] = True
+    return visual
+
+
+def unturned(rotary: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return tables that turn nothing."""
+    cosine, sine = rotary
+    return torch.ones_like(cosine), torch.zeros_like(sine)

@@ -51,6 +51,12 @@ PRODUCERS.add(
 PRODUCERS.add(
     "next_bare_attention", "espalier.harness.engine.signals.next_layer_attention:NextBareAttention"
 )
+PRODUCERS.add(
+    "next_mean_attention", "espalier.harness.engine.signals.next_layer_attention:NextMeanAttention"
+)
+PRODUCERS.add(
+    "next_visual_keys", "espalier.harness.engine.signals.next_layer_attention:NextVisualKeys"
+)
 PRODUCERS.add("page_rank", "espalier.harness.engine.signals.decoder_attention:PageRank")
 PRODUCERS.add("decider_attention", "espalier.harness.engine.signals.deciders:DeciderAttention")
 PRODUCERS.add("masked_attention", "espalier.harness.engine.signals.deciders:MaskedAttention")

@@ -1,0 +1,170 @@
+"""PACT against a slow version, by hand, on models, and against what its released code keeps and merges."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from espalier.harness.errors import UserError
+from espalier.harness.specs.catalogue import build_method
+from espalier.methods.base import Need, Plan, Site, View
+from espalier.methods.pact import PACT
+from tests.families import FAMILIES
+from tests.family_runs import adapter_of
+from tests.methods.cases import make_view
+from tests.methods.released import numbers, released_view, shares, vectors
+from tests.methods.runs import check_on_engine, kept_by
+from tests.tiny import Recorder
+
+LAYER = Site("layer", 4)
+
+
+def merged(view: View, plan: Plan, row: int = 0) -> Tensor:
+    assert plan.merge is not None
+    return plan.merge.apply(view.tokens, plan.kept.shape[1])[row]
+
+
+def slow_pact(method: PACT, view: View, row: int, keep: int) -> list[int]:
+    return sorted(slow_clusters(method, view, row, keep))
+
+
+def slow_clusters(method: PACT, view: View, row: int, keep: int) -> dict[int, list[int]]:
+    """Token by token: the centres, and what comes to each."""
+    keys = view.signals["next_visual_keys"][row].double().transpose(0, 1).flatten(1)
+    units = normalize(keys, dim=1)
+    far = (1 - units @ units.T).fill_diagonal_(0).tolist()
+    every = range(len(far))
+    length = view.tokens[row].double().norm(dim=1).tolist()
+    score = [float(view.signals["next_mean_attention"][row, i]) * length[i] for i in every]
+    n_left = max(keep, math.floor(method.keep * len(far) + 1e-9))
+    left = sorted(sorted(every, key=lambda i: (-score[i], i))[:n_left])
+    density = {i: sum(math.exp(-((far[i][j] / 2) ** 2)) for j in left) for i in left}
+    order = sorted(left, key=lambda i: (-density[i], i))
+
+    def greedy(cutoff: float) -> list[int]:
+        centres: list[int] = []
+        for i in order:
+            if all(far[i][j] > cutoff for j in centres):
+                centres.append(i)
+        return centres[:keep]
+
+    cutoff = method.cutoff
+    if cutoff is None:
+        low, high = 0, 201
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if len(greedy(middle / 100)) == keep else (low, middle)
+        cutoff = low / 100
+    centres = greedy(cutoff)
+    centres += [i for i in order if i not in centres][: keep - len(centres)]
+    into: dict[int, list[int]] = {centre: [centre] for centre in centres}
+    for i in every:
+        nearest = min(sorted(centres), key=lambda j: far[i][j])
+        if i not in centres and far[i][nearest] <= method.coef_pruned * cutoff:
+            into[nearest].append(i)
+    return into
+
+
+@pytest.mark.parametrize(
+    "method", [PACT(), PACT(keep=0.9, cutoff=0.3), PACT(keep=0.2, cutoff=1.5)], ids=str
+)
+@pytest.mark.parametrize("keep", [1, 5, 14, 30, 47])
+def test_equals_the_slow_one(method: PACT, keep: int) -> None:
+    view = make_view(method, seed=keep)
+    plan = method.plan(view, keep)
+    for row in range(3):
+        into = slow_clusters(method, view, row, keep)
+        assert plan.kept[row].tolist() == sorted(into)
+        wanted = [view.tokens[row, into[centre]].mean(dim=0) for centre in sorted(into)]
+        torch.testing.assert_close(merged(view, plan, row), torch.stack(wanted), atol=1e-5, rtol=0)
+
+
+def test_six_tokens_by_hand() -> None:
+    """Four of six are left: 0, 1 and 2 around one direction, and 3 at right angles to 0.
+
+    Token 2 is the densest, since it is the nearest to 3. Token 4 comes back to it, and 5, opposite to all, does not.
+    """
+    turns = torch.tensor([0.0, 0.3, 0.6, math.pi / 2, 0.2, math.pi + 0.8])
+    keys = torch.stack([turns.cos(), turns.sin()], dim=1)[None, None]
+    tokens = torch.tensor([[[2.0, 0], [0, 1], [1, 0], [0, 4], [1, 1], [9, 9]]])
+    attention = torch.tensor([[1.0, 2, 2, 1, 0.1, 0.01]])
+    signals = {"next_mean_attention": attention, "next_visual_keys": keys}
+    view = released_view(LAYER, tokens, 3, **signals)
+    plan = PACT(keep=0.7, cutoff=0.2).plan(view, 2)
+    assert plan.kept.tolist() == [[2, 3]]
+    torch.testing.assert_close(merged(view, plan), torch.tensor([[1.0, 0.5], [0, 4]]))
+    # 1 - cos(0.3) = 0.045: with less the others of the three are centres, too.
+    assert PACT(keep=0.7, cutoff=0.04).plan(view, 4).kept.tolist() == [[0, 1, 2, 3]]
+    # With more than all the distances the second centre is the second densest.
+    assert PACT(keep=0.7, cutoff=2.0).plan(view, 2).kept.tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("case", vectors("pact"), ids=lambda case: str(case["seed"]))
+def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
+    seed, n_tokens = case["seed"], case["tokens"]
+    signals = {
+        "next_mean_attention": shares(seed + 300, 1, n_tokens),
+        "next_visual_keys": (
+            numbers(seed + 200, 2, n_tokens, 2) + 0.6 * numbers(seed + 100, 2, 1, 2)
+        ).unsqueeze(0),
+    }
+    view = released_view(LAYER, numbers(seed, 1, n_tokens, 8), 16, **signals)
+    plan = PACT(**case["params"]).plan(view, case["keep"])
+    assert plan.kept[0].tolist() == case["kept"]
+    sums = merged(view, plan).double().sum(dim=1)
+    assert sums.tolist() == pytest.approx(case["sums"], abs=2e-4)
+
+
+def test_the_signals_are_those_of_the_layer_to_come() -> None:
+    """Projected by hand from what enters the layer: keys from its own run, the mean query without rotation."""
+    adapter, chats = adapter_of("llava"), FAMILIES["llava"].chats
+    names = ("next_mean_attention", "text_states", "text_positions", "visual_positions")
+    recorder = Recorder((Site("layer", 1),), tuple(map(Need, names)))
+    kept_by(adapter, recorder, chats[:1], 0.5)
+    (first,) = recorder.views
+    attention = adapter.decoder.layers[1].self_attn
+    norm = adapter.decoder.layers[1].input_layernorm
+    n_before = int(
+        (first.signals["text_positions"] < first.signals["visual_positions"].min()).sum()
+    )
+    words = first.signals["text_states"][:, :n_before]
+    with torch.inference_mode():
+        states = norm(torch.cat([words, first.tokens], dim=1))
+        query = attention.q_proj(states).unflatten(2, (-1, attention.head_dim)).mean(dim=1)
+        key = attention.k_proj(states).unflatten(2, (-1, attention.head_dim))
+    heads = key.repeat_interleave(query.shape[1] // key.shape[2], dim=2)
+    logits = torch.einsum("bhd,bkhd->bhk", query, heads) * attention.scaling
+    expected = logits.softmax(-1).mean(1)[:, n_before:]
+    torch.testing.assert_close(
+        first.signals["next_mean_attention"], expected, atol=1e-6, rtol=0, check_dtype=False
+    )
+    late = Recorder((Site("layer", 2),), (Need("visual_keys"),))
+    kept_by(adapter, late, chats[:1], 0.0)
+    early = Recorder((Site("layer", 1),), (Need("next_visual_keys"),))
+    kept_by(adapter, early, chats[:1], 0.0)
+    torch.testing.assert_close(
+        early.views[0].signals["next_visual_keys"], late.views[0].signals["visual_keys"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"L": 0}, r"L=0 .*1 or more"),
+        ({"keep": 1.5}, r"keep=1\.5 .*0 to 1"),
+        ({"cutoff": 3.0}, r"cutoff=3\.0 .*or null"),
+        ({"coef_pruned": -1.0}, r"coef_pruned=-1\.0 .*0 or more"),
+    ],
+)
+def test_hyper_parameters_out_of_range_are_one_line(params: dict, line: str) -> None:
+    with pytest.raises(UserError, match=rf"method\.params\.{line}"):
+        build_method("pact", params)
+
+
+def test_on_a_model() -> None:
+    check_on_engine("qwen2_5_vl", PACT(L=1), slow_pact)
