@@ -1,4 +1,4 @@
-"""LLaVA-Scissor: "Token Compression with Semantic Connected Components for Video LLMs" (2025, arXiv 2506.21862).
+"""LLaVA-Scissor: "Token Compression with Semantic Connected ConnectedParts for Video LLMs" (2025, arXiv 2506.21862).
 
 Tokens are connected if their cosine is above tau, directly or over others. With the components (SCC)
 
@@ -32,7 +32,7 @@ from torch import Tensor
 from espalier.methods.base import Mixture, Plan, Site, TokenReducer, View
 from espalier.methods.checks import require, require_finite
 from espalier.methods.select.frames import clips
-from espalier.methods.select.linkage import Components, count_components, likest_tree
+from espalier.methods.select.linkage import ConnectedParts, count_components, likest_tree
 from espalier.methods.select.similarity import cosine
 
 
@@ -92,12 +92,12 @@ class Scissor(TokenReducer):
         tree = likest_tree(frames)
         starts = torch.arange(0, len(flat), size, device=tokens.device).unsqueeze(1)
 
-        def space(tau: float) -> Components:
+        def space(tau: float) -> ConnectedParts:
             n_links = min(int((tree.likeness > tau).sum()), len(flat) - keep)
             root = (tree.roots(tree.likest(n_links)) + starts).flatten()
-            return Components.of(root, (frames > tau).sum(dim=2).flatten())
+            return ConnectedParts.of(root, (frames > tau).sum(dim=2).flatten())
 
-        def left(hundredth: int) -> int:
+        def n_means(hundredth: int) -> int:
             tau = hundredth / 100
             if int((tree.likeness <= tau).sum()) < keep:  # components of space
                 return 0
@@ -105,12 +105,12 @@ class Scissor(TokenReducer):
 
         tau = self.tau
         if tau is None:
-            tau = (bisect_left(range(-100, 101), keep, key=left) - 100) / 100
+            tau = (bisect_left(range(-100, 101), keep, key=n_means) - 100) / 100
         means = space(tau)
         alike, _ = means.compared(products)
         time = likest_tree(alike.unsqueeze(0))
         root = time.roots(time.likest(len(alike) - keep))[0]
-        means = means.joined(Components.of(root, (alike > tau).sum(dim=1)))
+        means = means.joined(ConnectedParts.of(root, (alike > tau).sum(dim=1)))
         _, with_tokens = means.compared(products)
         into, token = with_tokens.argmax(dim=0), torch.arange(len(flat), device=tokens.device)
         mixed = products.new_zeros(keep, len(flat))

@@ -62,7 +62,7 @@ def likest_tree(similarity: Tensor) -> Tree:
     return Tree(parent, likeness)
 
 
-class Components(NamedTuple):
+class ConnectedParts(NamedTuple):
     """A partition of M points in K components.
 
     Attributes:
@@ -76,7 +76,7 @@ class Components(NamedTuple):
     weight: Tensor
 
     @classmethod
-    def of(cls, root: Tensor, degree: Tensor) -> Components:
+    def of(cls, root: Tensor, degree: Tensor) -> ConnectedParts:
         """Read off roots (M,) as in `Tree`; the point with the highest degree (M,) leads, the first of equals."""
         order = ranking(degree.float().unsqueeze(0))[0]
         rank = order.argsort()
@@ -86,10 +86,10 @@ class Components(NamedTuple):
         weight = 1 / torch.bincount(label)[label].float()
         return cls(leads.nonzero().squeeze(1), label, weight)
 
-    def joined(self, later: Components) -> Components:
+    def joined(self, later: ConnectedParts) -> ConnectedParts:
         """Return the components of points, from those of their components: means of means."""
         weight = self.weight * later.weight[self.label]
-        return Components(self.places[later.places], later.label[self.label], weight)
+        return ConnectedParts(self.places[later.places], later.label[self.label], weight)
 
     def compared(self, products: Tensor) -> tuple[Tensor, Tensor]:
         """Return (K, K) cosines of the means, and (K, M) of the means with points, times the lengths of the points.
