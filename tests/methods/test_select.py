@@ -17,6 +17,7 @@ from espalier.methods.select.dpp import dpp_map
 from espalier.methods.select.independent import independent_set
 from espalier.methods.select.maxmin import farthest_first
 from espalier.methods.select.merge import slot_sizes
+from espalier.methods.select.nearest import AT_HAND, Nearest
 from espalier.methods.select.similarity import (
     BLOCK,
     board_of,
@@ -246,6 +247,29 @@ def test_what_they_answer_is_what_the_matrix_holds():
     low, high = found.extremes()
     assert torch.equal(low, matrix.flatten(1).amin(dim=1))
     assert torch.equal(high, matrix.flatten(1).amax(dim=1))
+
+
+@pytest.mark.parametrize("make", [lambda x: Held(cosine(x)), lambda x: Computed(unit(x))])
+@pytest.mark.parametrize("n_tokens", [2, 31, 300])
+def test_the_likest_member_is_that_of_a_loop_over_all(make, n_tokens: int):
+    """Few members are not among a token's 32 likest, many are; each set is asked of one object."""
+    tokens = crowded(3, n_tokens, 8)
+    matrix, nearest = cosine(tokens), Nearest(make(tokens))
+    generator = torch.Generator().manual_seed(n_tokens)
+    searched = 0
+    for share in (0.0, 0.01, 0.2, 1.0):
+        members = torch.rand(3, n_tokens, generator=generator) < share
+        members[0, -1] = share > 0  # no row has the same number of members
+        some = torch.randint(n_tokens, (3, 25), generator=generator)
+        exists = torch.rand(3, 25, generator=generator) < 0.7
+        likeness = nearest.among(members, some, exists)
+        for row, column in exists.nonzero().tolist():
+            token, others = int(some[row, column]), members[row].nonzero()[:, 0].tolist()
+            wanted = max((float(matrix[row, token, other]) for other in others), default=-2.0)
+            assert float(likeness[row, column]) == pytest.approx(wanted, abs=1e-6)
+            likest = matrix[row, token].topk(min(AT_HAND, n_tokens)).indices.tolist()
+            searched += bool(others) and not set(others) & set(likest)
+    assert (searched > 0) == (n_tokens > AT_HAND)
 
 
 def test_of_copies_the_first_is_kept_however_their_products_round():
