@@ -20,13 +20,13 @@ their code and is not offered.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
-from espalier.methods.checks import require, require_finite
+from espalier.methods.checks import require_choices, require_finite
 from espalier.methods.select.cosines import cosines_of_units
 from espalier.methods.select.dpp import dpp_map
 from espalier.methods.select.similarity import unit
@@ -51,8 +51,7 @@ class CDPruner(TokenReducer):
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
-        valid = get_args(Relevance)
-        require(self.relevance in valid, "relevance", self.relevance, ", ".join(valid))
+        require_choices(self, relevance=Relevance)
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the projected tokens, before the decoder."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -15,6 +15,13 @@ def require(holds: bool, key: str, value: Any, valid: str) -> None:
     """Raise MethodError with the config key, the value and the valid values, unless `holds`."""
     if not holds:
         raise MethodError(f"method.params.{key}={value!r} is out of range; valid: {valid}")
+
+
+def require_choices(method: object, **choices: Any) -> None:
+    """Raise MethodError unless each named hyper-parameter is among the values of its `Literal`."""
+    for key, kind in choices.items():
+        value, valid = getattr(method, key), get_args(kind)
+        require(value in valid, key, value, ", ".join(valid))
 
 
 def layer_site(key: str, layer: int, depth: int) -> Site:

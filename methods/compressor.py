@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from espalier.methods.base import Method, Need, Site
-from espalier.methods.checks import require
+from espalier.methods.checks import require, require_choices
 from espalier.methods.select.budgets import RULES, entries
 from espalier.methods.select.topk import top
 
@@ -80,8 +80,7 @@ class CacheCompressor(Method):
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         require(self.allocation in RULES, "allocation", self.allocation, ", ".join(RULES))
-        scopes = get_args(Scope)
-        require(self.scope in scopes, "scope", self.scope, ", ".join(scopes))
+        require_choices(self, scope=Scope)
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the cache of every layer."""

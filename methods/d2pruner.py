@@ -29,13 +29,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
-from espalier.methods.checks import layer_site, require, require_finite
+from espalier.methods.checks import layer_site, require, require_choices, require_finite
 from espalier.methods.select.cosines import cosines
 from espalier.methods.select.fused import FusedEdges
 from espalier.methods.select.independent import independent_set
@@ -74,8 +74,7 @@ class D2Pruner(TokenReducer):
         for key in ("alpha", "theta_sim", "r_pivot"):
             value = getattr(self, key)
             require(0 <= value <= 1, key, value, "a number from 0 to 1")
-        valid = get_args(Selection)
-        require(self.selection in valid, "selection", self.selection, ", ".join(valid))
+        require_choices(self, selection=Selection)
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the site before layer K."""

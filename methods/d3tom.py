@@ -16,50 +16,33 @@ heads:
 Visual tokens of the released code are all positions of a picture, newlines included (newlines=merge: 1008 of a square
 one on LaViDa), of which int(N (1 - r)) stay (rounding=down).
 
-The merged sequence lasts for one step: the next one starts from every visual token again. Before the first step no
-token is unveiled, so that step keeps all. The released code also renumbers the positions of the remaining tokens from 0
-after layer K, as engine.positions=method does.
+The next step starts from every visual token again. Before the first step no token is unveiled, so that it keeps all.
+The released code also renumbers the remaining positions from 0 after layer K, as engine.positions=method does.
 
-Where the prompt is cached (Section 4.4), A is the deciders' attention to its entries in layer K, and in every layer
-after K the entries of dropped visual tokens merge into kept ones, keys k without rotary positions and values v alike:
-
-    c(i) = argmax_j cos(mean over heads k_i, mean over heads k_j)                  (20)
-    k_j <- nu_k s / |s|,  s = k_j + sum_{i: c(i) = j} k_i,  and likewise v_j       (21)
-
-    nu is the mean norm of these vectors before merging, over heads and all j. The printed formulas are hardly legible;
-    the rule is that of the released code, in which j is any remaining entry, words included (targets=prompt). In the
-    paper's text tokens merge into the kept visual ones (targets=visual). Each step merges the whole cache anew.
+Where the prompt is cached (Section 4.4), A is the deciders' attention to its entries in layer K. In later layers the
+entries of dropped visual tokens merge by (20) and (21) in methods/select/entries.py, anew in each step: in the paper's
+text into kept visual ones (targets=visual), in the released code into any that remains (targets=prompt).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from espalier.methods.base import Assignment, Need, Plan, Positions, Site, View
-from espalier.methods.checks import require, require_finite
+from espalier.methods.checks import require, require_choices
 from espalier.methods.denoiser import DenoisingReducer
 from espalier.methods.select.entries import Entries, Targets, merged_entries
-from espalier.methods.select.merge import slot_sizes
-from espalier.methods.select.topk import rows_of, top
+from espalier.methods.select.merge import nearest_kept, slot_sizes
+from espalier.methods.select.topk import top
 
 Merging = Literal["sum", "mean"]
 State = Literal["attended", "entering"]
 Similarity = Literal["attended", "normed"]
 Newlines = Literal["stay", "merge"]
 Rounding = Literal["nearest", "down"]
-
-CHOICES = {
-    "merging": Merging,
-    "state": State,
-    "similarity": Similarity,
-    "targets": Targets,
-    "newlines": Newlines,
-    "rounding": Rounding,
-}
 
 
 @dataclass(frozen=True)
@@ -68,15 +51,13 @@ class D3ToM(DenoisingReducer):
 
     Attributes:
         K: decoder layer inside which tokens merge; its attention still sees all of them.
-        merging: whether a group's states are added up (eq. 10) or averaged.
-        state: which states merge.
-        similarity: which states are compared.
-        targets: entries of a cached prompt that others merge into.
-        newlines: whether the newline tokens between a picture's rows are visual tokens.
-        rounding: of the number of tokens that stay.
+        merging: whether a group's states are added up (eq. 10) or averaged. state: which states merge.
+        similarity: which states are compared. targets: entries of a cached prompt that others merge into.
+        newlines: whether a picture's newline tokens are visual tokens. rounding: of the number of tokens that stay.
     """
 
     merges_entries: ClassVar[bool] = True
+    takes_separators = True  # attention and states of the decoder
 
     K: int = 3
     merging: Merging = "sum"
@@ -86,13 +67,10 @@ class D3ToM(DenoisingReducer):
     newlines: Newlines = "stay"
     rounding: Rounding = "nearest"
 
-    takes_separators = True  # attention and states of the decoder
-
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
-        for name, kinds in CHOICES.items():
-            value, valid = getattr(self, name), get_args(kinds)
-            require(value in valid, name, value, ", ".join(valid))
+        require_choices(self, merging=Merging, state=State, similarity=Similarity)
+        require_choices(self, targets=Targets, newlines=Newlines, rounding=Rounding)
 
     @property
     def takes_newlines(self) -> bool:
@@ -113,8 +91,8 @@ class D3ToM(DenoisingReducer):
     def needs(self, site: Site) -> tuple[Need, ...]:
         """Return the deciders' attention, and the normed states if these are compared."""
         del site
-        rows = Need("decider_attention")
-        return (rows, Need("layer_normed")) if self.similarity == "normed" else (rows,)
+        normed = (Need("layer_normed"),) if self.similarity == "normed" else ()
+        return (Need("decider_attention"), *normed)
 
     def positions(self, depth: int) -> Positions:
         """Return `renumbered`: the released code closes the gaps after layer K."""
@@ -140,15 +118,3 @@ class D3ToM(DenoisingReducer):
     def merged(self, entries: Entries) -> tuple[Tensor, Tensor]:
         """Merge a layer's entries by (20) and (21)."""
         return merged_entries(entries, self.targets)
-
-
-def nearest_kept(states: Tensor, kept: Tensor) -> Tensor:
-    """Return (B, N) the slot among `kept` (B, K) that each token goes to: a kept one to its own, others by cosine.
-
-    Of equal cosines the lower index wins. Cost: O(N K D).
-    """
-    units = normalize(states.float() if states.element_size() < 4 else states, dim=-1)
-    cosine = require_finite(units @ units[rows_of(kept), kept].transpose(1, 2), "cosine of states")
-    slot = cosine.argmax(dim=2)
-    own_slots = slot.new_tensor(range(kept.shape[1])).expand_as(kept)
-    return slot.scatter(1, kept, own_slots)

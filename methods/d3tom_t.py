@@ -15,9 +15,9 @@ prompt it does not know the step, and the share stays r.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from espalier.methods.checks import require
+from espalier.methods.checks import require_choices
 from espalier.methods.d3tom import D3ToM
 
 Direction = Literal["low_to_high", "high_to_low", "released"]
@@ -36,8 +36,7 @@ class D3ToMT(D3ToM):
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         super().__post_init__()
-        valid = get_args(Direction)
-        require(self.direction in valid, "direction", self.direction, ", ".join(valid))
+        require_choices(self, direction=Direction)
 
     def ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
         """Return the share removed at each step, 0 at the first; all 0 if `ratio` is 0."""

@@ -26,13 +26,13 @@ An image of one view is that view's top `keep`; the authors define the method fo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
-from espalier.methods.checks import require, require_finite
+from espalier.methods.checks import require, require_choices, require_finite
 from espalier.methods.select.crops import Crops, Regions
 from espalier.methods.select.quotas import apportion, top_of_groups
 
@@ -60,8 +60,7 @@ class GlobalCom2(TokenReducer):
         """Check the hyper-parameters."""
         require(self.tau > 0, "tau", self.tau, "a positive number")
         require(0 <= self.alpha <= 1, "alpha", self.alpha, "a number from 0 to 1")
-        valid = get_args(Scores)
-        require(self.scores in valid, "scores", self.scores, ", ".join(valid))
+        require_choices(self, scores=Scores)
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the prefix."""

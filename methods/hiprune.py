@@ -23,13 +23,13 @@ fails there. HiPrune++, which adds tokens by CLIP's text tower, is not in the co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
-from espalier.methods.checks import require, require_finite
+from espalier.methods.checks import require, require_choices, require_finite
 from espalier.methods.select.crops import Crops
 from espalier.methods.select.groups import Groups
 from espalier.methods.select.quotas import apportion, top_of_groups
@@ -62,8 +62,7 @@ class HiPrune(TokenReducer):
         require(
             inside, "object_layer", self.object_layer, f"1 to {self.depth} (method.params.depth)"
         )
-        valid = get_args(Border)
-        require(self.border in valid, "border", self.border, ", ".join(valid))
+        require_choices(self, border=Border)
 
     @property
     def objects(self) -> Need:

@@ -20,12 +20,12 @@ An image of one view is that view's top `keep`, as the authors do for LLaVA-1.5.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
-from espalier.methods.checks import require, require_finite
+from espalier.methods.checks import require, require_choices, require_finite
 from espalier.methods.select.crops import Crops, Regions
 from espalier.methods.select.quotas import apportion, best_of_groups, top_of_groups
 
@@ -48,8 +48,7 @@ class HiRED(TokenReducer):
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         require(0 <= self.alpha <= 1, "alpha", self.alpha, "a number from 0 to 1")
-        valid = get_args(BudgetBy)
-        require(self.budget in valid, "budget", self.budget, ", ".join(valid))
+        require_choices(self, budget=BudgetBy)
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the prefix."""

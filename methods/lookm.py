@@ -26,12 +26,12 @@ EffiVLM-Bench finds that merging pictures into words hurts: `targets=visual` mer
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from espalier.methods.checks import require
+from espalier.methods.checks import require, require_choices
 from espalier.methods.compressor import CacheCompressor, CacheView
 from espalier.methods.h2o import H2O
 from espalier.methods.select.similarity import unit
@@ -60,9 +60,7 @@ class LookM(CacheCompressor):
         """Check the hyper-parameters."""
         super().__post_init__()
         require(self.recent >= 1, "recent", self.recent, "1 or more")
-        for name, kinds in (("merging", Merging), ("targets", Targets)):
-            valid = get_args(kinds)
-            require(getattr(self, name) in valid, name, getattr(self, name), ", ".join(valid))
+        require_choices(self, merging=Merging, targets=Targets)
 
     @property
     def exempt(self) -> tuple[int, int]:

@@ -11,37 +11,32 @@ patches around them. With h_j the mean of the tower's hidden states over its las
     W_ij = max(0, cos(h_i, h_j)) (1 - min(1, dist_ij / sqrt(reach))),    x'_i = x_i + sum_{j != i} W_ij / sum_m W_im x_j
 
 over all patches j, m of the same image and view, kept ones too (own weight 1 is set after the rows are normalised).
-Pillars stay as they are:
+Stage 2 acts halfway through the decoder (before layer 16 of 32) and keeps the tokens with the highest scores.
 
-    paper:    the kept patches with |k_i| above the 0.75 quantile among them
-    official: those with a_i above the 0.55 quantile
+              pillars, which stay as they are                    scores of stage 2
+    paper     kept patches with |k_i| above their 0.75 quantile  cosine of the state with the mean of the words' states
+    official  kept patches with a_i above their 0.55 quantile    last prompt token's attention in the layer before,
+                                                                 mean over heads
 
-Stage 2 acts halfway through the decoder (before layer 16 of 32) and keeps the tokens with the highest
+The authors keep 112 and then 16 of 576, 224 and 32, 336 and 48 (64, 128, 192 on average), and a tenth in stage 2 on
+LLaVA-NeXT. So stage 2 keeps the share `second` of what stage 1 kept, and the budget sets stage 1; where stage 1 keeps
+everything, nothing is merged and stage 2 alone meets the budget.
 
-    paper:    cosine of the hidden state with the mean of the words' hidden states
-    official: attention of the last prompt token in the layer before, mean over heads
-
-How many stay: the authors keep 112 and then 16 of 576, 224 and 32, 336 and 48 (64, 128 and 192 on average), and a tenth
-in stage 2 on LLaVA-NeXT. So stage 2 keeps the share `second` of what stage 1 kept, and the budget sets stage 1; where
-stage 1 keeps everything, nothing is merged and stage 2 alone meets the budget.
-
-Choices of ours: the paper's text prints max for min in W; "mean text embedding" is read as the words' states that enter
-the same layer, as embeddings lie in another space; squares at the border of an odd grid are smaller; `reach` is the
-authors' constant for a grid of 24 x 24, in patches, and is not scaled.
+Choices of ours: the text's max in W is read as min, "mean text embedding" as the states that enter the same layer, as
+embeddings lie in another space; border squares of odd grids are smaller; `reach`, of 24 x 24 patches, is not scaled.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
-from torch import Tensor
 from torch.nn.functional import normalize
 
 from espalier.methods.base import Mixture, Need, Plan, Site, TokenReducer, View
-from espalier.methods.checks import layer_site, require
+from espalier.methods.checks import layer_site, require, require_choices
 from espalier.methods.select.cells import best_of_cells, cells
 from espalier.methods.select.surroundings import above_quantile, taken_in
 from espalier.methods.select.topk import indices_of, top
@@ -57,13 +52,10 @@ class Nuwa(TokenReducer):
 
     Attributes:
         layer: decoder layer before which stage 2 acts; None: half of the depth.
-        second: share of what stage 1 kept that stage 2 keeps, at most.
-        side: patches along the edge of a region.
-        salience: what patches are ranked by in stage 1.
-        pillars: what decides which kept patches take nothing in.
-        quantile: kept patches above this quantile of it are pillars.
+        second: share of what stage 1 kept that stage 2 keeps, at most. side: patches along the edge of a region.
+        salience: what patches are ranked by in stage 1; guide: what tokens are ranked by in stage 2.
+        pillars: what decides which kept patches take nothing in: those above the `quantile` of it.
         reach: square of the distance, in patches, at which nothing is taken in any more.
-        guide: what tokens are ranked by in stage 2.
     """
 
     layer: int | None = None
@@ -82,13 +74,11 @@ class Nuwa(TokenReducer):
         require(self.side >= 1, "side", self.side, "1 or more")
         require(0 <= self.quantile <= 1, "quantile", self.quantile, "a number from 0 to 1")
         require(0 < self.reach < math.inf, "reach", self.reach, "a finite number above 0")
-        for key, choices in (("salience", Salience), ("pillars", Pillars), ("guide", Guide)):
-            value = getattr(self, key)
-            require(value in get_args(choices), key, value, ", ".join(get_args(choices)))
+        require_choices(self, salience=Salience, pillars=Pillars, guide=Guide)
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the tower's output and a place in the decoder."""
-        layer = max(1, depth // 2) if self.layer is None else self.layer
+        layer = self.layer or max(1, depth // 2)
         return (Site("vision"), layer_site("layer", layer, depth))
 
     def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
@@ -110,7 +100,11 @@ class Nuwa(TokenReducer):
         Cost: stage 1 O(N log N + keep N D), and O(keep N D) for the engine's product; stage 2 O(N D + N log N).
         """
         if view.site.where == "layer":
-            scores = self.guidance(view)
+            if self.guide == "attention":
+                scores = view.signals["last_attention"].float()
+            else:  # a cosine has the same order with the sum as with the mean, whatever the padding
+                words = normalize(view.signals["text_states"].float().sum(dim=1), dim=-1)
+                scores = (normalize(view.tokens.float(), dim=-1) @ words.unsqueeze(2)).squeeze(2)
             return Plan(top(scores, keep), scores=scores)
         attention, norms = view.signals["cls_attention"].float(), torch.ones(())
         if "wide_tower_keys" in view.signals:
@@ -122,14 +116,5 @@ class Nuwa(TokenReducer):
             return Plan(index)
         height = attention if self.pillars == "attention" else norms
         pillar = above_quantile(height.gather(1, index), self.quantile)
-        states = view.signals["tower_states"]
-        taken = taken_in(states, view.grid, index, pillar, self.reach**0.5)
-        return Plan(index, Mixture(taken), scores=salience)
-
-    def guidance(self, view: View) -> Tensor:
-        """Return (B, N) the scores of stage 2."""
-        if self.guide == "attention":
-            return view.signals["last_attention"].float()
-        # A cosine has the same order with the sum as with the mean, whatever the padding.
-        words = normalize(view.signals["text_states"].float().sum(dim=1), dim=-1)
-        return (normalize(view.tokens.float(), dim=-1) @ words.unsqueeze(2)).squeeze(2)
+        around = (view.signals["tower_states"], view.grid, index, pillar, self.reach**0.5)
+        return Plan(index, Mixture(taken_in(*around)), scores=salience)

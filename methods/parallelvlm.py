@@ -23,12 +23,12 @@ both, a random and an even sample instead of the target's choice, a draft that p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor
 
 from espalier.methods.base import Need, Site, TokenReducer, View
-from espalier.methods.checks import require
+from espalier.methods.checks import require, require_choices
 from espalier.methods.none import NoReduction
 from espalier.methods.random import Random
 from espalier.methods.uniform import Uniform
@@ -58,8 +58,7 @@ class ParallelVLM(AtOnce):
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         super().__post_init__()
-        valid = get_args(Guidance)
-        require(self.guidance in valid, "guidance", self.guidance, ", ".join(valid))
+        require_choices(self, guidance=Guidance)
         blind = self.text_only and self.guidance != "none"
         require(not blind, "guidance", self.guidance, "none, where text_only=true leaves no choice")
         UVPrune(self.L)  # which checks L, read or not

@@ -20,14 +20,14 @@ Towers without a class token: the attention that a patch receives or the pooling
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from espalier.methods.base import Mixture, Need, Plan, Site, TokenReducer, View
-from espalier.methods.checks import require
+from espalier.methods.checks import require, require_choices
 from espalier.methods.select.nearest import nearest
 from espalier.methods.select.topk import indices_of, ranking, rows_of
 
@@ -55,8 +55,7 @@ class PruMerge(TokenReducer):
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
         require(self.k >= 0, "k", self.k, "0 or more")
-        valid = get_args(Merging)
-        require(self.merging in valid, "merging", self.merging, ", ".join(valid))
+        require_choices(self, merging=Merging)
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the tower's output."""

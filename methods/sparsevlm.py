@@ -31,12 +31,12 @@ and takes the 14 heads that look at the image most; that is another method and n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Positions, Site, View
-from espalier.methods.checks import require
+from espalier.methods.checks import require, require_choices
 from espalier.methods.scheduled import Scheduled
 from espalier.methods.select.raters import rater_weights
 from espalier.methods.select.recycle import recycle, split
@@ -80,9 +80,7 @@ class SparseVLM(Scheduled):
         super().__post_init__()
         require(0 <= self.tau <= 0.9, "tau", self.tau, "a number from 0 to 0.9")
         require(self.theta >= 1, "theta", self.theta, "1 or more")
-        for key, choices in (("raters", Raters), ("assignment", Joining), ("cluster", Cluster)):
-            value = getattr(self, key)
-            require(value in get_args(choices), key, value, ", ".join(get_args(choices)))
+        require_choices(self, raters=Raters, assignment=Joining, cluster=Cluster)
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the sites after `layers`, at the same shares of the depth."""

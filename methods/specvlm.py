@@ -16,13 +16,13 @@ nearest to the paper) or the one just before (guidance=last). The paper states n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
-from espalier.methods.checks import layer_site, require
+from espalier.methods.checks import layer_site, require, require_choices
 from espalier.methods.select.topk import indices_of, ranking
 from espalier.methods.select.words import words_after
 
@@ -49,8 +49,7 @@ class SpecVLM(TokenReducer):
         """Check the hyper-parameters."""
         require(self.layer >= 1, "layer", self.layer, "1 or more (attention before it is read)")
         require(0 <= self.mass <= 1, "mass", self.mass, "a number from 0 to 1")
-        valid = get_args(Guidance)
-        require(self.guidance in valid, "guidance", self.guidance, ", ".join(valid))
+        require_choices(self, guidance=Guidance)
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the site before `layer`."""

@@ -17,12 +17,12 @@ the tree of methods/sd_tree.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor
 
 from espalier.methods.base import Need, Site, View
-from espalier.methods.checks import require
+from espalier.methods.checks import require, require_choices
 from espalier.methods.sd_tree import EAGLE, depth_of, parents_of
 from espalier.methods.specvlm import SpecVLM
 from espalier.methods.windows import InTurn
@@ -50,8 +50,7 @@ class SpecVLMSD(InTurn):
         """Check the hyper-parameters."""
         super().__post_init__()
         require(0 <= self.mass <= 1, "mass", self.mass, "a number from 0 to 1")
-        valid = get_args(Shape)
-        require(self.shape in valid, "shape", self.shape, ", ".join(valid))
+        require_choices(self, shape=Shape)
         levels = depth_of(EAGLE)
         fits = self.shape == "chain" or self.gamma == levels
         require(fits, "gamma", self.gamma, f"{levels}, the levels of the tree (shape=tree)")

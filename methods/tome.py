@@ -31,12 +31,12 @@ Ports to language models average the tokens of each merge without regard to size
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 
 from espalier.methods.base import Assignment, Need, Plan, Site, TokenReducer, View
-from espalier.methods.checks import require, require_finite
+from espalier.methods.checks import require_choices, require_finite
 from espalier.methods.select.bipartite import merge_to, shares
 
 Order = Literal["raster", "released"]
@@ -58,8 +58,7 @@ class ToMe(TokenReducer):
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
-        valid = get_args(Order)
-        require(self.order in valid, "order", self.order, ", ".join(valid))
+        require_choices(self, order=Order)
 
     def tower_sites(self, blocks: int) -> tuple[Site, ...]:
         """Return a site in every block."""

@@ -25,14 +25,14 @@ attention step less, and attention_variation needs two layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import normalize
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
-from espalier.methods.checks import layer_site, require
+from espalier.methods.checks import layer_site, require, require_choices
 from espalier.methods.select.topk import top
 
 Criterion = Literal["similarity_variation", "similarity", "attention_variation", "attention"]
@@ -57,8 +57,7 @@ class UVPrune(TokenReducer):
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
-        valid = get_args(Criterion)
-        require(self.criterion in valid, "criterion", self.criterion, ", ".join(valid))
+        require_choices(self, criterion=Criterion)
         why = "two layers of attention" if self._first_layer > 1 else "the layers before"
         fits = self.L is None or self._first_layer <= self.L
         require(fits, "L", self.L, f"{self._first_layer} or more ({why} are compared)")

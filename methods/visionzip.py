@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from espalier.methods.base import Assignment, Need, Plan, Site, TokenReducer, View
-from espalier.methods.checks import require, require_finite
+from espalier.methods.checks import require, require_choices, require_finite
 from espalier.methods.select.merge import slot_sizes
 from espalier.methods.select.topk import indices_of, ranking, rows_of
 
@@ -49,8 +49,7 @@ class VisionZip(TokenReducer):
         """Check the hyper-parameters."""
         share = self.dominant_share
         require(0 <= share <= 1, "dominant_share", share, "a number from 0 to 1")
-        valid = get_args(Contextual)
-        require(self.contextual in valid, "contextual", self.contextual, ", ".join(valid))
+        require_choices(self, contextual=Contextual)
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the tower's output."""

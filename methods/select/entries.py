@@ -117,9 +117,12 @@ class Entries:
 def merged_entries(entries: Entries, targets: Targets) -> tuple[Tensor, Tensor]:
     """Return keys and values (H, T, D) of the T targets, each leaving entry merged into the most similar of them.
 
-    Each leaving entry goes to the target with the highest cosine of keys, mean over heads, the first of equals. Keys
-    and values are added, and every target's vector is then scaled, head by head, to the mean former length of targets
-    over tokens and heads.
+    With k keys without rotary positions, and values v merged like them (D3ToM, arXiv 2511.12280):
+
+        c(i) = argmax_j cos(mean over heads k_i, mean over heads k_j), the first of equals                   (20)
+        k_j <- nu_k s / |s|,  s = k_j + sum_{i: c(i) = j} k_i,  head by head                                (21)
+
+    nu is the mean norm of targets before merging, over heads and tokens.
 
     Args:
         entries: of one layer and sample.

@@ -61,6 +61,22 @@ class Frames:
         length = torch.zeros_like(token).scatter_add(1, opening, torch.ones_like(token))
         return cls(index, size, start, token - opening, length.gather(1, opening))
 
+    def in_windows(self, back: Sequence[int], last_whole: bool) -> Tensor:
+        """Return (B, N) how many frames back each frame is compared; 0 for frames that stay whole or are absent.
+
+        Args:
+            back: the same for each frame of a window, which start anew with every clip.
+            last_whole: as DyCoke's released code: window starts run to F - 5, so that the third frame of a clip's last
+                window is never compared, nor any frame of a clip of one window.
+        """
+        window = len(back)
+        number = self.place % window
+        frames_back = torch.tensor(back, device=number.device)[number]
+        if last_whole:
+            last = (number == 2) & (self.place - 2 >= self.length - window)
+            frames_back = torch.where(last | (self.length <= window), 0, frames_back)
+        return torch.where(self.size > 0, frames_back, 0)
+
     def likeness(self, tokens: Tensor, back: Tensor) -> Tensor:
         """Return (B, N) cosines, in fp32, with the token at the same place `back` (B, N) frames earlier.
 

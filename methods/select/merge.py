@@ -1,10 +1,12 @@
-"""Bookkeeping of merging: how many tokens share a slot, and merging in turn."""
+"""Bookkeeping of merging: how many tokens share a slot, where each goes, and merging in turn."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
+from espalier.methods.checks import require_finite
 from espalier.methods.plans import Assignment
 from espalier.methods.select.similarity import unit
 from espalier.methods.select.topk import rows_of
@@ -15,6 +17,21 @@ def slot_sizes(slot: Tensor) -> Tensor:
     inside = (slot >= 0).float()
     at = slot.clamp(min=0)
     return inside * torch.zeros_like(inside).scatter_add(1, at, inside).gather(1, at)
+
+
+def nearest_kept(states: Tensor, kept: Tensor) -> Tensor:
+    """Return (B, N) the slot among `kept` (B, K) that each token goes to: a kept one to its own, others by cosine.
+
+    Of equal cosines the lower index wins. Cost: O(N K D).
+
+    Raises:
+        MethodError: a cosine is NaN.
+    """
+    units = normalize(states.float() if states.element_size() < 4 else states, dim=-1)
+    cosine = require_finite(units @ units[rows_of(kept), kept].transpose(1, 2), "cosine of states")
+    slot = cosine.argmax(dim=2)
+    own_slots = slot.new_tensor(range(kept.shape[1])).expand_as(kept)
+    return slot.scatter(1, kept, own_slots)
 
 
 def halved_into(tokens: Tensor, kept: Tensor) -> Assignment:

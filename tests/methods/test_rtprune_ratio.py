@@ -20,7 +20,8 @@ from espalier.harness.engine.session import Session
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.methods.base import MethodError, Need, Site, View
 from espalier.methods.none import NoReduction
-from espalier.methods.rtprune import RTPrune, own_count
+from espalier.methods.rtprune import RTPrune
+from espalier.methods.select.page_share import own_count
 from tests.methods.cases import make_view, replaced, rows_of_view
 from tests.methods.runs import adapter_of, kept_by, views_of
 from tests.runs.helpers import make_bench
