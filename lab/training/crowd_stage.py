@@ -62,6 +62,22 @@ def new_crowd_model(layers: int = 6) -> Any:
     return model
 
 
+def phase_of(step: int, plan: dict[str, Any]) -> dict[str, Any]:
+    """Returns the recipe's phase of a step, with the number of its first step as "start"."""
+    start = 0
+    for phase in plan["phases"]:
+        if step < phase["until"]:
+            break
+        start = phase["until"]
+    return {**phase, "start": start}
+
+
+def phase_lr(step: int, plan: dict[str, Any]) -> float:
+    """Returns the learning rate of a step: in each phase a cosine of its own, which may end before the cosine does."""
+    phase = phase_of(step, plan)
+    return cosine_lr(step - phase["start"], phase["cosine"], plan["warmup"], phase["lr"])
+
+
 def looking_losses(
     watched: Watched, lesson: CrowdLesson, positions: torch.Tensor | None, plan: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,7 +113,7 @@ def train_crowd(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     use_bf16_products(projector)
     use_bf16_products(model.model.language_model)
     parameters = [*(p for p in model.parameters() if p.requires_grad), *namer.parameters()]
-    optimiser = make_optimiser(parameters, plan["lr"], plan["betas"], plan["weight_decay"])
+    optimiser = make_optimiser(parameters, phase_lr(0, plan), plan["betas"], plan["weight_decay"])
     log = TrainingLog(out / "log.jsonl", "crowd")
     first_step = 0
     if checkpoint := load_checkpoint(out / CHECKPOINT):
@@ -107,10 +123,11 @@ def train_crowd(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         first_step = checkpoint["step"]
     losses: list[tuple[float, ...]] = []
     for step in range(first_step, plan["steps"]):
-        set_lr(optimiser, cosine_lr(step, plan["steps"], plan["warmup"], plan["lr"]))
+        phase = phase_of(step, plan)
+        set_lr(optimiser, phase_lr(step, plan))
         index = worker.share(step, plan["batch"], plan["first_index"])
         lesson = make_lesson(
-            tower, "train", seed, index, plan["mix"], plan["weights"], plan["distort"]
+            tower, "train", seed, index, phase["mix"], plan["weights"], plan["distort"]
         )
         packed, answered = lesson.packed, lesson.packed.labels != IGNORE
         inside = lesson.owner >= 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +32,7 @@ from espalier.harness.seedling.crowd.crowd_questions import (
     relation_question,
 )
 from espalier.harness.seedling.crowd.crowd_scenes import (
+    LONGEST_NUMBER,
     SIDE,
     crowd_objects,
     crowd_scene,
@@ -39,6 +42,7 @@ from espalier.harness.seedling.patch_targets import PATCH
 from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.seedling.scenes import CELL, WIDTH, SceneObject
 from espalier.harness.seedling.vocabulary import UNK, VOCABULARY
+from lab.bench import crowd_oracle
 from lab.training import crowd_release, crowd_stage
 from lab.training.crowd_gaze import (
     GAZE_ATTENTION,
@@ -57,7 +61,7 @@ from lab.training.crowd_lessons import (
     make_lesson,
     validate_crowd,
 )
-from lab.training.crowd_stage import new_crowd_model, train_crowd
+from lab.training.crowd_stage import new_crowd_model, phase_lr, phase_of, train_crowd
 from lab.training.dialogue_packs import PREFIX
 from lab.training.fast_math import use_attention
 from lab.training.release_stage import load_exported
@@ -86,7 +90,7 @@ def test_pixels_and_questions_are_pinned():
             scene = crowd_scene(split, 0, index)
             questions = ask(scene.objects, question_stream(split, 0, index), MIX)
             digest.update(scene.image.tobytes() + repr((scene.objects, questions)).encode())
-    assert digest.hexdigest() == "5c6da1cb03ac75067d1336c9cdaf3ad1788e615e7f4c19aa94277003586d685b"
+    assert digest.hexdigest() == "4ccdcb5ae4c0180c81d9d09e21cbec1a13cfb0807f724f698e141dc769361a46"
 
 
 def test_questions_do_not_depend_on_hash_seeds():
@@ -116,8 +120,13 @@ def test_scenes_are_crowded():
         numbers = {item.colour for item in objects if item.kind == "digit"}
         assert len(numbers) == 2
         frequencies.append(max(names.count(name) for name in names))
+        for colour in numbers:
+            row = [item.box for item in objects if item.kind == "digit" and item.colour == colour]
+            gaps = [right[0] - left[2] for left, right in pairwise(row)]
+            assert 2 <= len(row) <= LONGEST_NUMBER
+            assert min(gaps) >= PATCH
     assert max(frequencies) == 9
-    assert np.mean([len(objects) for objects in SCENES]) > 14
+    assert np.mean([len(objects) for objects in SCENES]) > 13
 
 
 def test_every_template_occurs_and_uses_known_words_only():
@@ -212,11 +221,36 @@ def test_samples_take_turns_and_do_not_depend_on_their_number():
         ("count", "9", "nine", 0, 1),
         ("relation", "red", "Red.", 1, 0),
         ("attribute", "star", "", 0, 1),
+        ("attribute", "star", "star star", 0, 1),
+        ("number", "4 7 0", "4 7 0", 1, 0),
+        ("number", "4 7 0", "4 7", 0, 0),
+        ("number", "4 7", "4 red", 0, 1),
+        ("number", "4 7", "4 7 0 0", 0, 1),
     ],
 )
 def test_metrics(family, truth, answer, right, unparsed):
     scores = crowd_metrics({"family": family, "answer": truth}, answer)
     assert scores == {"accuracy": right, f"accuracy_{family}": right, "unparsed": unparsed}
+
+
+def test_the_oracle_keeps_the_objects_of_the_question():
+    for sample in samples("test", 0, 1_000_000, 16):
+        objects, words = sample_objects(sample), sample["question"].split()
+        patches = crowd_oracle.needed(sample).numpy()
+        owner = crowd_targets([objects]).owner[0]
+        shown = {objects[slot] for slot in set(owner[patches].tolist())}
+        assert (owner[patches] >= 0).all()
+        assert (patches == np.isin(owner, [objects.index(item) for item in shown])).all()
+        if sample["family"] == "attribute":
+            assert [list(item.box) for item in shown] == [sample["box"]]
+        elif sample["family"] == "number":
+            frames = {item for item in objects if item.kind == "digit" and item.colour == words[2]}
+            assert shown == frames
+        elif sample["family"] == "count":
+            assert len(shown) == int(sample["answer"])
+        else:
+            assert {item.name for item in shown} == {words[5]}
+            assert len(shown) > 1
 
 
 @pytest.fixture(scope="module")
@@ -384,7 +418,12 @@ def test_gaze_targets_are_patches_of_the_right_objects(started):
 def tiny_recipe() -> dict:
     recipe = load_recipe()
     plan = {"layers": 1, "steps": 4, "batch": 2, "warmup": 1, "log_every": 2, "save_every": 2}
-    recipe["crowd"].update(plan, validate_every=4)
+    mix = recipe["crowd"]["phases"][0]["mix"]
+    phases = [
+        {"until": 3, "lr": 0.001, "cosine": 4, "mix": mix},
+        {"until": 4, "lr": 0.0005, "cosine": 1, "mix": {**mix, "relation": 1}},
+    ]
+    recipe["crowd"].update(plan, validate_every=4, phases=phases)
     recipe["crowd"]["gaze"] = {"layers": [0, 0], "count_layer": 0, "heads": 2, "weight": 1.0}
     recipe["crowd"]["validation"] = {"scenes": 2, "mix": MIX}
     return recipe
@@ -416,8 +455,17 @@ def test_an_interrupted_training_continues_as_if_it_had_not_been(tmp_path: Path,
     assert set(FAMILIES) <= set(lines[-1]["val"])
 
 
+def test_each_phase_has_its_mix_and_a_cosine_of_its_own(tiny_recipe):
+    plan = {**tiny_recipe["crowd"], "warmup": 1}
+    assert [phase_of(step, plan)["mix"]["relation"] for step in (0, 2, 3)] == [5, 5, 1]
+    cosine = [0.001 * (0.99 * (1 + math.cos(math.pi * step / 4)) / 2 + 0.01) for step in range(3)]
+    assert [phase_lr(step, plan) for step in range(4)] == pytest.approx([*cosine, 0.0005])
+
+
 def test_training_lowers_the_loss_of_what_it_repeats(tmp_path: Path, tiny_recipe, monkeypatch):
-    tiny_recipe["crowd"].update(steps=12, lr=0.003, log_every=3, save_every=12, validate_every=99)
+    phase = {**tiny_recipe["crowd"]["phases"][0], "until": 12, "lr": 0.003, "cosine": 12}
+    tiny_recipe["crowd"].update(steps=12, log_every=3, save_every=12, validate_every=99)
+    tiny_recipe["crowd"]["phases"] = [phase]
     lesson = make_lesson
     monkeypatch.setattr(
         crowd_stage,
@@ -452,7 +500,7 @@ def test_exported_model_loads_and_answers_alike(tmp_path: Path, tiny_recipe, mon
 def test_shipped_model_answers_validation_questions():
     model = load_exported(crowd_weights_dir())
     use_attention(model.model.language_model, GAZE_ATTENTION, gaze_attention)
-    mix = {"attribute": 3, "count": 2, "relation": 4, "exist": 3}
+    mix = {"attribute": 3, "count": 2, "number": 2, "relation": 4, "exist": 3}
     scores = validate_crowd(model, tower_of(model), "val", {"scenes": 16, "mix": mix})
     assert min(scores[name] for name in ("attribute", "relation", "exist")) >= 0.85
     assert scores["count"] >= 0.5

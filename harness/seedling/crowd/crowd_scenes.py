@@ -27,14 +27,16 @@ from espalier.harness.seedling.sprites import (
 SIDE = 2 * WIDTH
 GRID = SIDE // PATCH
 SIZES = (16, 18, 20)
-"""Sides of the objects in pixels."""
+"""Sides of the shapes in pixels."""
+DIGIT_SIZES = (22, 24)
+"""Sides of the digits in pixels: seedling's tower tells smaller ones apart less often (docs/log/training.md)."""
 NUMBERS = 2
 """Numbers of a scene: rows of two or more digits in frames of one colour, another for each number."""
-LONGEST_NUMBER = 4
+LONGEST_NUMBER = 3
 MOST_ALIKE = 9
 
-_GAP = 3
-"""Pixels between the digits of a number."""
+_GAP = PATCH
+"""Pixels between the digits of a number: no patch shows two digits."""
 _CELLS = SIDE // CELL
 _THIRD = WIDTH // CELL
 _OFFSETS = {"objects": 5_000_011, "pixels": 5_000_077}
@@ -82,7 +84,7 @@ def crowd_objects(split: str, seed: int, index: int) -> tuple[SceneObject, ...]:
 
 
 def _number(row: int, half: int, colour: str, stream: DrawStream) -> list[SceneObject]:
-    count, size = 2 + stream.below(LONGEST_NUMBER - 1), stream.pick(SIZES)
+    count, size = 2 + stream.below(LONGEST_NUMBER - 1), stream.pick(DIGIT_SIZES)
     span = count * size + (count - 1) * _GAP
     start = half * WIDTH + stream.below(WIDTH - span + 1)
     top = row * CELL + stream.below(CELL - size + 1)
