@@ -22,6 +22,8 @@ from espalier.harness.specs.run_spec import ModelSpec, PromptSpec, RunSpec, Vide
 
 MODELS = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
 NAMES = {"original", "lmms_eval", "hub", "vlmevalkit"}
+#: Sets of OCR models for what a picture shows.
+BLOCKS = {"text", "table", "formula", "chart"}
 
 
 def composed(*line: str) -> RunSpec:
@@ -46,7 +48,7 @@ def test_every_set_of_every_model_can_be_had(name: str) -> None:
         key for key, one in compose_section("model", name)["prompts"].items() if one is not None
     }
     assert "original" in sets
-    assert sets <= {*NAMES, "d3tom"}
+    assert sets <= {*NAMES, *BLOCKS, "d3tom"}
     for one in sets:
         assert model_of(name, one).prompt.name == one
 
