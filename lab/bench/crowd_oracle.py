@@ -40,8 +40,8 @@ def needed(sample: dict[str, Any]) -> Tensor:
     """Return (N,) booleans: the patches of the objects that a sample's question is about."""
     objects = sample_objects(sample)
     target = next((item for item in objects if list(item.box) == list(sample["box"])), None)
-    asked = SceneQuestion(sample["family"], "", sample["question"], sample["answer"], target)
-    looks = objects_looked_at(asked, objects)
+    fields = (sample["family"], sample["template"], sample["question"], sample["answer"])
+    looks = objects_looked_at(SceneQuestion(*fields, target), objects)
     slots = {slot for candidates, deciding in looks for slot in (*candidates, *deciding)}
     return torch.from_numpy(np.isin(crowd_targets([objects]).owner[0], list(slots)))
 

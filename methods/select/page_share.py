@@ -27,21 +27,21 @@ from espalier.methods.select.similarity import cosine
 from espalier.methods.select.sobel import edge_share
 
 
-def own_share(view: View, power: int, tau: float, whole: bool) -> Tensor:
+def own_share(view: View, power: int, tau: float, across_patches: bool) -> Tensor:
     """Return (B,) the shares 1 - r of a view with luma, at most 1. Cost: O(N^2 D), and the picture's pixels.
 
     Args:
         view: a global view shows all of the page.
         power: of the cosine in (7).
         tau: gradient above which a pixel is part of an edge.
-        whole: whether gradients see the picture around their patch. The authors' code pads each patch with zeros: white
-            paper then has edges at every patch's border, grey letterbox has none.
+        across_patches: whether gradients see the picture around their patch. The authors' code pads each patch with
+            zeros: white paper then has edges at every patch's border, grey letterbox has none.
     """
     n_tokens = view.tokens.shape[1]
     powers = cosine(view.tokens).pow(power)
     pairs = powers.sum(dim=(1, 2)) - powers.diagonal(dim1=1, dim2=2).sum(dim=1)
     phi = pairs / max(1, n_tokens * (n_tokens - 1))
-    density = edge_share(view.signals["luma"], tau, whole)
+    density = edge_share(view.signals["luma"], tau, across_patches)
     overview = (view.grid[:, :, 1] == 0).float()
     rho = (density * overview).sum(dim=1) / overview.sum(dim=1).clamp(min=1)
     return (1 - phi * (1 - rho)).clamp(max=1)

@@ -56,8 +56,10 @@ def sample_objects(sample: dict[str, Any]) -> tuple[SceneObject, ...]:
 def crowd_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
     """Return the metrics of an answer, also by family; all digits of a number count as one."""
     right, family = exact_match(answer, sample["answer"]), sample["family"]
-    said, longest = words(answer), LONGEST_NUMBER if family == "number" else 1
-    parsed = 0 < len(said) <= longest and all(word in _WORDS[family] for word in said)
+    answer_words, longest = words(answer), LONGEST_NUMBER if family == "number" else 1
+    parsed = 0 < len(answer_words) <= longest and all(
+        word in _WORDS[family] for word in answer_words
+    )
     return {
         "accuracy": right,
         f"accuracy_{family}": right,
