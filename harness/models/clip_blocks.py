@@ -30,6 +30,12 @@ def clip_attention(tower: Any, feature: int, index: int | None) -> nn.Module:
     return attention
 
 
+def clip_patches(tower: Any) -> nn.Conv2d:
+    """Return the convolution that cuts pictures into patches."""
+    convolution: nn.Conv2d = tower.embeddings.patch_embedding
+    return convolution
+
+
 def _feature_layer(tower: Any, feature: int) -> int:
     """Return the layer with output hidden_states[feature]: entry 0 is the embeddings, so entry f is layer f - 1."""
     depth = len(tower.encoder.layers)

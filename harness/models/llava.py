@@ -20,7 +20,12 @@ from espalier.harness.engine.brightness import PixelGrids
 from espalier.harness.engine.tower_blocks import TowerBlock
 from espalier.harness.engine.visual_items import VisualItem, rectangle
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.clip_blocks import clip_attention, clip_blocks, clip_unread
+from espalier.harness.models.clip_blocks import (
+    clip_attention,
+    clip_blocks,
+    clip_patches,
+    clip_unread,
+)
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.random_weights import text_config, vision_config
 from espalier.harness.models.view_placement import (
@@ -108,8 +113,7 @@ class LlavaAdapter(Adapter):
 
     def patch_embedding(self) -> nn.Conv2d:
         """Return the tower's first convolution."""
-        convolution: nn.Conv2d = self.tower.embeddings.patch_embedding
-        return convolution
+        return clip_patches(self.tower)
 
     def image_tokens(self) -> int | None:
         """Return the number of patches of one view."""

@@ -27,7 +27,12 @@ from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.anyres import packed_item
 from espalier.harness.models.chat_media import MARK
-from espalier.harness.models.clip_blocks import clip_attention, clip_blocks, clip_unread
+from espalier.harness.models.clip_blocks import (
+    clip_attention,
+    clip_blocks,
+    clip_patches,
+    clip_unread,
+)
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.random_weights import text_config, vision_config
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
@@ -198,8 +203,7 @@ class LlavaOnevisionAdapter(Adapter):
 
     def patch_embedding(self) -> nn.Conv2d:
         """Return the tower's first convolution."""
-        convolution: nn.Conv2d = self.tower.embeddings.patch_embedding
-        return convolution
+        return clip_patches(self.tower)
 
     def pooling_attention(self) -> nn.MultiheadAttention:
         """Return the attention of SigLIP's pooling head, which published checkpoints lack."""
