@@ -82,7 +82,7 @@ def prediction_errors(pixels: Tensor, places: Tensor, tau: float) -> Tensor:
     row, column = places.unbind(-1)
     number = torch.full((len(pixels), n_rows + 1, n_columns + 1), -1, device=pixels.device)
     number[batch, row + 1, column + 1] = torch.arange(pixels.shape[1], device=pixels.device)
-    beside, above, corner = (
+    left_patch, above, corner = (
         number[batch, row + down, column + right] for down, right in ((1, 0), (0, 1), (0, 0))
     )
 
@@ -90,8 +90,10 @@ def prediction_errors(pixels: Tensor, places: Tensor, tau: float) -> Tensor:
         # Of missing patches the last one's, which nothing reads.
         return (pixels[batch, first] - pixels[batch, second]).abs().amax(2)
 
-    edge = (difference(corner, beside) <= tau) & (difference(corner, above) > tau) & (corner >= 0)
-    from_above = (edge & (above >= 0)) | (beside < 0)
-    predictor = torch.where(from_above, above, beside)
+    edge = (
+        (difference(corner, left_patch) <= tau) & (difference(corner, above) > tau) & (corner >= 0)
+    )
+    from_above = (edge & (above >= 0)) | (left_patch < 0)
+    predictor = torch.where(from_above, above, left_patch)
     itself = torch.arange(pixels.shape[1], device=pixels.device).expand_as(row)
     return difference(itself, predictor).masked_fill(predictor < 0, UNPREDICTED)
