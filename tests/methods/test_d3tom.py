@@ -11,6 +11,7 @@ import torch
 from espalier.methods.base import MethodError, Site, View
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.d3tom_t import D3ToMT
+from espalier.methods.select.merge import nearest_kept
 
 
 def view_of(scores, states, normed=None) -> View:
@@ -74,6 +75,13 @@ def test_the_plan_is_that_of_the_equations(merging, similarity, keep) -> None:
         kept, found = merged(method, view_of(scores, states, normed), keep)
         assert kept == expected
         assert (found - torch.tensor(values, dtype=torch.float64)).abs().max() < 1e-9
+
+
+def test_kept_copies_stay_and_halves_are_compared_in_fp32() -> None:
+    assert nearest_kept(torch.ones(1, 3, 2), torch.tensor([[0, 2]])).tolist() == [[0, 0, 1]]
+    states = torch.randn(1, 300, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    kept = torch.arange(0, 300, 3)[None]
+    assert torch.equal(nearest_kept(states, kept), nearest_kept(states.float(), kept))
 
 
 def test_the_share_is_the_ratio_behind_the_first_step() -> None:
