@@ -1,4 +1,4 @@
-"""LLaVA-Scissor: "Token Compression with Semantic Connected ConnectedParts for Video LLMs" (2025, arXiv 2506.21862).
+"""LLaVA-Scissor: "Token Compression with Semantic Connected Components for Video LLMs" (2025, arXiv 2506.21862).
 
 Tokens are connected if their cosine is above tau, directly or over others. With the components (SCC)
 

@@ -159,7 +159,7 @@ REFUSALS = (
 
 ALWAYS = {
     *("aim", "btp", "dycoke", "feather", "fitprune", "flowcut", "ivtp"),
-    *("prunevid", "pyramiddrop", "sparsevlm", "specvlm", "tome"),
+    *("pact", "pixelprune", "prunevid", "pyramiddrop", "sparsevlm", "specvlm", "tome"),
 }
 #: Cases that act in the tower, at each step, or on the attention of such a layer; by default, or by their settings.
 REFUSED = {
