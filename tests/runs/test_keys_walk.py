@@ -13,6 +13,7 @@ import pytest
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
+from espalier.harness.cost.facts import LinearFacts
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.paths import ROOT
@@ -145,6 +146,11 @@ VALUES: dict[str, Any] = {
     "benchmark.blocks": 0,
     "benchmark.sources": (ROOT / "tasks" / "videos",),
     "benchmark.path": OWN_DATA / "blue",
+    **{
+        f"{model}.facts.{stack}.linear": LinearFacts(2, 2, 4, 8, 12)
+        for model in ("model", "method.draft")
+        for stack in ("text", "tower")
+    },
     "model.path": ROOT / "tasks",
     "method.draft.path": ROOT / "tasks",
     "judge.prompt": ROOT / "tests" / "judging" / "words.yaml",
