@@ -93,7 +93,7 @@ def prompt_with_trunk(
 
     Cost: these layers of the unreduced prompt.
     """
-    if depth == 0 or adapter.layer_types is not None or adapter.facts.text.linear is not None:
+    if depth == 0 or not all(map(adapter.holds_prompt, range(depth))):
         return prompt
     nothing = Budget("kept", 0.0)
     with (
