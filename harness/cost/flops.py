@@ -2,8 +2,9 @@
 
 The exact count takes one multiply-add as two FLOPs and counts every matrix product that runs for one sample; norms,
 activations, softmax, rotary embedding and additions are left out, as are the convolutions (they split images into
-patches; those of SAM's neck, and GLM's, which merges patches, are 1 % of it). For n tokens, width d, q = heads x
-head_dim, kv = kv_heads x head_dim, MLP width m (of all experts that one token goes through), e experts:
+patches; Molmo2's linear map of patches is one; those of SAM's neck, and GLM's, which merges patches, are 1 % of it).
+For n tokens, width d, q = heads x head_dim, kv = kv_heads x head_dim, MLP width m (of all experts that one token goes
+through), e experts:
 
 | term                 | FLOPs of one layer                                                  |
 | -------------------- | ------------------------------------------------------------------- |
@@ -25,7 +26,7 @@ head_dim, kv = kv_heads x head_dim, MLP width m (of all experts that one token g
 | `tower`     | the layers that run of the vision tower and of its stem; layers after the    |
 |             | one that is read run, and count, only if a method reads them                 |
 | `projector` | its linear maps, on every unit that goes through it, and those of DeepStack's |
-|             | projectors, through which every unit goes once                               |
+|             | projectors, through which every unit goes once; attention that pools patches |
 | `text`      | every decoder layer on the tokens that enter it                              |
 | `head`      | the output head at the last position, all that generation needs              |
 
@@ -154,13 +155,15 @@ def _encoder(stack: StackFacts, tokens: int, pairs: int, window_pairs: int) -> i
     return stack.layers * _linear(stack) * tokens + _pair(stack) * attended
 
 
-def projector_flops(facts: ModelFacts, units: int, repeated: int = 0) -> int:
-    """Return the exact FLOPs of the projectors' linear maps on `units` units, plus `again` units projected twice.
+def projector_flops(facts: ModelFacts, units: int, repeated: int = 0, pooled: int = 0) -> int:
+    """Return the exact FLOPs of the projectors' linear maps on `units` units, plus `repeated` units projected twice.
 
-    Merged units go through the projector a second time, but not through those of DeepStack.
+    Merged units go through the projector a second time, but not through those of DeepStack. Each of the `pooled`
+    patches costs a key and a value of the first map's shape, and a score and an average of its width.
     """
     passes = units * (1 + len(facts.deepstack)) + repeated
-    return 2 * passes * facts.projector_entries
+    attention = 4 * pooled * (facts.projector[0] + 1) * facts.projector[1]
+    return 2 * passes * facts.projector_entries + attention
 
 
 def text_flops(
@@ -245,7 +248,7 @@ def sample_flops(
     untouched = work.untouched()
 
     def components(counts: Sequence[int], work: Work, pairs: Sequence[int]) -> Components:
-        projector = projector_flops(facts, work.units, work.reprojected)
+        projector = projector_flops(facts, work.units, work.reprojected, work.pooled)
         text = text_flops(facts, counts, n_text, pairs=pairs)
         return Components(tower_flops(facts, work), projector, text, head)
 

@@ -13,6 +13,7 @@ class Work(NamedTuple):
         pairs: pairs in a layer with attention inside each image or frame.
         window_pairs: pairs in a layer with attention inside windows (0: the tower has none).
         units: inputs of the projector, each mapped to one visual token.
+        pooled: patches that the projector's attention pools into these tokens, padding included (0: it has none).
         stem_tokens: tokens of the stack that runs before the tower (DeepSeek-OCR's SAM), 0 elsewhere.
         stem_pairs: its pairs in a global layer.
         stem_window_pairs: its pairs in a windowed layer.
@@ -32,6 +33,7 @@ class Work(NamedTuple):
     pairs: int = 0
     window_pairs: int = 0
     units: int = 0
+    pooled: int = 0
     stem_tokens: int = 0
     stem_pairs: int = 0
     stem_window_pairs: int = 0

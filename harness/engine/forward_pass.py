@@ -293,8 +293,9 @@ class Pass:
             self._held = self.eviction.held_visual
         elif types is not None or text.linear is not None:
             self._held = held_in_windows(self.prefill, self._cache_lengths)
+        step_types = types if types is not None and types.steps_differ else None
         self._steps = DecodeSteps(
-            stages, config, setup.emulate, embedding, self.step_mask, types, text
+            stages, config, setup.emulate, embedding, self.step_mask, step_types, text
         )
         if not self._steps.needed:
             _remove(self._handles)

@@ -21,6 +21,7 @@ from espalier.harness.engine.positions import rotary_tables
 from espalier.harness.engine.visibility import VisualBlocks
 
 SLIDING = "sliding_attention"
+FULL = "full_attention"
 
 
 class LayerTypes:
@@ -43,9 +44,13 @@ class LayerTypes:
         """Return whether a layer sees a window only."""
         return self._types[layer] == SLIDING
 
+    def blocks(self, layout: Layout) -> Tensor:
+        """Return (B, L): for each slot the number of the block whose tokens see one another, -1 outside."""
+        return blocks_of(layout)
+
     def begin(self, stage: Stage, layout: Layout, positions: Tensor) -> None:
         """Give the first stage of a prefill its blocks of visual tokens, and positions (B or 1, L)."""
-        blocks = blocks_of(layout)
+        blocks = self.blocks(layout)
         stage.blocks = VisualBlocks(blocks, positions.expand_as(blocks), span=blocks.shape[1])
 
     def visibility(self, stage: Stage, layer: int) -> VisualBlocks:
@@ -83,7 +88,7 @@ class LayerTypes:
             "position_embeddings": self.tables(stage, layer, hidden),
         }
 
-    def stack_masks(self, stage: Stage, hidden: Tensor) -> dict[str, Tensor]:
+    def stack_masks(self, stage: Stage, hidden: Tensor) -> Any:
         """Return the masks that the stack takes for a prefill, by type."""
         return {
             name: self.mask(stage, layer, hidden) for name, layer in self.first_of_each().items()
@@ -127,6 +132,11 @@ class LayerTypes:
         )
 
     @property
+    def steps_differ(self) -> bool:
+        """Whether new tokens need masks or tables by type."""
+        return True
+
+    @property
     def windows(self) -> list[int | None]:
         """The window of each layer, None for a full one."""
         return [self._window(layer) for layer in range(len(self._types))]
@@ -141,6 +151,35 @@ class LayerTypes:
 
     def _tables(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
         return rotary_tables(self._embedding, hidden, positions, self._types[layer])
+
+
+class JoinedPictures(LayerTypes):
+    """Full layers of one type, in which all tokens of a prompt's pictures see one another, marks included (Molmo2).
+
+    Args:
+        decoder: text stack.
+    """
+
+    def __init__(self, decoder: Any) -> None:
+        self._config = decoder.config
+        self._embedding = decoder.rotary_emb
+        self._types = (FULL,) * len(decoder.layers)
+
+    @property
+    def steps_differ(self) -> bool:
+        """Whether new tokens need masks or tables by type: they see all that is held."""
+        return False
+
+    def blocks(self, layout: Layout) -> Tensor:
+        """Return (B, L): 0 for visual tokens and the marks between them, -1 for others."""
+        return -(layout.word_mask() | ~layout.valid).long()
+
+    def stack_masks(self, stage: Stage, hidden: Tensor) -> Any:
+        """Return the mask that the stack takes for a prefill."""
+        return self.mask(stage, 0, hidden)
+
+    def _tables(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+        return rotary_tables(self._embedding, hidden, positions)
 
 
 @dataclass(frozen=True, eq=False)

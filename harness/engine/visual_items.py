@@ -48,6 +48,18 @@ def rectangle(images: int, height: int, width: int, view: int = 0) -> Tensor:
     return torch.cartesian_prod(*axes)
 
 
+def framed_rectangle(height: int, width: int, newlines: bool = True) -> tuple[Tensor, Tensor]:
+    """Return row and column (n, 2) of a grid between a begin and an end, with a newline after each row or without.
+
+    Begin and end take the places of the first cell and of the last. Also returns (n,): False for all but cells.
+    """
+    cells = torch.cartesian_prod(torch.arange(height), torch.arange(width + int(newlines)))
+    places = torch.cat([cells[:1], cells, cells[-1:]])
+    prunable = places[:, 1] < width
+    prunable[0] = prunable[-1] = False
+    return places, prunable
+
+
 def read_layout(
     ids: Tensor,
     valid: Tensor,

@@ -27,6 +27,17 @@ def refuse_videos(chats: Sequence[Chat], model: str) -> None:
             )
 
 
+def refuse_mixed(
+    pictures: Sequence[Sequence[Any]], clips: Sequence[Sequence[Any]], adapter: Adapter
+) -> None:
+    """Raise UserError for a batch of pictures and videos; for classes with one placeholder for both."""
+    if any(pictures) and any(clips):
+        raise UserError(
+            f"pictures and videos in one batch: {type(adapter.model).__name__} of model={adapter.spec.name!r} has one "
+            "placeholder for both and refuses them; valid: engine.batch_size=1, and one kind in a chat"
+        )
+
+
 def refusal_error(
     where: str, media: Media, processor: Any, model: str, refusal: Exception
 ) -> Exception:

@@ -3,8 +3,8 @@
 A template combines a frame, the text around turns, with a rule for the pictures and videos of a turn. Sources: the
 conversation classes of LLaVA, LLaVA-NeXT and InternVL (`vicuna_v1`, `qwen_1_5`, `Hermes-2`, `internlm2-chat`,
 `phi3-chat`, `internvl2_5`), of LaViDa and LLaDA-V (`llada`, `dream`, `llava_llada`), Qwen's README, DeepSeek-OCR's
-release, templates of GLM-4.1V, PaddleOCR-VL and HunyuanOCR. Templates of other hub checkpoints differ: LLaVA-1.5's has
-no system sentence; LLaVA-OneVision's has no system turn and other white space.
+release, templates of GLM-4.1V, Molmo2, PaddleOCR-VL and HunyuanOCR. Templates of other hub checkpoints differ:
+LLaVA-1.5's has no system sentence; LLaVA-OneVision's has no system turn and other white space.
 """
 
 from __future__ import annotations
@@ -93,6 +93,19 @@ HOLDERS = BARE.replace(
     "'<｜hy_place▁holder▁no▁100｜><｜hy_place▁holder▁no▁102｜><｜hy_place▁holder▁no▁101｜>'",
 )
 
+#: The texts of a turn with blanks between them, as in Molmo2's template, which writes pictures before the chat.
+TEXTS = "{% for part in turn.content if part.type == 'text' %}{{ part.text + ('' if loop.last else ' ') }}{% endfor %}"
+
+#: The pictures of all turns, numbered if there are several, then the videos, as in Molmo2's template.
+PICTURES_FIRST = (
+    "{% set front = namespace(count=0) %}{% for turn in messages if turn.content is not string %}"
+    "{% for part in turn.content if part.type == 'image' %}{% set front.count = front.count + 1 %}{% endfor %}"
+    "{% endfor %}{% for _ in range(front.count) %}"
+    "{{ ('Image ' + loop.index|string if front.count > 1 else '') + '<|image|>' }}{% endfor %}"
+    "{% for turn in messages if turn.content is not string %}"
+    "{% for part in turn.content if part.type == 'video' %}{{ '<|video|>' }}{% endfor %}{% endfor %}"
+)
+
 #: Rules for media by the value of `model.join`, for families with the placeholder `<image>`.
 JOINS: Mapping[str, str] = {"blank": TAGGED, "lines": LINES, "close": CLOSE}
 
@@ -116,6 +129,7 @@ class ChatFrame:
         trim: strip white space at both ends of a message.
         think: text after `answer` if reasoning is requested (`model.generation.thinking`), or not turned off.
         joined: the system message begins the first user turn, which has no head then.
+        front: template of what stands between `lead` and the first turn.
         silent: text after a user's turn and after `answer` if reasoning is turned off; None: it cannot be.
     """
 
@@ -127,6 +141,7 @@ class ChatFrame:
     trim: bool = False
     think: str = ""
     joined: bool = False
+    front: str = ""
     silent: tuple[str, str] | None = None
 
     def template(self, media: str) -> str:
@@ -148,7 +163,7 @@ class ChatFrame:
             head = f"{{% if loop.first or loop.previtem.role != 'system' %}}{head}{{% endif %}}"
         return (
             f"{{% set heads = {_literal(self.heads)} %}}{{% set ends = {_literal(self.ends)} %}}"
-            f"{{{{ {_literal(self.lead)} }}}}"
+            f"{{{{ {_literal(self.lead)} }}}}{self.front}"
             f"{{% if messages[0].role != 'system' %}}{{{{ {_literal(system_text)} }}}}{{% endif %}}"
             f"{{% for turn in messages %}}{head}{content}{{{{ ends[turn.role] }}}}{{% endfor %}}"
             f"{{% if add_generation_prompt %}}{{{{ {_literal(self.answer)} }}}}{tail}{{% endif %}}"
@@ -273,6 +288,15 @@ FRAMES: Mapping[str, ChatFrame] = {
         "<|assistant|>\n",
         "[gMASK]<sop>",
         silent=("/nothink", "<think></think>\n"),
+    ),
+    # Prompts begin with the end of a turn, the release's begin token; later turns of the assistant with a blank.
+    "molmo2": ChatFrame(
+        None,
+        {**_CHATML, "assistant": " <|im_start|>assistant\n"},
+        roles(*3 * ["<|im_end|>\n"]),
+        _CHATML["assistant"],
+        "<|im_end|>",
+        front=PICTURES_FIRST,
     ),
     "paddleocr_vl": _paddleocr_vl("Assistant: "),
     # Of PaddleOCR-VL-1.5 and later.

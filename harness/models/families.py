@@ -30,6 +30,7 @@ ADAPTERS.add("qwen3_5", "espalier.harness.models.qwen3_5:Qwen35Adapter")
 ADAPTERS.add("internvl", "espalier.harness.models.internvl:InternVLAdapter")
 ADAPTERS.add("smolvlm", "espalier.harness.models.smolvlm:SmolVLMAdapter")
 ADAPTERS.add("gemma3", "espalier.harness.models.gemma3:Gemma3Adapter")
+ADAPTERS.add("molmo2", "espalier.harness.models.molmo2:Molmo2Adapter")
 ADAPTERS.add("deepseek_ocr", "espalier.harness.models.deepseek_ocr:DeepseekOcrAdapter")
 ADAPTERS.add("paddleocr_vl", "espalier.harness.models.paddleocr_vl:PaddleOcrVLAdapter")
 ADAPTERS.add("hunyuan_ocr", "espalier.harness.models.hunyuan_ocr:HunyuanOcrAdapter")
@@ -47,7 +48,7 @@ MODEL_TYPES: Mapping[str, str] = {
         name: name for name in ("internvl", "llava", "llava_next", "llava_onevision", "llava_video")
     },
     **{name: name for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")},
-    **{name: name for name in ("smolvlm", "gemma3", "glm4v", "glm4v_moe")},
+    **{name: name for name in ("smolvlm", "gemma3", "molmo2", "glm4v", "glm4v_moe")},
     "glm46v": "glm4v",
     **{"paddleocr_vl": "paddleocr_vl", "hunyuan_vl": "hunyuan_ocr"},
     **dict.fromkeys(("deepseek_vl_v2", "unlimited_ocr"), "deepseek_ocr"),

@@ -42,6 +42,15 @@ START = "<start_of_image>"
 MARKS = {"boi_token": START, "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
 
 
+def refuse_flash(spec: ModelSpec) -> None:
+    """Raise UserError for attention that takes no mask, on a model with visual tokens that see one another."""
+    if spec.attention.startswith("flash"):
+        raise UserError(
+            f"model.attention={spec.attention!r}: the visual tokens of model={spec.name!r} see one another, which "
+            "needs a mask; valid: sdpa, eager"
+        )
+
+
 class Gemma3Adapter(Adapter):
     """`Gemma3ForConditionalGeneration`: each picture is one square grid of pooled tokens."""
 
@@ -58,11 +67,7 @@ class Gemma3Adapter(Adapter):
     def check_settings(cls, spec: ModelSpec) -> None:
         """Refuse attention that takes no mask: visual tokens see later ones of their picture."""
         super().check_settings(spec)
-        if spec.attention.startswith("flash"):
-            raise UserError(
-                f"model.attention={spec.attention!r}: the visual tokens of model={spec.name!r} see one another, which "
-                "needs a mask; valid: sdpa, eager"
-            )
+        refuse_flash(spec)
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:

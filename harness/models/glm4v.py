@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from espalier.harness.engine.visual_items import VisualItem
-from espalier.harness.errors import UserError
+from espalier.harness.models.chat_batches import refuse_mixed
 from espalier.harness.models.conversations import SPANNED
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.qwen2_vl import Qwen2VLAdapter
@@ -137,11 +137,7 @@ class Glm4vAdapter(Qwen2VLAdapter):
         Raises:
             UserError: the batch holds both.
         """
-        if any(pictures) and any(clips):
-            raise UserError(
-                f"pictures and videos in one batch: {type(self.model).__name__} of model={self.spec.name!r} has one "
-                "placeholder for both and refuses them; valid: engine.batch_size=1, and one kind in a chat"
-            )
+        refuse_mixed(pictures, clips, self)
         return super().process(texts, pictures, clips)
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import (
     HunYuanVLConfig,
     HunYuanVLForConditionalGeneration,
@@ -19,7 +20,7 @@ from transformers import (
 )
 
 from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.visual_items import VisualItem
+from espalier.harness.engine.visual_items import VisualItem, framed_rectangle
 from espalier.harness.models.conversations import HOLDERS
 from espalier.harness.models.qwen_processor import set_picture_bounds
 from espalier.harness.models.random_weights import text_config, vision_config
@@ -145,16 +146,12 @@ def row_positions(
 def _item(rows: int, columns: int, side: int, first: int) -> VisualItem:
     """Return the item of a picture of rows x columns patches, the first of them number `first`."""
     height, width = rows // side, columns // side
-    row, column = torch.cartesian_prod(torch.arange(height), torch.arange(width + 1)).unbind(1)
-    # Begin and end take the places of the first cell and of the last newline.
-    row, column = (torch.cat([table[:1], table, table[-1:]]) for table in (row, column))
-    prunable = column < width
-    prunable[0] = False
-    source = torch.zeros(len(row), side**2, dtype=torch.long)
+    places, prunable = framed_rectangle(height, width)
+    source = torch.zeros(len(places), side**2, dtype=torch.long)
     source[prunable] = squares(rows, columns, side, first)
     patches = rows * columns
     return VisualItem(
-        grid=torch.stack([torch.zeros_like(row), torch.zeros_like(row), row, column], dim=1),
+        grid=pad(places, (2, 0)),
         source=source,
         share=torch.full(source.shape, side**-2),
         prunable=prunable,

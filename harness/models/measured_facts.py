@@ -95,12 +95,12 @@ def _causal(attention: Any) -> bool:
 def linear_widths(module: nn.Module) -> tuple[int, ...]:
     """Return the input width and all output widths of a module's linear layers, in order, or else of its matrix.
 
-    A gate counts with the layer that it gates.
+    A gate counts with the layer that it gates, keys and values with the queries.
     """
     maps = [
         part
         for name, part in module.named_modules()
-        if isinstance(part, nn.Linear) and not name.endswith("gate_proj")
+        if isinstance(part, nn.Linear) and not name.endswith(("gate_proj", "k_proj", "v_proj"))
     ]
     if not maps:
         return next(tuple(matrix.shape) for matrix in module.parameters() if matrix.dim() == 2)
@@ -133,7 +133,7 @@ def _down_width(mlp: nn.Module) -> int:
 
 
 def _gated(mlp: nn.Module) -> bool:
-    return any(hasattr(mlp, name) for name in GATES)
+    return any(hasattr(part, name) for part in mlp.modules() for name in GATES)
 
 
 def _key_width(attention: Any, queries: int) -> int:

@@ -35,6 +35,7 @@ WRAPPED = (
     "glm4v",
     "paddleocr_vl",
     "hunyuan_ocr",
+    "molmo2",
 )
 QUESTION = "w1 w2"
 

@@ -25,7 +25,8 @@ from tests.families import FAMILIES
 from tests.family_runs import ROWS, Tiny
 from tests.tiny import Recorder, Scatter
 
-#: Cutting images into patches, SAM's neck and GLM's merging are convolutions, which the exact count leaves out.
+#: Cutting images into patches, SAM's neck and GLM's merging are convolutions, which the exact count leaves out, as it
+#: does Molmo2's map of patches.
 LEFT_OUT = {torch.ops.aten.convolution}
 CLIP = ("llava", "llava_next")
 
@@ -65,6 +66,8 @@ def measured(
     adapter = tiny.adapter
     parts = {"tower": adapter.tower, "projector": adapter.projector, "text": adapter.decoder}
     parts["head"] = adapter.model.get_output_embeddings()
+    if isinstance(patches := getattr(adapter.tower, "patch_embedding", None), nn.Linear):
+        parts["patches"] = patches
     stacked = {f"deepstack {layer}": one for layer, one in adapter.deepstack().items()}
     with (
         Session(adapter, method, Budget("kept", ratio)) as session,
@@ -73,6 +76,7 @@ def measured(
         done = session.generate(tiny.inputs(row), max_new_tokens=1, do_sample=False)
     counts = dict(meter.counted)
     counts["projector"] += sum(counts.pop(name) for name in stacked)
+    counts["tower"] -= counts.pop("patches", 0)
     if any(module is adapter.projector for module in adapter.tower.modules()):
         counts["tower"] -= counts["projector"]
     return counts, done.records[0]
@@ -87,7 +91,7 @@ def test_every_part_of_a_loaded_model_costs_what_torch_counts(name: str) -> None
         counts, record = measured(tiny, Scatter((1,)), row, ratio=0.6)
         assert counts == {
             "tower": tower_flops(facts, record.work),
-            "projector": projector_flops(facts, record.work.units),
+            "projector": projector_flops(facts, record.work.units, pooled=record.work.pooled),
             # The kernel multiplies masked pairs too.
             "text": text_flops(facts, record.entering, record.text, causal=False),
             "head": head_flops(facts),

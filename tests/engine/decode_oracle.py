@@ -10,6 +10,7 @@ from torch import Tensor
 
 from espalier.harness.models.adapter import Adapter
 from tests.family_runs import extended, positions
+from tests.tiny import causal
 
 #: Maps the step's number, from 1, and the (N,) attention below the site to the (N,) booleans of attended tokens.
 Choose = Callable[[int, Tensor], Tensor]
@@ -22,6 +23,7 @@ def step_logits(
     drops: Sequence[tuple[int, Sequence[int]]],
     layer: int,
     choose: Choose,
+    sees: Callable[[Tensor, int], Tensor] = causal,
 ) -> Tensor:
     """Return the (1, T, V) logits of an answer `ids` (1, T) to one prompt.
 
@@ -32,13 +34,15 @@ def step_logits(
         drops: for each site, its first layer and the original indices of the visual tokens that live on.
         layer: first decoder layer that follows `choose`.
         choose: says what each step attends to.
+        sees: what tokens see in each layer, by which are visual, as in tests/tiny.py.
     """
     longer = extended(inputs, ids[:, :-1])
     length, prompt = longer["input_ids"].shape[1], inputs["input_ids"].shape[1]
     visual = adapter.layout(inputs).visual[0]
+    marked = torch.zeros(length, dtype=torch.bool).scatter(0, visual, True)
     masks = []
     for number in range(len(adapter.decoder.layers)):
-        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        mask = sees(marked, number)
         for first, alive in drops:
             if number >= first:
                 dropped = torch.ones(len(visual), dtype=torch.bool)

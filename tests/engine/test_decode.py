@@ -29,7 +29,7 @@ from tests.tiny import DEPTH, Scatter, load_tiny, save_tiny
 NAMES = (
     *("llava", "llava_next", "qwen2_5_vl", "qwen2_vl_video", "qwen3_vl"),
     *("qwen3_vl_moe", "glm4v"),
-    *("onevision_video", "internvl", "paddleocr_vl", "hunyuan_ocr"),
+    *("onevision_video", "internvl", "paddleocr_vl", "hunyuan_ocr", "molmo2"),
 )
 #: Before the decoder, in it below the site at layer 2, above it, and nowhere.
 PLACES = [(), ("prefix",), ("vision",), (1,), (3,), (1, 3)]
@@ -96,7 +96,7 @@ def span(tensor):
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_equal_whole_forwards_with_handwritten_masks(load, name, where):
-    adapter, eager = load(name), load(name, "eager")
+    adapter, eager, sees = load(name), load(name, "eager"), FAMILIES[name].sees
     method = Turns(where)
     for sample_chat in FAMILIES[name].chats:
         inputs = adapter.encode([sample_chat])
@@ -113,11 +113,13 @@ def test_steps_equal_whole_forwards_with_handwritten_masks(load, name, where):
             image, _, row, column = grid.unbind(-1)
             return (image + row + 2 * column + step) % 3 > 0 if step > 1 else paid >= 0
 
-        expected = step_logits(eager, inputs, got.ids, drops, 2, choose)
+        expected = step_logits(eager, inputs, got.ids, drops, 2, choose, sees)
         # The models normalise in single precision regardless of their own.
         assert span(got.logits - expected) < 2e-6 * span(expected)
         assert torch.equal(got.records[0].origin, kept[-1])
-        everything = step_logits(eager, inputs, got.ids, drops, 2, lambda step, paid: paid >= 0)
+        everything = step_logits(
+            eager, inputs, got.ids, drops, 2, lambda step, paid: paid >= 0, sees
+        )
         # The test is not vacuous: the first step attends to all, and later ones do not.
         assert span(got.logits[:, :2] - everything[:, :2]) < 2e-6 * span(expected)
         assert span(got.logits[:, 2:] - everything[:, 2:]) > 1e-3

@@ -33,6 +33,7 @@ NAMES = (
     "gemma3",
     "paddleocr_vl",
     "hunyuan_ocr",
+    "molmo2",
 )
 STEPS = 5
 

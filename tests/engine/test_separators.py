@@ -37,7 +37,14 @@ from tests.families import FAMILIES
 from tests.family_runs import Tiny, adapter_of, generation
 
 #: One model for each kind of separators: rows, rows of frames, the end alone, rows and the end of all views.
-NAMES = ("llava_next", "llava_video", "onevision_image", "onevision_video", "deepseek_ocr")
+NAMES = (
+    "llava_next",
+    "llava_video",
+    "onevision_image",
+    "onevision_video",
+    "deepseek_ocr",
+    "molmo2",
+)
 WHOLE = Budget("kept", 0.0)
 STEPS = 4
 DOCS = Path(__file__).parents[2] / "docs"

@@ -39,7 +39,9 @@ def test_an_edge_in_a_corner_of_a_single_pixel_share():
     assert coarse(torch.eye(4).expand(1, 3, 4, 4), 0.001).std() < 1e-6  # 1 x 1: one colour
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "hunyuan_ocr"])
+@pytest.mark.parametrize(
+    "name", ["qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "hunyuan_ocr", "molmo2"]
+)
 def test_patches_are_put_together_as_pictures(name: str):
     """A ramp loses little, whichever way it runs; patches in a wrong order would lose nearly everything."""
     adapter = adapter_of(name)

@@ -34,7 +34,7 @@ from tests.tiny import load_tiny, save_tiny
 #: tokens that see one another, and sliding layers; experts; tokens that are means of patches, newlines between them.
 IMAGES = (
     *("llava", "llava_next", "qwen2_5_vl", "gemma3"),
-    *("qwen3_vl_moe", "glm4v", "paddleocr_vl", "hunyuan_ocr"),
+    *("qwen3_vl_moe", "glm4v", "paddleocr_vl", "hunyuan_ocr", "molmo2"),
 )
 #: For methods that compare frames: the families whose tiny videos have more than two.
 VIDEOS = ("onevision_video", "llava_video")
@@ -53,6 +53,8 @@ REFUSED = {
     ("ivtp", "paddleocr_vl"): "patch_tokens",
     ("tome", "hunyuan_ocr"): "patch_tokens",
     ("ivtp", "hunyuan_ocr"): "patch_tokens",
+    ("tome", "molmo2"): "patch_tokens",
+    ("ivtp", "molmo2"): "patch_tokens",
     # Its first tower layer works in windows.
     ("hired", "qwen2_5_vl"): "tower layer 0 .* does not attend over all patches",
 }

@@ -324,6 +324,7 @@ FAMILIES_OF = {
         "deepseek_ocr_gundam",
         "paddleocr_vl",
         "hunyuan_ocr",
+        "molmo2",
     ),
     "none": ("deepseek_ocr",),
     "visionzip": ("deepseek_ocr",),

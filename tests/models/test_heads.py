@@ -37,7 +37,7 @@ UNTIED = (
         "qwen3_vl",
         "qwen3_vl_moe",
     ),
-    *("internvl", "internvl_qwen3", "deepseek_ocr", "glm4v", "paddleocr_vl"),
+    *("internvl", "internvl_qwen3", "deepseek_ocr", "glm4v", "paddleocr_vl", "molmo2"),
 )
 TIED = (
     ("onevision_image", "text"),

@@ -75,6 +75,8 @@ FILM = "<|vision_start|><|video_pad|><|vision_end|>"
 CELLS = "<IMG_CONTEXT>"
 GLM = "[gMASK]<sop><|user|>\n{m}{t}<|assistant|>\n"
 GLM_SEEN = "<|begin_of_image|><|image|><|end_of_image|>"
+MOLMO2 = "<|im_end|>{m}<|im_start|>user\n{t}<|im_end|>\n<|im_start|>assistant\n"
+TWO_IMAGES = "Image 1<|image|>Image 2<|image|>"
 FRAMED = "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"
 HELD = "<｜hy_place▁holder▁no▁100｜><｜hy_place▁holder▁no▁102｜><｜hy_place▁holder▁no▁101｜>"
 
@@ -101,6 +103,7 @@ GOLDEN = [
     ),
     ("deepseek_ocr", None, DEEPSEEK_OCR, "<image>\n", "<image>\n<image>\n", None),
     ("glm4v", None, GLM, GLM_SEEN, 2 * GLM_SEEN, GLM_SEEN.replace("image", "video")),
+    ("molmo2", None, MOLMO2, "<|image|>", TWO_IMAGES, "<|video|>"),
     ("paddleocr_vl", None, PADDLE, FRAMED, 2 * FRAMED, None),
     ("paddleocr_vl", "paddleocr_vl_1_5", PADDLE_1_5, FRAMED, 2 * FRAMED, None),
     ("hunyuan_ocr", None, HUNYUAN, HELD, 2 * HELD, None),
@@ -169,6 +172,7 @@ SETS = [
         for model, frame in (("paddleocr_vl_0_9b", PADDLE), ("paddleocr_vl_1_5_0_9b", PADDLE_1_5))
         for name in ("original", "table", "formula", "chart")
     ),
+    ("molmo2", "molmo2_4b", "original", MOLMO2, "<|image|>", TWO_IMAGES, "<|video|>"),
     *(
         ("hunyuan_ocr", "hunyuan_ocr_1b", name, HUNYUAN, HELD, 2 * HELD, None)
         for name in ("original", "text", "table", "formula", "chart")

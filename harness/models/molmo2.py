@@ -1,0 +1,262 @@
+"""Molmo2 (Clark et al., 2026, arXiv 2601.10611): SigLIP 2 on a picture and its crops, attention pooling, Qwen3.
+
+A query, the mean of 2 x 2 patches of the plane of crops (3 x 3 of a frame), attends to these patches. Units are
+patches, a token is their mean in features and in signals of the tower, and merged tokens are made of projected ones.
+All visual tokens and marks of a prompt see one another, also across pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers import (
+    Molmo2Config,
+    Molmo2ForConditionalGeneration,
+    Molmo2ImageProcessor,
+    Molmo2Processor,
+    Molmo2VideoProcessor,
+)
+
+from espalier.harness.cost.row_work import Work
+from espalier.harness.engine.brightness import PixelGrids
+from espalier.harness.engine.layer_types import JoinedPictures
+from espalier.harness.engine.layout import Layout
+from espalier.harness.engine.small_pictures import coarse
+from espalier.harness.engine.visual_items import VisualItem, framed_rectangle
+from espalier.harness.errors import UserError
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.chat_batches import refuse_mixed
+from espalier.harness.models.conversations import TEXTS
+from espalier.harness.models.gemma3 import refuse_flash
+from espalier.harness.models.loader import load_part
+from espalier.harness.models.qwen_processor import run_processor
+from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.settings import Count, read_value
+
+if TYPE_CHECKING:
+    from espalier.harness.specs.run_spec import ModelSpec, Separators
+
+#: Tokens around and between visual tokens, by the keys of the configuration that name them.
+MARKS = {
+    "image_start_token_id": "<im_start>",
+    "image_end_token_id": "<im_end>",
+    "image_patch_id": "<im_patch>",
+    "low_res_image_start_token_id": "<low_res_im_start>",
+    "frame_start_token_id": "<frame_start>",
+    "frame_end_token_id": "<frame_end>",
+}
+
+#: Key of `model.processor`: most crops of a picture.
+CROPS = "max_crops"
+
+
+class Molmo2Adapter(Adapter):
+    """`Molmo2ForConditionalGeneration`: the whole picture (view 0), then the plane of its crops (view 1).
+
+    Marks around a view, and newlines after its rows, are never pruned. Frames of a video have one view each.
+    """
+
+    model_class = Molmo2ForConditionalGeneration
+    takes_video = True
+    conversation: ClassVar[str] = "molmo2"
+    media = TEXTS
+    joins: ClassVar[Mapping[str, str]] = {}
+    placeholders = ("<|image|>", "<|video|>")
+    inline = None
+    settings = (CROPS,)
+    special = (
+        *("<|endoftext|>", "<|im_end|>", "<|im_end|>", "<|im_start|>"),
+        *(*MARKS.values(), "<im_col>", "<im_low>", "<|image|>", "<|video|>"),
+    )
+
+    def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
+        """Refuse decoders made of OLMo, with other layers than Qwen3's."""
+        text = model.config.text_config
+        scaled = len(text.rope_scaling_layers) == text.num_hidden_layers
+        if text.norm_after or text.qk_norm_type != "qwen3" or not scaled:
+            raise UserError(
+                f"model={spec.name}: its decoder has OLMo's layers (norm_after, qk_norm_type or rope_scaling_layers of "
+                "config.json), which are not proved here; valid: releases with Qwen3, as Molmo2-4B and Molmo2-8B"
+            )
+        super().__init__(model, processor, spec)
+
+    @classmethod
+    def check_settings(cls, spec: ModelSpec) -> None:
+        """Refuse attention that takes no mask."""
+        super().check_settings(spec)
+        refuse_flash(spec)
+
+    @classmethod
+    def load_processor(cls, spec: ModelSpec) -> Any:
+        """Return the checkpoint's processor with the crops of `model.processor`."""
+        return cls.adopt_processor(load_part(spec, Molmo2Processor), spec)
+
+    @classmethod
+    def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:
+        """Return the processor with the crops of `model.processor`."""
+        if CROPS in spec.processor:
+            crops = read_value(f"model.processor.{CROPS}", spec.processor[CROPS], Count)
+            processor.image_processor.max_crops = crops
+        return processor
+
+    @classmethod
+    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """Return the configuration of SigLIP 2, attention pooling and the text stack."""
+        tower, widths = spec.facts.tower, spec.facts.projector
+        heads = {
+            "num_attention_heads": tower.heads,
+            "num_key_value_heads": tower.kv_heads,
+            "head_dim": tower.head_dim,
+        }
+        vision = {**vision_config(tower, spec), **heads}
+        # A tower scaled down ends before the layers that the release reads.
+        read = [min(n, tower.layers - 1) for n in spec.architecture["vision_feature_layer"]]
+        return Molmo2Config(
+            text_config={"head_dim": spec.facts.text.head_dim, **text_config(spec, tokenizer)},
+            vision_config={**vision, "image_size": 2 * [vision["image_size"]]},
+            adapter_config={
+                **heads,
+                "vision_feature_layer": read,
+                "hidden_size": widths[1],
+                "intermediate_size": widths[-2],
+                "text_hidden_size": spec.facts.text.hidden,
+            },
+            **{key: tokenizer.convert_tokens_to_ids(mark) for key, mark in MARKS.items()},
+            **spec.architecture["model"],
+        )
+
+    @classmethod
+    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
+        """Return a processor for the tower's size."""
+        vision = spec.architecture["vision"]
+        side = vision["image_size"]
+        sizes = {"size": {"height": side, "width": side}, "patch_size": vision["patch_size"]}
+        images = Molmo2ImageProcessor(**sizes, **spec.architecture.get("crops", {}))
+        processor = Molmo2Processor(images, Molmo2VideoProcessor(**sizes), tokenizer)
+        return cls.adopt_processor(processor, spec)
+
+    @cached_property
+    def layer_types(self) -> JoinedPictures:
+        """Layers of one type, with pictures that see one another."""
+        return JoinedPictures(self.decoder)
+
+    def tower_attention(self, index: int | None) -> nn.Module:
+        """Return the attention of a tower layer; by default, of the last that the projector reads."""
+        last = max(self.model.config.adapter_config.vision_feature_layer)
+        layers = self.model.model.vision_tower.layers
+        attention: nn.Module = layers[last if index is None else index].self_attn
+        return attention
+
+    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
+        """Run the processor on pictures or clips.
+
+        Raises:
+            UserError: the batch holds both.
+        """
+        refuse_mixed(pictures, clips, self)
+        return run_processor(self.processor, texts, pictures, clips)
+
+    def layout(self, inputs: Mapping[str, Any], separators: Separators = "keep") -> Layout:
+        """Read the layout; marks and newlines are tokens of their own, and count as placeholders."""
+        ids = inputs["input_ids"]
+        is_mark = torch.isin(ids, torch.tensor(self.processor.image_token_ids, device=ids.device))
+        merged = ids.masked_fill(is_mark, self.model.config.image_token_id)
+        return super().layout({**inputs, "input_ids": merged}, separators)
+
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
+        """Return one item per picture or per video."""
+        processor = self.processor
+        pooling = inputs.get("image_token_pooling", inputs.get("video_token_pooling"))
+        items: list[VisualItem] = []
+        first, start = 0, 0
+        for rows, columns, plane_rows, plane_columns in _grids(inputs, "image_grids"):
+            newlines = processor.image_use_col_tokens
+            single = processor.use_single_crop_col_tokens
+            picture = framed_rectangle(rows, columns, newlines if single is None else single)
+            views = [
+                (0, 0, *picture),
+                (0, 1, *framed_rectangle(plane_rows, plane_columns, newlines)),
+            ]
+            end = start + rows * columns + plane_rows * plane_columns
+            crops = int(inputs["image_num_crops"][len(items)])
+            items.append(self._item(views, pooling[start:end].cpu(), crops, first))
+            first, start = first + items[-1].work.tokens, end
+        for frames, rows, columns in _grids(inputs, "video_grids"):
+            frame = framed_rectangle(rows, columns, processor.video_use_col_tokens)
+            views = [(number, 0, *frame) for number in range(frames)]
+            end = start + frames * rows * columns
+            items.append(self._item(views, pooling[start:end].cpu(), frames, None))
+            start = end
+        return {self.model.config.image_token_id: items}
+
+    def _item(
+        self,
+        views: Sequence[tuple[int, int, Tensor, Tensor]],
+        pooling: Tensor,
+        crops: int,
+        first: int | None,
+    ) -> VisualItem:
+        """Return the item of a picture or a video.
+
+        Args:
+            views: frame, number, places and cells of each.
+            pooling: (tokens, slots) patches of each token, -1 for none.
+            crops: calls of the tower.
+            first: number of a picture's first patch; None: a video.
+        """
+        grids = [
+            pad(pad(places, (1, 0), value=view), (1, 0), value=frame)
+            for frame, view, places, _ in views
+        ]
+        prunable = torch.cat([cells for *_, cells in views])
+        source = torch.zeros(len(prunable), pooling.shape[1], dtype=torch.long)
+        source[prunable] = pooling.clamp(min=0).long()
+        share = torch.full(source.shape, 1 / pooling.shape[1])
+        is_patch = pooling >= 0
+        share[prunable] = is_patch / is_patch.sum(1, keepdim=True)
+        patches = self.model.config.vision_config.num_position_embeddings
+        tile = None
+        if first is not None:
+            tile = torch.zeros(len(prunable), dtype=torch.long)
+            tile[prunable] = (pooling.amax(1).long() - first) // patches
+        tokens = crops * patches
+        work = Work(tokens, tokens * patches, units=len(pooling), pooled=pooling.numel())
+        return VisualItem(torch.cat(grids), source, share, prunable, tile, work)
+
+    def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
+        """Return the views, each divided into patches."""
+        edge = self.model.config.vision_config.patch_size
+        views = [self._views(value) for name, value in inputs.items() if name.startswith("pixel_")]
+        return PixelGrids(views, [views[0].shape[-1] // edge], edge, *self.colours())
+
+    def coarse_inputs(self, inputs: Mapping[str, Any], share: float) -> dict[str, Any]:
+        """Return inputs with coarse views, which the processor has cut into patches (views, P, p p 3)."""
+        edge = self.model.config.vision_config.patch_size
+        changed = dict(inputs)
+        for name, value in inputs.items():
+            if name.startswith("pixel_"):
+                grids = (
+                    coarse(self._views(value), share)
+                    .unflatten(3, (-1, edge))
+                    .unflatten(2, (-1, edge))
+                )
+                changed[name] = grids.permute(0, 2, 4, 3, 5, 1).reshape(value.shape)
+        return changed
+
+    def _views(self, patches: Tensor) -> Tensor:
+        """Return the views (n, 3, S, S) of patches (n, P, p p 3)."""
+        vision = self.model.config.vision_config
+        edge, side = vision.patch_size, vision.image_size[0] // vision.patch_size
+        grids = patches.unflatten(2, (edge, edge, 3)).unflatten(1, (side, side))
+        views: Tensor = grids.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
+        return views
+
+
+def _grids(inputs: Mapping[str, Any], name: str) -> list[list[int]]:
+    """Return the sides of each item's views, by an input that a batch may lack."""
+    return inputs[name].tolist() if name in inputs else []
