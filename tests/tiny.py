@@ -40,6 +40,7 @@ def tiny_spec(adapter: str, **changes: Any) -> ModelSpec:
         rotary_axes=changes.pop("rotary_axes", 1),
         signals=frozenset(SIGNALS),
         diffusion=changes.pop("diffusion", None),
+        stem_joins=changes.pop("stem_joins", 0),
     )
     spec = ModelSpec(
         name="tiny",

@@ -140,6 +140,8 @@ class ModelFacts:
         text: the decoder stack.
         tower: the vision tower (`layers` counts those up to the one that the projector reads; the rest idles).
         stem: the stack that runs before the tower, or None.
+        stem_joins: tokens of the stem that become one of the tower's, by an attention among them and an MLP so many
+            times as wide as the stem's (MiniCPM-V); 0: there is no such step.
         projector: widths of the projector's linear maps, from its input to the decoder's width.
         gated_projector: whether its last map but one has a second of the same shape, a gate.
         vocabulary: rows of the output head.
@@ -170,6 +172,14 @@ class ModelFacts:
     diffusion: DiffusionFacts | None = None
     sites: tuple[str, ...] = ()
     gated_projector: bool = False
+    stem_joins: Natural = 0
+
+    @property
+    def join_entries(self) -> int:
+        """Entries of the matrices of the MLP that joins tokens of the stem."""
+        if self.stem is None:
+            return 0
+        return (self.stem_joins**2 + self.stem_joins) * self.stem.hidden * self.stem.intermediate
 
     @property
     def projector_entries(self) -> int:

@@ -23,8 +23,9 @@ through), e experts:
 
 | component   | content                                                                      |
 | ----------- | ---------------------------------------------------------------------------- |
-| `tower`     | the layers that run of the vision tower and of its stem; layers after the    |
-|             | one that is read run, and count, only if a method reads them                 |
+| `tower`     | the layers that run of the vision tower and of its stem, and the step that   |
+|             | joins tokens between them; layers after the one that is read run, and count, |
+|             | only if a method reads them                                                  |
 | `projector` | its linear maps, on every unit that goes through it, and those of DeepStack's |
 |             | projectors, through which every unit goes once; attention that pools patches |
 | `text`      | every decoder layer on the tokens that enter it                              |
@@ -133,6 +134,10 @@ def tower_flops(facts: ModelFacts, work: Work) -> int:
     total -= _pair(tower) * work.spared_pairs
     if facts.stem is not None:
         total += _stem_flops(facts.stem, work)
+    if facts.stem is not None and facts.stem_joins:
+        total += (_linear(facts.stem) - _mlp(facts.stem)) * work.stem_tokens
+        total += _pair(facts.stem) * facts.stem_joins * work.stem_tokens
+        total += 2 * facts.join_entries * work.tokens
     return total
 
 

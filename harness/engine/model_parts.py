@@ -97,6 +97,10 @@ class ModelParts(ABC):
         """Return the layers of the stack that runs before the tower, if any."""
         return ()
 
+    def stem_joins(self) -> int:
+        """Return the tokens of the stem that one step between it and the tower joins; 0: there is none."""
+        return 0
+
     def image_tokens(self) -> int | None:
         """Return the visual tokens of every image; None if they depend on its shape."""
         return None

@@ -3,7 +3,7 @@
 A template combines a frame, the text around turns, with a rule for the pictures and videos of a turn. Sources: the
 conversation classes of LLaVA, LLaVA-NeXT and InternVL (`vicuna_v1`, `qwen_1_5`, `Hermes-2`, `internlm2-chat`,
 `phi3-chat`, `internvl2_5`), of LaViDa and LLaDA-V (`llada`, `dream`, `llava_llada`), Qwen's README, DeepSeek-OCR's
-release, templates of GLM-4.1V, Molmo2, PaddleOCR-VL and HunyuanOCR. Templates of other hub checkpoints differ:
+release, templates of GLM-4.1V, Molmo2, PaddleOCR-VL, HunyuanOCR and MiniCPM-V 4.6. Other hub checkpoints' differ:
 LLaVA-1.5's has no system sentence; LLaVA-OneVision's has no system turn and other white space.
 """
 
@@ -106,6 +106,12 @@ PICTURES_FIRST = (
     "{% for part in turn.content if part.type == 'video' %}{{ '<|video|>' }}{% endfor %}{% endfor %}"
 )
 
+#: Media and texts in their order, a line each, as in MiniCPM-V's template.
+LINED = (
+    "{% for part in turn.content %}{{ part.text if part.type == 'text' else '<|' + part.type + '_pad|>' }}"
+    "{{ '' if loop.last else '\\n' }}{% endfor %}"
+)
+
 #: Rules for media by the value of `model.join`, for families with the placeholder `<image>`.
 JOINS: Mapping[str, str] = {"blank": TAGGED, "lines": LINES, "close": CLOSE}
 
@@ -131,6 +137,7 @@ class ChatFrame:
         joined: the system message begins the first user turn, which has no head then.
         front: template of what stands between `lead` and the first turn.
         silent: text after a user's turn and after `answer` if reasoning is turned off; None: it cannot be.
+        quiet: reasoning is off unless requested.
     """
 
     system: str | None
@@ -143,6 +150,7 @@ class ChatFrame:
     joined: bool = False
     front: str = ""
     silent: tuple[str, str] | None = None
+    quiet: bool = False
 
     def template(self, media: str) -> str:
         """Return the chat template in Jinja; `media` writes the parts of `turn.content`."""
@@ -152,7 +160,9 @@ class ChatFrame:
             content = f"{{% set text %}}{content}{{% endset %}}{{{{ text | trim }}}}"
         tail = ""
         if self.silent is not None:
-            is_off = "enable_thinking is defined and not enable_thinking"
+            is_off = "not enable_thinking"
+            if not self.quiet:
+                is_off = f"enable_thinking is defined and {is_off}"
             after_turn, after_answer = map(_literal, self.silent)
             content += (
                 f"{{% if turn.role == 'user' and {is_off} %}}{{{{ {after_turn} }}}}{{% endif %}}"
@@ -232,6 +242,13 @@ def _paddleocr_vl(answer: str) -> ChatFrame:
     )
 
 
+_QWEN3_5 = replace(
+    uniform_frame(None, _CHATML, "<|im_end|>\n"),
+    trim=True,
+    think="<think>\n",
+    silent=("", "<think>\n\n</think>\n\n"),
+)
+
 FRAMES: Mapping[str, ChatFrame] = {
     "vicuna_v1": ChatFrame(
         _VICUNA, roles("", "USER: ", "ASSISTANT: "), roles(" ", " ", "</s>"), "ASSISTANT:"
@@ -255,12 +272,8 @@ FRAMES: Mapping[str, ChatFrame] = {
     "qwen_1_5": uniform_frame("You are a helpful assistant.", _CHATML, "<|im_end|>\n"),
     # Qwen3-VL's Thinking releases begin the reasoning in the prompt.
     "qwen3": replace(uniform_frame(None, _CHATML, "<|im_end|>\n"), think="<think>\n"),
-    "qwen3_5": replace(
-        uniform_frame(None, _CHATML, "<|im_end|>\n"),
-        trim=True,
-        think="<think>\n",
-        silent=("", "<think>\n\n</think>\n\n"),
-    ),
+    "qwen3_5": _QWEN3_5,
+    "minicpm_v": replace(_QWEN3_5, quiet=True),
     "internvl2": uniform_frame(_INTERNVL2, _CHATML, "<|im_end|>"),
     # The space is a token: Llama's tokenizer adds it before the first special token, converted tokenizers do not.
     "internvl2_phi3": uniform_frame(_INTERNVL2, _PHI3, "<|end|>", lead=" "),

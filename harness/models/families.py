@@ -34,6 +34,7 @@ ADAPTERS.add("molmo2", "espalier.harness.models.molmo2:Molmo2Adapter")
 ADAPTERS.add("deepseek_ocr", "espalier.harness.models.deepseek_ocr:DeepseekOcrAdapter")
 ADAPTERS.add("paddleocr_vl", "espalier.harness.models.paddleocr_vl:PaddleOcrVLAdapter")
 ADAPTERS.add("hunyuan_ocr", "espalier.harness.models.hunyuan_ocr:HunyuanOcrAdapter")
+ADAPTERS.add("minicpm_v", "espalier.harness.models.minicpm_v:MiniCpmVAdapter")
 ADAPTERS.add("llada_v", "espalier.harness.models.llada_v:LladaVAdapter")
 #: For classes that no other family has.
 GENERIC = "generic"
@@ -51,6 +52,7 @@ MODEL_TYPES: Mapping[str, str] = {
     **{name: name for name in ("smolvlm", "gemma3", "molmo2", "glm4v", "glm4v_moe")},
     "glm46v": "glm4v",
     **{"paddleocr_vl": "paddleocr_vl", "hunyuan_vl": "hunyuan_ocr"},
+    "minicpmv4_6": "minicpm_v",
     **dict.fromkeys(("deepseek_vl_v2", "unlimited_ocr"), "deepseek_ocr"),
     # One type for two families, and neither checkpoint describes its model completely.
     "llava_llada": "llada_v",

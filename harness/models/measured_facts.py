@@ -193,6 +193,7 @@ def _compared(adapter: ModelParts) -> Iterator[tuple[str, Any, Any]]:
         yield "stem", "stated" if facts.stem else None, "one" if stem else None
     if stem is not None and facts.stem is not None:
         yield from _stacks("stem", facts.stem, stem)
+    yield "stem_joins", facts.stem_joins, adapter.stem_joins()
     for module in (adapter.projector, *adapter.deepstack().values()):
         yield "projector", facts.projector, linear_widths(module)
     yield "gated_projector", facts.gated_projector, _gated(adapter.projector)
@@ -270,6 +271,7 @@ def read_facts(
         stem=stem_stack(adapter),
         projector=projector_widths(adapter),
         gated_projector=_gated(adapter.projector),
+        stem_joins=adapter.stem_joins(),
         vocabulary=vocabulary(adapter),
         visual_tokens=adapter.image_tokens() or NOMINAL,
         class_attention="token" if has_class_token(adapter) else "mean",
@@ -297,7 +299,7 @@ def stem_stack(adapter: ModelParts) -> StackFacts | None:
     stem = adapter.stem_layers()
     if not stem:
         return None
-    return read_stack(stem, sum(bool(layer.window_size) for layer in stem))
+    return read_stack(stem, sum(bool(getattr(layer, "window_size", 0)) for layer in stem))
 
 
 def projector_widths(adapter: ModelParts) -> tuple[int, ...]:

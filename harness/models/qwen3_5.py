@@ -30,21 +30,24 @@ class Qwen35Adapter(Qwen3VLAdapter):
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
         """Return the configuration, with the linear layers of `facts.text.linear`."""
-        linear = spec.facts.text.linear
-        assert linear is not None  # stated in the family's files
-        text = {
-            "head_dim": spec.facts.text.head_dim,
-            "full_attention_interval": linear.interval,
-            "linear_num_key_heads": linear.key_heads,
-            "linear_num_value_heads": linear.value_heads,
-            "linear_key_head_dim": linear.key_dim,
-            "linear_value_head_dim": linear.value_dim,
-            **spec.architecture.get("text", {}),
-        }
-        return super().configuration(
-            replace(spec, architecture={**spec.architecture, "text": text}), tokenizer
-        )
+        return super().configuration(with_linear(spec), tokenizer)
 
     def deepstack(self) -> Mapping[int, nn.Module]:
         """Return nothing."""
         return {}
+
+
+def with_linear(spec: ModelSpec) -> ModelSpec:
+    """Return a spec with the linear layers of `facts.text.linear` in `architecture.text`."""
+    linear = spec.facts.text.linear
+    assert linear is not None  # stated in the files of all families with Qwen3.5's text stack
+    text = {
+        "head_dim": spec.facts.text.head_dim,
+        "full_attention_interval": linear.interval,
+        "linear_num_key_heads": linear.key_heads,
+        "linear_num_value_heads": linear.value_heads,
+        "linear_key_head_dim": linear.key_dim,
+        "linear_value_head_dim": linear.value_dim,
+        **spec.architecture.get("text", {}),
+    }
+    return replace(spec, architecture={**spec.architecture, "text": text})

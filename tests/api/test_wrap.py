@@ -36,6 +36,7 @@ WRAPPED = (
     "paddleocr_vl",
     "hunyuan_ocr",
     "molmo2",
+    "minicpm_v",
 )
 QUESTION = "w1 w2"
 
@@ -107,6 +108,7 @@ def test_facts_are_read_off_the_model(name):
         "stem",
         "projector",
         "gated_projector",
+        "stem_joins",
         "vocabulary",
         "class_attention",
         "rotary_axes",

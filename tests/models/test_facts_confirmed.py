@@ -26,8 +26,8 @@ from tests.tiny import random_model
 
 STACK = [one.name for one in fields(StackFacts)]
 #: Families that have everything between them: a stem, experts, a dense first layer; windows, three axes; DeepStack;
-#: linear layers.
-NAMES = ("llava", "qwen2_5_vl", "qwen3_vl", "deepseek_ocr", "qwen3_5")
+#: linear layers; tokens joined inside the tower.
+NAMES = ("llava", "qwen2_5_vl", "qwen3_vl", "deepseek_ocr", "qwen3_5", "minicpm_v")
 
 
 def keys_of(facts: ModelFacts) -> list[str]:

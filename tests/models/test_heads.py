@@ -37,13 +37,15 @@ UNTIED = (
         "qwen3_vl",
         "qwen3_vl_moe",
     ),
-    *("internvl", "internvl_qwen3", "deepseek_ocr", "glm4v", "paddleocr_vl", "molmo2"),
+    *("internvl", "internvl_qwen3", "deepseek_ocr", "glm4v", "paddleocr_vl"),
+    *("molmo2", "minicpm_v"),
 )
 TIED = (
     ("onevision_image", "text"),
     ("qwen2_5_vl", "model"),
     ("qwen3_vl", "model"),
     ("internvl", "model"),
+    ("minicpm_v", "model"),
 )
 
 

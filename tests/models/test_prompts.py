@@ -70,6 +70,8 @@ PADDLE = "<|begin_of_sentence|>User: {m}{t}\nAssistant: "
 PADDLE_1_5 = PADDLE.replace(": ", ":\n").replace("User:\n", "User: ")
 HUNYUAN = "<｜hy_begin▁of▁sentence｜><｜hy_place▁holder▁no▁3｜>{m}{t}<｜hy_User｜>"
 
+MINICPM = f"{QWEN3}<think>\n\n</think>\n\n"
+
 SEEN = "<|vision_start|><|image_pad|><|vision_end|>"
 FILM = "<|vision_start|><|video_pad|><|vision_end|>"
 CELLS = "<IMG_CONTEXT>"
@@ -107,6 +109,7 @@ GOLDEN = [
     ("paddleocr_vl", None, PADDLE, FRAMED, 2 * FRAMED, None),
     ("paddleocr_vl", "paddleocr_vl_1_5", PADDLE_1_5, FRAMED, 2 * FRAMED, None),
     ("hunyuan_ocr", None, HUNYUAN, HELD, 2 * HELD, None),
+    ("minicpm_v", None, MINICPM, "<|image_pad|>\n", 2 * "<|image_pad|>\n", None),
 ]
 
 POPE = "Is there a snowboard in the image?\nAnswer the question using a single word or phrase."
@@ -176,6 +179,10 @@ SETS = [
     *(
         ("hunyuan_ocr", "hunyuan_ocr_1b", name, HUNYUAN, HELD, 2 * HELD, None)
         for name in ("original", "text", "table", "formula", "chart")
+    ),
+    (
+        *("minicpm_v", "minicpm_v_4_6", "original", MINICPM),
+        *("<|image_pad|>\n", 2 * "<|image_pad|>\n", None),
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""PaddleOCR-VL and HunyuanOCR: patches that their projectors join, chats without pictures, and released sizes."""
+"""PaddleOCR-VL, HunyuanOCR, MiniCPM-V: patches that projectors join, chats without pictures, and released sizes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
@@ -18,15 +19,23 @@ from espalier.harness.specs.run_spec import ModelSpec
 from tests.family_runs import Tiny, answered, generation
 from tests.tiny import Scatter, chat, picture
 
-NAMES = ("paddleocr_vl", "hunyuan_ocr")
+#: Grids of patches; MiniCPM-V's tower joins four, and enlarges small pictures.
+GRIDS = {
+    "paddleocr_vl": [(4, 8), (10, 4), (4, 4)],
+    "hunyuan_ocr": [(4, 8), (10, 4), (4, 4)],
+    "minicpm_v": [(8, 16), (20, 8), (12, 12)],
+}
+NAMES = tuple(GRIDS)
 
 
 def projected(name: str, projector: Any, patches: Tensor, grids: Tensor) -> Tensor:
     """Return what the projector makes of the patches of all pictures."""
     if name == "paddleocr_vl":
-        return projector(patches, grids)
+        return projector(patches, pad(grids, (1, 0), value=1))
+    if name == "minicpm_v":
+        return torch.cat(projector(patches[None], grids))
     parts = patches.split(grids.prod(1).tolist())
-    pairs = zip(parts, grids[:, 1:].tolist(), strict=True)
+    pairs = zip(parts, grids.tolist(), strict=True)
     return torch.cat([projector(part[None], size=size)[0] for part, size in pairs])
 
 
@@ -35,8 +44,8 @@ def test_tokens_are_made_of_the_patches_that_the_projector_joins(name: str) -> N
     """A changed patch changes one token's projection, in a batch of three grids."""
     adapter = Tiny(name).adapter
     inputs = adapter.encode([chat("w1", picture(0, 56, 28)), chat("w2", picture(1, 28, 70), 2)])
-    grids = inputs["image_grid_thw"]
-    assert grids.tolist() == [[1, 4, 8], [1, 10, 4], [1, 4, 4]]
+    assert adapter.grids(inputs) == GRIDS[name]
+    grids = torch.tensor(GRIDS[name]) // (2 if name == "minicpm_v" else 1)
     (items,) = adapter.items(inputs).values()
     source = torch.cat([item.source for item in items])
     cells = [torch.ones(len(item)) if item.prunable is None else item.prunable for item in items]

@@ -39,7 +39,7 @@ from espalier.harness.settings import Count, Names, SomeNames, Text, read_sectio
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import Method, TokenReducer
 
-#: Tokens of the stem for each visual token: SAM's are convolved to a sixteenth.
+#: Tokens of the stem for each visual token: SAM's are convolved to a sixteenth, MiniCPM-V joins 2x2 twice.
 STEM_TOKENS = 16
 
 ANSWER_LENGTHS = CONF / "answer_lengths.yaml"
@@ -184,7 +184,9 @@ def _answer_length(spec: RunSpec, answer_tokens: Mapping[str, int]) -> Span | No
 def _tower_flops(facts: ModelFacts) -> int:
     """Return the FLOPs of tower, stem and projector on one picture of nominal size, seen as one view."""
     units = facts.visual_tokens
-    patches = units if facts.stem is not None else units * facts.projector[0] // facts.tower.hidden
+    patches = units * facts.projector[0] // facts.tower.hidden
+    if facts.stem is not None and not facts.stem_joins:
+        patches = units
     stem = 0 if facts.stem is None else STEM_TOKENS * units
     work = Work(
         tokens=patches,

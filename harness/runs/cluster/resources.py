@@ -110,12 +110,19 @@ def parameters(facts: ModelFacts) -> int:
     towers = [facts.tower] + ([facts.stem] if facts.stem is not None else [])
     projector = facts.projector_entries * (1 + len(facts.deepstack))
     words = 2 * facts.vocabulary * facts.text.hidden
-    return sum(map(_stack, (facts.text, *towers))) + projector + words
+    return sum(map(_stack, (facts.text, *towers))) + _join(facts) + projector + words
 
 
 def weight_bytes(facts: ModelFacts, dtype: str) -> int:
     """Return the bytes of these parameters in a precision, one of BYTES."""
     return parameters(facts) * BYTES[dtype]
+
+
+def _join(facts: ModelFacts) -> int:
+    """Return the parameters of the step that joins tokens between stem and tower."""
+    if facts.stem is None or not facts.stem_joins:
+        return 0
+    return 4 * facts.stem.hidden**2 + facts.join_entries
 
 
 def _stack(stack: StackFacts) -> int:
