@@ -28,6 +28,6 @@ def test_a_few_kills_lose_nothing() -> None:
 
 @pytest.mark.exhaustive
 def test_200_kills_over_20_cells_and_4_writers_lose_nothing() -> None:
-    output = faults("--kills", "200", "--cells", "20")
+    output = faults("--kills", "200", "--cells", "20", "--limit", "60")
     assert output.startswith("200 kills (SIGKILL) of ")
     assert output.splitlines()[-1] == WHOLE
