@@ -328,6 +328,6 @@ def _job(cfg: DictConfig) -> DictConfig:
     OmegaConf.set_struct(job, False)
     for key in OF_THE_SWEEP:
         del job[key]
-    if job[KEEP] is not None:
+    if job.get(KEEP) is not None:  # a missing value is reported with those of other keys
         job.update(settled(job[KEEP], cell=plain(job)))
     return job

@@ -29,6 +29,7 @@ VALUES = (0, -3, 6.5, True, "abc", "64%%", "110%", "0%", "-5%", "10 %", "64", [6
 
 #: Command lines with a mistake in their budget, and words of the line that says so.
 MISTAKES = (
+    ("keep=???", "error: keep: Missing mandatory value"),
     (
         "keep=6.5",
         "error: keep=6.5 must be a number of visual tokens, 1 and more, or a share above 0%",
