@@ -45,7 +45,7 @@ class LayerTypes:
         return self._types[layer] == SLIDING
 
     def blocks(self, layout: Layout) -> Tensor:
-        """Return (B, L): for each slot the number of the block whose tokens see one another, -1 outside."""
+        """Return (B, L): for each slot the number of its block of tokens that see one another, -1 outside."""
         return blocks_of(layout)
 
     def begin(self, stage: Stage, layout: Layout, positions: Tensor) -> None:

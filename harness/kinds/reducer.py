@@ -56,7 +56,7 @@ def check_states(spec: Settled) -> None:
         raise Refused(no_emulation(spec.model.name))
     if spec.budget.rule == "kv_bytes":
         raise Refused(
-            f"budget='kv_bytes': {partial_layers(spec.model)}, of the same size whatever is dropped; "
+            f"budget='kv_bytes': {partial_layers(spec.model)}, of a size that dropping does not change; "
             "valid: kept, average, flops"
         )
 

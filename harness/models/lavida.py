@@ -103,7 +103,7 @@ DREAM_SPECIAL = (
 
 
 class LavidaDreamAdapter(LavidaAdapter):
-    """`LavidaForConditionalGeneration` around Qwen2's modules, whose tokenizer Dream's code extends by two tokens."""
+    """`LavidaForConditionalGeneration` around Qwen2's modules; Dream's code adds two tokens to Qwen2's tokenizer."""
 
     checkpoint_types = ("llava_dream",)
     special = DREAM_SPECIAL

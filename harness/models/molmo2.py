@@ -81,7 +81,7 @@ class Molmo2Adapter(Adapter):
         if text.norm_after or text.qk_norm_type != "qwen3" or not scaled:
             raise UserError(
                 f"model={spec.name}: its decoder has OLMo's layers (norm_after, qk_norm_type or rope_scaling_layers of "
-                "config.json), which are not proved here; valid: releases with Qwen3, as Molmo2-4B and Molmo2-8B"
+                "config.json), which are not proved here; valid: releases with Qwen3, as Molmo2-4B"
             )
         super().__init__(model, processor, spec)
 
