@@ -19,6 +19,9 @@ ADAPTERS = Registry("model.adapter")
 ADAPTERS.add("llava", "espalier.harness.models.llava:LlavaAdapter")
 ADAPTERS.add("llava_next", "espalier.harness.models.llava_next:LlavaNextAdapter")
 ADAPTERS.add("llava_onevision", "espalier.harness.models.llava_onevision:LlavaOnevisionAdapter")
+ADAPTERS.add(
+    "llava_onevision1_5", "espalier.harness.models.llava_onevision1_5:LlavaOnevision15Adapter"
+)
 ADAPTERS.add("llava_video", "espalier.harness.models.llava_video:LlavaVideoAdapter")
 ADAPTERS.add("qwen2_vl", "espalier.harness.models.qwen2_vl:Qwen2VLAdapter")
 ADAPTERS.add("qwen2_5_vl", "espalier.harness.models.qwen2_5_vl:Qwen25VLAdapter")
@@ -52,7 +55,7 @@ MODEL_TYPES: Mapping[str, str] = {
     **{name: name for name in ("smolvlm", "gemma3", "molmo2", "glm4v", "glm4v_moe")},
     "glm46v": "glm4v",
     **{"paddleocr_vl": "paddleocr_vl", "hunyuan_vl": "hunyuan_ocr"},
-    "minicpmv4_6": "minicpm_v",
+    **{"llavaonevision1_5": "llava_onevision1_5", "minicpmv4_6": "minicpm_v"},
     **dict.fromkeys(("deepseek_vl_v2", "unlimited_ocr"), "deepseek_ocr"),
     # One type for two families, and neither checkpoint describes its model completely.
     "llava_llada": "llada_v",

@@ -39,7 +39,12 @@ if TYPE_CHECKING:
 
 
 def merged_item(
-    shape: Sequence[int], side: int, first: int, order: Tensor, window_pairs: int
+    shape: Sequence[int],
+    side: int,
+    first: int,
+    order: Tensor,
+    window_pairs: int,
+    class_tokens: int = 0,
 ) -> VisualItem:
     """Return the item of an image or video.
 
@@ -49,11 +54,13 @@ def merged_item(
         first: number of the first projector unit.
         order: (units,) raster number of each unit, in the projector's order.
         window_pairs: pairs of patches attended in a windowed layer, 0 without windows.
+        class_tokens: the tower's tokens of a frame beside its patches.
     """
     frames, rows, columns = shape
+    tokens = rows * columns + class_tokens
     work = Work(
-        tokens=frames * rows * columns,
-        pairs=frames * (rows * columns) ** 2,
+        tokens=frames * tokens,
+        pairs=frames * tokens**2,
         window_pairs=window_pairs,
         units=len(order),
     )
@@ -98,6 +105,9 @@ class Qwen2VLAdapter(Adapter):
         **{"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
         **{"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"},
     }
+
+    #: The tower's tokens of a picture or frame beside its patches.
+    class_tokens: ClassVar[int] = 0
 
     #: Whether the library's position ids equal those of the released model, also for videos.
     library_positions: ClassVar[bool] = False
@@ -219,8 +229,9 @@ class Qwen2VLAdapter(Adapter):
         for token, name in names.items():
             for shape in inputs[name].tolist() if name in inputs else []:
                 side = config.vision_config.spatial_merge_size
-                items[token].append(merged_item(shape, side, first, *self.order(shape)))
-                first += items[token][-1].work.units
+                item = merged_item(shape, side, first, *self.order(shape), self.class_tokens)
+                items[token].append(item)
+                first += item.work.units
         return items
 
     def coarse_inputs(self, inputs: Mapping[str, Any], share: float) -> dict[str, Any]:

@@ -155,16 +155,29 @@ class TowerStates(UnitSignal):
         """Reset the sums and watch the layers until the handles are removed; `clock` counts it as selection."""
         self._sums = []
         return [
-            layer.register_forward_hook(partial(self._add, clock, layer is self._layers[0]))
+            layer.register_forward_hook(
+                partial(self._add, clock, layer is self._layers[0]), with_kwargs=True
+            )
             for layer in self._layers
         ]
 
-    def _add(self, clock: Clock, first: bool, module: nn.Module, args: Any, output: Tensor) -> None:
+    def _add(
+        self,
+        clock: Clock,
+        first: bool,
+        module: nn.Module,
+        args: Any,
+        kwargs: Mapping[str, Any],
+        output: Tensor,
+    ) -> None:
         with clock.phase("select"):
             states = output.to(torch.promote_types(output.dtype, torch.float32))
-            # A tower of packed images has no image axis.
-            states = states.unsqueeze(0) if states.dim() == 2 else states
-            units = self.context.parts.to_units(states[:, self.context.class_tokens :])
+            images = [states]
+            if states.dim() == 2:  # a tower of packed images has no image axis
+                lengths = kwargs["cu_seqlens"].diff().tolist()
+                images = [image.unsqueeze(0) for image in states.split(lengths)]
+            patches = torch.cat([image[:, self.context.class_tokens :] for image in images], 1)
+            units = self.context.parts.to_units(patches)
             if first:
                 self._sums.append(units)
             else:

@@ -1,0 +1,39 @@
+"""LLaVA-OneVision-1.5 (An et al., 2025, arXiv 2509.23661): RICE-ViT on pictures of any size, 2 x 2 patches, Qwen3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from transformers import Qwen2VLProcessor
+
+from espalier.harness.models.llava_onevision1_5_model import (
+    LlavaOnevision15Config,
+    LlavaOnevision15ForConditionalGeneration,
+)
+from espalier.harness.models.loader import load_part
+from espalier.harness.models.qwen2_vl import Qwen2VLAdapter
+from espalier.harness.models.qwen_processor import set_bounds
+
+if TYPE_CHECKING:
+    from espalier.harness.specs.run_spec import ModelSpec
+
+
+class LlavaOnevision15Adapter(Qwen2VLAdapter):
+    """`LlavaOnevision15ForConditionalGeneration`: a class token in each picture, tokens counted on one axis."""
+
+    model_class = LlavaOnevision15ForConditionalGeneration
+    config_class = LlavaOnevision15Config
+    class_tokens = 1
+    library_positions = True
+    renames: Mapping[str, str] = {
+        r"^visual\.": "model.visual.",
+        r"^model\.(embed_tokens|layers|norm)\.": r"model.language_model.\1.",
+    }
+
+    @classmethod
+    def load_processor(cls, spec: ModelSpec) -> Any:
+        """Return the checkpoint's processor; frames are patches of their own, as the tower takes them."""
+        processor = load_part(spec, Qwen2VLProcessor)
+        processor.video_processor.temporal_patch_size = 1
+        return set_bounds(processor, spec)
