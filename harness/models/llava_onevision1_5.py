@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from transformers import Qwen2VLProcessor
+from transformers import Qwen2VLConfig, Qwen2VLProcessor
 
 from espalier.harness.models.llava_onevision1_5_model import (
     LlavaOnevision15Config,
@@ -33,7 +33,8 @@ class LlavaOnevision15Adapter(Qwen2VLAdapter):
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
-        """Return the checkpoint's processor; frames are patches of their own, as the tower takes them."""
-        processor = load_part(spec, Qwen2VLProcessor)
+        """Return the checkpoint's processor; the tower takes frames one by one."""
+        # With a configuration, the library does not look for the release's class of it, which is remote code.
+        processor = load_part(spec, Qwen2VLProcessor, config=Qwen2VLConfig())
         processor.video_processor.temporal_patch_size = 1
         return set_bounds(processor, spec)

@@ -37,6 +37,7 @@ WRAPPED = (
     "hunyuan_ocr",
     "molmo2",
     "minicpm_v",
+    "llava_onevision1_5",
 )
 QUESTION = "w1 w2"
 

@@ -34,6 +34,7 @@ NAMES = (
     "paddleocr_vl",
     "hunyuan_ocr",
     "molmo2",
+    "llava_onevision1_5",
 )
 STEPS = 5
 

@@ -40,7 +40,11 @@ def test_an_edge_in_a_corner_of_a_single_pixel_share():
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "hunyuan_ocr", "molmo2", "minicpm_v"]
+    "name",
+    [
+        *("qwen2_vl", "qwen2_5_vl", "llava_onevision1_5"),
+        *("paddleocr_vl", "hunyuan_ocr", "molmo2", "minicpm_v"),
+    ],
 )
 def test_patches_are_put_together_as_pictures(name: str):
     """A ramp loses little, whichever way it runs; patches in a wrong order would lose nearly everything."""

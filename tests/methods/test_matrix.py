@@ -31,10 +31,12 @@ from tests.methods.runs import kept_by
 from tests.tiny import load_tiny, save_tiny
 
 #: A raster and a class token; crops, newlines and padding; merged patches, windows and positions on three axes;
-#: tokens that see one another, and sliding layers; experts; tokens that are means of patches, newlines between them.
+#: tokens that see one another, and sliding layers; experts; tokens that are means of patches, newlines between them;
+#: class tokens between packed pictures.
 IMAGES = (
     *("llava", "llava_next", "qwen2_5_vl", "gemma3"),
     *("qwen3_vl_moe", "glm4v", "paddleocr_vl", "hunyuan_ocr", "molmo2"),
+    "llava_onevision1_5",
 )
 #: For methods that compare frames: the families whose tiny videos have more than two.
 VIDEOS = ("onevision_video", "llava_video")
@@ -55,6 +57,8 @@ REFUSED = {
     ("ivtp", "hunyuan_ocr"): "patch_tokens",
     ("tome", "molmo2"): "patch_tokens",
     ("ivtp", "molmo2"): "patch_tokens",
+    ("tome", "llava_onevision1_5"): "patch_tokens",
+    ("ivtp", "llava_onevision1_5"): "patch_tokens",
     # Its first tower layer works in windows.
     ("hired", "qwen2_5_vl"): "tower layer 0 .* does not attend over all patches",
 }

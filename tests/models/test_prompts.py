@@ -91,6 +91,7 @@ GOLDEN = [
     ("llava_video", None, QWEN_1_5, "<image>\n", "<image> <image>\n", "<video>\n"),
     ("qwen2_vl", None, QWEN_1_5, SEEN, 2 * SEEN, FILM),
     ("qwen2_5_vl", None, QWEN_1_5, SEEN, 2 * SEEN, FILM),
+    ("llava_onevision1_5", None, QWEN_1_5, SEEN, 2 * SEEN, FILM),
     # The marks of a video are put around each frame, by the processor.
     ("qwen3_vl", None, QWEN3, SEEN, 2 * SEEN, "<|video_pad|>"),
     ("qwen3_5", None, f"{QWEN3}<think>\n", SEEN, 2 * SEEN, "<|video_pad|>"),
@@ -147,6 +148,7 @@ SETS = [
         for family, model, names in (
             ("qwen2_vl", "qwen2_vl_7b", ("original", "lmms_eval", "hub", "vlmevalkit")),
             ("qwen2_5_vl", "qwen2_5_vl_7b", ("original", "lmms_eval", "hub")),
+            ("llava_onevision1_5", "llava_ov_1_5_8b", ("original", "lmms_eval")),
         )
         for name in names
     ),

@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
@@ -264,4 +265,53 @@ def test_llava_video_answers_as_its_release(llava_video: Path, tmp_path: Path, c
     compare_ids(inputs["input_ids"][0], ids)
     assert adapter.layout(inputs).special == (case["newlines"],)
     compare_views(adapter, inputs["pixel_values_videos"][0], case["views"])
+    compare_answer(adapter, inputs, case)
+
+
+# ---------------------------------------------------------------------- LLaVA-OneVision-1.5
+
+
+@pytest.fixture(scope="module")
+def onevision1_5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny release with its own classes named in config.json, and a processor whose frames come in pairs."""
+    table, folder = vectors("llava_onevision1_5"), tmp_path_factory.mktemp("release")
+    code = {"AutoConfig": "configuration_llavaonevision1_5.Llavaonevision1_5Config"}
+    write_release(folder, {**table["config"], "auto_map": code}, table["tensors"])
+    images = Qwen2VLImageProcessor(temporal_patch_size=1)
+    Qwen2_5_VLProcessor(images, byte_tokenizer(), Qwen2VLVideoProcessor()).save_pretrained(folder)
+    return folder
+
+
+def onevision1_5_spec(folder: Path) -> ModelSpec:
+    bounds = {"min_pixels": 3136, "max_pixels": 20000}
+    return tiny_spec(
+        "llava_onevision1_5",
+        text=replace(TEXT, head_dim=16),
+        tower=StackFacts(2, 32, 64, 4, 4, 8, gated=False, causal=False),
+        projector=(128, 128, 32),
+        processor={**bounds, "video_min_pixels": 784, "video_max_pixels": 8000},
+        path=folder,
+        weights="trained",
+    )
+
+
+@pytest.mark.parametrize(
+    "case", vectors("llava_onevision1_5")["cases"], ids=lambda case: case["name"]
+)
+def test_llava_onevision1_5_answers_as_its_release(
+    onevision1_5: Path, tmp_path: Path, case: Any
+) -> None:
+    """Pictures, texts alone, and the named frames of a video behind a picture, each in the same processor."""
+    spec = onevision1_5_spec(onevision1_5)
+    parts: list[Any] = [still(*picture) for picture in case["pictures"]]
+    if frames := case.get("frames"):
+        spec = replace(spec, video=VideoSpec(len(frames), "uniform"))
+        parts.append(film(tmp_path, "a", *case["size"], 8))
+    adapter = load_adapter(spec)
+    inputs = adapter.encode([watch("What is the word in this picture?", *parts)])
+    compare_ids(inputs["input_ids"][0], case["ids"])
+    for name, grid in case["grids"].items():
+        assert inputs[name].tolist() == grid
+    for name, levels in case["levels"].items():
+        assert (inputs[name].double().mean(1) - torch.tensor(levels)).abs().max() < 2e-5
     compare_answer(adapter, inputs, case)
