@@ -7,7 +7,7 @@ the row and column that patches have. Qwen3 counts all tokens on one axis.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ class LlavaOnevision15Config(Qwen2VLConfig):
     """Qwen2-VL's configuration with RICE-ViT and Qwen3."""
 
     model_type = "llavaonevision1_5"
-    sub_configs_defaults = {"vision_config": RiceVisionConfig, "text_config": Qwen3Config}
+    sub_configs_defaults: ClassVar = {"vision_config": RiceVisionConfig, "text_config": Qwen3Config}
 
 
 class RicePatchEmbed(PatchEmbed):
@@ -74,7 +74,11 @@ class RicePatchEmbed(PatchEmbed):
 
 
 class RiceVisionModel(Qwen2VisionTransformerPretrainedModel):
-    """`Qwen2VisionTransformerPretrainedModel` with a class token in each picture or frame, and a norm before layer 0."""
+    """`Qwen2VisionTransformerPretrainedModel` with a class token in each picture or frame, and a first norm.
+
+    The release's inference code leaves class tokens of earlier pictures in its output, so that from the second picture
+    or frame on, a feature stands for an earlier patch. Its training code takes all of them out, as is done here.
+    """
 
     config: RiceVisionConfig
 
