@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers import Qwen2VLConfig, Qwen2VLProcessor
 
@@ -26,7 +26,7 @@ class LlavaOnevision15Adapter(Qwen2VLAdapter):
     config_class = LlavaOnevision15Config
     class_tokens = 1
     library_positions = True
-    renames: Mapping[str, str] = {
+    renames: ClassVar[Mapping[str, str]] = {
         r"^visual\.": "model.visual.",
         r"^model\.(embed_tokens|layers|norm)\.": r"model.language_model.\1.",
     }

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import (
+    GenerationMixin,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     Qwen2VLModel,
     Qwen3Config,
     Qwen3Model,
 )
-from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import (
@@ -55,20 +55,25 @@ class LlavaOnevision15Config(Qwen2VLConfig):
     """Qwen2-VL's configuration with RICE-ViT and Qwen3."""
 
     model_type = "llavaonevision1_5"
-    sub_configs_defaults: ClassVar = {"vision_config": RiceVisionConfig, "text_config": Qwen3Config}
+    sub_configs_defaults: ClassVar[dict[str, Any]] = {
+        "vision_config": RiceVisionConfig,
+        "text_config": Qwen3Config,
+    }
 
 
 class RicePatchEmbed(PatchEmbed):
     """`PatchEmbed` without the axis of time, which the released convolution lacks."""
 
     def __init__(self, config: RiceVisionConfig) -> None:
-        super().__init__(config.patch_size, 1, config.in_channels, config.embed_dim)
-        edge = config.patch_size
-        self.proj = nn.Conv2d(config.in_channels, config.embed_dim, edge, edge, bias=False)
+        edge: Any = config.patch_size
+        super().__init__(edge, 1, config.in_channels, config.embed_dim)
+        proj: Any = nn.Conv2d(config.in_channels, config.embed_dim, edge, edge, bias=False)
+        self.proj = proj
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return (P, D) of patches (P, 3 p p)."""
-        pixels = hidden_states.view(-1, self.in_channels, self.patch_size, self.patch_size)
+        edge: Any = self.patch_size
+        pixels = hidden_states.view(-1, self.in_channels, edge, edge)
         embedded: Tensor = self.proj(pixels.to(self.proj.weight.dtype))
         return embedded.flatten(1)
 

@@ -72,6 +72,8 @@ def test_config_files_build_the_published_billions_of_parameters(
     ]
     assert [round(count / 1e9, 1) for count in counts] == [total, tower]
     assert round((counts[0] - counts[1]) / 1e9, 1) == language
+    vision = built.config.vision_config
+    assert (vision.hidden_act, vision.layer_norm_eps, vision.mlp_ratio) == ("gelu", 1e-5, 4)
     images = adapter.new_processor(spec, tokenizer).image_processor
     (shape,) = images([picture(0, 640, 480)], return_tensors="pt")["image_grid_thw"].tolist()
     assert shape == [1, 34, 46]
