@@ -7,8 +7,19 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any
 
+from espalier.harness.cost.row_work import Work
 from espalier.harness.errors import UserError
-from espalier.harness.settings import Count, Natural, OneOf, defaults, read_section, table
+from espalier.harness.settings import (
+    By,
+    Count,
+    Natural,
+    OneOf,
+    check_keys,
+    defaults,
+    gather,
+    read_section,
+    table,
+)
 
 #: Replacements of the attention that a class token pays each patch: the token itself; the attention that a patch
 #: receives, mean over queries (towers without a class token); or SigLIP's attention-pooling query.
@@ -132,6 +143,15 @@ class DiffusionFacts:
         return (self.mask_id, *self.forbidden_ids)
 
 
+def _read_work(key: str, value: Any) -> Work | None:
+    """Return a table of counts as work; None stays."""
+    if value is None:
+        return None
+    counts = table(key, value)
+    check_keys(key, counts, Work._fields)
+    return Work(**gather({name: (f"{key}.{name}", n, Natural) for name, n in counts.items()}))
+
+
 @dataclass(frozen=True)
 class ModelFacts:
     """What validation, budgets and the FLOPs counter must know.
@@ -146,6 +166,8 @@ class ModelFacts:
         gated_projector: whether its last map but one has a second of the same shape, a gate.
         vocabulary: rows of the output head.
         visual_tokens: nominal visual tokens of one image; real counts come from the sample.
+        nominal_work: work before the decoder on that image, as a row counts it; None: that of one view, each patch a
+            share of one visual token.
         class_attention: meaning of the signal `cls_attention` on this model, one of CLASS_ATTENTION.
         rotary_axes: position axes of the decoder: 1; 3 for time, height and width; 4 with another for the sequence.
         signals: names out of espalier.methods.signals.SIGNALS that the adapter can produce.
@@ -173,6 +195,16 @@ class ModelFacts:
     sites: tuple[str, ...] = ()
     gated_projector: bool = False
     stem_joins: Natural = 0
+    nominal_work: Annotated[Work | None, By(_read_work)] = None
+
+    @property
+    def expected_work(self) -> Work:
+        """Work before the decoder on an image of nominal size."""
+        if self.nominal_work is not None:
+            return self.nominal_work
+        units = self.visual_tokens
+        tokens = units * self.projector[0] // self.tower.hidden + (self.class_attention == "token")
+        return Work(tokens=tokens, pairs=tokens**2, units=units)
 
     @property
     def join_entries(self) -> int:

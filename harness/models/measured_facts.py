@@ -154,6 +154,7 @@ UNCONFIRMED = {
     "signals": "what the family's code can produce; a method that reads a missing one is refused",
     "patch_tokens": "false only forbids methods inside the tower; true is refused where the family has no such blocks",
     "visual_tokens": "nominal where images are cut by their shape: a row counts its samples; of one grid, confirmed",
+    "nominal_work": "an estimate before a run; a row counts its samples",
 }
 
 

@@ -156,7 +156,8 @@ def _prompt(prompt: PromptSpec) -> dict[str, Any]:
 def _facts(facts: ModelFacts) -> dict[str, Any]:
     stated = asdict(facts)
     # The signals of a model decide which methods run on it and do not change numbers: a new signal changes no row.
-    del stated["signals"]
+    # The work on a nominal picture enters estimates alone.
+    del stated["signals"], stated["nominal_work"]
     if not facts.deepstack:
         # Older rows do not have this fact.
         del stated["deepstack"]

@@ -25,8 +25,9 @@ def model_revision(model: ModelSpec, digests: Digests) -> str:
     if model.in_memory is not None:
         return f"memory-{model.in_memory}"
     if model.weights == "random":
-        # The signals that methods can read, and the sites, do not change the weights.
-        facts = {k: v for k, v in asdict(model.facts).items() if k not in ("signals", "sites")}
+        # The signals that methods can read, sites and estimates do not change the weights.
+        ignored = {"signals", "sites", "nominal_work"}
+        facts = {name: fact for name, fact in asdict(model.facts).items() if name not in ignored}
         return f"random-{digest([facts, dict(model.architecture), _borrowed(model, digests)])[:12]}"
     if model.path is not None:
         files = [file for pattern in MODEL_FILES for file in model.path.glob(pattern)]

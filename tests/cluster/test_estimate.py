@@ -201,12 +201,25 @@ def test_a_gpu_of_the_users_stands_beside_those_of_the_file() -> None:
         cluster_of(composed(*one, l40s.replace("3.62e14", "0")).cells)
 
 
-def test_a_picture_goes_through_the_tower() -> None:
-    spec = settled("model=llava15_7b", "method=none", "benchmark=gqa", "limit=10")
-    cost, tower = cost_of(spec, method_of(spec.method)), spec.model.facts.tower
-    layers = tower.layers * layer_flops(tower, 576, causal=False)
-    projector = 2 * 576 * (1024 * 4096 + 4096 * 4096)
-    assert cost.tower == 10 * (layers + projector)
+@pytest.mark.parametrize(
+    ("model", "views", "tokens", "projector"),
+    [
+        ("llava15_7b", 1, 577, 576 * (1024 * 4096 + 4096 * 4096)),
+        ("gemma3_12b", 1, 4096, 256 * 1152 * 3840),
+        # A key and a value of each pooled patch, its score and its share of the average; then the maps of a token.
+        (
+            *("molmo2_4b", 5, 729),
+            2900 * 2 * 1152 * (2304 + 1) + 725 * (1152 * (2304 + 1152) + 9728 * (2 * 1152 + 2560)),
+        ),
+    ],
+)
+def test_a_picture_goes_through_the_tower(
+    model: str, views: int, tokens: int, projector: int
+) -> None:
+    spec = settled(f"model={model}", "method=none", "benchmark=gqa", "limit=10")
+    tower = spec.model.facts.tower
+    layers = views * tower.layers * layer_flops(tower, tokens, causal=False)
+    assert cost_of(spec, method_of(spec.method)).tower == 10 * (layers + 2 * projector)
 
 
 def test_steps_of_denoised_answers_are_counted() -> None:

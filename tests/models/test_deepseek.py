@@ -532,7 +532,8 @@ def test_modes_differ_in_their_views_only():
         nominal[name] = spec.facts.visual_tokens
         expected = replace(spec, name=base.name, processor=base.processor, facts=base.facts)
         assert expected == base
-        assert replace(spec.facts, visual_tokens=256) == base.facts
+        work = base.facts.nominal_work
+        assert replace(spec.facts, visual_tokens=256, nominal_work=work) == base.facts
     assert nominal == {"tiny": 64, "small": 100, "base": 256, "large": 400, "gundam": 856}
 
 

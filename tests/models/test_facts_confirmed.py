@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, replace
-from pathlib import Path
+from dataclasses import fields, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,8 +21,9 @@ from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.paths import CONF
 from espalier.harness.specs.run_spec import ModelSpec
 from tests.families import FAMILIES
+from tests.families.onevision import video, watch
 from tests.family_runs import saved
-from tests.tiny import random_model
+from tests.tiny import chat, picture, random_model
 
 STACK = [one.name for one in fields(StackFacts)]
 #: Families that have everything between them: a stem, experts, a dense first layer; windows, three axes; DeepStack;
@@ -173,25 +174,63 @@ def test_methods_inside_the_tower_are_not_promised_where_there_are_no_blocks() -
     assert "model.facts.patch_tokens=true" in line
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize(
-    "path", sorted((CONF / "model").glob("*.yaml")), ids=lambda path: path.stem
-)
-def test_the_facts_of_every_config_are_those_of_its_real_architecture(path: Path) -> None:
-    """Built without weights, at full size; the embedded models' checkpoints are loaded by other tests."""
-    command = read_command([f"model={path.stem}"])
+MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+
+
+@cache
+def model_of(name: str) -> ModelSpec:
+    """The model's part of a run with a file of conf/model."""
+    command = read_command([f"model={name}"])
     assert command is not None
-    spec = build_spec(command.cells[0]).model
-    if not spec.architecture:
-        assert load_adapter(spec).facts == spec.facts
-        return
+    return build_spec(command.cells[0]).model
+
+
+def without_weights(spec: ModelSpec) -> Any:
+    """The adapter of a model at full size, built without weights."""
     family = ADAPTERS.load(spec.adapter)
     tokenizer = byte_tokenizer(family.special)
     config = family.configuration(spec, tokenizer)
     skeleton = build_skeleton(family.model_class, config, spec)
     assert all(parameter.is_meta for parameter in skeleton.parameters())
-    check_facts(family(skeleton, family.new_processor(spec, tokenizer), spec))
-    assert asdict(spec.facts)["vocabulary"] == skeleton.get_output_embeddings().weight.shape[0]
+    return family(skeleton, family.new_processor(spec, tokenizer), spec)
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_facts_of_every_config_are_those_of_its_real_architecture(name: str) -> None:
+    """The embedded models' checkpoints are loaded by other tests."""
+    spec = model_of(name)
+    if not spec.architecture:
+        assert load_adapter(spec).facts == spec.facts
+        return
+    adapter = without_weights(spec)
+    check_facts(adapter)
+    assert spec.facts.vocabulary == adapter.model.get_output_embeddings().weight.shape[0]
+
+
+#: Pictures of nominal size, where they are not of 640x480 pixels: squares that fill all views, six tiles, a page.
+SHAPE = {
+    **{"llava_next": (672, 672), "internvl": (1344, 896), "deepseek_ocr": (900, 1300)},
+    **dict.fromkeys(("llava_onevision", "llada_v", "lavida", "lavida_dream"), (768, 768)),
+}
+#: Frames of models that are shown videos.
+FILMS = {"llava_video_7b": 64, "seedling_video": 112}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_tower_is_estimated_on_a_picture_of_nominal_size_as_a_row_counts_it(name: str) -> None:
+    spec = model_of(name)
+    adapter = without_weights(spec) if spec.architecture else load_adapter(spec)
+    shape = SHAPE.get(spec.adapter, (640, 480))
+    frames = FILMS.get(name.removesuffix("_draft"))
+    shown = (
+        chat("w", picture(0, *shape)) if frames is None else watch("w", video(0, frames, rate=1))
+    )
+    ((item,),) = filter(None, adapter.items(adapter.prepare([shown])).values())
+    assert item.work == spec.facts.expected_work
+    cells = len(item) if item.prunable is None else int(item.prunable.sum())
+    assert cells + (name.startswith("seedling_video")) == spec.facts.visual_tokens
 
 
 @pytest.mark.parametrize(

@@ -653,12 +653,3 @@ def test_a_mixture_of_experts_is_refused_by_the_file_of_a_dense_model(folders, t
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "qwen3_vl_moe"}))
     with pytest.raises(UserError, match=r"is of type 'qwen3_vl_moe', valid: 'qwen3_vl'"):
         load_tiny(QWEN3, folder)
-
-
-def test_the_nominal_number_of_visual_tokens_is_that_of_a_vga_picture():
-    for file in ("qwen2_vl_7b", "qwen2_5_vl_7b", "qwen3_vl_8b", "glm41v_9b"):
-        spec = model(file)
-        family = ADAPTERS.load(spec.adapter)
-        processor = family.new_processor(spec, byte_tokenizer(family.special))
-        patches = processor.image_processor.get_number_of_image_patches(480, 640)
-        assert patches // 4 == spec.facts.visual_tokens

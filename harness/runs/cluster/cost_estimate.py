@@ -1,9 +1,9 @@
 """Estimated cost of a cell and of a job, by the model's facts alone: no weights are loaded, no sample is opened.
 
 Counted are the FLOPs of a row's `flops.prefill_exact`, the language model's prefill, times the samples; for a model
-that denoises its answers, every step; the vision tower, which sees a picture of nominal size as one view; and decoding,
-if the length of answers is known (conf/answer_lengths.yaml): each token of a batch reads the weights and the cache
-once. A job also starts and loads its weights. Scoring, judges and the preparation of pictures are not counted.
+that denoises its answers, every step; the vision tower, on a picture of nominal size; and decoding, if the length of
+answers is known (conf/answer_lengths.yaml): each token of a batch reads the weights and the cache once. A job also
+starts and loads its weights. Scoring, judges and the preparation of pictures are not counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from espalier.harness.cost.flops import (
     text_flops,
     tower_flops,
 )
-from espalier.harness.cost.row_work import Work
 from espalier.harness.cost.schedule import frame_of
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
@@ -38,9 +37,6 @@ from espalier.harness.runs.cluster.resources import gpus_for, models_of, weight_
 from espalier.harness.settings import Count, Names, SomeNames, Text, read_section
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import Method, TokenReducer
-
-#: Tokens of the stem for each visual token: SAM's are convolved to a sixteenth, MiniCPM-V joins 2x2 twice.
-STEM_TOKENS = 16
 
 ANSWER_LENGTHS = CONF / "answer_lengths.yaml"
 
@@ -182,21 +178,9 @@ def _answer_length(spec: RunSpec, answer_tokens: Mapping[str, int]) -> Span | No
 
 
 def _tower_flops(facts: ModelFacts) -> int:
-    """Return the FLOPs of tower, stem and projector on one picture of nominal size, seen as one view."""
-    units = facts.visual_tokens
-    patches = units * facts.projector[0] // facts.tower.hidden
-    if facts.stem is not None and not facts.stem_joins:
-        patches = units
-    stem = 0 if facts.stem is None else STEM_TOKENS * units
-    work = Work(
-        tokens=patches,
-        pairs=patches**2,
-        units=units,
-        stem_tokens=stem,
-        stem_pairs=stem**2,
-        stem_window_tokens=stem,
-    )
-    return tower_flops(facts, work) + projector_flops(facts, units)
+    """Return the FLOPs of tower, stem and projector on one picture of nominal size."""
+    work = facts.expected_work
+    return tower_flops(facts, work) + projector_flops(facts, work.units, pooled=work.pooled)
 
 
 def _denoising_work(spec: RunSpec, method: Method, text: int) -> tuple[int, int]:
