@@ -13,6 +13,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 VARIANTS = (
     *("internvl_6b", "internvl_phi3", "internvl_qwen3", "onevision_video"),
     *("qwen2_vl_video", "qwen2_5_vl_video", "qwen3_vl_video", "qwen3_vl_moe", "glm4v_video"),
+    "qwen3_5_moe_mixed",
 )
 
 

@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from transformers.models.qwen3_5 import modeling_qwen3_5
 
 
 def delta_rule(
@@ -56,12 +55,12 @@ def gated_norm(norm: Any, states: Tensor, gate: Tensor) -> Tensor:
 def in_doubles(decoder: Any) -> None:
     """Let the linear layers of a tiny model in fp64 run in fp64, so that the order of sums does not show."""
 
-    def run(forward: Any, *args: Any, **kwargs: Any) -> Any:
-        with patch.multiple(modeling_qwen3_5, **dict.fromkeys(RULES, delta_rule)):
+    def run(part: Any, forward: Any, *args: Any, **kwargs: Any) -> Any:
+        with patch.multiple(type(part).__module__, **dict.fromkeys(RULES, delta_rule)):
             return forward(*args, **kwargs)
 
     for layer in decoder.layers:
         if hasattr(layer, "linear_attn"):
-            layer.linear_attn.forward = partial(run, layer.linear_attn.forward)
+            layer.linear_attn.forward = partial(run, layer.linear_attn, layer.linear_attn.forward)
             norm = layer.linear_attn.norm
             norm.forward = partial(gated_norm, norm)

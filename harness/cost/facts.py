@@ -71,7 +71,7 @@ class StackFacts:
         causal: whether attention is.
         window_layers: layers with attention inside windows.
         first_intermediate: MLP width of layer 0 where it differs; None: it does not.
-        experts: experts that a router chooses from, 0 for a plain MLP.
+        experts: experts that a router chooses from, and the gate of a shared one; 0 for a plain MLP.
         linear: layers of linear attention between the full ones; None: there are none.
 
     Raises:

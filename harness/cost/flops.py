@@ -106,14 +106,14 @@ def layer_flops(
 def linear_layer_flops(stack: StackFacts, tokens: int) -> int:
     """Return the exact FLOPs of one layer of linear attention on `tokens` tokens."""
     chunks = -(-tokens // CHUNK)
-    return (_linear_maps(stack) + _mlp(stack)) * tokens + _delta_rule(stack) * CHUNK * chunks
+    return _linear_maps(stack) * tokens + _delta_rule(stack) * CHUNK * chunks
 
 
 def linear_cost(stack: StackFacts) -> float:
     """Return the FLOPs that a layer of linear attention spends on each token of whole chunks; 0 if there is none."""
     if stack.linear is None:
         return 0.0
-    return float(_linear_maps(stack) + _mlp(stack) + _delta_rule(stack))
+    return float(_linear_maps(stack) + _delta_rule(stack))
 
 
 def quadratic(stack: StackFacts, first: bool = False) -> tuple[float, float]:
@@ -301,11 +301,12 @@ def _linear(stack: StackFacts, first: bool = False) -> int:
 
 
 def _linear_maps(stack: StackFacts) -> int:
-    """Return the FLOPs that the maps of a layer of linear attention spend on each token."""
+    """Return the FLOPs that the maps of a layer of linear attention, and its MLP, spend on each token."""
     assert stack.linear is not None
     part = stack.linear
     keys, values = part.key_heads * part.key_dim, part.value_heads * part.value_dim
-    return 2 * stack.hidden * (2 * keys + 3 * values + 2 * part.value_heads)
+    maps = 2 * keys + 3 * values + 2 * part.value_heads + stack.experts
+    return 2 * stack.hidden * maps + _mlp(stack)
 
 
 def _delta_rule(stack: StackFacts) -> int:

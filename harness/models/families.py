@@ -30,6 +30,7 @@ ADAPTERS.add("qwen3_vl_moe", "espalier.harness.models.qwen3_vl:Qwen3VLMoeAdapter
 ADAPTERS.add("glm4v", "espalier.harness.models.glm4v:Glm4vAdapter")
 ADAPTERS.add("glm4v_moe", "espalier.harness.models.glm4v:Glm4vMoeAdapter")
 ADAPTERS.add("qwen3_5", "espalier.harness.models.qwen3_5:Qwen35Adapter")
+ADAPTERS.add("qwen3_5_moe", "espalier.harness.models.qwen3_5:Qwen35MoeAdapter")
 ADAPTERS.add("internvl", "espalier.harness.models.internvl:InternVLAdapter")
 ADAPTERS.add("smolvlm", "espalier.harness.models.smolvlm:SmolVLMAdapter")
 ADAPTERS.add("gemma3", "espalier.harness.models.gemma3:Gemma3Adapter")
@@ -51,8 +52,11 @@ MODEL_TYPES: Mapping[str, str] = {
     **{
         name: name for name in ("internvl", "llava", "llava_next", "llava_onevision", "llava_video")
     },
-    **{name: name for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")},
-    **{name: name for name in ("smolvlm", "gemma3", "molmo2", "glm4v", "glm4v_moe")},
+    **{name: name for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")},
+    **{
+        name: name
+        for name in ("qwen3_5", "qwen3_5_moe", "smolvlm", "gemma3", "molmo2", "glm4v", "glm4v_moe")
+    },
     "glm46v": "glm4v",
     **{"paddleocr_vl": "paddleocr_vl", "hunyuan_vl": "hunyuan_ocr"},
     **{"llavaonevision1_5": "llava_onevision1_5", "minicpmv4_6": "minicpm_v"},

@@ -26,6 +26,8 @@ KEYS = ("k_proj",)
 FUSED = ("qkv_proj", "qkv")
 HEADS = ("num_attention_heads", "num_heads")
 GATES = ("gate_proj", "gate_up_proj")
+SHARED = ("shared_experts", "shared_expert")
+SHARED_GATE = "shared_expert_gate"
 
 #: The part of a decoder layer that replaces its attention.
 LINEAR = "linear_attn"
@@ -109,7 +111,7 @@ def linear_widths(module: nn.Module) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Mlp:
-    """The MLP of a layer: active width per token, whether it is gated, and the number of routed experts."""
+    """The MLP of a layer: active width per token, whether it is gated, and the outputs of its router."""
 
     width: int
     gated: bool
@@ -123,8 +125,8 @@ def _mlp(layer: Any) -> _Mlp:
     # One tensor holds all experts (experts, hidden, width of one); the shared experts are one MLP.
     number, _, width = mlp.experts.down_proj.shape
     routed = mlp.gate.top_k * width
-    shared = _down_width(mlp.shared_experts) if hasattr(mlp, "shared_experts") else 0
-    return _Mlp(routed + shared, _gated(mlp.experts), number)
+    shared = sum(_down_width(getattr(mlp, name)) for name in SHARED if hasattr(mlp, name))
+    return _Mlp(routed + shared, _gated(mlp.experts), number + hasattr(mlp, SHARED_GATE))
 
 
 def _down_width(mlp: nn.Module) -> int:

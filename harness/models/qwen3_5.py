@@ -12,7 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
-from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+from transformers import (
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
+)
 
 from espalier.harness.models.qwen3_vl import Qwen3VLAdapter
 
@@ -35,6 +40,13 @@ class Qwen35Adapter(Qwen3VLAdapter):
     def deepstack(self) -> Mapping[int, nn.Module]:
         """Return nothing."""
         return {}
+
+
+class Qwen35MoeAdapter(Qwen35Adapter):
+    """`Qwen3_5MoeForConditionalGeneration`: a router sends each token to a few experts, and a gate to one for all."""
+
+    model_class = Qwen3_5MoeForConditionalGeneration
+    config_class = Qwen3_5MoeConfig
 
 
 def with_linear(spec: ModelSpec) -> ModelSpec:

@@ -32,6 +32,7 @@ WRAPPED = (
     "internvl",
     "deepseek_ocr",
     "qwen3_vl_moe",
+    "qwen3_5_moe",
     "glm4v",
     "paddleocr_vl",
     "hunyuan_ocr",

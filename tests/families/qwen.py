@@ -106,6 +106,21 @@ QWEN35 = replace(
     },
 )
 
+#: 2 of 4 experts of width 16, and one of width 16 for all tokens behind a gate, which counts as the fifth.
+QWEN35_MOE = replace(
+    QWEN35,
+    adapter="qwen3_5_moe",
+    facts=replace(QWEN35.facts, text=replace(QWEN35.facts.text, experts=5)),
+    architecture={
+        **QWEN35.architecture,
+        "text": {
+            **QWEN35.architecture["text"],
+            **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+            "shared_expert_intermediate_size": 16,
+        },
+    },
+)
+
 
 @cache
 def folder() -> tempfile.TemporaryDirectory[str]:
@@ -174,4 +189,6 @@ FAMILIES = {
     "qwen3_5": Family(QWEN35, IMAGES, most=LINEAR, states=STATES),
     "qwen3_5_video": Family(QWEN35, VIDEOS, most=LINEAR, states=STATES),
     "qwen3_5_mixed": Family(QWEN35, MIXED, most=LINEAR, states=STATES),
+    "qwen3_5_moe": Family(QWEN35_MOE, IMAGES, most=LINEAR, states=STATES),
+    "qwen3_5_moe_mixed": Family(QWEN35_MOE, MIXED, most=LINEAR, states=STATES),
 }

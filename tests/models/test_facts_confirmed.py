@@ -28,7 +28,7 @@ from tests.tiny import chat, picture, random_model
 STACK = [one.name for one in fields(StackFacts)]
 #: Families that have everything between them: a stem, experts, a dense first layer; windows, three axes; DeepStack;
 #: linear layers; tokens joined inside the tower.
-NAMES = ("llava", "qwen2_5_vl", "qwen3_vl", "deepseek_ocr", "qwen3_5", "minicpm_v")
+NAMES = ("llava", "qwen2_5_vl", "qwen3_vl", "deepseek_ocr", "qwen3_5", "qwen3_5_moe", "minicpm_v")
 
 
 def keys_of(facts: ModelFacts) -> list[str]:

@@ -40,7 +40,7 @@ from tests.methods.cases import CASES, DEPTH, build, case_id, signals_of
 from tests.methods.runs import kept_by
 from tests.tiny import Recorder, Scatter, chat, load_tiny, save_tiny
 
-NAMES = ("qwen3_5", "qwen3_5_video", "qwen3_5_mixed", "minicpm_v")
+NAMES = ("qwen3_5", "qwen3_5_video", "qwen3_5_mixed", "qwen3_5_moe", "minicpm_v")
 MOST, NONE = Budget("kept", 0.6), Budget("kept", 0.0)
 FULL = FAMILIES["qwen3_5"].full_layers
 
@@ -187,7 +187,7 @@ def deep_adapter(name: str) -> Any:
     return adapter
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "minicpm_v"])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "minicpm_v"])
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_every_reducer_drops_as_by_hand_or_names_the_layers_that_it_could_read(
     case, family, monkeypatch
@@ -231,7 +231,7 @@ def test_every_reducer_drops_as_by_hand_or_names_the_layers_that_it_could_read(
         assert gap(alone.logits[0], expected) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["qwen3_5_mixed", "minicpm_v"])
+@pytest.mark.parametrize("name", ["qwen3_5_mixed", "qwen3_5_moe_mixed", "minicpm_v"])
 @pytest.mark.parametrize("label", METHODS)
 def test_every_compressor_evicts_from_full_layers_as_if_the_rest_were_hidden(
     label, name, monkeypatch
@@ -272,7 +272,7 @@ def test_every_compressor_evicts_from_full_layers_as_if_the_rest_were_hidden(
     assert record.kv_bytes == left_bytes + FAMILIES["qwen3_5"].states
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "minicpm_v"])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "minicpm_v"])
 def test_texts_alone_and_pictures_beside_texts_answer_as_the_library(name):
     adapter = Tiny(name, "float32").adapter
     for chats in ([chat("w1 w2")], [chat("w1 w2"), chat("w3", 0)]):
@@ -318,7 +318,15 @@ def model_of(file: str) -> ModelSpec:
 
 
 @pytest.mark.parametrize(
-    ("file", "parameters"), [("qwen3_5_4b", 4_539_265_536), ("qwen3_5_9b", 9_409_813_744)]
+    ("file", "parameters"),
+    [
+        ("qwen3_5_4b", 4_539_265_536),
+        ("qwen3_5_9b", 9_409_813_744),
+        # Of the mixtures of experts, the hub's names state billions alone.
+        ("qwen3_5_35b_a3b", 35_107_181_936),
+        ("qwen3_5_122b_a10b", 122_562_817_776),
+        ("qwen3_5_397b_a17b", 396_802_360_816),
+    ],
 )
 def test_config_files_build_as_many_parameters_as_the_hub_counts(file, parameters):
     """Without the extra layer that predicts several tokens, which transformers does not load."""
@@ -328,7 +336,8 @@ def test_config_files_build_as_many_parameters_as_the_hub_counts(file, parameter
     with torch.device("meta"):
         model = adapter_class.model_class._from_config(config)
     assert sum(item.numel() for item in model.parameters()) == parameters
-    assert config.text_config.layer_types == (["linear_attention"] * 3 + ["full_attention"]) * 8
+    types = ["linear_attention"] * 3 + ["full_attention"]
+    assert config.text_config.layer_types == types * (spec.facts.text.layers // 4)
 
 
 @pytest.mark.parametrize("backend", ["emulate", "drop"])

@@ -59,6 +59,10 @@ EXEMPT = {
     ),
     "model.facts.signals": "refuses a method or changes nothing",
     "method.draft.facts.signals": "as model.facts.signals",
+    **dict.fromkeys(
+        ("model.facts.nominal_work", "method.draft.facts.nominal_work"),
+        "an estimate before the run; the row counts its samples",
+    ),
     "benchmark.include_path": "where the task lies; its files are in `sources`, or hashed where these are empty",
     **dict.fromkeys(
         ("benchmark.title", "benchmark.note", "benchmark.papers", "benchmark.reported"),
