@@ -284,7 +284,9 @@ class Pass:
         if self.eviction is not None:
             with self.clock.phase("select"):
                 stages = [*stages, *self.eviction.shorten(cache)]
-        self._cache_bytes = max(shards, 1) * kv_bytes(cache)
+        # States of linear attention are whole in every process.
+        shared = kv_bytes([cache.layers[layer] for layer in text.full_layers])
+        self._cache_bytes = kv_bytes(cache) + max(shards - 1, 0) * shared
         self._cache_lengths = tuple(map(entries_of, cache.layers))
         self.step_mask = self._make_step_mask()
         embedding = self._decoder.rotary_emb if setup.renumber else None

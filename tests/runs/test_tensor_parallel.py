@@ -29,7 +29,10 @@ from tests.family_runs import generation, saved
 from tests.runs.test_data_parallel import launch
 from tests.tiny import load_tiny
 
-NAMES = ("llava", "qwen2_5_vl_mixed", "internvl_phi3", "deepseek_ocr", "glm4v_moe")
+NAMES = (
+    *("llava", "qwen2_5_vl_mixed", "internvl_phi3", "deepseek_ocr", "glm4v_moe"),
+    *("gemma3", "qwen3_5_mixed", "qwen3_5_moe", "paddleocr_vl"),
+)
 METHODS: tuple[tuple[Any, float, Any], ...] = (
     (NoReduction(), 0.0, None),
     (DivPrune(), 0.5, None),
@@ -89,7 +92,9 @@ def test_two_processes_answer_as_one(tmp_path: Path) -> None:
             assert torch.equal(result[0], expected[0])
             assert result[2] == expected[2]
             scale = expected[1].abs().max()
-            assert (result[1] - expected[1]).abs().max() < 2e-6 * scale
+            # Largest measured: 1.7e-6, with linear layers 2.7e-6.
+            bound = 2e-6 if FAMILIES[name].spec.facts.text.linear is None else 4e-6
+            assert (result[1] - expected[1]).abs().max() < bound * scale
     (row,) = done.rows
     assert row["settings"]["model"]["parallel"] == "tensor"
     (run,) = (store / "runs").iterdir()
