@@ -124,10 +124,6 @@ class ModelParts(ABC):
             "acts inside the tower needs model.facts.patch_tokens=true"
         )
 
-    def patch_embedding(self) -> nn.Conv2d:
-        """Return the convolution that cuts pictures into the patches of `tower_blocks`."""
-        raise NotImplementedError
-
     def pooling_attention(self) -> nn.MultiheadAttention:
         """Return the attention with one learned query by which a head pools the tower's output.
 

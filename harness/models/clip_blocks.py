@@ -9,18 +9,26 @@ from torch import nn
 
 from espalier.harness.engine.tower_blocks import TowerBlock
 from espalier.harness.errors import UserError
+from espalier.harness.models.adapter import Adapter
 
 
-def clip_blocks(tower: Any, feature: int) -> Sequence[TowerBlock]:
-    """Return the blocks up to the one with output hidden_states[feature], split in halves for methods between them."""
-    return [
-        TowerBlock(layer) for layer in tower.encoder.layers[: _feature_layer(tower, feature) + 1]
-    ]
+class ClipTowerAdapter(Adapter):
+    """A family with a projector that reads hidden_states[vision_feature_layer] of a CLIP or SigLIP tower."""
 
+    def tower_attention(self, index: int | None) -> nn.Module:
+        """Return the attention of an encoder layer; hidden_states[-2] is the output of the last layer but one."""
+        return clip_attention(self.tower, self.model.config.vision_feature_layer, index)
 
-def clip_unread(tower: Any, feature: int) -> Sequence[nn.Module]:
-    """Return the layers after the one with output hidden_states[feature]."""
-    return list(tower.encoder.layers[_feature_layer(tower, feature) + 1 :])
+    def unread_blocks(self) -> Sequence[nn.Module]:
+        """Return the encoder's layers after the one of `vision_feature_layer`."""
+        return list(self.tower_layers())[self._read_layers() :]
+
+    def tower_blocks(self) -> Sequence[TowerBlock]:
+        """Return the encoder's layers up to the one of `vision_feature_layer`."""
+        return [TowerBlock(layer) for layer in list(self.tower_layers())[: self._read_layers()]]
+
+    def _read_layers(self) -> int:
+        return _feature_layer(self.tower, self.model.config.vision_feature_layer) + 1
 
 
 def clip_attention(tower: Any, feature: int, index: int | None) -> nn.Module:
@@ -28,12 +36,6 @@ def clip_attention(tower: Any, feature: int, index: int | None) -> nn.Module:
     layer = _feature_layer(tower, feature) if index is None else index
     attention: nn.Module = tower.encoder.layers[layer].self_attn
     return attention
-
-
-def clip_patches(tower: Any) -> nn.Conv2d:
-    """Return the convolution that cuts pictures into patches."""
-    convolution: nn.Conv2d = tower.embeddings.patch_embedding
-    return convolution
 
 
 def _feature_layer(tower: Any, feature: int) -> int:

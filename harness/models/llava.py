@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoProcessor,
     LlavaConfig,
@@ -17,15 +17,8 @@ from transformers import (
 
 from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.tower_blocks import TowerBlock
 from espalier.harness.engine.visual_items import VisualItem, rectangle
-from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.clip_blocks import (
-    clip_attention,
-    clip_blocks,
-    clip_patches,
-    clip_unread,
-)
+from espalier.harness.models.clip_blocks import ClipTowerAdapter
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.random_weights import text_config, vision_config
 from espalier.harness.models.view_placement import (
@@ -40,7 +33,7 @@ if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
 
-class LlavaAdapter(Adapter):
+class LlavaAdapter(ClipTowerAdapter):
     """`LlavaForConditionalGeneration`: each image is one square grid of tokens, all prunable."""
 
     model_class: ClassVar[Any] = LlavaForConditionalGeneration
@@ -98,22 +91,6 @@ class LlavaAdapter(Adapter):
     def picture_settings(cls, spec: ModelSpec) -> Mapping[str, Any]:
         """Return the settings of a new image processor besides its sizes."""
         return spec.processor
-
-    def tower_attention(self, index: int | None) -> nn.Module:
-        """Return the attention of an encoder layer; hidden_states[-2] is the output of the last layer but one."""
-        return clip_attention(self.tower, self.model.config.vision_feature_layer, index)
-
-    def unread_blocks(self) -> Sequence[nn.Module]:
-        """Return the encoder's layers after the one of `vision_feature_layer`."""
-        return clip_unread(self.tower, self.model.config.vision_feature_layer)
-
-    def tower_blocks(self) -> Sequence[TowerBlock]:
-        """Return the encoder's layers up to the one of `vision_feature_layer`."""
-        return clip_blocks(self.tower, self.model.config.vision_feature_layer)
-
-    def patch_embedding(self) -> nn.Conv2d:
-        """Return the tower's first convolution."""
-        return clip_patches(self.tower)
 
     def image_tokens(self) -> int | None:
         """Return the number of patches of one view."""

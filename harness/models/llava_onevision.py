@@ -21,18 +21,11 @@ from transformers import (
 from transformers.models.llava_onevision.modeling_llava_onevision import get_anyres_image_grid_shape
 
 from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.tower_blocks import TowerBlock
 from espalier.harness.engine.visual_items import VisualItem, rectangle
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.anyres import packed_item
 from espalier.harness.models.chat_media import MARK
-from espalier.harness.models.clip_blocks import (
-    clip_attention,
-    clip_blocks,
-    clip_patches,
-    clip_unread,
-)
+from espalier.harness.models.clip_blocks import ClipTowerAdapter
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.random_weights import text_config, vision_config
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
@@ -135,7 +128,7 @@ class Pooling:
         return VisualItem(grid=grid, source=source, share=share, prunable=prunable, work=work)
 
 
-class LlavaOnevisionAdapter(Adapter):
+class LlavaOnevisionAdapter(ClipTowerAdapter):
     """`LlavaOnevisionForConditionalGeneration`: AnyRes for one image, a tile for each of several, pooled video frames.
 
     Newline tokens (after each row of crops, after each tile of several images, after a video) are always kept.
@@ -188,22 +181,6 @@ class LlavaOnevisionAdapter(Adapter):
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
         """Return a processor with SigLIP's preprocessing and AnyRes for images."""
         return build_processor(cls.processor_class, cls.configuration(spec, tokenizer), tokenizer)
-
-    def tower_attention(self, index: int | None) -> nn.Module:
-        """Return the attention of an encoder layer."""
-        return clip_attention(self.tower, self.model.config.vision_feature_layer, index)
-
-    def unread_blocks(self) -> Sequence[nn.Module]:
-        """Return the encoder's layers after the one of `vision_feature_layer`."""
-        return clip_unread(self.tower, self.model.config.vision_feature_layer)
-
-    def tower_blocks(self) -> Sequence[TowerBlock]:
-        """Return the encoder's layers up to the one of `vision_feature_layer`."""
-        return clip_blocks(self.tower, self.model.config.vision_feature_layer)
-
-    def patch_embedding(self) -> nn.Conv2d:
-        """Return the tower's first convolution."""
-        return clip_patches(self.tower)
 
     def pooling_attention(self) -> nn.MultiheadAttention:
         """Return the attention of SigLIP's pooling head, which published checkpoints lack."""

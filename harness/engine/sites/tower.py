@@ -256,7 +256,7 @@ class TowerSites(Sites):
             )[0],
             emulate=setup.emulate,
             clock=prefill.clock,
-            patches=PatchPixels(setup.adapter.patch_embedding(), *setup.adapter.colours())
+            patches=PatchPixels(setup.adapter.tower, *setup.adapter.colours())
             if any(
                 need.signal == "pixels" for site in tower_sites for need in setup.method.needs(site)
             )

@@ -14,13 +14,14 @@ class PatchPixels:
     """Holds the pixels of the running tower call, as (P, N, F) numbers in [0, 1].
 
     Args:
-        embedding: convolution that cuts pictures into patches.
+        tower: its first convolution cuts pictures into patches.
         mean: of each colour, by which pixels in [0, 1] were normalised.
         std: standard deviation of each colour.
     """
 
-    def __init__(self, embedding: nn.Conv2d, mean: Sequence[float], std: Sequence[float]) -> None:
-        self._embedding, self._mean, self._std = embedding, mean, std
+    def __init__(self, tower: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
+        self._embedding = next(part for part in tower.modules() if isinstance(part, nn.Conv2d))
+        self._mean, self._std = mean, std
         self._handle: RemovableHandle
         self.pixels: Tensor
 
