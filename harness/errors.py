@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import cache
-from typing import Any
+from typing import Any, TextIO
 
 #: Errors of opening, parsing and inspecting a file that another program may have written: it is missing, not a file, a
 #: link to itself or unreadable; not text, not JSON, nested without end; too large; of another shape.
@@ -116,6 +116,12 @@ def tell_once(line: str) -> None:
     """Print a line on stderr, unless this process has printed it before."""
     with suppress(OSError):
         print(plain(line), file=sys.stderr, flush=True)
+
+
+def print_lines(*lines: object, file: TextIO | None = None) -> None:
+    """Print each value as one `plain` line, on standard output by default."""
+    for line in lines:
+        print(plain(str(line)), file=file, flush=True)
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UserError:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, print_lines
 from espalier.harness.reports.tables.printed_cell import COLUMNS, PrintedCell
 from espalier.harness.reports.tables.published_tables import (
     FOLDER,
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     check_folder("--out", options.out)
     written = import_tables(options.source, options.out)
-    print(f"{len(written) - 1} tables in {options.out}")
+    print_lines(f"{len(written) - 1} tables in {options.out}")
     return 0
 
 

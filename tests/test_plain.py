@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from espalier.harness.cli import curves, report
 from espalier.harness.errors import JudgeLost, StoreLost, UserError, plain, plain_page, plain_values
+from espalier.harness.paths import DEMO
 from espalier.harness.reports.curves.curve_points import CurvePanel
 from espalier.harness.reports.curves.curve_table import markdown
+from espalier.harness.reports.tables import rebuild
 from espalier.harness.runs import streams
 from espalier.harness.runs.cluster import slurm
 from espalier.harness.runs.cluster.cluster_spec import (
@@ -47,6 +50,21 @@ def test_letters_that_steer_are_escaped(text: str, capsys: pytest.CaptureFixture
     streams.print_error(ValueError(text))
     streams.tell(text)
     assert capsys.readouterr().err == f"error: {shown}\n{shown}\n"
+
+
+def test_commands_escape_typed_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, shown = tmp_path / "a\x1b[31mb", f"{tmp_path}/a\\x1b[31mb"
+    store = ["--store", str(DEMO)]
+    assert curves.main([*store, "--benchmarks", "seedling_rec", "--out", str(folder / "c")]) == 0
+    assert f"{shown}/c.md\n" in capsys.readouterr().out
+    chosen = ["benchmark=seedling_rec", "method=fastv", "--no-overlays"]
+    assert report.main([str(DEMO), *chosen, "--out", str(folder / "r.html")]) == 0
+    assert capsys.readouterr().out.startswith(f"{shown}/r.html\n{shown}/r.")
+    assert rebuild.main(["d2pruner", "--out", str(folder / "t")]) == 0
+    assert capsys.readouterr().out.startswith(f"{shown}/t/d2pruner_")
+    with pytest.raises(SystemExit, match="2"):
+        report.main([f"--{folder.name}=1"])
+    assert r"unrecognized arguments: --a\x1b[31mb=1" in capsys.readouterr().err
 
 
 def test_text_of_any_language_stays() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from espalier.harness.config.group_lists import choices, read_choice
 from espalier.harness.config.group_table import listing
 from espalier.harness.config.own_data_section import is_own_data
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, print_lines
 from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.hub_cache import OFFLINE
@@ -77,7 +77,7 @@ def _check(options: argparse.Namespace) -> int:
         findings, prompt = check(name, options.path, options.overrides)
         failed += any(finding.status == "failed" for finding in findings)
         for finding in findings:
-            print(f"{name:<24} {finding.name:<10} {finding.status:<8} {finding.detail}", flush=True)
+            print_lines(f"{name:<24} {finding.name:<10} {finding.status:<8} {finding.detail}")
         if prompt is not None and len(names) == 1:
             print(f"{name:<24} {'prompt':<10} {'':<8} {prompt!r}")
     if len(names) > 1:

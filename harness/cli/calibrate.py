@@ -40,7 +40,7 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.engine.artifacts.calibration_files import is_shipped
 from espalier.harness.engine.artifacts.fitprune_schemes import save_scheme
 from espalier.harness.engine.artifacts.priors import prior_layers, save_prior
-from espalier.harness.errors import StoreLost, UserError
+from espalier.harness.errors import StoreLost, UserError, print_lines
 from espalier.harness.paths import located
 from espalier.harness.runs.network import go_offline
 from espalier.harness.settings import Text, at_least, read_value
@@ -267,8 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StoreLost as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    for line in lines:
-        sys.stdout.write(f"{line}\n")
+    print_lines(*lines)
     return 0
 
 

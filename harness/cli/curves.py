@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from espalier.harness.cost.schedule import RULES
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, print_lines
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.curves.curve_files import SUFFIXES, write_panels
@@ -52,9 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     for panel in panels:
         for note in panel.notes:
-            print(f"{panel.benchmark}: {note}", file=sys.stderr)
-    for path in paths:
-        print(path)
+            print_lines(f"{panel.benchmark}: {note}", file=sys.stderr)
+    print_lines(*paths)
     return 0
 
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from espalier.harness.errors import plain
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
@@ -108,7 +109,7 @@ def print_table(findings: Sequence[Finding]) -> None:
     colours = {"ok": "green", "failed": "red", "not here": "dim"}
     for finding in findings:
         status = f"[{colours[finding.status]}]{finding.status}[/]"
-        table.add_row(finding.name, status, escape(finding.detail), f"{finding.seconds:.1f}")
+        table.add_row(finding.name, status, escape(plain(finding.detail)), f"{finding.seconds:.1f}")
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
     counts = {status: sum(finding.status == status for finding in findings) for status in colours}

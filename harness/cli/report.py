@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, print_lines
 from espalier.harness.paths import located, usual_store
 from espalier.harness.reports.curves.curve_files import SUFFIXES
 from espalier.harness.reports.curves.selection import read_selection, write_selection
@@ -115,16 +115,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Without filters the page has the same notes.
         for label, cases in notes.items():
             for case in cases:
-                print(f"{label}: {case}", file=sys.stderr)
+                print_lines(f"{label}: {case}", file=sys.stderr)
     for kind in ("left_out", "notes"):
         for reason, cases in content[kind].items():
             label = f"left out: {reason}" if kind == "left_out" else reason
             for case in cases:
-                print(f"{label}: {case}", file=sys.stderr)
+                print_lines(f"{label}: {case}", file=sys.stderr)
     if len(page) > LIMIT:
         size = f"{len(page) / 1e6:.1f} MB"
-        print(f"{options.out} has {size}; browsers open it, mail may not", file=sys.stderr)
-    print(options.out, *files, sep="\n")
+        print_lines(f"{options.out} has {size}; browsers open it, mail may not", file=sys.stderr)
+    print_lines(options.out, *files)
     return 0
 
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from espalier.harness.errors import UserError, plain
+from espalier.harness.errors import UserError, print_lines
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
@@ -141,7 +141,7 @@ def _export(options: argparse.Namespace) -> int:
     from espalier.harness.store.parquet_export import write_tables
 
     rows, size, read = write_tables(options.store, options.folder)
-    print(f"{plain(str(options.folder))}: {rows} rows, {size:,} bytes; {read} runs read")
+    print_lines(f"{options.folder}: {rows} rows, {size:,} bytes; {read} runs read")
     return 0
 
 
@@ -161,7 +161,7 @@ def _verify(options: argparse.Namespace) -> int:
     wrong = 0
     for entry in all_entries:
         for fault in faults(entry, mend=not options.dry):
-            print(plain(fault))
+            print_lines(fault)
             wrong += 1
     print(f"{count_summary(all_entries)}; {wrong or 'nothing'} wrong", file=sys.stderr)
     return 1 if wrong else 0
@@ -206,17 +206,15 @@ def _move(options: argparse.Namespace, removable: Sequence[Waste]) -> int:
     trash = options.store / TRASH
     size = sum(waste.size for waste in removable)
     if not options.yes:
-        print(
-            f"{len(removable)} may go, {size:,} bytes; --yes moves them to {trash}", file=sys.stderr
-        )
+        line = f"{len(removable)} may go, {size:,} bytes; --yes moves them to {trash}"
+        print_lines(line, file=sys.stderr)
         return 0
     if not removable:
         print("nothing to move", file=sys.stderr)
         return 0
     moved = move(options.store, removable)
-    for reason in moved.stayed:
-        print(reason, file=sys.stderr)
-    print(
+    print_lines(
+        *moved.stayed,
         f"moved {moved.item_count}, {moved.size:,} bytes, to {moved.folder}; moving a folder back takes it back, "
         "gc --purge frees the disk",
         file=sys.stderr,
@@ -243,7 +241,7 @@ def _purge(options: argparse.Namespace) -> int:
 
 def _list(items: Sequence[Waste]) -> None:
     for item in items:
-        print(plain(f"{item.path}: {item.why} ({item.size:,} bytes)"))
+        print_lines(f"{item.path}: {item.why} ({item.size:,} bytes)")
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -281,8 +279,7 @@ def _show(options: argparse.Namespace) -> int:
     if options.pictures is not None:
         summary += _draw(options, run, drawn)
     remainder = write(lines, sys.stdout, options.limit or None)
-    for text in filter(None, (*summary, remainder)):
-        print(plain(text), file=sys.stderr)
+    print_lines(*filter(None, (*summary, remainder)), file=sys.stderr)
     return 0
 
 

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from espalier.harness.errors import UserError, plain
+from espalier.harness.errors import UserError, plain, print_lines
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.runs.hints import commands as rerun_commands
 from espalier.harness.runs.sweep_progress import (
@@ -82,7 +82,7 @@ def _show(progress: Progress) -> None:
     if sys.stdout.isatty():
         Console().print(table(progress))
     else:
-        print(*lines(progress), sep="\n")
+        print_lines(*lines(progress))
 
 
 def _watch(look: Callable[[], Progress], every: float) -> None:
@@ -98,12 +98,12 @@ def _watch(look: Callable[[], Progress], every: float) -> None:
     while True:
         if head(progress) != printed:
             printed = head(progress)
-            print(printed, flush=True)
+            print_lines(printed)
         if not (progress.count(RUNNING) or progress.count(LEFT)):
             break
         time.sleep(every)
         progress = look()
-    print(*lines(progress), sep="\n")
+    print_lines(*lines(progress))
 
 
 def head(progress: Progress) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from espalier.harness.errors import UserError, plain
+from espalier.harness.errors import UserError, plain, print_lines
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.runs.wandb_log import SWEEP, logs, mode
 from espalier.harness.runs.wandb_marks import MirrorMark
@@ -127,10 +127,7 @@ def send(store: Path) -> int:
         else:
             trouble = upload(mark, row)
         failed += trouble is not None
-        print(
-            f"{mark.key}: {'uploaded' if trouble is None else f'not uploaded: {trouble}'}",
-            flush=True,
-        )
+        print_lines(f"{mark.key}: {'uploaded' if trouble is None else f'not uploaded: {trouble}'}")
     print(f"{len(marks) - failed} of {len(marks)} runs uploaded and read back")
     return 1 if failed else 0
 
@@ -212,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.rebuild is None:
             existing_store(options.store)
             if options.dry:
-                print(*listing(options.store), sep="\n")
+                print_lines(*listing(options.store))
                 return 0
             return send(options.store)
         if not options.rebuild.is_dir():

@@ -89,5 +89,5 @@ def print_advice(spec: RunOptions, rows: Rows, advice: tuple[str, str] | None, o
         print(f"\nrow: {plain(short_path(place))}", file=out)
         if advice is not None:
             line, purpose = advice
-            print(f"next: {line}\n      {purpose}", file=out)
+            print(f"next: {plain(line)}\n      {purpose}", file=out)
         out.flush()

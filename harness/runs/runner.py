@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from espalier.harness.errors import Refused, StoreLost, UserError
+from espalier.harness.errors import Refused, StoreLost, UserError, print_lines
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import console, hints, streams, wandb_log
 from espalier.harness.runs import output as printing
@@ -110,7 +110,7 @@ class Outcome:
             ):
                 self.waiting.clear()
                 with streams.output():
-                    print(f"wrote {path}", file=self.out, flush=True)
+                    print_lines(f"wrote {path}", file=self.out)
         except OSError as error:
             raise StoreLost(f"{error}; the rows are in the store") from error
         finally:
@@ -135,7 +135,7 @@ class Outcome:
         if failed and self.sweep:
             lines = [self.lines[id(spec)] for spec, _ in failed if id(spec) in self.lines]
             command = hints.rerun(self.argv, lines)
-            print(f"run what failed again: {command}", file=self.out, flush=True)
+            print_lines(f"run what failed again: {command}", file=self.out)
 
 
 @dataclass

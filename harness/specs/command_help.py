@@ -5,9 +5,20 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
+from typing import NoReturn
+
+from espalier.harness.errors import plain
 
 #: Widest line of a help text.
 WIDTH = 100
+
+
+class PlainParser(argparse.ArgumentParser):
+    """A parser with errors in which no argument can control a terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the error, and exit with 2."""
+        super().error(plain(message))
 
 
 def command_parser(name: str, about: str | None, *examples: str) -> argparse.ArgumentParser:
@@ -19,7 +30,7 @@ def command_parser(name: str, about: str | None, *examples: str) -> argparse.Arg
         examples: arguments after the name.
     """
     typed = "\n".join(f"  espalier {name} {example}".rstrip() for example in examples)
-    return argparse.ArgumentParser(
+    return PlainParser(
         prog=f"espalier {name}",
         description=wrapped(about or ""),
         epilog=f"examples:\n{typed}",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, print_lines
 from espalier.harness.reports.curves.curve_files import UNPRUNED, draw_curves
 from espalier.harness.reports.curves.curve_points import (
     CONTROLS,
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         kinds = [
             kind for kind in ("svg", "png") if kind == "svg" or page.with_suffix(".png").exists()
         ]
-        print(save(redraw(page), page.with_suffix(""), kinds)[0])
+        print_lines(save(redraw(page), page.with_suffix(""), kinds)[0])
     return 0
 
 

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from espalier.harness.config.method_names import method_section, setting_names
 from espalier.harness.config.resolvers import register
 from espalier.harness.cost.budget import Budget
-from espalier.harness.errors import plain_page
+from espalier.harness.errors import plain_page, print_lines
 from espalier.harness.kinds.method_stack import label_of
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.reports.curves.curve_points import share
@@ -129,9 +129,8 @@ class Report:
         check_folder("--write", options.write)
         store = existing_store(options.store)
         paths, missing = self.write(store, options.write, options.model, options.where)
-        print(*paths, sep="\n")
-        for line in missing:
-            print(f"left out: {line}", file=sys.stderr)
+        print_lines(*paths)
+        print_lines(*(f"left out: {line}" for line in missing), file=sys.stderr)
         return 0
 
 

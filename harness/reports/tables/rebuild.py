@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from espalier.harness.config.group_lists import choices
-from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.errors import UserError, print_lines, unknown_name
 from espalier.harness.paths import located, usual_store
 from espalier.harness.reports.tables import misprint_list
 from espalier.harness.reports.tables.analytic import formulas as analytic
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.out is None:
                 print(FORMATS[options.format](table))
             else:
-                print("\n".join(map(str, write(table, options.out))))
+                print_lines(*write(table, options.out))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -129,8 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader closed the pipe, as `head` does; discard the remaining output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    for note in notes:
-        print(note, file=sys.stderr)
+    print_lines(*notes, file=sys.stderr)
     return 0
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
-from espalier.harness.errors import Refused, UserError, plain
+from espalier.harness.errors import Refused, UserError, print_lines
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import label_of, method_of
 from espalier.harness.ranks import Ranks
@@ -71,8 +71,7 @@ def list_cells(cells: Sequence[ClusterCell], cluster: ClusterSpec, waiting: Stat
         planned.append(plan(cell, digests, runner, cluster))
     waiting.clear()
     with streams.output():
-        for line in lines_of(planned, cluster):
-            print(plain(line))
+        print_lines(*lines_of(planned, cluster))
     return 0
 
 

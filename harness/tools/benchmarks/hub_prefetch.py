@@ -33,7 +33,7 @@ from huggingface_hub.errors import (
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, print_lines
 from espalier.harness.paths import child_path
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.tools.benchmarks.hub_repositories import (
@@ -69,19 +69,19 @@ def prefetch(name: str, overrides: Sequence[str] = ()) -> int:
     spec = build_spec(command.cells[0])
     home = Path(constants.HF_HOME).expanduser()
     how = "as set" if "HF_HOME" in os.environ else "the default; set HF_HOME for another place"
-    _tell(f"HF_HOME={home} ({how})")
+    print_lines(f"HF_HOME={home} ({how})")
     wanted = [*data_sets(spec.benchmark)]
     if any(part.startswith("model=") for part in overrides):
         wanted.append(checkpoint(spec.model))
     if not wanted:
-        _tell(f"{name}: its data are on this machine, nothing is downloaded")
+        print_lines(f"{name}: its data are on this machine, nothing is downloaded")
     wanted = [_settled(part) for part in wanted]
     _room(wanted, home)
     for part in wanted:
         _fetch(part, home)
     if any(part.kind == "dataset" for part in wanted):
         _prepare(spec)
-    _tell(f"{name}: everything is here; checking it without the network")
+    print_lines(f"{name}: everything is here; checking it without the network")
     return _verify(name, overrides)
 
 
@@ -98,9 +98,9 @@ def _room(wanted: Sequence[Wanted], home: Path) -> None:
             files = missing(part)
         size = sum(file.file_size or 0 for file in files)
         need += size if part.kind == "model" or part.link else TWICE * size
-        _tell(f"{part.name}: {len(files)} files to download, {_size(size)}")
+        print_lines(f"{part.name}: {len(files)} files to download, {_size(size)}")
     n_free = free(home)
-    _tell(f"disk: at most {_size(need)} needed, {_size(n_free)} free")
+    print_lines(f"disk: at most {_size(need)} needed, {_size(n_free)} free")
     if need > n_free:
         raise UserError(
             f"HF_HOME={str(home)!r}: {_size(need)} may be needed (data sets count twice: downloaded, and "
@@ -125,8 +125,8 @@ def _fetch(wanted: Wanted, home: Path) -> None:
         if wanted.link:
             link(folder, target)
         else:
-            unpack(folder, target, _tell)
-        _tell(f"{wanted.name}: media in {target}")
+            unpack(folder, target, print_lines)
+        print_lines(f"{wanted.name}: media in {target}")
 
 
 def _prepare(spec: RunSpec) -> None:
@@ -191,10 +191,6 @@ def _size(count: float) -> str:
 
 def _first(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _tell(line: str) -> None:
-    print(line, flush=True)
 
 
 def archives(folder: Path) -> list[list[Path]]:

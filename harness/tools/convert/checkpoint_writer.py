@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from espalier.harness.errors import FOREIGN, UserError
+from espalier.harness.errors import FOREIGN, UserError, print_lines
 from espalier.harness.kinds.checks.checkpoint_files import check_shards
 from espalier.harness.tools.convert.shards import (
     Rename,
@@ -142,7 +142,7 @@ def run_conversion(
     parser.add_argument("target", type=Path, metavar="output")
     options = vars(parser.parse_args(arguments))
     try:
-        convert(**options, say=print)
+        convert(**options, say=print_lines)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

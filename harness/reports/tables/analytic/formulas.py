@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, print_lines
 from espalier.harness.reports.tables.analytic import aircache_formulas as analytic_aircache
 from espalier.harness.reports.tables.analytic import d2pruner_formulas as analytic_d2pruner
 from espalier.harness.reports.tables.analytic import d3tom_formulas as analytic_d3tom
@@ -257,7 +257,7 @@ def _try_write(judged: Sequence[JudgedClaim], folder: Path) -> bool:
     try:
         write(judged, folder)
     except OSError as error:
-        print(f"error: --write {folder}: {error.strerror}", file=sys.stderr)
+        print_lines(f"error: --write {folder}: {error.strerror}", file=sys.stderr)
         return False
     return True
 
