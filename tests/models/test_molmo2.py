@@ -214,15 +214,18 @@ def test_a_release_loads_under_its_own_names_and_keys(tmp_path: Path) -> None:
     assert torch.equal(answered(adapter, TINY.inputs())[1], expected)
 
 
-def test_the_config_file_builds_the_released_architecture() -> None:
-    command = read_command(("model=molmo2_4b",))
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("molmo2_4b", 4_850_869_200), ("molmo2_8b", 8_661_703_120)]
+)
+def test_the_config_file_builds_the_released_architecture(name: str, parameters: int) -> None:
+    """As many as in the 4B release's index of weights, and as the 8B release's 34.66 GB of single precision hold."""
+    command = read_command((f"model={name}",))
     assert command is not None
     spec = build_spec(command.cells[0]).model
     tokenizer = byte_tokenizer(Molmo2Adapter.special)
     with torch.device("meta"):
         built = Molmo2Adapter.model_class._from_config(Molmo2Adapter.configuration(spec, tokenizer))
-    # As in the release's index of weights.
-    assert sum(parameter.numel() for parameter in built.parameters()) == 4_850_869_200
+    assert sum(parameter.numel() for parameter in built.parameters()) == parameters
     fewer = Molmo2Adapter.new_processor(replace(spec, processor={"max_crops": 1}), tokenizer)
     assert fewer.image_processor.get_number_of_image_patches(480, 640) == 2 * 14**2
 
