@@ -32,7 +32,7 @@ from lab.bench.second_question import Oracle
 from lab.training.crowd_gaze import objects_looked_at
 
 #: Split, seed and first scene of the benchmark, see tasks/seedling_crowd/seedling_crowd.json.
-SPLIT, SEED, FIRST = "test", 0, 1_000_000
+SPLIT, SEED, FIRST = "test", 0, 2_000_000
 BATCH = 50
 
 

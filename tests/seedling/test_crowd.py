@@ -207,10 +207,10 @@ def test_targets_label_the_patches_of_each_object():
 
 
 def test_samples_take_turns_and_do_not_depend_on_their_number():
-    taken = samples("test", 0, 1_000_000, 16)
+    taken = samples("test", 0, 2_000_000, 16)
     assert [sample["family"] for sample in taken] == [*CYCLE, *CYCLE]
-    assert samples("test", 0, 1_000_000, 5) == taken[:5]
-    assert sample_objects(taken[3]) == crowd_objects("test", 0, 1_000_003)
+    assert samples("test", 0, 2_000_000, 5) == taken[:5]
+    assert sample_objects(taken[3]) == crowd_objects("test", 0, 2_000_003)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_metrics(family, truth, answer, right, unparsed):
 
 
 def test_the_oracle_keeps_the_objects_of_the_question():
-    for sample in samples("test", 0, 1_000_000, 16):
+    for sample in samples("test", 0, 2_000_000, 16):
         objects, words = sample_objects(sample), sample["question"].split()
         patches = crowd_oracle.needed(sample).numpy()
         owner = crowd_targets([objects]).owner[0]
