@@ -103,13 +103,16 @@ class Pooling:
         share, source = weights.topk(min(TAPS, units), dim=1)
         return cls(units=units, side=isqrt(len(weights)), source=source, share=share)
 
-    def item(self, frames: int, first: int, row_newlines: bool) -> VisualItem:
+    def item(
+        self, frames: int, first: int, row_newlines: bool, class_token: bool = False
+    ) -> VisualItem:
         """Return the item of a video: frames in order, each in raster order.
 
         Args:
             frames: number of frames.
             first: number of the video's first projector unit; units are ordered by frame.
             row_newlines: a newline token after each row of each frame instead of a single one after the video.
+            class_token: whether the tower has one a frame.
         """
         if row_newlines:
             grid = rectangle(frames, self.side, self.side + 1)
@@ -123,8 +126,8 @@ class Pooling:
         offset = first + self.units * torch.arange(frames).view(-1, 1, 1)
         source[prunable] = (self.source + offset).flatten(0, 1)
         share[prunable] = self.share.repeat(frames, 1)
-        n = frames * self.units
-        work = Work(tokens=n, pairs=n * self.units, units=n)
+        n_tokens = self.units + int(class_token)
+        work = Work(tokens=frames * n_tokens, pairs=frames * n_tokens**2, units=frames * self.units)
         return VisualItem(grid=grid, source=source, share=share, prunable=prunable, work=work)
 
 
@@ -213,6 +216,7 @@ class LlavaOnevisionAdapter(ClipTowerAdapter):
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return the items of images, then of videos, in the projector's order."""
         config, first = self.model.config, 0
+        class_token = hasattr(self.tower.embeddings, "class_embedding")  # SigLIP has none
         images: list[VisualItem] = []
         if "pixel_values" in inputs:
             counts = inputs["batch_num_images"].tolist()
@@ -225,14 +229,16 @@ class LlavaOnevisionAdapter(ClipTowerAdapter):
                     )
                 view = self._side if self._bare_views and not single else self._view
                 images.append(
-                    packed_item(partial(self._pack, size), shape, self._side, first, False, view)
+                    packed_item(
+                        partial(self._pack, size), shape, self._side, first, class_token, view
+                    )
                 )
                 first += images[-1].work.units
         videos: list[VisualItem] = []
         if "pixel_values_videos" in inputs:
             number, frames = inputs["pixel_values_videos"].shape[:2]
             for _ in range(number):
-                videos.append(self._pooling.item(frames, first, self.row_newlines))
+                videos.append(self._pooling.item(frames, first, self.row_newlines, class_token))
                 first += videos[-1].work.units
         return {config.image_token_id: images, config.video_token_id: videos}
 

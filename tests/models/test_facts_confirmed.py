@@ -7,10 +7,13 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.facts import LinearFacts, ModelFacts, StackFacts
+from espalier.harness.cost.flops import tower_flops
 from espalier.harness.errors import UserError
 from espalier.harness.models import build_adapter as base
 from espalier.harness.models.adapter import load_adapter
@@ -231,6 +234,20 @@ def test_the_tower_is_estimated_on_a_picture_of_nominal_size_as_a_row_counts_it(
     assert item.work == spec.facts.expected_work
     cells = len(item) if item.prunable is None else int(item.prunable.sum())
     assert cells + (name.startswith("seedling_video")) == spec.facts.visual_tokens
+
+
+def test_frames_are_counted_with_the_class_token_of_their_tower(monkeypatch) -> None:
+    adapter = load_adapter(replace(model_of("seedling_video"), attention="eager"))
+    inputs = adapter.prepare([watch("w", video(0, 3, rate=1))])
+    ((item,),) = filter(None, adapter.items(inputs).values())
+    for block in adapter.unread_blocks():
+        monkeypatch.setattr(block, "forward", lambda states, *_, **__: states)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        adapter.tower(inputs["pixel_values_videos"].flatten(0, 1))
+    counts = counter.get_flop_counts()["Global"]
+    patches = counts.pop(torch.ops.aten.convolution)
+    assert patches > 0
+    assert tower_flops(adapter.facts, item.work) == sum(counts.values())
 
 
 @pytest.mark.parametrize(
