@@ -1,4 +1,4 @@
-"""Connected components of the pairs above a likeness, for all thresholds at once: the likest spanning tree."""
+"""Connected components of the pairs above a likeness, for all thresholds at once or over frames in turn."""
 
 from __future__ import annotations
 
@@ -119,3 +119,43 @@ def count_components(linked: Tensor) -> int:
         if torch.equal(lowest, label):
             return len(label.unique())
         label = lowest
+
+
+def first_labels(first: Tensor, second: Tensor, count: int) -> Tensor:
+    """Return (count,) for each point the lowest one that pairs (P,) lead to, `first` below `second`, as STTM's code.
+
+    Passes end when no label points on: a point with two firsts may then share the label of one alone. Each pass waits
+    for the device.
+    """
+    label = torch.arange(count, device=first.device)
+    while True:
+        lowest = label[first].minimum(label[second])
+        label = label.scatter_reduce(0, first, lowest, "amin")
+        label = label.scatter_reduce(0, second, lowest, "amin")
+        label = label[label]
+        if torch.equal(label, label[label]):
+            return label
+
+
+def likest_pairs(units: Tensor, corner: Tensor, alike: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+    """Return earlier and later cells (P,): the likest pair of each cell, of the likest cells, so that `keep` are left.
+
+    Args:
+        units: (N, D) of the cells, at their corners.
+        corner: (N,) the cell of each token.
+        alike: (N - n,) cosine of each token's cell with the one before, from the second frame on.
+        keep: cells to leave.
+    """
+    size, number = len(corner) - len(alike), torch.arange(len(corner), device=corner.device)
+    before, after, cell = corner[: len(alike)], corner[size:], (corner == number).nonzero()[:, 0]
+    opening = cell[cell < size]
+    likest = alike.new_full((len(corner),), -9.0)  # the first cell has no pair
+    likest[opening[1:]] = (units[opening[1:]] * units[opening[:-1]]).sum(dim=1) - 4
+    likest.scatter_reduce_(0, after, alike, "amax")
+    earlier = torch.full_like(number, len(corner))
+    earlier[opening[1:]] = opening[:-1]
+    earlier.scatter_reduce_(
+        0, after, torch.where(alike == likest[after], before, len(corner)), "amin"
+    )
+    joins = cell[ranking(likest[cell].unsqueeze(0))[0, : len(cell) - keep]]
+    return earlier[joins], joins

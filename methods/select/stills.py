@@ -114,12 +114,13 @@ def centre_weights(joined: Tensor, beta: float) -> Tensor:
     return torch.where(leads, centre_weight, share[joined])
 
 
-def plan_of(into: Tensor, weight: Tensor, keep: int, scores: Tensor | None = None) -> Plan:
+def plan_of(into: Tensor, weight: Tensor, keep: int | None, scores: Tensor | None = None) -> Plan:
     """Return the plan by which each token goes to another (B, N), or to none (-1), with a weight (B, N).
 
-    Tokens that go to themselves stay: `keep` of each row.
+    Tokens that go to themselves stay: `keep` of each row; None: as many as there are of the first.
     """
     stays = into == torch.arange(into.shape[1], device=into.device)
+    keep = int(stays[0].sum()) if keep is None else keep
     place = (stays.cumsum(dim=1) - 1).gather(1, into.clamp(min=0))
     slot = torch.where(into < 0, -1, place)
     return Plan(indices_of(stays, keep), Assignment(slot, weight), scores=scores)
@@ -131,6 +132,7 @@ def plan_of_clips(
     keep: int,
     of_clip: Callable[..., tuple[Tensor, Tensor]],
     scores: Tensor | None = None,
+    exact: bool = True,
 ) -> Plan:
     """Return the plan of a method that merges each clip of the coordinates (B, N, 4) by itself.
 
@@ -140,6 +142,7 @@ def plan_of_clips(
         keep: tokens that stay in each row; the clips share them.
         of_clip: returns (T n) the token that each token of a clip goes to, -1 for none, and its weight there.
         scores: of the plan.
+        exact: whether `of_clip` keeps that count; otherwise the grid has one row.
     """
     into = torch.full(grid.shape[:2], -1, device=grid.device)
     weight = torch.zeros(grid.shape[:2], device=grid.device)
@@ -148,4 +151,4 @@ def plan_of_clips(
             goes, share = of_clip(*(clip.of(signal[row]) for signal in signals), clip.keep)
             into[row, clip.span] = torch.where(goes < 0, -1, goes + clip.span.start)
             weight[row, clip.span] = share
-    return plan_of(into, weight, keep, scores)
+    return plan_of(into, weight, keep if exact else None, scores)

@@ -52,6 +52,8 @@ SETTINGS: tuple[tuple[Any, ...], ...] = (
     ("scissor", {}, ORDER),
     ("scissor", {"tau": 0.2}, ORDER),
     ("framefusion", {"S": -2.0}, ORDER),
+    ("sttm", {}, ORDER),
+    ("sttm", {"tau_space": -1.0, "layer": 0, "root": 0}, ORDER),
     ("prunevid", {}, ORDER),
     ("prunevid", {"tau": 0.0, "gamma": 0.5, "alpha": 0.8, "M": 0}, ORDER),
     ("fastvid", {}, ORDER),

@@ -33,7 +33,9 @@ Case = tuple[str, dict[str, Any]]
 #: layers.
 RELEASED = {
     **dict.fromkeys(("nuwa", "rtprune", "evs"), "original"),
-    **dict.fromkeys(("pyramiddrop", "sparsevlm", "vscan", "holitom", "prunevid"), "renumbered"),
+    **dict.fromkeys(
+        ("pyramiddrop", "sparsevlm", "vscan", "holitom", "prunevid", "sttm"), "renumbered"
+    ),
 }
 #: Methods whose choice follows the tokens wherever they stand in the sequence.
 FOLLOWS_TOKENS = [case for case in CASES if case not in with_trait(ORDER)]
@@ -64,6 +66,7 @@ READS_TOKENS = {
         "prunevid",
         "scissor",
         "framefusion",
+        "sttm",
         "pact",
         "idpruner",
         "aim",
@@ -107,7 +110,7 @@ def test_keeping_all_changes_nothing(case: Case):
     assert torch.equal(outcome(method, plan, view.tokens), view.tokens)
 
 
-@pytest.mark.parametrize("name", ["vidcom2", "holitom", "prunevid", "scissor"])
+@pytest.mark.parametrize("name", ["vidcom2", "holitom", "prunevid", "scissor", "sttm"])
 def test_two_videos_share_the_budget_and_are_chosen_apart(name: str):
     method = build((name, {}))
     both = rows_of_view(make_view(method), [2])  # 24 tokens in frames of 3, and 24 in frames of 6
