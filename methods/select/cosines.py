@@ -48,6 +48,10 @@ class Cosines(ABC):
         """Return (B, K, N) the cosines of the tokens `indices` (B, K) with all. The tensor is the caller's."""
 
     @abstractmethod
+    def subset(self, indices: Tensor) -> Cosines:
+        """Return the cosines of the tokens `indices` (B, K) with each other."""
+
+    @abstractmethod
     def row(self, pick: Tensor, merit: Tensor) -> Tensor:
         """Return (B, N) the cosines of the tokens `pick` (B, 1). The tensor is the caller's.
 
@@ -127,6 +131,11 @@ class Held(Cosines):
         """Gather the rows."""
         return self.matrix[rows_of(indices), indices]
 
+    def subset(self, indices: Tensor) -> Cosines:
+        """Gather rows and columns."""
+        pairs = zip(self.matrix, indices, strict=True)
+        return Held(torch.stack([row.index_select(0, at).index_select(1, at) for row, at in pairs]))
+
     def row(self, pick: Tensor, merit: Tensor) -> Tensor:
         """Gather one row, without a device synchronisation."""
         del merit
@@ -178,6 +187,10 @@ class Computed(Cosines):
         rows = self.units[rows_of(indices), indices] @ self._across
         itself = indices.unsqueeze(2)
         return rows.scatter_(2, itself, rows.gather(2, itself).round_())[:, :n_asked]
+
+    def subset(self, indices: Tensor) -> Cosines:
+        """Gather the tokens; their matrix may fit."""
+        return cosines_of_units(self.units[rows_of(indices), indices])
 
     def row(self, pick: Tensor, merit: Tensor) -> Tensor:
         """Look the row up in the panel, or compute the panel of this token and those of the highest merit."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -9,8 +11,12 @@ from espalier.methods.checks import require_finite
 from espalier.methods.select.cosines import Cosines
 from espalier.methods.select.topk import rows_of
 
-#: Likest tokens of each that are kept at hand, and rows that are sorted at a time.
-AT_HAND, BLOCK = 32, 256
+#: Likest tokens of each that are kept at hand, and of many tokens, looked up in two parts.
+AT_HAND, IN_PARTS = 32, (8, 56)
+#: Rows that are sorted at a time.
+BLOCK = 256
+#: A likeness below all cosines.
+NONE = -2.0
 
 
 def nearest(similarity: Tensor, token_indices: Tensor, k: int) -> Tensor:
@@ -46,32 +52,53 @@ class Nearest:
     """The likest tokens of each of (B, N) tokens, to look up the likest one of a set that changes.
 
     Cost: O(N^2), and that of all rows of the cosines; memory of a few of them for each token.
+
+    Attributes:
+        many: tokens from which on more of them are kept at hand, since whole rows may have to be multiplied out.
     """
+
+    many: ClassVar[int] = 4096
 
     def __init__(self, cosines: Cosines) -> None:
         """Sort out the likest of each token."""
         self._cosines = cosines
         diagonal = cosines.diagonal()
         tokens = torch.arange(diagonal.shape[1], device=diagonal.device).expand_as(diagonal)
-        n_near = min(AT_HAND, diagonal.shape[1])
-        blocks = [cosines.rows(block).topk(n_near, dim=2) for block in tokens.split(BLOCK, dim=1)]
-        self._value, self._index = (torch.cat(side, dim=1) for side in zip(*blocks, strict=True))
+        n_tokens = diagonal.shape[1]
+        in_parts = n_tokens >= max(self.many, sum(IN_PARTS))
+        widths = IN_PARTS if in_parts else (min(AT_HAND, n_tokens),)
+        blocks = [
+            cosines.rows(block).topk(sum(widths), dim=2) for block in tokens.split(BLOCK, dim=1)
+        ]
+        sides = [torch.cat(side, dim=1).split(widths, dim=2) for side in zip(*blocks, strict=True)]
+        self._tables = [(v.contiguous(), i.contiguous()) for v, i in zip(*sides, strict=True)]
 
     def among(self, members: Tensor, tokens: Tensor, exists: Tensor) -> Tensor:
         """Return (B, K) the largest cosine of each token (B, K) with one of the `members` (B, N); -2 if there is none.
 
-        Where `exists` (B, K) is false the value may be lower. Waits for the device once.
+        Where `exists` (B, K) is false the value may be lower. Waits for the device up to twice.
         """
-        rows = rows_of(tokens)
-        near = members[rows.unsqueeze(2), self._index[rows, tokens]]
-        place = near.to(torch.uint8).argmax(dim=2)
-        likeness = self._value[rows, tokens, place]
-        # Of tokens with no member at hand the whole row is searched.
-        missing = exists & ~near.gather(2, place.unsqueeze(2)).squeeze(2)
-        n_missing = int(missing.sum(dim=1).max())
-        if n_missing:
+        likeness = self._at_hand(self._tables[0], members, tokens)
+        for table in (*self._tables[1:], None):
+            missing = exists & (likeness == NONE)
+            n_missing = int(missing.sum(dim=1).max())
+            if n_missing == 0:
+                break
             columns = (~missing).to(torch.uint8).argsort(dim=1, stable=True)[:, :n_missing]
-            whole_rows = self._cosines.rows(tokens.gather(1, columns))
-            highest = whole_rows.masked_fill_(~members.unsqueeze(1), -2).amax(dim=2)
-            likeness.scatter_(1, columns, highest)
+            sought = tokens.gather(1, columns)
+            highest = (
+                self._at_hand(table, members, sought) if table else self._of_all(members, sought)
+            )
+            likeness.scatter_(1, columns, highest.maximum(likeness.gather(1, columns)))
         return likeness
+
+    def _at_hand(self, table: tuple[Tensor, Tensor], members: Tensor, tokens: Tensor) -> Tensor:
+        """Look up (B, K) in a table of likest tokens: their cosines and indices."""
+        value, index = (side[rows_of(tokens), tokens] for side in table)
+        near = members.gather(1, index.flatten(1)).view_as(index)
+        return value.masked_fill_(~near, NONE).amax(dim=2)
+
+    def _of_all(self, members: Tensor, tokens: Tensor) -> Tensor:
+        """Search (B, K) whole rows."""
+        rows = self._cosines.rows(tokens)
+        return rows.masked_fill_(~members.unsqueeze(1), NONE).amax(dim=2)

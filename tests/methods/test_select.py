@@ -233,6 +233,11 @@ def test_held_and_computed_cosines_are_the_same_but_for_rounding(n_tokens: int, 
         pick = some[:, :1]
         close(held.row(pick, merit), computed.row(pick, merit))
         assert torch.equal(held.row(pick, merit), held.rows(pick)[:, 0])
+    part = torch.rand(2, n_tokens).argsort(dim=1)[:, : n_tokens // 2 + 1]
+    everything = torch.arange(part.shape[1]).expand_as(part)
+    wanted = held.rows(part).gather(2, part.unsqueeze(1).expand(-1, part.shape[1], -1))
+    assert torch.equal(held.subset(part).rows(everything), wanted)
+    close(computed.subset(part).rows(everything), wanted)
 
 
 def test_what_they_answer_is_what_the_matrix_holds():
@@ -250,9 +255,15 @@ def test_what_they_answer_is_what_the_matrix_holds():
 
 
 @pytest.mark.parametrize("make", [lambda x: Held(cosine(x)), lambda x: Computed(unit(x))])
-@pytest.mark.parametrize("n_tokens", [2, 31, 300])
-def test_the_likest_member_is_that_of_a_loop_over_all(make, n_tokens: int):
-    """Few members are not among a token's 32 likest, many are; each set is asked of one object."""
+@pytest.mark.parametrize(
+    ("n_tokens", "many", "n_near"),
+    [(2, 4096, AT_HAND), (31, 4096, AT_HAND), (300, 4096, AT_HAND), (300, 300, 64)],
+)
+def test_the_likest_member_is_that_of_a_loop_over_all(
+    monkeypatch, make, n_tokens: int, many: int, n_near: int
+):
+    """Few members are not among a token's 32 or 64 likest, many are; each set is asked of one object."""
+    monkeypatch.setattr(Nearest, "many", many)
     tokens = crowded(3, n_tokens, 8)
     matrix, nearest = cosine(tokens), Nearest(make(tokens))
     generator = torch.Generator().manual_seed(n_tokens)
@@ -267,9 +278,9 @@ def test_the_likest_member_is_that_of_a_loop_over_all(make, n_tokens: int):
             token, others = int(some[row, column]), members[row].nonzero()[:, 0].tolist()
             wanted = max((float(matrix[row, token, other]) for other in others), default=-2.0)
             assert float(likeness[row, column]) == pytest.approx(wanted, abs=1e-6)
-            likest = matrix[row, token].topk(min(AT_HAND, n_tokens)).indices.tolist()
+            likest = matrix[row, token].topk(min(n_near, n_tokens)).indices.tolist()
             searched += bool(others) and not set(others) & set(likest)
-    assert (searched > 0) == (n_tokens > AT_HAND)
+    assert (searched > 0) == (n_tokens > n_near)
 
 
 def test_of_copies_the_first_is_kept_however_their_products_round():

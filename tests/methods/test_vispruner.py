@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from espalier.methods.base import MethodError, Site, View
+from espalier.methods.select.nearest import Nearest
 from espalier.methods.vispruner import VisPruner
 from tests.methods.crop_views import ROWS, best, groups, slow_apportion
 from tests.methods.released import numbers, released_view, shares, vectors
@@ -42,7 +43,12 @@ def cosine(tokens: Tensor, a: int, b: int) -> float:
 
 @pytest.mark.parametrize("method", [VisPruner(), VisPruner(0.0), VisPruner(0.8)], ids=str)
 @pytest.mark.parametrize("name", ROWS)
-def test_equals_the_slow_one(name: str, method: VisPruner):
+@pytest.mark.parametrize("many", [Nearest.many, 1])
+def test_equals_the_slow_one(
+    monkeypatch: pytest.MonkeyPatch, many: int, name: str, method: VisPruner
+):
+    """With `many` 1 the nearest are listed anew."""
+    monkeypatch.setattr(Nearest, "many", many)
     grid, tile = ROWS[name]
     generator = torch.Generator().manual_seed(0)
     n_tokens = grid.shape[1]
