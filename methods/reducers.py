@@ -29,6 +29,14 @@ class TokenReducer(Method):
         return False
 
     @property
+    def curved(self) -> bool:
+        """Whether each sample's counts follow a curve of its own, by `measured`, under the budget of all samples.
+
+        The engine then plans one row at a time, and the budget holds in every sample.
+        """
+        return False
+
+    @property
     def proportional(self) -> bool:
         """True if later tower blocks weigh a slot's key by its size (log-size added to the logits)."""
         return False
@@ -94,6 +102,14 @@ class TokenReducer(Method):
         rule and turns it into integers. The default keeps the same share from the first site on.
         """
         return (share,) * n_sites
+
+    def measured(self, view: View) -> TokenReducer | None:
+        """Return the method with the `fractions` of the view's only row, by which the site and later ones share.
+
+        Counts of sites before stay. The engine asks methods that are `curved`; None: nothing is measured at this site.
+        """
+        del view
+        return None
 
     def ratios(self, ratio: float, steps: int) -> tuple[float, ...] | None:
         """Return the share removed at each of `steps` denoising steps; None: the run's budget holds in each."""

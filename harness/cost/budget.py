@@ -124,12 +124,18 @@ class Budget:
         return self.count is not None and 0 < n_visual < self.count
 
     def keep(
-        self, reducer: TokenReducer, facts: ModelFacts, n_visual: int, n_text: int
+        self,
+        reducer: TokenReducer,
+        facts: ModelFacts,
+        n_visual: int,
+        n_text: int,
+        earlier_counts: tuple[int, ...] = (),
     ) -> tuple[int, ...]:
         """Return the tokens kept after each site: non-increasing, between 1 and `n_visual`.
 
         Ratio 0, and a count of at least `n_visual`, keep everything under every rule; a method without sites gets an
-        empty schedule, a sample without visual tokens zeros.
+        empty schedule, a sample without visual tokens zeros. The first counts are `earlier_counts`, if there are any,
+        and those of the sites after them then meet the rule.
 
         Raises:
             BudgetError: no schedule of this method meets the rule.
@@ -145,7 +151,9 @@ class Budget:
         if self.down:
             count = max(1, int(n_visual * (1 - self.ratio)))
             return unreduced + (count,) * (len(frame.starts) - len(unreduced))
-        schedule = _schedule(self.rule, self.target(n_visual), frame, reducer.fractions)
+        schedule = _schedule(
+            self.rule, self.target(n_visual), frame, reducer.fractions, earlier_counts
+        )
         if schedule is None:
             raise BudgetError(self._unreachable(reducer, frame))
         return unreduced + schedule[len(unreduced) :]
@@ -173,7 +181,8 @@ class Budget:
 
         Raises:
             BudgetMismatch: the layers did not see the tokens that the plans kept; or, unless the method is adaptive,
-                the counts differ from the requested ones or miss the rule by more than rounding.
+                the counts differ from the requested ones, which are a curved method's own, or miss the rule by more
+                than rounding.
         """
         frame = frame_of(reducer, facts, record.visual, record.text)
         amount = f"ratio {self.ratio}" if self.count is None else self.amount
@@ -194,7 +203,7 @@ class Budget:
         items = record.items or (record.visual,)
         schedules = [self.keep(reducer, facts, visual, record.text) for visual in items]
         requested = tuple(map(sum, zip(*schedules, strict=True)))
-        if tuple(record.kept) != requested:
+        if not reducer.curved and tuple(record.kept) != requested:
             raise BudgetMismatch(f"{where}: kept {record.kept}, requested {requested}")
         got, requested_tokens = getattr(result, self.rule), sum(map(self.target, items))
         if abs(got - requested_tokens) > len(items) + _TIE:
@@ -249,16 +258,21 @@ def _out_of_range(ratio: float) -> BudgetError:
 # hashable itself.
 @lru_cache(maxsize=8192)
 def _schedule(
-    rule: str, target: float, frame: Frame, fractions: _Fractions
+    rule: str, target: float, frame: Frame, fractions: _Fractions, earlier_counts: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """Return the integer schedule, or None when no share in (0, 1] meets the rule."""
-    n_sites = len(frame.starts)
+    """Return the integer schedule, after `earlier_counts`, or None when no share in (0, 1] meets the rule."""
+    n_sites, ceiling = len(frame.starts), min((frame.visual, *earlier_counts))
 
     def real(share: float) -> list[float]:
-        return [f * frame.visual for f in fractions(share, n_sites)]
+        later = fractions(share, n_sites)[len(earlier_counts) :]
+        return [*earlier_counts, *(min(f * frame.visual, ceiling) for f in later)]
 
     low, high = _SMALLEST_SHARE, 1.0
-    if not frame.equivalent(rule, real(low)) < target <= frame.equivalent(rule, real(high)) + _TIE:
+    # Rounded earlier counts may lie just outside, where the nearest schedule still misses by less than one token.
+    reached = (
+        frame.equivalent(rule, real(low)) < target <= frame.equivalent(rule, real(high)) + _TIE
+    )
+    if not (reached or earlier_counts):
         return None
     for _ in range(60):
         middle = (low + high) / 2
@@ -267,14 +281,14 @@ def _schedule(
         else:
             high = middle
     counts = [min(max(_half_up(c), 1), frame.visual) for c in real(high)]
-    _settle(rule, frame, counts, target)
+    _settle(rule, frame, counts, target, len(earlier_counts))
     return tuple(counts)
 
 
-def _settle(rule: str, frame: Frame, counts: list[int], target: float) -> None:
-    """Move the last site, and earlier ones while it is at a bound, as close to the rule as possible."""
+def _settle(rule: str, frame: Frame, counts: list[int], target: float, first: int) -> None:
+    """Move the last site, and earlier ones from `first` on while it is at a bound, as close to the rule as possible."""
     last = len(counts) - 1
-    for site in range(last, -1, -1):
+    for site in range(last, first - 1, -1):
         if frame.spans[site + 1] == 0 or (rule == "kept" and site < last):
             continue  # this site's count does not enter the rule
         if _settle_one(rule, frame, counts, target, site):

@@ -23,6 +23,7 @@ from espalier.harness.engine.reduce import (
     shrink,
 )
 from espalier.methods.base import View
+from espalier.methods.blame import Blame
 from espalier.methods.chance import row_generators
 from espalier.methods.select.cosines import judged_by
 
@@ -75,9 +76,7 @@ class Prefill:
             for parts, text in zip(self.parts, layout.text, strict=True)
         )
         #: Tokens to keep after each site, for each row.
-        self.requested = tuple(
-            tuple(map(sum, zip(*parts, strict=True))) for parts in self._requested
-        )
+        self.requested = [tuple(map(sum, zip(*parts, strict=True))) for parts in self._requested]
         #: Rows of the batch for each sample.
         self.beams = 1
         self.stages: list[Stage] = []
@@ -141,7 +140,8 @@ class Prefill:
     ) -> Decision:
         """Get the method's plans at site `number`, from one view for each group of rows with equal counts and budgets.
 
-        An adaptive method may keep a different count in each row, so each row gets its own view.
+        An adaptive method may keep a different count in each row, and a curved one measure it, so each row gets its
+        own view.
 
         Args:
             number: of the site.
@@ -160,7 +160,7 @@ class Prefill:
             generators = row_generators(setup.seed, names, number)
             # By row, not by batch: a row must not depend on its neighbours.
             features = [merge_onto is not None and not blended for blended in layout.blended]
-            by_row = setup.method.adaptive or setup.by_item
+            by_row = setup.method.adaptive or setup.method.curved or setup.by_item
             group_keys = range(len(keep)) if by_row else (0,) * len(keep)
             row_groups = groups(list(zip(stage.counts, keep, features, group_keys, strict=True)))
             plans: list[tuple[Rows, Plan]] = []
@@ -178,6 +178,8 @@ class Prefill:
                     generators=[generators[row] for row in members],
                     step=self.step,
                 )
+                if setup.method.curved:
+                    n_keep = self._measured_keep(number, members[0], view)
                 with judged_by(fits_in_free_memory):
                     if setup.by_item:
                         plan = self._plan_by_item(number, members[0], view, layout, origin)
@@ -193,6 +195,21 @@ class Prefill:
                     values = merged_values(plan, plan.merge, tokens, rows, halves)
                     merged.append(MergedTokens(rows, plan.kept, values, plan.merge, of_features))
             return combine(plans, stage, tuple(merged))
+
+    def _measured_keep(self, number: int, row: int, view: View) -> int:
+        """Return the count of a curved method in one row, after what the method measures at this site."""
+        setup, sample = self.setup, row // self.beams
+        with Blame(setup.method, "measured", view.site):
+            curve = setup.method.measured(view)
+        if curve is not None:
+            self.requested[sample] = setup.budget.keep(
+                curve,
+                setup.adapter.facts,
+                self.layout.counts[sample],
+                self.layout.text[sample],
+                self.requested[sample][:number],
+            )
+        return self.requested[sample][number]
 
     def _plan_by_item(
         self, number: int, row: int, view: View, layout: Layout, origin: Tensor
