@@ -36,6 +36,8 @@ SIGNALS: Mapping[str, str] = {
     "left, fp32",
     "text_attention": "(B, T, N) attention that each word pays each visual token, mean over heads, fp32, 0 where a row "
     "has fewer words",
+    "text_information": "(B, 1) mutual information in bits of the words after the image and the visual tokens, by the "
+    "words' attention, all words alike, sum over heads, fp32",
     "text_rollout": "(B, T, N) attention rollout, the product of 0.5 A + 0.5 I with A the mean over heads, of the "
     "decoder layers since the last site: one row for each word, fp32, 0 where a row has fewer",
     "sizes": "(P, N) how many patches each slot of a picture stands for, fp32; at `tower` sites",

@@ -77,6 +77,8 @@ SETTINGS: tuple[tuple[Any, ...], ...] = (
     ("sparsevlm", {}, ORDER),
     ("sparsevlm", {"raters": "above", "assignment": "euclidean", "cluster": "mean"}, ORDER),
     ("sparsevlm", {"tau": 0.0}),
+    ("autoprune", {}),
+    ("autoprune", {"slope": 0.3, "x0": 2.0, "tau": 0.0}),
     ("specvlm", {}, ORDER),
     ("specvlm", {"guidance": "last", "layer": 3, "mass": 0.8}, ORDER),
     ("prumerge", {}),
@@ -117,6 +119,8 @@ SETTINGS: tuple[tuple[Any, ...], ...] = (
     ("aim", {"first": 1, "last": 1}, ORDER),
     ("idpruner", {}),
     ("idpruner", {"mmr_lambda": 0.8}),
+    ("visiontrim", {}),
+    ("visiontrim", {"dominant": 0.5, "rounds": 0}),
     ("visionzip", {}, ORDER),
     ("visionzip", {"contextual": "target_plus_mean"}, ORDER),
     ("rtprune", {}),
@@ -249,6 +253,8 @@ def word_signal(name: str, n_rows: int, n_tokens: int, generator: torch.Generato
     }
     if name in shapes:
         return torch.randn(shapes[name], generator=generator)
+    if name == "text_information":
+        return torch.rand(n_rows, 1, generator=generator)
     if name in ("text_attention", "text_rollout"):
         return torch.rand(n_rows, WORDS, n_tokens, generator=generator)
     if name in ("visual_positions", "all_positions"):

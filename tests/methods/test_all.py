@@ -34,7 +34,8 @@ Case = tuple[str, dict[str, Any]]
 RELEASED = {
     **dict.fromkeys(("nuwa", "rtprune", "evs"), "original"),
     **dict.fromkeys(
-        ("pyramiddrop", "sparsevlm", "vscan", "holitom", "prunevid", "sttm"), "renumbered"
+        ("pyramiddrop", "sparsevlm", "vscan", "holitom", "prunevid", "sttm", "autoprune"),
+        "renumbered",
     ),
 }
 #: Methods whose choice follows the tokens wherever they stand in the sequence.
@@ -72,6 +73,7 @@ READS_TOKENS = {
         "aim",
         "btp",
         "vlmpruner",
+        "visiontrim",
     )
     or (case[0] == "uvprune" and "attention" not in case[1].get("criterion", ""))
     or (case[0] == "d2pruner" and "selection" not in case[1])
@@ -190,7 +192,7 @@ def test_a_value_that_is_not_finite_is_an_error(case: Case, poison: float):
         if not value.is_floating_point():
             continue  # places
         bad = value.clone()
-        bad[1, 5] = poison
+        bad[1, 5 % value.shape[1]] = poison
         if (key, poison) == ("prior", float("inf")):
             continue  # an infinite prior means a score of 0
         with pytest.raises(MethodError, match="NaN or infinite"):

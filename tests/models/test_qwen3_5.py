@@ -159,7 +159,7 @@ REFUSALS = (
 
 
 ALWAYS = {
-    *("aim", "btp", "dycoke", "feather", "fitprune", "flowcut", "ivtp"),
+    *("aim", "autoprune", "btp", "dycoke", "feather", "fitprune", "flowcut", "ivtp"),
     *("pact", "pixelprune", "prunevid", "pyramiddrop", "sparsevlm", "specvlm", "tome"),
 }
 #: Cases that act in the tower, at each step, or on the attention of such a layer; by default, or by their settings.

@@ -6,6 +6,7 @@ block by block: full maps are never stored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,53 @@ class TextReceivedPeak(TextReceivedMax):
     """The largest attention from a word after the image."""
 
     peak = True
+
+
+class TextInformation(TextReceivedMax):
+    """Mutual information of these words and the visual tokens left."""
+
+    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Compute one number a row."""
+        words, visibility = self.query_slots(stage), self.context.visibility(stage, self.layer)
+        tokens, visual = VisualReceivedMax.query_slots(self, stage), pad(stage.valid, (0, 1))
+        # A slot of -1 goes to the extra column, which is cut off.
+        visual = torch.zeros_like(visual).scatter(1, tokens % visual.shape[1], True)[:, :-1]
+        return mutual_information(query, key, scaling, stage.valid, words, visual, visibility)
+
+    def view_values(self, request: ViewRequest) -> Tensor:
+        """Return (b, 1)."""
+        return self.captured[request.rows]
+
+
+#: Added to the product of the two shares, in AutoPrune (arXiv 2509.23931).
+EPSILON = 1e-6
+
+
+def mutual_information(
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    valid: Tensor,
+    slots: Tensor,
+    visual: Tensor,
+    visibility: Visibility = CAUSAL,
+    block: int = 256,
+) -> Tensor:
+    """Return (B, 1): mutual information in bits of the queries in `slots` and the `visual` (B, S) keys, sum over heads.
+
+    All queries are alike, and their weights are not normed over these keys; a row without queries has 0. Other
+    arguments and cost are those of `query_rows`.
+    """
+    accumulator = torch.promote_types(query.dtype, torch.float32)
+    n_queries = (slots >= 0).sum(dim=1).clamp(min=1)[:, None, None]
+    total = torch.zeros(*query.shape[:2], key.shape[2], dtype=accumulator, device=key.device)
+    received = total.clone()
+    for weights, real in query_rows(query, key, scaling, valid, slots, block, visibility):
+        joint = weights * (real & visual.unsqueeze(1)).unsqueeze(1) / n_queries.unsqueeze(3)
+        total += torch.xlogy(joint, joint * n_queries.unsqueeze(3)).sum(dim=2)
+        received += joint.sum(dim=2)
+    total -= received * torch.log(received + n_queries * EPSILON)
+    return total.sum(dim=(1, 2)).unsqueeze(1) / math.log(2)
 
 
 def words_after_image(layout: Layout) -> Tensor:

@@ -63,6 +63,9 @@ PRODUCERS.add("masked_attention", "espalier.harness.engine.signals.deciders:Mask
 PRODUCERS.add("first_kept", "espalier.harness.engine.signals.deciders:FirstKept")
 PRODUCERS.add("layer_normed", "espalier.harness.engine.signals.deciders:LayerNormed")
 PRODUCERS.add("text_attention", "espalier.harness.engine.signals.decoder_attention:TextAttention")
+PRODUCERS.add(
+    "text_information", "espalier.harness.engine.signals.decoder_attention:TextInformation"
+)
 PRODUCERS.add("text_rollout", "espalier.harness.engine.signals.decoder_attention:TextRollout")
 PRODUCERS.add("visual_keys", "espalier.harness.engine.signals.decoder_states:VisualKeys")
 PRODUCERS.add("text_queries", "espalier.harness.engine.signals.decoder_states:TextQueries")

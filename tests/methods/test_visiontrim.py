@@ -1,0 +1,139 @@
+"""VisionTrim against a slow version, by hand, on models, and against what its released code keeps and merges."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from espalier.harness.errors import UserError
+from espalier.harness.specs.catalogue import build_method
+from espalier.methods.base import Plan, Site, View
+from espalier.methods.visiontrim import VisionTrim
+from tests.methods.cases import make_view
+from tests.methods.released import numbers, released_view, shares, vectors
+from tests.methods.runs import check_on_engine
+
+PREFIX = Site("prefix")
+
+
+def merged(view: View, plan: Plan, row: int = 0) -> Tensor:
+    assert plan.merge is not None
+    return plan.merge.apply(view.tokens, plan.kept.shape[1])[row]
+
+
+def slow_visiontrim(method: VisionTrim, view: View, row: int, keep: int) -> list[int]:
+    return sorted(slow_tokens(method, view, row, keep))
+
+
+def slow_tokens(method: VisionTrim, view: View, row: int, keep: int) -> dict[int, Tensor]:
+    """Token by token: what is kept, and what it becomes."""
+    signals = {key: value[row].double() for key, value in view.signals.items()}
+    tokens = view.tokens[row].double()
+    both = [signals[name] / signals[name].norm() for name in ("cls_attention", "tower_received")]
+    score = (both[0] + both[1]).tolist()
+    every = range(len(tokens))
+    n_dominant = math.floor(method.dominant * keep + 0.5)
+    dominant = sorted(every, key=lambda i: -score[i])[:n_dominant]
+    words = normalize(signals["text_embeddings"], dim=1)
+    likeness = normalize(tokens, dim=1) @ words.T
+    others = [i for i in every if i not in dominant]
+    centres = sorted(others, key=lambda i: -float(likeness[i].mean()))[: keep - n_dominant]
+    values = {i: tokens[i] for i in (*dominant, *centres)}
+    for _ in range(method.rounds if centres else 0):
+        came: dict[int, list[Tensor]] = {j: [] for j in centres}
+        of_centre = {j: words @ normalize(values[j], dim=0) for j in centres}
+        for i in others:
+            if i not in centres:
+                nearest = max(sorted(centres), key=lambda j, i=i: float(likeness[i] @ of_centre[j]))
+                came[nearest].append(tokens[i])
+        for j, group in came.items():
+            if group:
+                values[j] = values[j] + torch.stack(group).mean(dim=0)
+    return values
+
+
+@pytest.mark.parametrize(
+    "method",
+    [VisionTrim(), VisionTrim(dominant=0.0), VisionTrim(dominant=0.5, rounds=1)],
+    ids=str,
+)
+@pytest.mark.parametrize("keep", [1, 2, 5, 14, 30, 47])
+def test_equals_the_slow_one(method: VisionTrim, keep: int) -> None:
+    view = make_view(method, seed=keep)
+    plan = method.plan(view, keep)
+    for row in range(3):
+        values = slow_tokens(method, view, row, keep)
+        assert plan.kept[row].tolist() == sorted(values)
+        if plan.merge is not None:
+            wanted = torch.stack([values[i] for i in sorted(values)])
+            torch.testing.assert_close(merged(view, plan, row).double(), wanted, atol=1e-5, rtol=0)
+        else:
+            assert math.floor(method.dominant * keep + 0.5) == keep
+
+
+def test_six_tokens_by_hand() -> None:
+    """Tokens 0 and 5 are dominant; 1 and 3 are like the two words; 2 goes to 1, 4 to 3, and again.
+
+    With two words at right angles the sum over them is the cosine: 2 stays with 1, and 4 with 3, as these grow.
+    """
+    tokens = torch.tensor([[[0.0, 9], [2, 0], [1, -1], [0, 2], [-1, 1], [-9, -9]]])
+    signals = {
+        "cls_attention": torch.tensor([[3.0, 1, 1, 1, 1, 0]]),
+        "tower_received": torch.tensor([[0.0, 1, 1, 1, 1, 3]]),
+        "text_embeddings": torch.tensor([[[5.0, 0], [0, 5]]]),
+    }
+    view = released_view(PREFIX, tokens, 3, **signals)
+    plan = VisionTrim(dominant=0.5).plan(view, 4)
+    assert plan.kept.tolist() == [[0, 1, 3, 5]]
+    grown = torch.tensor([[0.0, 9], [5, -3], [-3, 5], [-9, -9]])
+    torch.testing.assert_close(merged(view, plan), grown)
+    once = VisionTrim(dominant=0.5, rounds=1).plan(view, 4)
+    torch.testing.assert_close(
+        merged(view, once), torch.tensor([[0.0, 9], [3, -1], [-1, 3], [-9, -9]])
+    )
+    # Three quarters: 3 of 4 by attention, the first of the equal ones; and one by words.
+    assert VisionTrim().plan(view, 4).kept.tolist() == [[0, 1, 3, 5]]
+    assert VisionTrim(dominant=1.0).plan(view, 3).kept.tolist() == [[0, 1, 5]]
+    assert VisionTrim(dominant=1.0).plan(view, 3).merge is None
+
+
+@pytest.mark.parametrize("case", vectors("visiontrim"), ids=lambda case: str(case["seed"]))
+def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
+    """Attention of which a patch pays itself none, and `tower_received` without the class token's."""
+    seed, n_tokens = case["seed"], case["tokens"]
+    attention = shares(seed + 200, n_tokens + 1, n_tokens + 1)
+    attention = (attention / attention.sum(dim=1, keepdim=True)).fill_diagonal_(0)
+    signals = {
+        "cls_attention": attention[:1, 1:],
+        "tower_received": attention[1:, 1:].mean(dim=0, keepdim=True),
+        "text_embeddings": numbers(seed + 100, 1, case["words"], 8),
+    }
+    tokens = numbers(seed, 1, n_tokens, 8) + 0.5 * numbers(seed + 5, 1, 1, 8)
+    view = released_view(PREFIX, tokens, 16, **signals)
+    plan = VisionTrim().plan(view, case["keep"])
+    kept = plan.kept[0].tolist()
+    assert set(case["kept"]) <= set(kept)
+    sums = merged(view, plan).double().sum(dim=1)
+    centres = [place for place, token in enumerate(kept) if token not in case["kept"]]
+    assert sums[centres].tolist() == pytest.approx(case["sums"], abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"dominant": 1.5}, r"dominant=1\.5 .*0 to 1"),
+        ({"rounds": -1}, r"rounds=-1 .*0 or more"),
+    ],
+)
+def test_hyper_parameters_out_of_range_are_one_line(params: dict, line: str) -> None:
+    with pytest.raises(UserError, match=rf"method\.params\.{line}"):
+        build_method("visiontrim", params)
+
+
+def test_on_a_model() -> None:
+    check_on_engine("llava", VisionTrim(), slow_visiontrim)
