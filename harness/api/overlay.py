@@ -130,11 +130,14 @@ def _figure(
         title: title of the figure.
 
     Raises:
-        UserError: there is no picture.
+        UserError: there is no picture, or tokens have no place in it.
     """
     panels = _panels(visible)
     if not panels:
-        raise UserError("show(): this answer belongs to a question without pictures")
+        reason = "this answer belongs to a question without pictures"
+        if len(visible.tokens):
+            reason = "the visual tokens of this model have no place in the picture"
+        raise UserError(f"show(): {reason}")
     rows = ceil(len(panels) / ACROSS)
     columns = ceil(len(panels) / rows)
     width = WIDTH if len(panels) <= 2 else max(SMALL, WIDTH * 2 / columns)

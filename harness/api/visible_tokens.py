@@ -54,7 +54,7 @@ class VisibleChat:
 
     Attributes:
         images: pictures and frames in the order of the prompt.
-        grids: grids of tokens on them.
+        grids: grids of tokens on them; none if the model's tokens have no place in the picture.
         tokens: (N, 3) grid, row and column of each visual token.
     """
 
@@ -71,8 +71,8 @@ def visible_chat(adapter: Adapter, chat: Chat, grid: np.ndarray) -> VisibleChat:
         chat: a chat with opened pictures and clips.
         grid: (N, 4) picture or frame, view, row and column of each token (`Layout.grid`).
     """
-    if not len(grid):
-        return VisibleChat()
+    if adapter.unplaced or not len(grid):
+        return VisibleChat(tokens=np.zeros((len(grid), 3), dtype=np.int64))
     media = adapter.load_media(chat)
     order = [*_order(adapter, chat)]
     frames = _frames_of(media.clips, int(grid[:, 0].max()) + 1 - len(media.pictures))

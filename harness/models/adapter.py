@@ -75,6 +75,9 @@ class Adapter(ModelParts):
     lacking: ClassVar[tuple[str, ...]] = ()
     patch_tokens: ClassVar[bool] = False
 
+    #: Whether visual tokens have no place in the picture, so that they cannot be drawn on it.
+    unplaced: ClassVar[bool] = False
+
     #: Kinds of site that are proved for models without a file in conf/model; empty: all.
     proved_sites: ClassVar[tuple[str, ...]] = ()
 

@@ -77,9 +77,10 @@ def released_sizes(config: Mapping[str, Any]) -> Sizes:
     """Return the sizes stated in the release's config.json."""
     width = _table(_table(config, "vision_config"), "width")
     clip, sam = _table(width, "clip-l-14-224"), _table(width, "sam_vit_b")
+    qwen2 = _table(width, "qwen2-0-5b")  # DeepSeek-OCR 2's
     return Sizes(
         text=_by_name(_table(config, "language_config"), {name: name for name in TEXT}),
-        tower=_by_name(clip, TOWER),
+        tower=_by_name(clip, TOWER) | _by_name(qwen2, {"hidden_size": "dim"}),
         stem=_by_name(sam, STEM),
     )
 
@@ -174,7 +175,8 @@ class DeepseekOcrAdapter(Adapter):
     Each row of cells ends with a newline token and the image with a separator; both are never pruned.
     """
 
-    model_class = UnlimitedOcrForConditionalGeneration
+    model_class: ClassVar[Any] = UnlimitedOcrForConditionalGeneration
+    processor_class: ClassVar[Any] = UnlimitedOcrProcessor
     #: That of the release, which refers to remote code, and that of the library's class.
     checkpoint_types = ("deepseek_vl_v2", UnlimitedOcrConfig.model_type)
     settings = (*SETTINGS, "clean_up")
@@ -207,7 +209,7 @@ class DeepseekOcrAdapter(Adapter):
 
         That file belongs to remote code; values that it omits come from the model's config file.
         """
-        return cls._described(spec, _tokenizer(spec), _sizes(spec))
+        return cls._described(spec, _tokenizer(spec), cls._sizes(spec))
 
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
@@ -223,7 +225,7 @@ class DeepseekOcrAdapter(Adapter):
             "n_routed_experts": facts.text.experts,
             **sizes.text,
         }
-        return UnlimitedOcrConfig(
+        return cls.model_class.config_class(
             vision_config={
                 "sam_config": {
                     "hidden_size": stem.hidden,
@@ -233,20 +235,35 @@ class DeepseekOcrAdapter(Adapter):
                     **spec.architecture["stem"],
                     **sizes.stem,
                 },
-                "encoder_config": {**vision_config(facts.tower, spec), **sizes.tower},
+                "encoder_config": {**cls._encoder(spec), **sizes.tower},
             },
-            text_config={
-                **text,
-                "layer_types": ["full_attention"] * text["num_hidden_layers"],
-            },
+            text_config={**text, **cls._layer_types(text)},
             image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
             **spec.architecture["model"],
         )
 
     @classmethod
+    def _encoder(cls, spec: ModelSpec) -> dict[str, Any]:
+        """Return the configuration of the tower behind SAM."""
+        return vision_config(spec.facts.tower, spec)
+
+    @classmethod
+    def _layer_types(cls, text: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the types of the decoder's layers: full attention in all."""
+        return {"layer_types": ["full_attention"] * text["num_hidden_layers"]}
+
+    @classmethod
+    def _sizes(cls, spec: ModelSpec) -> Sizes:
+        """Return the sizes in the checkpoint's config.json, in the release's or the library's format."""
+        config, config_class = config_of(spec), cls.model_class.config_class
+        if config.get("model_type") == config_class.model_type:
+            return library_sizes(load_part(spec, config_class))
+        return released_sizes(config)
+
+    @classmethod
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
         """Return a processor with the views of `model.processor`; cells, newlines and separators are tokens."""
-        return UnlimitedOcrProcessor(
+        return cls.processor_class(
             image_processor=OcrImageProcessor(
                 **{name: value for name, value in spec.processor.items() if name in SETTINGS}
             ),
@@ -356,11 +373,3 @@ class DeepseekOcrAdapter(Adapter):
 def _tokenizer(spec: ModelSpec) -> Any:
     """Return the tokenizer of tokenizer.json; the class named in the checkpoint's settings would rebuild it."""
     return load_part(spec, PreTrainedTokenizerFast)
-
-
-def _sizes(spec: ModelSpec) -> Sizes:
-    """Return the sizes in the checkpoint's config.json, in the release's or the library's format."""
-    config = config_of(spec)
-    if config.get("model_type") == UnlimitedOcrConfig.model_type:
-        return library_sizes(load_part(spec, UnlimitedOcrConfig))
-    return released_sizes(config)

@@ -36,6 +36,7 @@ ADAPTERS.add("smolvlm", "espalier.harness.models.smolvlm:SmolVLMAdapter")
 ADAPTERS.add("gemma3", "espalier.harness.models.gemma3:Gemma3Adapter")
 ADAPTERS.add("molmo2", "espalier.harness.models.molmo2:Molmo2Adapter")
 ADAPTERS.add("deepseek_ocr", "espalier.harness.models.deepseek_ocr:DeepseekOcrAdapter")
+ADAPTERS.add("deepseek_ocr2", "espalier.harness.models.deepseek_ocr2:DeepseekOcr2Adapter")
 ADAPTERS.add("paddleocr_vl", "espalier.harness.models.paddleocr_vl:PaddleOcrVLAdapter")
 ADAPTERS.add("hunyuan_ocr", "espalier.harness.models.hunyuan_ocr:HunyuanOcrAdapter")
 ADAPTERS.add("minicpm_v", "espalier.harness.models.minicpm_v:MiniCpmVAdapter")
@@ -59,7 +60,9 @@ MODEL_TYPES: Mapping[str, str] = {
     },
     "glm46v": "glm4v",
     **{"paddleocr_vl": "paddleocr_vl", "hunyuan_vl": "hunyuan_ocr"},
-    **{"llavaonevision1_5": "llava_onevision1_5", "minicpmv4_6": "minicpm_v"},
+    "deepseek_ocr2": "deepseek_ocr2",
+    "llavaonevision1_5": "llava_onevision1_5",
+    "minicpmv4_6": "minicpm_v",
     **dict.fromkeys(("deepseek_vl_v2", "unlimited_ocr"), "deepseek_ocr"),
     # One type for two families, and neither checkpoint describes its model completely.
     "llava_llada": "llada_v",

@@ -158,7 +158,7 @@ CHECKS = (
         "prompts, pixels, logits and answers of the release's own code, on tiny weights",
         "tests/models/test_released.py::test_every_mode_of_deepseek_ocr_answers_as_its_release",
         axis=None,
-        families=("deepseek_ocr", "internvl", "llava_video", "llava_onevision1_5"),
+        families=("deepseek_ocr", "deepseek_ocr2", "internvl", "llava_video", "llava_onevision1_5"),
     ),
 )
 

@@ -31,6 +31,7 @@ WRAPPED = (
     "qwen2_5_vl",
     "internvl",
     "deepseek_ocr",
+    "deepseek_ocr2",
     "qwen3_vl_moe",
     "qwen3_5_moe",
     "glm4v",

@@ -35,6 +35,7 @@ NAMES = (
     "hunyuan_ocr",
     "molmo2",
     "llava_onevision1_5",
+    "deepseek_ocr2",
 )
 STEPS = 5
 

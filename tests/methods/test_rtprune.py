@@ -322,6 +322,7 @@ FAMILIES_OF = {
         "onevision_video",
         "internvl",
         "deepseek_ocr_gundam",
+        "deepseek_ocr2",
         "paddleocr_vl",
         "hunyuan_ocr",
         "molmo2",

@@ -200,7 +200,10 @@ PAGES = [
     chat("w4", page("half", 48, 48, 1)),
     chat("w5 w6 w7 w8 w9", page("full", 48, 48, 2)),
 ]
-NAMES = ("llava", "llava_next", "internvl", "deepseek_ocr", "deepseek_ocr_gundam")
+NAMES = (
+    *("llava", "llava_next", "internvl"),
+    *("deepseek_ocr", "deepseek_ocr_gundam", "deepseek_ocr2"),
+)
 #: Far from the tiny models' own shares, so that counts are no bounds.
 ENGINE = RTPrune(ratio="dynamic", typical=1.0)
 

@@ -25,6 +25,7 @@ from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.methods.base import Need, Site
 from tests.families.deepseek import FAMILIES, GUNDAM, PLAIN, small
+from tests.families.deepseek2 import FAMILIES as SECOND
 from tests.tiny import Recorder, chat, load_tiny, picture, save_tiny
 
 NAMES = list(FAMILIES)
@@ -51,14 +52,16 @@ def real_geometry(name, **changes):
 # ---------------------------------------------------------------------- which unit is which token
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *SECOND])
 def test_every_unit_lands_on_the_placeholder_that_the_layout_says(name):
     """The projector's outputs are replaced by their number, counted over its calls; the model packs them."""
-    adapter = load_adapter(FAMILIES[name].spec)
+    family = {**FAMILIES, **SECOND}[name]
+    adapter = load_adapter(family.spec)
     with torch.no_grad():
-        adapter.model.model.image_newline.fill_(-1.0)
+        if name in FAMILIES:
+            adapter.model.model.image_newline.fill_(-1.0)
         adapter.model.model.view_separator.fill_(-2.0)
-    inputs = adapter.encode(FAMILIES[name].chats)
+    inputs = adapter.encode(family.chats)
     layout = adapter.layout(inputs)
     calls, entered = [0], {}
 

@@ -37,7 +37,7 @@ UNTIED = (
         "qwen3_vl",
         "qwen3_vl_moe",
     ),
-    *("internvl", "internvl_qwen3", "deepseek_ocr", "glm4v", "paddleocr_vl"),
+    *("internvl", "internvl_qwen3", "deepseek_ocr", "deepseek_ocr2", "glm4v", "paddleocr_vl"),
     *("molmo2", "minicpm_v", "llava_onevision1_5", "qwen3_5_moe"),
 )
 TIED = (

@@ -105,6 +105,7 @@ GOLDEN = [
         )
     ),
     ("deepseek_ocr", None, DEEPSEEK_OCR, "<image>\n", "<image>\n<image>\n", None),
+    ("deepseek_ocr2", None, DEEPSEEK_OCR, "<image>\n", "<image>\n<image>\n", None),
     ("glm4v", None, GLM, GLM_SEEN, 2 * GLM_SEEN, GLM_SEEN.replace("image", "video")),
     ("molmo2", None, MOLMO2, "<|image|>", TWO_IMAGES, "<|video|>"),
     ("paddleocr_vl", None, PADDLE, FRAMED, 2 * FRAMED, None),
@@ -172,6 +173,7 @@ SETS = [
         )
     ),
     ("deepseek_ocr", "deepseek_ocr_base", "original", DEEPSEEK_OCR, "<image>\n", None, None),
+    ("deepseek_ocr2", "deepseek_ocr2", "original", DEEPSEEK_OCR, "<image>\n", None, None),
     *(
         ("paddleocr_vl", model, name, frame, FRAMED, 2 * FRAMED, None)
         for model, frame in (("paddleocr_vl_0_9b", PADDLE), ("paddleocr_vl_1_5_0_9b", PADDLE_1_5))
@@ -339,7 +341,7 @@ def test_every_set_of_every_family_asks_as_its_golden_strings(
             if media is not None:
                 rendered_prompt = adapter.prompt_summary(asked(text, *chat))["rendered"]
                 # DeepSeek-OCR's format strips both ends.
-                ends = text.strip() if family == "deepseek_ocr" else text
+                ends = text.strip() if family.startswith("deepseek_ocr") else text
                 assert rendered_prompt == frame.format(m=media, t=ends)
         if film is not None:
             assert adapter.prompt_summary(asked(text, video(0)))["rendered"] == frame.format(

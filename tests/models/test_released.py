@@ -41,6 +41,9 @@ from tests.tiny import chat, tiny_spec
 
 #: Of the largest logit; 4.6e-6 was measured, of which stored digits are 5e-7 or less.
 TOLERANCE = 1e-5
+#: Of DeepSeek-OCR 2: 1.9e-5 was measured, and 3.5e-5 between the release's own answers in single and double precision;
+#: both codes in double precision, with SAM's relative positions interpolated in single, differ by 4.4e-6.
+LOOSER = 4e-5
 #: The token with logits stored for every position.
 COLUMN = 40
 TEXT = StackFacts(3, 32, 48, 4, 2, 8, gated=True, causal=True)
@@ -109,14 +112,16 @@ def compare_views(adapter: Adapter, views: Iterable[Tensor], expected: list[list
         assert (blocks - torch.tensor(levels).view(4, 4)).abs().max() < 1e-3
 
 
-def compare_answer(adapter: Adapter, inputs: Any, case: Mapping[str, Any]) -> None:
+def compare_answer(
+    adapter: Adapter, inputs: Any, case: Mapping[str, Any], tolerance: float = TOLERANCE
+) -> None:
     """Compare the logits of a prompt and the greedy answer."""
     with torch.inference_mode():
         logits = adapter.model(**inputs).logits[0]
     for values, stated in ((logits[:, COLUMN], "column"), (logits[-1], "last")):
         expected = torch.tensor(case[stated])
         assert values.shape == expected.shape
-        assert (values - expected).abs().max() < TOLERANCE * expected.abs().max()
+        assert (values - expected).abs().max() < tolerance * expected.abs().max()
     with Session(adapter, NoReduction(), Budget("kept", 0.0)) as session:
         answer = session.generate(inputs, max_new_tokens=8, do_sample=False)
     assert answer.ids[0].tolist() == case["new"]
@@ -127,28 +132,27 @@ def compare_answer(adapter: Adapter, inputs: Any, case: Mapping[str, Any]) -> No
 MARKDOWN = "<|grounding|>Convert the document to markdown."
 
 
-@pytest.fixture(scope="module")
-def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, table = tmp_path_factory.mktemp("release"), vectors("deepseek_ocr")
+def deepseek_release(folder: Path, family: str) -> Path:
+    """Write a tiny release of DeepSeek-OCR or of DeepSeek-OCR 2, which has the same model type."""
+    table = vectors(family)
     config = {"model_type": "deepseek_vl_v2", "language_config": table["config"]}
     write_release(folder, config, table["tensors"])
     byte_tokenizer(("<s>", "<s>", "</s>", "<pad>", "<image>")).save_pretrained(folder)
     return folder
 
 
-def deepseek_mode(folder: Path, mode: str, **processor: Any) -> Adapter:
-    """The tiny release with patches, windows and views of a mode's config file."""
-    command = read_command([f"model=deepseek_ocr_{mode}", "model.prompt=original"])
+def deepseek_adapter(folder: Path, model: str, **changes: Any) -> Adapter:
+    """The tiny release with a config file's patches, windows and views; other changes are facts or settings."""
+    command = read_command([f"model={model}", "model.prompt=original"])
     assert command is not None
     real = build_spec(command.cells[0]).model
     stem = {"global_attn_indexes": [1], "output_channels": 8, "downsample_channels": [16, 32]}
+    facts = {name: changes.pop(name) for name in ("tower", "projector", "class_attention")}
     spec = tiny_spec(
-        "deepseek_ocr",
+        real.adapter,
         text=replace(TEXT, intermediate=60, kv_heads=4, first_intermediate=48, experts=8),
-        tower=StackFacts(2, 32, 64, 4, 4, 8, gated=False, causal=False),
         stem=StackFacts(2, 16, 64, 2, 2, 8, gated=False, causal=False, window_layers=1),
-        projector=(64, 32),
-        processor={**real.processor, **processor},
+        processor={**real.processor, **changes},
         architecture={
             **real.architecture,
             "stem": {**real.architecture["stem"], **stem},
@@ -156,8 +160,26 @@ def deepseek_mode(folder: Path, mode: str, **processor: Any) -> Adapter:
         },
         path=folder,
         weights="trained",
+        **facts,
     )
     return load_adapter(spec)
+
+
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return deepseek_release(tmp_path_factory.mktemp("release"), "deepseek_ocr")
+
+
+def deepseek_mode(folder: Path, mode: str, **processor: Any) -> Adapter:
+    """The tiny release with the views of a mode's config file."""
+    return deepseek_adapter(
+        folder,
+        f"deepseek_ocr_{mode}",
+        tower=StackFacts(2, 32, 64, 4, 4, 8, gated=False, causal=False),
+        projector=(64, 32),
+        class_attention="token",
+        **processor,
+    )
 
 
 @pytest.mark.parametrize("mode", ["tiny", "small", "base", "large", "gundam"])
@@ -181,6 +203,60 @@ def test_several_pictures_are_laid_out_as_in_the_vllm_code_of_deepseek_ocr(deeps
     inputs = adapter.encode([chat(MARKDOWN, *pictures)])
     compare_ids(inputs["input_ids"][0], case["ids"])
     assert inputs["patches_grid"] == case["grids"]
+    views = [*inputs["pixel_values"], *inputs["pixel_values_local"]]
+    compare_views(adapter, views, case["views"])
+
+
+# ---------------------------------------------------------------------- DeepSeek-OCR 2
+
+#: Settings of `model.processor` of the views that the release's code has, by the names in the stored cases.
+VIEWS: Mapping[str, dict[str, Any]] = {
+    "release": {},
+    "768": {"crop_to_patches": False, "size": {"height": 768, "width": 768}},
+    "1024": {"crop_to_patches": False},
+}
+
+
+@pytest.fixture(scope="module")
+def deepseek2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return deepseek_release(tmp_path_factory.mktemp("release"), "deepseek_ocr2")
+
+
+def deepseek2_views(folder: Path, mode: str) -> Adapter:
+    """The tiny release with patches, windows and views of the config file."""
+    return deepseek_adapter(
+        folder,
+        "deepseek_ocr2",
+        tower=StackFacts(2, 32, 64, 4, 2, 8, gated=True, causal=True),
+        projector=(32, 32),
+        class_attention="mean",
+        **VIEWS[mode],
+    )
+
+
+@pytest.mark.parametrize("mode", VIEWS)
+def test_deepseek_ocr2_answers_as_its_release(deepseek2: Path, mode: str) -> None:
+    adapter = deepseek2_views(deepseek2, mode)
+    cases = [case for case in vectors("deepseek_ocr2")["cases"] if case["mode"] == mode]
+    assert cases
+    for case in cases:
+        inputs = adapter.encode([chat(MARKDOWN, still(case["seed"], *case["size"]))])
+        compare_ids(inputs["input_ids"][0], case["ids"])
+        n_crops = math.prod(case["grid"])
+        assert inputs["num_local_patches"] == [n_crops if n_crops > 1 else 0]
+        views = [*inputs["pixel_values"], *inputs.get("pixel_values_local", [])]
+        compare_views(adapter, views, case["views"])
+        compare_answer(adapter, inputs, case, LOOSER)
+
+
+def test_several_pictures_are_laid_out_as_in_the_vllm_code_of_deepseek_ocr2(
+    deepseek2: Path,
+) -> None:
+    case = vectors("deepseek_ocr2")["several"]
+    adapter = deepseek2_views(deepseek2, "release")
+    inputs = adapter.encode([chat(MARKDOWN, *(still(*item) for item in case["pictures"]))])
+    compare_ids(inputs["input_ids"][0], case["ids"])
+    assert inputs["num_local_patches"] == [3, 0, 6]
     views = [*inputs["pixel_values"], *inputs["pixel_values_local"]]
     compare_views(adapter, views, case["views"])
 
