@@ -213,7 +213,8 @@ def test_the_facts_of_every_config_are_those_of_its_real_architecture(name: str)
 
 #: Pictures of nominal size, where they are not of 640x480 pixels: squares that fill all views, six tiles, a page.
 SHAPE = {
-    **{"llava_next": (672, 672), "internvl": (1344, 896), "deepseek_ocr": (900, 1300)},
+    **{"llava_next": (672, 672), "internvl": (1344, 896)},
+    **dict.fromkeys(("deepseek_ocr", "deepseek_ocr2"), (900, 1300)),
     **dict.fromkeys(("llava_onevision", "llada_v", "lavida", "lavida_dream"), (768, 768)),
 }
 #: Frames of models that are shown videos.
