@@ -57,6 +57,21 @@ class LinearFacts:
 
 
 @dataclass(frozen=True)
+class WideFacts:
+    """Full layers between sliding ones, with heads of other sizes and keys that are values too, as in DiffusionGemma.
+
+    Attributes:
+        interval: one layer in so many is full, the last of each group; the stack's last always is.
+        kv_heads: key heads of a full layer.
+        head_dim: width of its heads.
+    """
+
+    interval: Count
+    kv_heads: Count
+    head_dim: Count
+
+
+@dataclass(frozen=True)
 class StackFacts:
     """One transformer stack: enough to count its arithmetic and its cache, and to build it.
 
@@ -73,6 +88,7 @@ class StackFacts:
         first_intermediate: MLP width of layer 0 where it differs; None: it does not.
         experts: experts that a router chooses from, and the gate of a shared one; 0 for a plain MLP.
         linear: layers of linear attention between the full ones; None: there are none.
+        wide: full layers that differ from the sliding ones, which `kv_heads` and `head_dim` describe; None: none do.
 
     Raises:
         UserError: all layers are linear.
@@ -90,6 +106,7 @@ class StackFacts:
     first_intermediate: Count | None = None
     experts: Natural = 0
     linear: LinearFacts | None = None
+    wide: WideFacts | None = None
 
     def __post_init__(self) -> None:
         """Refuse a stack without a layer that holds the prompt."""
@@ -103,6 +120,13 @@ class StackFacts:
         """Return whether a layer has linear attention."""
         return self.linear is not None and (layer + 1) % self.linear.interval != 0
 
+    def heads_of(self, layer: int) -> WideFacts | StackFacts:
+        """Return what states the key heads of a layer and the width of its heads."""
+        if self.wide is None:
+            return self
+        is_full = (layer + 1) % self.wide.interval == 0 or layer == self.layers - 1
+        return self.wide if is_full else self
+
     @property
     def full_layers(self) -> tuple[int, ...]:
         """Layers with keys and values."""
@@ -111,7 +135,8 @@ class StackFacts:
     @property
     def entry_values(self) -> int:
         """Values that one token adds to the caches of all layers."""
-        return 2 * len(self.full_layers) * self.kv_heads * self.head_dim
+        parts = map(self.heads_of, self.full_layers)
+        return 2 * sum(part.kv_heads * part.head_dim for part in parts)
 
 
 @dataclass(frozen=True)
@@ -153,6 +178,19 @@ def _read_work(key: str, value: Any) -> Work | None:
 
 
 @dataclass(frozen=True)
+class CanvasFacts:
+    """Facts of answers on canvases of random words, denoised against the cache of all before (DiffusionGemma).
+
+    Attributes:
+        length: places of a canvas.
+        intermediate: width of the MLP by which the last step's distribution over words becomes an input of the next.
+    """
+
+    length: Count
+    intermediate: Count
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """What validation, budgets and the FLOPs counter must know.
 
@@ -175,7 +213,8 @@ class ModelFacts:
         deepstack: tower layers that also feed the decoder: a separate projector maps the n-th one's output, which is
             added to the visual tokens after decoder layer n. Each projector has the widths of `projector`.
         diffusion: settings of a model that denoises its answers, with `text` not causal; None: it generates token by
-            token.
+            token, or a canvas.
+        canvas: of a model that denoises canvases; `text` is then the stack that fills the cache. None: it has none.
         sites: kinds of site where methods may act; empty: all. Where it names some, the model is known from its
             decoder on: `tower` and `projector` are placeholders, and nothing before the decoder is counted.
     """
@@ -196,6 +235,7 @@ class ModelFacts:
     gated_projector: bool = False
     stem_joins: Natural = 0
     nominal_work: Annotated[Work | None, By(_read_work)] = None
+    canvas: CanvasFacts | None = None
 
     @property
     def expected_work(self) -> Work:
@@ -205,6 +245,11 @@ class ModelFacts:
         units = self.visual_tokens
         tokens = units * self.projector[0] // self.tower.hidden + (self.class_attention == "token")
         return Work(tokens=tokens, pairs=tokens**2, units=units)
+
+    @property
+    def denoises(self) -> bool:
+        """Whether answers are denoised, from masks or on a canvas, instead of generated token by token."""
+        return self.diffusion is not None or self.canvas is not None
 
     @property
     def join_entries(self) -> int:
@@ -233,6 +278,11 @@ class ModelFacts:
 def _scaled(text: StackFacts, layers: int) -> StackFacts:
     """Return a decoder with another number of layers; where some slide, one full layer ends each group."""
     windows = layers
+    if text.wide is not None:
+        wide = replace(text.wide, interval=min(text.wide.interval, layers))
+        scaled = replace(text, layers=layers, wide=wide)
+        windows = sum(scaled.heads_of(layer) is scaled for layer in range(layers))
+        return replace(scaled, window_layers=windows)
     if text.window_layers < text.layers:
         windows -= layers // (text.layers // (text.layers - text.window_layers))
     return replace(text, layers=layers, window_layers=windows if text.window_layers else 0)

@@ -9,7 +9,7 @@ through), e experts:
 | term                 | FLOPs of one layer                                                  |
 | -------------------- | ------------------------------------------------------------------- |
 | query and output     | 4 n d q                                                             |
-| key and value        | 4 n d kv (grouped heads at their real size)                         |
+| key and value        | 4 n d kv (grouped heads at their real size); 2 if keys are values    |
 | scores and averaging | 4 p q over p token pairs: n (n + 1) / 2 if causal, n^2 if not, the   |
 |                      | sum over images, frames or windows in a tower; as the masks show    |
 |                      | where visual tokens see one another or layers slide                 |
@@ -42,9 +42,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from espalier.harness.cost.facts import ModelFacts, StackFacts
+from espalier.harness.cost.facts import ModelFacts, StackFacts, WideFacts
 from espalier.harness.cost.paper_flops import PAPERS, counts_of
 from espalier.harness.cost.row_work import Work
+
+#: Where a layer's heads are stated.
+Heads = StackFacts | WideFacts
 
 #: Tokens of a chunk in which linear layers run (transformers, and the kernels of flash-linear-attention).
 CHUNK = 64
@@ -91,16 +94,21 @@ class SampleFlops:
 
 
 def layer_flops(
-    stack: StackFacts, tokens: int, causal: bool | None = None, first: bool = False
+    stack: StackFacts,
+    tokens: int,
+    causal: bool | None = None,
+    first: bool = False,
+    part: Heads | None = None,
 ) -> int:
     """Return the exact FLOPs of one layer on `tokens` tokens that all attend to each other.
 
     `causal=None` means the stack's own attention; `causal=False` counts every pair, as a fused kernel's mask is
-    invisible to profilers that count whole products. `first` selects layer 0.
+    invisible to profilers that count whole products. `first` selects layer 0, `part` has a layer's heads where layers
+    differ.
     """
     masked = stack.causal if causal is None else causal
     n_pairs = tokens * (tokens + 1) // 2 if masked else tokens * tokens
-    return _linear(stack, first) * tokens + _pair(stack) * n_pairs
+    return _linear(stack, first, part) * tokens + _pair(stack, part) * n_pairs
 
 
 def linear_layer_flops(stack: StackFacts, tokens: int) -> int:
@@ -119,9 +127,11 @@ def linear_cost(stack: StackFacts) -> float:
 def quadratic(stack: StackFacts, first: bool = False) -> tuple[float, float]:
     """Return (a, b) such that one layer (layer 0 if `first`) costs `a n + b n^2` FLOPs under the stack's own mask.
 
-    It is a full layer; `linear_cost` has those of linear attention.
+    It is a full layer, or the mean layer where the heads differ; `linear_cost` has those of linear attention.
     """
-    linear, pair = _linear(stack, first), _pair(stack)
+    parts = [stack.heads_of(layer) for layer in range(stack.layers if stack.wide else 1)]
+    linear = fmean(_linear(stack, first, part) for part in parts)
+    pair = fmean(_pair(stack, part) for part in parts)
     return (linear + pair / 2, pair / 2) if stack.causal else (float(linear), float(pair))
 
 
@@ -182,18 +192,26 @@ def text_flops(
 
     `pairs` are the attended pairs of each layer, where its mask is not the stack's own.
     """
+    text = facts.text
     if pairs:
-        linear = (
-            _linear(facts.text, first=layer == 0) * (visual + n_text)
-            for layer, visual in enumerate(entering)
+        linear = sum(
+            attending_flops(text, n, visual + n_text, 0) for n, visual in enumerate(entering)
         )
-        return sum(linear) + _pair(facts.text) * sum(pairs)
+        return linear + sum(
+            attending_flops(text, n, 0, attended) for n, attended in enumerate(pairs)
+        )
     return sum(
-        linear_layer_flops(facts.text, visual + n_text)
-        if facts.text.is_linear(layer)
-        else layer_flops(facts.text, visual + n_text, causal, first=layer == 0)
+        linear_layer_flops(text, visual + n_text)
+        if text.is_linear(layer)
+        else layer_flops(text, visual + n_text, causal, layer == 0, text.heads_of(layer))
         for layer, visual in enumerate(entering)
     )
+
+
+def attending_flops(stack: StackFacts, layer: int, tokens: int, pairs: int) -> int:
+    """Return the exact FLOPs of a decoder layer on `tokens` tokens with so many attended pairs."""
+    part = stack.heads_of(layer)
+    return _linear(stack, layer == 0, part) * tokens + _pair(stack, part) * pairs
 
 
 def cached_prompt_flops(
@@ -289,15 +307,17 @@ def flops_block(samples: Iterable[SampleFlops]) -> dict[str, Any]:
     }
 
 
-def _linear(stack: StackFacts, first: bool = False) -> int:
-    """Return the FLOPs that one layer spends on each token."""
-    queries, keys = stack.heads * stack.head_dim, stack.kv_heads * stack.head_dim
+def _linear(stack: StackFacts, first: bool = False, part: Heads | None = None) -> int:
+    """Return the FLOPs that one layer, with the heads of `part`, spends on each token."""
+    part = part or stack
+    queries, keys = stack.heads * part.head_dim, part.kv_heads * part.head_dim
+    maps = 2 if isinstance(part, WideFacts) else 4  # keys that are values too have one map
     dense = first and stack.first_intermediate is not None
     width = stack.first_intermediate if dense else stack.intermediate
     assert width is not None  # implied by `dense`
     router = 0 if dense else stack.experts
     gate = 0 if stack.linear is None else 2 * queries
-    return stack.hidden * (4 * queries + 4 * keys + 2 * router + gate) + _mlp(stack, width)
+    return stack.hidden * (4 * queries + maps * keys + 2 * router + gate) + _mlp(stack, width)
 
 
 def _linear_maps(stack: StackFacts) -> int:
@@ -322,6 +342,6 @@ def _mlp(stack: StackFacts, width: int | None = None) -> int:
     return 2 * (3 if stack.gated else 2) * stack.hidden * width
 
 
-def _pair(stack: StackFacts) -> int:
-    """Return the FLOPs that one layer spends on each pair of tokens that attend."""
-    return 4 * stack.heads * stack.head_dim
+def _pair(stack: StackFacts, part: Heads | None = None) -> int:
+    """Return the FLOPs that one layer, with the heads of `part`, spends on each pair of tokens that attend."""
+    return 4 * stack.heads * (part or stack).head_dim

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.cost.facts import CanvasFacts, ModelFacts
 from espalier.harness.engine.brightness import PixelGrids
 from espalier.harness.engine.engine_guards import check_full
 from espalier.harness.engine.layout import Layout
@@ -23,6 +23,7 @@ from espalier.harness.specs.run_spec import ModelSpec, Separators
 if TYPE_CHECKING:
     # Imports transformers, which a finished run does without.
     from espalier.harness.engine.layer_types import LayerTypes
+    from espalier.harness.specs.canvas import CanvasSettings
 
 
 class ModelParts(ABC):
@@ -37,6 +38,20 @@ class ModelParts(ABC):
     def decoder(self) -> Any:
         """The text stack: a module with `.layers`, `.config` and the keyword arguments of a decoder."""
         return self.model.model.language_model
+
+    @property
+    def canvas(self) -> Any:
+        """The stack that denoises canvases against the decoder's cache, layer by layer; None: there is none."""
+        return None
+
+    def canvas_config(self, settings: CanvasSettings) -> Any:
+        """Return the library's settings of an answer on canvases."""
+        raise NotImplementedError
+
+    @property
+    def canvas_facts(self) -> CanvasFacts | None:
+        """The sizes of a canvas; None: there is none."""
+        return None
 
     @property
     def layer_types(self) -> LayerTypes | None:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from espalier.harness.cost.facts import LinearFacts, ModelFacts, StackFacts
+from espalier.harness.cost.facts import (
+    CanvasFacts,
+    LinearFacts,
+    ModelFacts,
+    StackFacts,
+    WideFacts,
+)
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.errors import UserError
 from espalier.methods.signals import SIGNALS
@@ -41,7 +47,9 @@ def read_stack(layers: Sequence[nn.Module], window_layers: int) -> StackFacts:
         window_layers: number of layers with window attention, which families store differently.
     """
     linear = _linear(layers)
-    attention = _part(layers[-1 if linear is None else linear.interval - 1], ATTENTION)
+    wide = None if linear is not None else _wide(layers)
+    typical = -1 if linear is None else linear.interval - 1
+    attention = _part(layers[typical if wide is None else 0], ATTENTION)
     output = _part(attention, OUTPUT)
     heads = next(
         int(getattr(place, name))
@@ -64,7 +72,19 @@ def read_stack(layers: Sequence[nn.Module], window_layers: int) -> StackFacts:
         first_intermediate=None if first == body else first.width,
         experts=body.experts,
         linear=linear,
+        wide=wide,
     )
+
+
+def _wide(layers: Sequence[Any]) -> WideFacts | None:
+    """Return the heads of a stack's full layers where these have no map of values; None: all have one."""
+    is_wide = [getattr(_part(layer, ATTENTION), "v_proj", True) is None for layer in layers]
+    if not any(is_wide):
+        return None
+    first = is_wide.index(True)
+    attention = _part(layers[first], ATTENTION)
+    head_dim = int(attention.head_dim)
+    return WideFacts(first + 1, _part(attention, KEYS).out_features // head_dim, head_dim)
 
 
 def _linear(layers: Sequence[Any]) -> LinearFacts | None:
@@ -120,6 +140,11 @@ class _Mlp:
 
 def _mlp(layer: Any) -> _Mlp:
     mlp = layer.mlp
+    if hasattr(layer, "experts"):  # Gemma 4's are beside its MLP
+        number, _, width = layer.experts.down_proj.shape
+        return _Mlp(
+            layer.router.config.top_k_experts * width + _down_width(mlp), _gated(mlp), number
+        )
     if not hasattr(mlp, "experts"):
         return _Mlp(_down_width(mlp), _gated(mlp), 0)
     # One tensor holds all experts (experts, hidden, width of one); the shared experts are one MLP.
@@ -145,8 +170,9 @@ def _key_width(attention: Any, queries: int) -> int:
 
 
 def _part(module: Any, names: Sequence[str]) -> Any:
-    """Return the attribute of a module under the first name that exists."""
-    return next(getattr(module, name) for name in names if hasattr(module, name))
+    """Return the attribute of a module under the first name that exists, out of what clips it."""
+    part = next(getattr(module, name) for name in names if hasattr(module, name))
+    return getattr(part, "linear", part)
 
 
 #: Facts that a model cannot confirm, and why a wrong value falsifies nothing.
@@ -202,6 +228,7 @@ def _compared(adapter: ModelParts) -> Iterator[tuple[str, Any, Any]]:
     yield "gated_projector", facts.gated_projector, _gated(adapter.projector)
     yield "deepstack", facts.deepstack, tuple(adapter.deepstack())
     yield "vocabulary", facts.vocabulary, vocabulary(adapter)
+    yield "canvas", facts.canvas, adapter.canvas_facts
     yield "rotary_axes", facts.rotary_axes, rotary_axes(adapter)
     has_token = has_class_token(adapter)
     substitute = "mean" if facts.class_attention == "token" else facts.class_attention
@@ -228,7 +255,7 @@ def _as_yaml(value: Any) -> str:
         return str(list(value))
     if value is None:
         return "null"
-    if isinstance(value, LinearFacts):
+    if isinstance(value, LinearFacts | WideFacts | CanvasFacts):
         return f"{{{', '.join(f'{name}: {size}' for name, size in asdict(value).items())}}}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -282,6 +309,7 @@ def read_facts(
         signals=frozenset(SIGNALS) - set(lacking),
         patch_tokens=patch_tokens,
         deepstack=tuple(adapter.deepstack()),
+        canvas=adapter.canvas_facts,
     )
 
 

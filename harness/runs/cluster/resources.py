@@ -127,8 +127,12 @@ def _join(facts: ModelFacts) -> int:
 
 def _stack(stack: StackFacts) -> int:
     """Return the parameters of all layers of a stack."""
-    attention = 2 * stack.hidden * stack.head_dim * (stack.heads + stack.kv_heads)
+    parts = map(stack.heads_of, range(stack.layers))
+    attention = stack.hidden * sum(
+        part.head_dim * (2 * stack.heads + part.kv_heads * (2 if part is stack else 1))
+        for part in parts
+    )
     first = stack.intermediate if stack.first_intermediate is None else stack.first_intermediate
     widths = first + (stack.layers - 1) * stack.intermediate
     mlp = (3 if stack.gated else 2) * stack.hidden * widths
-    return stack.layers * attention + mlp
+    return attention + mlp
