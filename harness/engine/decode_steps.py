@@ -127,6 +127,18 @@ class DecodeSteps:
             changed["position_embeddings"] = self._rotary(stage, hidden)
         return changed
 
+    def kind(self, layer: int) -> tuple[int, str]:
+        """Return what layers of a stack of several types have in common that see the same entries."""
+        assert self._types is not None
+        return id(self.stage(layer)), self._types.name(layer)
+
+    def canvas_mask(self, layer: int, hidden: Tensor, positions: Tensor, cache: Any) -> Any:
+        """Return the mask of a layer for a canvas `hidden` (B, G, D) that reads the cache, or None."""
+        assert self._types is not None
+        stage = self.stage(layer).move(hidden.device)
+        step = NewTokens(hidden, positions.to(hidden.device))
+        return self._types.canvas_mask(stage, layer, step, cache)
+
     def _typed_arguments(self, layer: int, hidden: Tensor, cache: Any) -> dict[str, Any]:
         """Return mask and tables of a layer in a stack of several types."""
         assert self._types is not None

@@ -42,14 +42,17 @@ class FiniteLogits:
 
     Args:
         head: the module that returns logits (B, t, V).
+        all_places: whether each call counts with all its places, a step of a canvas.
     """
 
-    def __init__(self, head: nn.Module) -> None:
+    def __init__(self, head: nn.Module, all_places: bool = False) -> None:
         self._sums: list[Tensor] = []
+        self._all_places = all_places
         self._handle: RemovableHandle = head.register_forward_hook(self._add_sum)
 
     def _add_sum(self, module: nn.Module, args: Any, output: Tensor) -> None:
-        self._sums.append(output[:, -1].sum(-1, dtype=torch.float32))
+        places = output.flatten(1) if self._all_places else output[:, -1]
+        self._sums.append(places.sum(-1, dtype=torch.float32))
 
     def close(self) -> None:
         """Remove the hook."""
@@ -60,7 +63,7 @@ class FiniteLogits:
 
         Args:
             samples: one id for each row of the batch, beams together.
-            lengths: tokens of each answer.
+            lengths: tokens of each answer; on canvases, every step counts.
 
         Raises:
             NonFiniteLogits: the first step of the first row that is not finite.
@@ -72,7 +75,7 @@ class FiniteLogits:
         for sample, rows, length in zip(
             samples, non_finite.chunk(len(samples)), lengths, strict=True
         ):
-            steps = rows[:, :length].any(0).nonzero()
+            steps = (rows if self._all_places else rows[:, :length]).any(0).nonzero()
             if len(steps):
                 raise NonFiniteLogits(sample, int(steps[0]))
 
@@ -105,14 +108,16 @@ def record_non_finite(adapter: ModelParts) -> Iterator[list[str]]:
         return lambda module, args, output: check_output(name, output)
 
     def before(name: str) -> Any:
-        return lambda module, args: check_output(name, args)
+        return lambda module, args, kwargs: check_output(name, (*args, *kwargs.values()))
 
     layers = adapter.decoder.layers
     projector = adapter.projector
     handles = [
-        projector.register_forward_pre_hook(before("the vision tower")),
+        projector.register_forward_pre_hook(before("the vision tower"), with_kwargs=True),
         projector.register_forward_hook(after("the projector")),
-        layers[0].register_forward_pre_hook(before("the input of decoder layer 0")),
+        layers[0].register_forward_pre_hook(
+            before("the input of decoder layer 0"), with_kwargs=True
+        ),
         *(
             layer.register_forward_hook(after(f"decoder layer {number} of {len(layers)}"))
             for number, layer in enumerate(layers)

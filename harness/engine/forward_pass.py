@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from espalier.harness.cost.peak_memory import kv_bytes
+from espalier.harness.engine.canvas_steps import CanvasHooks
 from espalier.harness.engine.decode_steps import DecodeSteps
 from espalier.harness.engine.engine_guards import require_one_beam
 from espalier.harness.engine.finite_logits import FiniteLogits
@@ -185,6 +186,8 @@ class Pass:
         evicting, depth = setup.evicting, len(self._decoder.layers)
         self.eviction = None if evicting is None else evicting.begin(self.prefill, depth)
         self._steps: DecodeSteps
+        #: Answers on canvases; None: token by token, or by denoising steps.
+        self.canvas = CanvasHooks.of(setup.adapter, lambda: self._steps)
         self._finite: FiniteLogits
         #: Positions (..., L) of the prompt as passed to the decoder.
         self.positions: Tensor | None = None
@@ -222,8 +225,11 @@ class Pass:
                 self._decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True),
                 self._decoder.register_forward_hook(self._after_decoder),
             ]
-            self._finite = FiniteLogits(self._setup.adapter.model.get_output_embeddings())
+            head = self._setup.adapter.model.get_output_embeddings()
+            self._finite = FiniteLogits(head, all_places=self.canvas is not None)
             opening.callback(self._finite.close)
+            if self.canvas is not None:
+                opening.enter_context(self.canvas.installed())
             self._open = opening.pop_all()
         return self
 
@@ -384,6 +390,8 @@ class Pass:
             replace(record, origin=None if record.origin is None else record.origin.cpu())
             for record in make_records(self.prefill, self.sites, summary)
         )
+        if self.canvas is not None:
+            records = self.canvas.completed(records)
         stacked = None if logits is None else torch.stack(logits, dim=1)
         return GeneratedBatch(ids, records, stacked, self._cache_lengths)
 

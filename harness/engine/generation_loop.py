@@ -217,9 +217,13 @@ def generate_answers(
         The answers, and the loop that generated them.
     """
     types, emulates = adapter.layer_types, current_pass.prefill.setup.emulate
-    windows = () if types is None or emulates else types.windows
+    hooks = current_pass.canvas
+    windows = () if types is None or (emulates and hooks is None) else types.windows
     states = tuple(filter(adapter.facts.text.is_linear, range(len(adapter.decoder.layers))))
     cache = answer_cache(adapter.decoder, windows, states)
+    if hooks is not None:
+        ids = hooks.answers(inputs, generation, cache)
+        return LoopOutput(ids, None, ids.shape[1]), "generate"
     arguments = {**inputs, **generation, "past_key_values": cache}
     config = _resolved_config(adapter, generation)
     if decode == "loop" and _loop_supports(config, generation):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from espalier.harness.engine.layout import Layout, Stage
-from espalier.harness.engine.masks import reference_mask
+from espalier.harness.engine.masks import explicit_mask, reference_mask
 from espalier.harness.engine.positions import rotary_tables
 from espalier.harness.engine.visibility import VisualBlocks
 
@@ -29,9 +29,14 @@ class LayerTypes:
 
     Args:
         decoder: text stack with `config.layer_types`, and rotary tables by type.
+        cut: whether a window hides tokens of the same picture too.
     """
 
-    def __init__(self, decoder: Any) -> None:
+    #: `cut` of a stack without windows.
+    _cut = True
+
+    def __init__(self, decoder: Any, cut: bool = True) -> None:
+        self._cut = cut
         self._config = decoder.config
         self._embedding = decoder.rotary_emb
         self._types: tuple[str, ...] = tuple(decoder.config.layer_types)
@@ -51,7 +56,8 @@ class LayerTypes:
     def begin(self, stage: Stage, layout: Layout, positions: Tensor) -> None:
         """Give the first stage of a prefill its blocks of visual tokens, and positions (B or 1, L)."""
         blocks = self.blocks(layout)
-        stage.blocks = VisualBlocks(blocks, positions.expand_as(blocks), span=blocks.shape[1])
+        places, span = positions.expand_as(blocks), blocks.shape[1]
+        stage.blocks = VisualBlocks(blocks, places, span=span, cut=self._cut)
 
     def visibility(self, stage: Stage, layer: int) -> VisualBlocks:
         """Return the attention visibility of a layer during a prefill."""
@@ -121,13 +127,33 @@ class LayerTypes:
         entries, _ = cache.get_mask_sizes(count, layer)
         return {"attention_mask": mask[..., -entries:], "position_embeddings": tables}
 
+    def canvas_mask(self, stage: Stage, layer: int, step: NewTokens, cache: Any) -> Tensor | None:
+        """Return the mask of a layer in which a canvas sees itself and all of a cache, or of its window.
+
+        Arguments are those of `step_arguments`; None: everything that the cache holds is seen.
+        """
+        past, entries = cache.get_seq_length(layer), cache.layers[layer].keys.shape[2]
+        answer = past - stage.valid.shape[1]
+        visible = pad(stage.valid, (0, answer), value=True)
+        if self.slides(layer):
+            first = step.positions[:, :1]
+            prompt = self._after(self.visibility(stage, layer), answer, first - 1)
+            visible = visible & (prompt.positions > first - self._config.sliding_window)
+        visible = visible[:, past - entries :]
+        if bool(visible.all()):
+            return None
+        count = step.hidden.shape[1]
+        visible = pad(visible, (0, count), value=True)[:, None, None].expand(-1, -1, count, -1)
+        return explicit_mask(self._config, step.hidden, visible)
+
     def _after(self, prompt: VisualBlocks, answer: int, positions: Tensor) -> VisualBlocks:
         """Return the visibility of a prompt and the `answer` tokens after it, the last at `positions` (B, t)."""
         back = torch.arange(answer - 1, -1, -1, device=positions.device)
+        answered = (positions[:, -1:] - back).expand(len(prompt.positions), -1)
         return replace(
             prompt,
             blocks=pad(prompt.blocks, (0, answer), value=-1),
-            positions=torch.cat([prompt.positions, positions[:, -1:] - back], 1),
+            positions=torch.cat([prompt.positions, answered], 1),
             span=prompt.span + answer,
         )
 

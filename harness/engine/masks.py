@@ -56,19 +56,27 @@ def reference_mask(
     Raises:
         UserError: the back end takes no mask.
     """
-    name = config._attn_implementation
-    if name.startswith("flash"):
-        raise UserError(f"model.attention={name!r} takes no explicit mask; valid: sdpa, eager")
     n_query, n_keys = hidden.shape[1], n_past + hidden.shape[1]
     key = torch.arange(n_keys, device=hidden.device)
     query = n_past + torch.arange(n_query, device=hidden.device)
     diagonal = key[None, :] == query[:, None]
     visible = (visibility or visibility_of(config)).sees(query, n_keys)
-    mask = ((visible & alive[:, None, :]) | diagonal)[:, None]
+    return explicit_mask(config, hidden, ((visible & alive[:, None, :]) | diagonal)[:, None])
+
+
+def explicit_mask(config: Any, hidden: Tensor, visible: Tensor) -> Tensor:
+    """Return the mask that lets new tokens `hidden` (B, Q, D) see the keys of `visible` (B, 1, Q, S), as booleans.
+
+    Raises:
+        UserError: the back end takes no mask.
+    """
+    name = config._attn_implementation
+    if name.startswith("flash"):
+        raise UserError(f"model.attention={name!r} takes no explicit mask; valid: sdpa, eager")
     if name == "eager":
         zero = torch.zeros((), dtype=hidden.dtype, device=hidden.device)
-        return torch.where(mask, zero, torch.finfo(hidden.dtype).min)
-    return mask
+        return torch.where(visible, zero, torch.finfo(hidden.dtype).min)
+    return visible
 
 
 def _allow(mask: Tensor, extra: Tensor) -> Tensor:

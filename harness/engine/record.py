@@ -57,6 +57,9 @@ class SampleRecord:
             (`first_refusal`) and the widest `gap` in logits of such a token, both None if there is none.
         decoding: trace of a speculative decoder, as in `DecodingRecord.entry`
             (harness/decoding/speculative/decoding_record.py).
+        canvases: of an answer on canvases, the `steps` of each and their `limit`; the entries and places that a place
+            of it sees in each layer (`visible`); the `pairs` that attend there as a canvas is read for the next; and
+            both if nothing is dropped (`full_visible`, `full_pairs`).
         denoising: steps of a denoised answer, as in `DenoisingRecord.entry`
             (harness/decoding/diffusion/denoising_record.py).
     """
@@ -91,6 +94,7 @@ class SampleRecord:
     accepted: Mapping[str, float | None] | None = None
     decoding: Mapping[str, Any] | None = None
     denoising: Mapping[str, Any] | None = None
+    canvases: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

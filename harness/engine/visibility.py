@@ -81,19 +81,21 @@ class Prefix(Visibility):
 
 @dataclass(frozen=True, eq=False)
 class VisualBlocks(Visibility):
-    """A query sees the keys up to its own and all of its block; with a window, none that lies further back.
+    """A query sees the keys up to its own and all of its block; with a window, no key that lies further back.
 
     Attributes:
         blocks: (B, S) number of each slot's block, -1 outside blocks.
         positions: (B, S) of each slot.
         window: positions that a query sees back, its own included; None: all.
         span: bound of the positions, known on the host.
+        cut: whether a window hides tokens of the query's block too.
     """
 
     blocks: Tensor
     positions: Tensor
     window: int | None = None
     span: int = 0
+    cut: bool = True
 
     def sees(self, queries: Tensor, n_keys: int) -> Tensor:
         """Return (B, R, n_keys): whether each key is close enough, and up to its query or in the same block."""
@@ -101,21 +103,22 @@ class VisualBlocks(Visibility):
         slots = queries.clamp(min=0).expand(blocks.shape[0], -1)
         own_block = blocks.gather(1, slots).unsqueeze(2)
         visible = _slots(n_keys, queries) <= slots.unsqueeze(2)
-        visible = visible | ((own_block == blocks.unsqueeze(1)) & (own_block >= 0))
-        if self.window is not None:
-            farthest = positions.gather(1, slots).unsqueeze(2) - self.window
-            visible = visible & (positions.unsqueeze(1) > farthest)
-        return visible
+        together = (own_block == blocks.unsqueeze(1)) & (own_block >= 0)
+        if self.window is None:
+            return visible | together
+        farthest = positions.gather(1, slots).unsqueeze(2) - self.window
+        near = positions.unsqueeze(1) > farthest
+        return (visible | together) & near if self.cut else visible & near | together
 
     def gathered(self, index: Tensor) -> VisualBlocks:
         """Return the blocks of a shortened batch with the slots `index` (B, M)."""
         kept = self.blocks.gather(1, index), self.positions.gather(1, index)
-        return VisualBlocks(*kept, self.window, self.span)
+        return VisualBlocks(*kept, self.window, self.span, self.cut)
 
     def on(self, device: torch.device) -> VisualBlocks:
         """Return the blocks on a device."""
         moved = self.blocks.to(device), self.positions.to(device)
-        return VisualBlocks(*moved, self.window, self.span)
+        return VisualBlocks(*moved, self.window, self.span, self.cut)
 
     def seen_by(self, valid: Tensor) -> Tensor:
         """Count the valid queries, 256 at a time. Cost: O(B S^2)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -37,7 +37,7 @@ class VisionSide:
         self._idle.__enter__()
         self._handles = [
             adapter.tower.register_forward_pre_hook(self._before_tower),
-            adapter.projector.register_forward_pre_hook(self._before_projector),
+            adapter.projector.register_forward_pre_hook(self._before_projector, with_kwargs=True),
             adapter.vision_end.register_forward_hook(self._after_vision),
             *self._setup.signals.hook_tower(self._clock),
         ]
@@ -66,9 +66,12 @@ class VisionSide:
     def _before_tower(self, module: nn.Module, args: Any) -> None:
         self._clock.start("vision")
 
-    def _before_projector(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def _before_projector(
+        self, module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]
+    ) -> None:
         if self._keeps_features:
-            self._features.append(self._setup.adapter.features(args[0]))
+            (states,) = (*args, *kwargs.values())[:1]
+            self._features.append(self._setup.adapter.features(states))
 
     def _after_vision(self, module: nn.Module, args: Any, output: Any) -> None:
         self._clock.stop("vision")

@@ -138,7 +138,8 @@ def longest_answers(
     """Return the group of requests that may generate the most tokens."""
 
     def tokens(group: tuple[Settings, list[Instance]]) -> int:
-        return int(group[0].generate["max_new_tokens"])
+        # Denoised answers without one are all as long as the model says.
+        return int(group[0].generate.get("max_new_tokens", 0))
 
     return max(groups, key=tokens)
 

@@ -187,7 +187,8 @@ class ChatModel(lmms):
                 request.args[2],
                 self._spec.model.generation,
                 self._spec.benchmark.generation,
-                denoises=self._spec.model.facts.diffusion is not None,
+                denoises=self._spec.model.facts.denoises,
+                draws=self._spec.model.facts.canvas is not None,
             )
             for group, members in groups:
                 if group == wanted:

@@ -354,6 +354,7 @@ MAY: Mapping[str, Callable[[Any], bool]] = {
     "accepted": is_table,
     "decoding": is_table,
     "denoising": is_table,
+    "canvases": is_table,
 }
 
 

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from espalier.harness.errors import unknown_name
+from espalier.harness.specs.canvas import CANVAS
 from espalier.harness.specs.think_tags import Thinking, spoken
 
 log = logging.getLogger(__name__)
@@ -50,11 +51,14 @@ def settings(
     benchmark: Mapping[str, Any] | None = None,
     *,
     denoises: bool = False,
+    draws: bool = False,
 ) -> Settings:
     """Merge model defaults, the task's settings and the benchmark's overrides; later ones win.
 
     Tasks state limits and sampling for models that generate token by token: where the model `denoises`, only `until`
     and the settings of denoising are read of a task.
+
+    Where the model `draws` whatever its settings are, as on canvases, the generator is seeded.
 
     A positive temperature means sampling, as in lmms-eval's models; zero means greedy. Keys that
     `generate` does not know (some tasks carry image options there) are dropped with a warning.
@@ -86,7 +90,7 @@ def settings(
         sample = False
     if denoises:
         # The length is the model's own, and a word is sampled from the whole distribution unless a setting cuts it.
-        selected["do_sample"] = sample
+        selected["do_sample"] = sample or draws
         return Settings(selected, tuple(stop for stop in until if stop), thinking)
     if sample:
         selected = {**SAMPLING, **selected}
@@ -113,7 +117,7 @@ def _setting_names() -> frozenset[str]:
     # transformers takes a second to import, and admission reads only names that it knows itself.
     from transformers import GenerationConfig
 
-    return frozenset(GenerationConfig().to_dict()) | frozenset(DENOISING)
+    return frozenset(GenerationConfig().to_dict()) | {*DENOISING, *CANVAS}
 
 
 def cut(text: str, until: tuple[str, ...]) -> str:

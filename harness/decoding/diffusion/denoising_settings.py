@@ -17,6 +17,7 @@ from espalier.harness.decoding.diffusion.schedules import (
     counts,
 )
 from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.specs.canvas import CANVAS
 from espalier.harness.specs.generation import DENOISING
 
 #: What ranks the masked places of a block: the probability of their word, chance, the entropy of the distribution (its
@@ -375,7 +376,7 @@ def _steps(settings: Mapping[str, Any], length: int, block: int) -> int:
 
 def refuse_denoising_settings(generation: Mapping[str, Any], model: str) -> None:
     """Raise UserError if settings of denoised answers are given to an autoregressive model."""
-    for name in DENOISING:
+    for name in (*DENOISING, *CANVAS):
         if generation.get(name) is not None:
             raise UserError(
                 f"generation.{name}={generation[name]!r} is for models that denoise their answers, and model={model!r} "

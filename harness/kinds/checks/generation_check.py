@@ -113,6 +113,12 @@ VALUES: Mapping[str, Valid] = {
     "eps": SHARE,
     "alg_temp": FROM_ZERO,
     "infill": TEXT,
+    "max_denoising_steps": COUNT,
+    "entropy_bound": POSITIVE,
+    "t_min": FROM_ZERO,
+    "t_max": POSITIVE,
+    "stability_threshold": COUNT_OR_NONE,
+    "confidence_threshold": POSITIVE,
     "thinking": THINKING,
 }
 
@@ -124,7 +130,7 @@ def check_budget_of_reasoning(spec: RunSpec, method: Method) -> None:
         return
     reasons = {
         f"method={spec.method.name!r} verifies drafts": isinstance(method, Decoder),
-        f"model={spec.model.name!r} denoises its answers": spec.model.facts.diffusion is not None,
+        f"model={spec.model.name!r} denoises its answers": spec.model.facts.denoises,
         "backend=vllm decodes by itself": spec.backend.served,
         "engine.rescore judges the model's own tokens": spec.engine.rescore,
         f"benchmark={spec.benchmark.name!r} fixes the length of answers": (

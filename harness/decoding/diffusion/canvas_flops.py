@@ -1,0 +1,99 @@
+"""Exact FLOPs of answers on canvases, from the prompt's pixels to the last step.
+
+Beside a prompt's prefill (harness/cost/flops.py), which has no head:
+
+| part                 | FLOPs of a canvas of g places after s steps                               |
+| -------------------- | ------------------------------------------------------------------------- |
+| steps                | s times the decoder layers on g places, that see entries and each other   |
+| head                 | s times 2 g d v                                                           |
+| words as inputs      | s times 6 g d m, and s - 1 times 2 g v d: the last step's distribution     |
+| reading              | the decoder layers on g places, but for the last canvas                   |
+
+The tower's average over patches, a product with a table of shares, is left out as the cutting of patches is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.cost.flops import (
+    Components,
+    SampleFlops,
+    attending_flops,
+    head_flops,
+    projector_flops,
+    text_flops,
+    tower_flops,
+)
+from espalier.harness.cost.paper_flops import PAPERS, counts_of
+from espalier.harness.cost.row_work import Work
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.record import SampleRecord
+
+#: Of each canvas, the entries that a place sees in each layer, or the pairs that attend there.
+Counts = Sequence[Sequence[int]]
+
+
+def canvas_flops(facts: ModelFacts, record: SampleRecord) -> SampleFlops:
+    """Count one sample's whole run."""
+    assert record.canvases is not None  # of such a model
+    canvases: Mapping[str, Any] = record.canvases
+    steps, full = canvases["steps"], (record.visual,) * facts.text.layers
+    work, visible, full_visible = Work(*record.work), canvases["visible"], canvases["full_visible"]
+
+    def parts(work: Work, decoder: int) -> Components:
+        projector = projector_flops(facts, work.units, work.reprojected)
+        places = sum(steps) * _length(facts)
+        return Components(tower_flops(facts, work), projector, decoder, head_flops(facts, places))
+
+    def prompt(entering: Sequence[int], pairs: Sequence[int] | None) -> int:
+        return text_flops(facts, entering, record.text, pairs=pairs or ())
+
+    def paper(entering: Sequence[int], visible: Counts) -> dict[str, float]:
+        places = [_length(facts)] * facts.text.layers
+        passes = [(1, counts_of(facts.text, [visual + record.text for visual in entering]))]
+        # A canvas that is read runs once more.
+        runs = [count + 1 for count in steps[:-1]] + steps[-1:]
+        passes += [
+            (n, counts_of(facts.text, places, keys)) for n, keys in zip(runs, visible, strict=True)
+        ]
+        return {name: sum(n * count[name] for n, count in passes) for name in PAPERS}
+
+    reduced = prompt(record.entering, record.pairs)
+    unreduced = prompt(full, record.full_pairs)
+    return SampleFlops(
+        exact=parts(work, reduced + answer_flops(facts, steps, visible, canvases["pairs"])),
+        exact_full=parts(
+            work.untouched(),
+            unreduced + answer_flops(facts, steps, full_visible, canvases["full_pairs"]),
+        ),
+        paper=paper(record.entering, visible),
+        paper_full=paper(full, full_visible),
+    )
+
+
+def answer_flops(facts: ModelFacts, steps: Sequence[int], visible: Counts, read: Counts) -> int:
+    """Return the exact FLOPs of all steps without the head, and of reading canvases into the cache."""
+    assert facts.canvas is not None
+    length, text = facts.canvas.length, facts.text
+    words = 2 * length * facts.vocabulary * text.hidden
+    feedback = 6 * length * text.hidden * facts.canvas.intermediate
+    total = sum(feedback * count + words * max(count - 1, 0) for count in steps)
+    for count, entries in zip(steps, visible, strict=True):
+        total += count * sum(
+            attending_flops(text, layer, length, length * keys)
+            for layer, keys in enumerate(entries)
+        )
+    return total + sum(
+        attending_flops(text, layer, length, pairs)
+        for canvas in read
+        for layer, pairs in enumerate(canvas)
+    )
+
+
+def _length(facts: ModelFacts) -> int:
+    assert facts.canvas is not None
+    return facts.canvas.length

@@ -1,0 +1,196 @@
+"""Answers on canvases: the class's own loop, and steps that read a cache from which visual tokens were dropped.
+
+A step attends to what the cache holds, in a sliding layer to the last positions of a window, and to the whole canvas.
+The library measures windows in cache entries; here they are measured in positions, so that dropping equals hiding, as
+in harness/engine/layer_types.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from espalier.harness.engine.text.kv_cache import entries_of
+from espalier.harness.specs.canvas import CanvasSettings
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.decode_steps import DecodeSteps
+    from espalier.harness.engine.model_parts import ModelParts
+    from espalier.harness.engine.record import SampleRecord
+
+
+class FiniteScores(LogitsProcessor):
+    """Replaces NaN, a draw from which would end a GPU's process before the sample is named; all else stays."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return logits (B, G, V), changed in place."""
+        del input_ids
+        return scores.nan_to_num_()
+
+
+class CanvasHooks:
+    """Hooks of a model with a canvas: masks of its steps after dropping, their number, and what attends.
+
+    Args:
+        adapter: a model with a canvas.
+        steps: returns what follows from the stages of the prompt; called once that has run.
+    """
+
+    @classmethod
+    def of(cls, adapter: ModelParts, steps: Callable[[], DecodeSteps]) -> CanvasHooks | None:
+        """Return the hooks of a model; None: it has no canvas."""
+        return None if adapter.canvas is None else cls(adapter, steps)
+
+    def __init__(self, adapter: ModelParts, steps: Callable[[], DecodeSteps]) -> None:
+        self._adapter = adapter
+        self._canvas = adapter.canvas
+        self._steps = steps
+        #: For each canvas, by the tokens before it, which rows (B,) each step still changes.
+        self._unfinished: dict[int, list[Tensor]] = {}
+        self._length = adapter.canvas_facts.length if adapter.canvas_facts else 0
+        self._limit = 0
+        self._first = False
+        self._masks: dict[tuple[Any, ...], Tensor | None] = {}
+        #: For each canvas and layer, what a place of each row (B,) sees: entries, and all places of the canvas.
+        self._visible: list[list[Tensor]] = []
+        #: For each canvas but the last and each layer, the pairs (B,) that attend as it is read into the cache.
+        self._read: list[list[Tensor]] = []
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Hook both stacks and the class's step inside the block."""
+        model, handles = self._adapter.model, self._hook_stacks()
+        model.__dict__["_denoising_step"] = partial(self._step, model._denoising_step)
+        try:
+            yield
+        finally:
+            del model.__dict__["_denoising_step"]
+            for handle in handles:
+                handle.remove()
+
+    def _hook_stacks(self) -> list[RemovableHandle]:
+        layers = [
+            layer.register_forward_pre_hook(partial(self._before_layer, number), with_kwargs=True)
+            for number, layer in enumerate(self._canvas.layers)
+        ]
+        readers = [
+            layer.register_forward_hook(self._after_reading, with_kwargs=True)
+            for layer in self._adapter.decoder.layers
+        ]
+        before_step = self._canvas.register_forward_pre_hook(self._before_step, with_kwargs=True)
+        return [before_step, *layers, *readers]
+
+    def _step(self, original: Callable[..., Any], **arguments: Any) -> Any:
+        start = arguments["input_ids"].shape[1]
+        self._unfinished.setdefault(start, []).append(~arguments["finished_denoising"])
+        return original(**arguments)
+
+    def _before_step(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+        self._first = kwargs["self_conditioning_logits"] is None
+        if self._first:
+            self._masks.clear()
+            self._visible.append([])
+
+    def _before_layer(
+        self, number: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        steps, hidden, cache = self._steps(), args[0], kwargs["past_key_values"]
+        corrected = None
+        if steps.masked:
+            key = (*steps.kind(number), hidden.device)
+            if key not in self._masks:
+                self._masks[key] = steps.canvas_mask(number, hidden, kwargs["position_ids"], cache)
+            corrected = args, {**kwargs, "attention_mask": self._masks[key]}
+        if self._first:
+            mask = kwargs["attention_mask"] if corrected is None else corrected[1]["attention_mask"]
+            self._visible[-1].append(_visible_count(mask, cache.layers[number], hidden))
+        return corrected
+
+    def _after_reading(
+        self, module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Any], output: Any
+    ) -> None:
+        if not self._visible:
+            return  # the prompt
+        if len(self._read) < len(self._visible):
+            self._read.append([])
+        self._read[-1].append(_open(kwargs["attention_mask"][:, 0]).sum((1, 2)))
+
+    def answers(
+        self, inputs: Mapping[str, Any], generation: Mapping[str, Any], cache: Any
+    ) -> Tensor:
+        """Generate the answers of a batch by the class's loop; return the new tokens (B, T).
+
+        Raises:
+            UserError: a setting that such answers do not have.
+        """
+        settings = CanvasSettings.of(generation, self._length)
+        self._limit = settings.steps
+        output = self._adapter.model.generate(
+            **inputs,
+            past_key_values=cache,
+            generation_config=self._adapter.canvas_config(settings),
+            logits_processor=LogitsProcessorList([FiniteScores()]),
+        )
+        ids: Tensor = output.sequences[:, inputs["input_ids"].shape[1] :]
+        return ids
+
+    def completed(self, records: Sequence[SampleRecord]) -> tuple[SampleRecord, ...]:
+        """Return the records with the steps of each canvas up to the one that ends the answer, and what attends."""
+        counts = [torch.stack(canvas).sum(0).tolist() for canvas in self._unfinished.values()]
+        visible, pairs = _on_host(self._visible), _on_host(self._read)
+        windows, completed = self._windows(), []
+        for row, record in enumerate(records):
+            canvases = range(-(-record.new_tokens // self._length))
+            prompt = record.visual + record.text
+            entries = [[self._entries(prompt, n, window) for window in windows] for n in canvases]
+            entry = {
+                "limit": self._limit,
+                "steps": [counts[n][row] for n in canvases],
+                "visible": [[layer[row] for layer in visible[n]] for n in canvases],
+                "pairs": [[layer[row] for layer in pairs[n]] for n in canvases[:-1]],
+                "full_visible": [[n + self._length for n in canvas] for canvas in entries],
+                "full_pairs": [
+                    [self._pairs(*layer) for layer in zip(canvas, windows, strict=True)]
+                    for canvas in entries[:-1]
+                ],
+            }
+            completed.append(replace(record, canvases=entry))
+        return tuple(completed)
+
+    def _windows(self) -> Sequence[int | None]:
+        types = self._adapter.layer_types
+        return types.windows if types is not None else [None] * len(self._canvas.layers)
+
+    def _entries(self, prompt: int, number: int, window: int | None) -> int:
+        """Return the entries that a layer holds of a whole prompt and the canvases before one."""
+        count = prompt + number * self._length
+        return count if window is None else min(count, window - 1)
+
+    def _pairs(self, entries: int, window: int | None) -> int:
+        """Return the pairs that attend as a canvas is read after so many entries."""
+        places = range(entries + 1, entries + 1 + self._length)
+        return sum(places) if window is None else sum(min(place, window) for place in places)
+
+
+def _on_host(counts: Sequence[Sequence[Tensor]]) -> list[list[list[int]]]:
+    return [[layer.tolist() for layer in canvas] for canvas in counts]
+
+
+def _open(mask: Tensor) -> Tensor:
+    """Return the pairs that a mask of booleans or of summands lets attend."""
+    return mask if mask.dtype == torch.bool else mask == 0
+
+
+def _visible_count(mask: Tensor | None, layer: Any, hidden: Tensor) -> Tensor:
+    """Return (B,): the entries of a cache's layer and the places that a place of `hidden` (B, G, D) sees."""
+    if mask is None:
+        return torch.full(hidden.shape[:1], entries_of(layer) + hidden.shape[1])
+    return _open(mask[:, 0, 0]).sum(-1)
