@@ -12,6 +12,7 @@ import numpy as np
 from espalier.harness.api.visible_tokens import VisibleChat
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.flops import sample_flops
+from espalier.harness.decoding.diffusion.canvas_flops import canvas_flops
 from espalier.harness.decoding.diffusion.denoising_summary import run_flops
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.decoding.speculative.speculative_summary import steady_rounds
@@ -241,12 +242,14 @@ class Answer:
 
 
 def flops_of(record: SampleRecord, facts: ModelFacts, method: Method) -> Flops:
-    """Return the FLOPs of one sample's prefill, or of all steps of a denoised answer."""
+    """Return the FLOPs of one sample's prefill, or of the whole run of a denoised answer."""
     if record.denoising is not None:
         assert isinstance(
             method, TokenReducer
         )  # only denoisers and reducers run on diffusion models
         flops = run_flops(method, facts, record)
+    elif record.canvases is not None:
+        flops = canvas_flops(facts, record)
     else:
         pairs = record.pairs or (), record.full_pairs or ()
         counts = record.entering, record.visual, record.text

@@ -199,7 +199,7 @@ def _resolve_draft(
         if draft is not None:
             raise UserError(f"draft: method={name!r} takes no draft model; valid: without draft")
         return None, None
-    if model.spec.facts.diffusion is not None:
+    if model.spec.facts.denoises:
         return None, None  # a later check refuses such methods on diffusion models
     if isinstance(draft, Model):
         return draft, draft.spec

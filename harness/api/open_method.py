@@ -42,7 +42,7 @@ class CheckedMethod:
     def check_generation(self, generation: Mapping[str, Any]) -> None:
         """Raise UserError for generation settings that this kind of method or model does not support."""
         model = self.spec.model
-        if model.facts.diffusion is None:
+        if not model.facts.denoises:
             refuse_denoising_settings(generation, model.name)
             if (generation.get("num_beams") or 1) == 1:
                 return

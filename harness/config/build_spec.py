@@ -177,7 +177,7 @@ def _method(
     name, params, draft = part.name, part.params, part.draft
     spec = MethodSpec(name, variant_of("method", vars(part)), params, code=part.code)
     if _decodes(spec, method) and (method or build_method(name, params, part.code)).takes_draft:
-        if model.facts.diffusion is not None:
+        if model.facts.denoises:
             return spec  # a later check refuses the method by name, and a sweep may skip it
         return replace(spec, draft=build_draft(draft, part.draft_options, model, tasks, folders))
     if draft is not None or part.draft_options:

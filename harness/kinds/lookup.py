@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from espalier.harness.errors import UserError
+from espalier.harness.kinds.canvas import CANVAS_REDUCER
 from espalier.harness.kinds.capped import CAPPED
-from espalier.harness.kinds.checks.pair_check import not_for_denoising
+from espalier.harness.kinds.checks.pair_check import not_for_canvases, not_for_denoising
 from espalier.harness.kinds.compressor import COMPRESSOR
 from espalier.harness.kinds.decoder import DECODER
 from espalier.harness.kinds.denoiser import DENOISER, DENOISING_ONLY
@@ -35,6 +36,9 @@ KINDS: Mapping[tuple[type[Any], bool], Kind[Any]] = {
     (Composed, False): COMPOSITION,
 }
 
+#: On models that denoise canvases, by the base class of the method.
+ON_CANVASES: Mapping[type[Any], Kind[Any]] = {TokenReducer: CANVAS_REDUCER}
+
 BASES = frozenset(base for base, _ in KINDS)
 
 
@@ -51,7 +55,12 @@ def kind_of(method: M, spec: AnswerRequest) -> Kind[M]:
         raise UserError(
             f"method {type(method).__name__} is of no kind that runs; valid bases: {valid}"
         )
-    kind = KINDS.get((base, spec.model.facts.diffusion is not None))
+    if spec.model.facts.canvas is not None:
+        if base is DenoisingReducer:
+            raise not_for_canvases(spec.method.name, spec.model.name)
+        kind = ON_CANVASES.get(base)
+    else:
+        kind = KINDS.get((base, spec.model.facts.diffusion is not None))
     if kind is None:
         compressor = spec.method.compressor
         named = None if compressor is None else compressor.name

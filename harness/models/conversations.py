@@ -82,6 +82,12 @@ STARTED = (
     " part.text if turn.role == 'system' else part.text | trim }}{% endfor %}"
 )
 
+#: Media at their position in the turn, white space around all texts stripped, as in Gemma 4's template.
+TURNED = (
+    "{% for part in turn.content %}{{ part.text | trim if part.type == 'text' else"
+    " '<|' + part.type + '|>' }}{% endfor %}"
+)
+
 #: Pictures first without separators, between their marks, as in PaddleOCR-VL's template.
 FRAMED = FLUSH.replace(
     "'<' + part.type + '>'", "'<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>'"
@@ -292,6 +298,14 @@ FRAMES: Mapping[str, ChatFrame] = {
         "<start_of_turn>model\n",
         "<bos>",
         joined=True,
+    ),
+    # Of Gemma 4's template for the sizes that close the channel of thoughts where none are requested.
+    "gemma4": ChatFrame(
+        None,
+        roles("<|turn>system\n", "<|turn>user\n", "<|turn>model\n"),
+        roles(*3 * ["<turn|>\n"]),
+        "<|turn>model\n<|channel>thought\n<channel|>",
+        "<bos>",
     ),
     # Of the template of GLM-4.1V's checkpoint, and the words by which those of later releases turn reasoning off.
     "glm4v": ChatFrame(

@@ -40,6 +40,7 @@ ADAPTERS.add("deepseek_ocr2", "espalier.harness.models.deepseek_ocr2:DeepseekOcr
 ADAPTERS.add("paddleocr_vl", "espalier.harness.models.paddleocr_vl:PaddleOcrVLAdapter")
 ADAPTERS.add("hunyuan_ocr", "espalier.harness.models.hunyuan_ocr:HunyuanOcrAdapter")
 ADAPTERS.add("minicpm_v", "espalier.harness.models.minicpm_v:MiniCpmVAdapter")
+ADAPTERS.add("diffusion_gemma", "espalier.harness.models.diffusion_gemma:DiffusionGemmaAdapter")
 ADAPTERS.add("llada_v", "espalier.harness.models.llada_v:LladaVAdapter")
 #: For classes that no other family has.
 GENERIC = "generic"
@@ -63,16 +64,11 @@ MODEL_TYPES: Mapping[str, str] = {
     "deepseek_ocr2": "deepseek_ocr2",
     "llavaonevision1_5": "llava_onevision1_5",
     "minicpmv4_6": "minicpm_v",
+    "diffusion_gemma": "diffusion_gemma",
     **dict.fromkeys(("deepseek_vl_v2", "unlimited_ocr"), "deepseek_ocr"),
     # One type for two families, and neither checkpoint describes its model completely.
     "llava_llada": "llada_v",
     "llava_dream": "lavida_dream",
-}
-
-#: Types of transformers that cannot run here, and why.
-UNFIT: Mapping[str, str] = {
-    "diffusion_gemma": "its answer starts as random words, all of which may change at every step, and the logits of a "
-    "step are an input of the next; denoising models here reveal masks, once",
 }
 
 #: Classes of the releases' code: the format of `espalier convert`, and the same weights in transformers' format.
@@ -132,7 +128,7 @@ def family_of(model_type: str | None, key: str = "model_type") -> str:
     `key` is the start of the error line.
 
     Raises:
-        UserError: an unknown type; the line lists the known ones. Or a known one that cannot run, with the reason.
+        UserError: an unknown type; the line lists the known ones.
     """
     families = dict(MODEL_TYPES)
     if model_type not in families:
@@ -144,10 +140,6 @@ def family_of(model_type: str | None, key: str = "model_type") -> str:
             families = dict.fromkeys(own_family(family).types(), family) | families
         except UserError as error:  # another plug-in may have the type
             passed_over.append(str(error))
-    reason = UNFIT.get(str(model_type))
-    if reason and model_type not in families:
-        remedy = "another model, such as llada_v_8b for denoised answers"
-        raise UserError(f"{key}={model_type!r} cannot run: {reason}; valid: {remedy}")
     if model_type not in families and model_type in ADAPTERS.load(GENERIC).types():
         return GENERIC
     if model_type is None or model_type not in families:

@@ -199,7 +199,7 @@ def _check_parallel(spec: RunSpec, ranks: Ranks) -> None:
         )
     refused = {
         f"method={spec.method.name!r}, which has two models": spec.method.draft is not None,
-        f"model={spec.model.name!r}, which denoises": spec.model.facts.diffusion is not None,
+        f"model={spec.model.name!r}, which denoises": spec.model.facts.denoises,
         "model.weights='random'": spec.model.weights == "random",
         f"model.device_map={spec.model.device_map!r}": spec.model.device_map is not None,
         f"backend={spec.backend.name!r}": spec.backend.served,
@@ -233,7 +233,7 @@ def _check_generation(run: Candidate) -> None:
 def _find_kind(run: Candidate) -> None:
     check_budget_of_reasoning(run.spec, run.method)
     run.kind = kind_of(run.method, run.spec)
-    if run.spec.model.facts.diffusion is None:
+    if not run.spec.model.facts.denoises:
         refuse_denoising_settings(run.spec.generation, run.spec.model.name)
 
 

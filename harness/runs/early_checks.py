@@ -92,9 +92,9 @@ def _check_pair(cell: Cell) -> None:
     try:
         if compressor is not None and None not in kinds:
             check_stack(kinds, names)
-        if table("model.facts", model["facts"]).get("diffusion") is not None and (
-            compressor is not None or kinds[0] in ("compressor", "decoder")
-        ):
+        facts = table("model.facts", model["facts"])
+        denoises = any(facts.get(name) is not None for name in ("diffusion", "canvas"))
+        if denoises and (compressor is not None or kinds[0] in ("compressor", "decoder")):
             raise not_for_denoising(names[0], compressor, model["name"])
     except Refused:
         # Such cells of a sweep are left out later.

@@ -176,7 +176,7 @@ def why_not_shared(spec: RunSpec, method: Method) -> str | None:
         return f"engine.{engine.meters[0]}=true counts every answer by itself"
     if spec.benchmark.prompt_tokens is not None:
         return "the benchmark measures times alone"
-    if facts.diffusion is not None:
+    if facts.denoises:
         return "the model denoises its answers"
     reducer = kind_of(method, spec).prompt_reducer(method)
     if reducer is None:

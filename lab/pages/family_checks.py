@@ -160,6 +160,12 @@ CHECKS = (
         axis=None,
         families=("deepseek_ocr", "deepseek_ocr2", "internvl", "llava_video", "llava_onevision1_5"),
     ),
+    Check(
+        "answers on canvases and the class's with handwritten masks",
+        "tests/diffusion/test_canvas.py::test_dropping_equals_handwritten_masks",
+        axis=None,
+        families=("diffusion_gemma",),
+    ),
 )
 
 
@@ -169,7 +175,7 @@ def instances() -> Mapping[str, Any]:
     # By name: the tests are not checked as strictly as what imports them.
     plain = import_module("tests.families").FAMILIES
     denoising = import_module("tests.families.llada").DENOISING
-    return {**plain, **denoising}
+    return {**plain, **denoising, **import_module("tests.families.diffusion_gemma").CANVASES}
 
 
 def families_of(subjects: Iterable[str]) -> set[str]:

@@ -64,12 +64,14 @@ def families_table(models: Sequence[Mapping[str, Any]]) -> str:
             part["text"].get("window_layers") or part["text"].get("linear") for part in facts
         )
         kinds = "reducers, compressors" if partial else "reducers, compressors, decoders"
+        if facts[0].get("canvas"):
+            kinds = "reducers"
         lines.append(
             (
                 f"`{family}`",
                 _class_name(adapter.model_class),
                 _media(family, adapter),
-                _sites(facts, denoises, partial),
+                _sites(facts, partial),
                 "reducers, denoisers" if denoises else kinds,
                 _formats(family, adapter),
             )
@@ -103,14 +105,16 @@ def _media(family: str, adapter: Any) -> str:
     return ", ".join(word for word, holds in words if holds) or "embedded models"
 
 
-def _sites(facts: Sequence[Mapping[str, Any]], denoises: bool, partial: bool) -> str:
+def _sites(facts: Sequence[Mapping[str, Any]], partial: bool) -> str:
     """Return the kinds of site at which methods may act; inside the tower where tokens are its patches.
 
     Decoding steps of layers that hold a window or a state are not among them.
     """
     tower = ["tower"] if any(part.get("patch_tokens") for part in facts) else []
     steps = [] if partial else ["decode"]
-    after = ["block"] if denoises else ["cache", *steps]
+    after = ["block"] if all(part.get("diffusion") for part in facts) else ["cache", *steps]
+    if facts[0].get("canvas"):
+        after = []
     return ", ".join([*tower, "vision", "prefix", "layer", *after])
 
 

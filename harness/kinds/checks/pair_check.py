@@ -35,12 +35,21 @@ def check_stack(kinds: tuple[str | None, str | None], names: tuple[str, str]) ->
 
 def not_for_denoising(method: str, compressor: str | None, model: str) -> Refused:
     """Return the error for a method or a compressor that needs a model which generates token by token."""
-    name, valid = f"method={method!r}", "a method that drops tokens, such as d3tom"
+    name, valid = f"method={method!r}", "a method that drops tokens, such as fastv"
     if compressor is not None:
         name, valid = f"compressor={compressor!r}", "none"
     return Refused(
         f"{name} needs a model that generates one token after another, and model={model!r} denoises its answers; "
         f"valid: {valid}"
+    )
+
+
+def not_for_canvases(method: str, model: str) -> Refused:
+    """Return the error for a method of denoising steps on a model that denoises canvases of random words."""
+    return Refused(
+        f"method={method!r} ranks visual tokens by the places that a step unmasks, and model={model!r} has no masks: "
+        "it starts from random words, and a step accepts some by their entropy and draws all others anew; valid: a "
+        "method that drops tokens in the prefill, such as fastv"
     )
 
 

@@ -9,7 +9,7 @@ starts and loads its weights. Scoring, judges and the preparation of pictures ar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
@@ -27,6 +27,7 @@ from espalier.harness.cost.flops import (
     tower_flops,
 )
 from espalier.harness.cost.schedule import frame_of
+from espalier.harness.decoding.diffusion.canvas_flops import answer_flops
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.kinds.checks.length_check import decoder_bytes, entry_bytes
@@ -35,6 +36,7 @@ from espalier.harness.paths import CONF
 from espalier.harness.runs.cluster.gpu_kinds import GpuKind, Span, reached
 from espalier.harness.runs.cluster.resources import gpus_for, models_of, weight_bytes
 from espalier.harness.settings import Count, Names, SomeNames, Text, read_section
+from espalier.harness.specs.canvas import CanvasSettings
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import Method, TokenReducer
 
@@ -146,6 +148,11 @@ def cost_of(
     reducer = _reducer(spec, method)
     kept = spec.budget.keep(reducer, facts, visual, text)
     entering = frame_of(reducer, facts, visual, text).entering(kept)
+    if facts.canvas is not None:
+        settings = CanvasSettings.of(spec.generation, facts.canvas.length)
+        flops, steps = _canvas_work(facts, settings, entering, text)
+        launches = batches * steps * layers
+        return CellCost(samples * flops, samples, visual, text, tower, launches, layers)
     each = text_flops(facts, entering, text) + head_flops(facts)
     length = _answer_length(spec, answer_tokens or {})
     decoding, missing = None, ""
@@ -211,6 +218,21 @@ def _denoising_work(spec: RunSpec, method: Method, text: int) -> tuple[int, int]
         for entering, window, part in zip(steps, settings.windows, settings.parts, strict=True)
     )
     return total + head, settings.planned
+
+
+def _canvas_work(
+    facts: ModelFacts, settings: CanvasSettings, entering: Sequence[int], text: int
+) -> tuple[int, int]:
+    """Return the FLOPs of one answer, and its forwards, if no canvas ends early and no layer slides."""
+    assert facts.canvas is not None  # of the caller
+    size = facts.canvas.length
+    canvases = range(settings.length // size)
+    entries = [[visual + text + number * size for visual in entering] for number in canvases]
+    visible = [[count + size for count in canvas] for canvas in entries]
+    pairs = [[size * count + size * (size + 1) // 2 for count in canvas] for canvas in entries[:-1]]
+    steps = [settings.steps] * len(canvases)
+    answer = answer_flops(facts, steps, visible, pairs) + head_flops(facts, sum(steps) * size)
+    return text_flops(facts, entering, text) + answer, sum(steps) + len(canvases)
 
 
 def _samples(spec: RunSpec) -> int:

@@ -135,7 +135,7 @@ def _check_model(spec: RunSpec, loads: bool) -> None:
             f"model={model.name!r} has no checkpoint for backend=vllm to load; valid: model.weights=trained"
         )
     name = ADAPTERS.load(model.adapter).model_class.__name__
-    if name not in FAMILIES or model.facts.diffusion is not None:
+    if name not in FAMILIES or model.facts.denoises:
         valid = ", ".join(FAMILIES)
         raise Refused(
             f"model={model.name!r} is a {name}, which backend=vllm does not serve; valid: {valid}"
