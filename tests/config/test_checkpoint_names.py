@@ -122,7 +122,7 @@ def test_a_wrong_name_is_one_line_with_the_nearest(name: str, words: str) -> Non
     [
         (
             {"model_type": "gpt2"},
-            ": model_type='gpt2' is unknown; valid: deepseek_ocr2, deepseek_vl_v2, diffusion_gemma, gemma3, glm46v, glm4v",
+            ": model_type='gpt2' is unknown; valid: deepseek_ocr2, deepseek_vl_v2, diffusion_gemma, gemma3, glm46v",
         ),
         ({}, ": model_type='None' is unknown"),
         (
