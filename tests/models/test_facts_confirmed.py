@@ -211,9 +211,9 @@ def test_the_facts_of_every_config_are_those_of_its_real_architecture(name: str)
     assert spec.facts.vocabulary == adapter.model.get_output_embeddings().weight.shape[0]
 
 
-#: Pictures of nominal size, where they are not of 640x480 pixels: squares that fill all views, six tiles, a page.
+#: Pictures of nominal size, where they are not of 640x480 pixels: what fills all views, tiles, places.
 SHAPE = {
-    **{"llava_next": (672, 672), "internvl": (1344, 896)},
+    **{"llava_next": (672, 672), "internvl": (1344, 896), "diffusion_gemma": (1000, 700)},
     **dict.fromkeys(("deepseek_ocr", "deepseek_ocr2"), (900, 1300)),
     **dict.fromkeys(("llava_onevision", "llada_v", "lavida", "lavida_dream"), (768, 768)),
 }
