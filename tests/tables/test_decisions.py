@@ -30,7 +30,7 @@ FAMILIES = {
     "InternVL2.5": r"internvl2_5_.+",
     "Qwen2-VL": r"qwen2_vl_.+",
     "Qwen2.5-VL": r"qwen2_5_vl_.+",
-    "OneVision": r"llava_ov_.+",
+    "OneVision": r"llava_ov_(?!1_5).+",
     "LLaVA-Video": r"llava_video_.+",
     "DeepSeek-OCR": r"deepseek_ocr_.+",
     "LaViDa": r"lavida_.+",
