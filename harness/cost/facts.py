@@ -86,7 +86,7 @@ class StackFacts:
         causal: whether attention is.
         window_layers: layers with attention inside windows.
         first_intermediate: MLP width of layer 0 where it differs; None: it does not.
-        experts: experts that a router chooses from, and the gate of a shared one; 0 for a plain MLP.
+        experts: outputs of a router: the experts, and the gate of a shared one if there is any; 0 for a plain MLP.
         linear: layers of linear attention between the full ones; None: there are none.
         wide: full layers that differ from the sliding ones, which `kv_heads` and `head_dim` describe; None: none do.
 
@@ -121,7 +121,7 @@ class StackFacts:
         return self.linear is not None and (layer + 1) % self.linear.interval != 0
 
     def heads_of(self, layer: int) -> WideFacts | StackFacts:
-        """Return what states the key heads of a layer and the width of its heads."""
+        """Return the facts that state the key heads of a layer and the width of its heads."""
         if self.wide is None:
             return self
         is_full = (layer + 1) % self.wide.interval == 0 or layer == self.layers - 1
@@ -169,7 +169,7 @@ class DiffusionFacts:
 
 
 def _read_work(key: str, value: Any) -> Work | None:
-    """Return a table of counts as work; None stays."""
+    """Return a table of counts as `Work`, and None as it is; raise UserError for other keys or values."""
     if value is None:
         return None
     counts = table(key, value)
@@ -179,7 +179,7 @@ def _read_work(key: str, value: Any) -> Work | None:
 
 @dataclass(frozen=True)
 class CanvasFacts:
-    """Facts of answers on canvases of random words, denoised against the cache of all before (DiffusionGemma).
+    """Facts of answers on canvases of random words, denoised against the cache of all tokens before (DiffusionGemma).
 
     Attributes:
         length: places of a canvas.
@@ -277,12 +277,12 @@ class ModelFacts:
 
 def _scaled(text: StackFacts, layers: int) -> StackFacts:
     """Return a decoder with another number of layers; where some slide, one full layer ends each group."""
-    windows = layers
     if text.wide is not None:
         wide = replace(text.wide, interval=min(text.wide.interval, layers))
         scaled = replace(text, layers=layers, wide=wide)
-        windows = sum(scaled.heads_of(layer) is scaled for layer in range(layers))
-        return replace(scaled, window_layers=windows)
+        n_sliding = sum(scaled.heads_of(layer) is scaled for layer in range(layers))
+        return replace(scaled, window_layers=n_sliding)
+    windows = layers
     if text.window_layers < text.layers:
         windows -= layers // (text.layers // (text.layers - text.window_layers))
     return replace(text, layers=layers, window_layers=windows if text.window_layers else 0)

@@ -28,45 +28,45 @@ if TYPE_CHECKING:
 
 
 class FiniteScores(LogitsProcessor):
-    """Replaces NaN, a draw from which would end a GPU's process before the sample is named; all else stays."""
+    """Makes logits finite: sampling from NaN aborts the process on a GPU, before the engine can name the sample."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return logits (B, G, V), changed in place."""
+        """Return the logits (B, G, V) of a canvas, changed in place."""
         del input_ids
         return scores.nan_to_num_()
 
 
 class CanvasHooks:
-    """Hooks of a model with a canvas: masks of its steps after dropping, their number, and what attends.
+    """Hooks on a model with a canvas: correct the masks after dropping, count steps and attended pairs.
 
     Args:
         adapter: a model with a canvas.
-        steps: returns what follows from the stages of the prompt; called once that has run.
+        steps: returns the decoding steps that follow the prompt; called only after the prompt has run.
     """
 
     @classmethod
     def of(cls, adapter: ModelParts, steps: Callable[[], DecodeSteps]) -> CanvasHooks | None:
-        """Return the hooks of a model; None: it has no canvas."""
+        """Return the hooks of a model, or None if it has no canvas."""
         return None if adapter.canvas is None else cls(adapter, steps)
 
     def __init__(self, adapter: ModelParts, steps: Callable[[], DecodeSteps]) -> None:
         self._adapter = adapter
         self._canvas = adapter.canvas
         self._steps = steps
-        #: For each canvas, by the tokens before it, which rows (B,) each step still changes.
+        #: By the number of tokens before a canvas: for each step, booleans (B,) of the rows that it still changes.
         self._unfinished: dict[int, list[Tensor]] = {}
         self._length = adapter.canvas_facts.length if adapter.canvas_facts else 0
         self._limit = 0
-        self._first = False
+        self._is_first_step = False
         self._masks: dict[tuple[Any, ...], Tensor | None] = {}
-        #: For each canvas and layer, what a place of each row (B,) sees: entries, and all places of the canvas.
+        #: For each canvas and layer, (B,) the cache entries and canvas places that each place of a row sees.
         self._visible: list[list[Tensor]] = []
-        #: For each canvas but the last and each layer, the pairs (B,) that attend as it is read into the cache.
-        self._read: list[list[Tensor]] = []
+        #: For each canvas but the last and each layer, (B,) the pairs that attend as the canvas enters the cache.
+        self._read_pairs: list[list[Tensor]] = []
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Hook both stacks and the class's step inside the block."""
+        """Hook both stacks and the class's step inside the block; afterwards the model is as before."""
         model, handles = self._adapter.model, self._hook_stacks()
         model.__dict__["_denoising_step"] = partial(self._step, model._denoising_step)
         try:
@@ -94,8 +94,8 @@ class CanvasHooks:
         return original(**arguments)
 
     def _before_step(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-        self._first = kwargs["self_conditioning_logits"] is None
-        if self._first:
+        self._is_first_step = kwargs["self_conditioning_logits"] is None
+        if self._is_first_step:
             self._masks.clear()
             self._visible.append([])
 
@@ -105,11 +105,11 @@ class CanvasHooks:
         steps, hidden, cache = self._steps(), args[0], kwargs["past_key_values"]
         corrected = None
         if steps.masked:
-            key = (*steps.kind(number), hidden.device)
+            key = (*steps.mask_key(number), hidden.device)
             if key not in self._masks:
                 self._masks[key] = steps.canvas_mask(number, hidden, kwargs["position_ids"], cache)
             corrected = args, {**kwargs, "attention_mask": self._masks[key]}
-        if self._first:
+        if self._is_first_step:
             mask = kwargs["attention_mask"] if corrected is None else corrected[1]["attention_mask"]
             self._visible[-1].append(_visible_count(mask, cache.layers[number], hidden))
         return corrected
@@ -118,10 +118,10 @@ class CanvasHooks:
         self, module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Any], output: Any
     ) -> None:
         if not self._visible:
-            return  # the prompt
-        if len(self._read) < len(self._visible):
-            self._read.append([])
-        self._read[-1].append(_open(kwargs["attention_mask"][:, 0]).sum((1, 2)))
+            return  # the layers read the prompt, before any canvas
+        if len(self._read_pairs) < len(self._visible):
+            self._read_pairs.append([])
+        self._read_pairs[-1].append(_attending(kwargs["attention_mask"][:, 0]).sum((1, 2)))
 
     def answers(
         self, inputs: Mapping[str, Any], generation: Mapping[str, Any], cache: Any
@@ -129,7 +129,7 @@ class CanvasHooks:
         """Generate the answers of a batch by the class's loop; return the new tokens (B, T).
 
         Raises:
-            UserError: a setting that such answers do not have.
+            UserError: a setting that answers on canvases do not have.
         """
         settings = CanvasSettings.of(generation, self._length)
         self._limit = settings.steps
@@ -143,9 +143,9 @@ class CanvasHooks:
         return ids
 
     def completed(self, records: Sequence[SampleRecord]) -> tuple[SampleRecord, ...]:
-        """Return the records with the steps of each canvas up to the one that ends the answer, and what attends."""
+        """Return the records with steps and attended pairs of each canvas, up to the one that ends the answer."""
         counts = [torch.stack(canvas).sum(0).tolist() for canvas in self._unfinished.values()]
-        visible, pairs = _on_host(self._visible), _on_host(self._read)
+        visible, pairs = _on_host(self._visible), _on_host(self._read_pairs)
         windows, completed = self._windows(), []
         for row, record in enumerate(records):
             canvases = range(-(-record.new_tokens // self._length))
@@ -156,7 +156,7 @@ class CanvasHooks:
                 "steps": [counts[n][row] for n in canvases],
                 "visible": [[layer[row] for layer in visible[n]] for n in canvases],
                 "pairs": [[layer[row] for layer in pairs[n]] for n in canvases[:-1]],
-                "full_visible": [[n + self._length for n in canvas] for canvas in entries],
+                "full_visible": [[count + self._length for count in canvas] for canvas in entries],
                 "full_pairs": [
                     [self._pairs(*layer) for layer in zip(canvas, windows, strict=True)]
                     for canvas in entries[:-1]
@@ -170,12 +170,12 @@ class CanvasHooks:
         return types.windows if types is not None else [None] * len(self._canvas.layers)
 
     def _entries(self, prompt: int, number: int, window: int | None) -> int:
-        """Return the entries that a layer holds of a whole prompt and the canvases before one."""
+        """Return the cache entries of a layer before canvas `number`, if nothing of the prompt is dropped."""
         count = prompt + number * self._length
         return count if window is None else min(count, window - 1)
 
     def _pairs(self, entries: int, window: int | None) -> int:
-        """Return the pairs that attend as a canvas is read after so many entries."""
+        """Return the pairs that attend in a layer as a canvas is read after `entries` cache entries."""
         places = range(entries + 1, entries + 1 + self._length)
         return sum(places) if window is None else sum(min(place, window) for place in places)
 
@@ -184,13 +184,13 @@ def _on_host(counts: Sequence[Sequence[Tensor]]) -> list[list[list[int]]]:
     return [[layer.tolist() for layer in canvas] for canvas in counts]
 
 
-def _open(mask: Tensor) -> Tensor:
-    """Return the pairs that a mask of booleans or of summands lets attend."""
+def _attending(mask: Tensor) -> Tensor:
+    """Return booleans of the mask's shape: pairs that attend, from a boolean mask or one added to the logits."""
     return mask if mask.dtype == torch.bool else mask == 0
 
 
 def _visible_count(mask: Tensor | None, layer: Any, hidden: Tensor) -> Tensor:
-    """Return (B,): the entries of a cache's layer and the places that a place of `hidden` (B, G, D) sees."""
+    """Return (B,): cache entries and canvas places that each place of `hidden` (B, G, D) sees in a layer."""
     if mask is None:
         return torch.full(hidden.shape[:1], entries_of(layer) + hidden.shape[1])
-    return _open(mask[:, 0, 0]).sum(-1)
+    return _attending(mask[:, 0, 0]).sum(-1)

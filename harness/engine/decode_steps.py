@@ -127,8 +127,8 @@ class DecodeSteps:
             changed["position_embeddings"] = self._rotary(stage, hidden)
         return changed
 
-    def kind(self, layer: int) -> tuple[int, str]:
-        """Return what layers of a stack of several types have in common that see the same entries."""
+    def mask_key(self, layer: int) -> tuple[int, str]:
+        """Return a key that layers share if they see the same entries: their stage and their type."""
         assert self._types is not None
         return id(self.stage(layer)), self._types.name(layer)
 

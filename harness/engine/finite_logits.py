@@ -42,7 +42,7 @@ class FiniteLogits:
 
     Args:
         head: the module that returns logits (B, t, V).
-        all_places: whether each call counts with all its places, a step of a canvas.
+        all_places: whether all places of a call are checked, as in a step of a canvas, and not the last alone.
     """
 
     def __init__(self, head: nn.Module, all_places: bool = False) -> None:

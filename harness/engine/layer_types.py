@@ -32,7 +32,7 @@ class LayerTypes:
         cut: whether a window hides tokens of the same picture too.
     """
 
-    #: `cut` of a stack without windows.
+    #: Value for subclasses without windows.
     _cut = True
 
     def __init__(self, decoder: Any, cut: bool = True) -> None:
@@ -130,7 +130,7 @@ class LayerTypes:
     def canvas_mask(self, stage: Stage, layer: int, step: NewTokens, cache: Any) -> Tensor | None:
         """Return the mask of a layer in which a canvas sees itself and all of a cache, or of its window.
 
-        Arguments are those of `step_arguments`; None: everything that the cache holds is seen.
+        Arguments are those of `step_arguments`. None if every place sees the whole cache.
         """
         past, entries = cache.get_seq_length(layer), cache.layers[layer].keys.shape[2]
         answer = past - stage.valid.shape[1]
@@ -149,11 +149,11 @@ class LayerTypes:
     def _after(self, prompt: VisualBlocks, answer: int, positions: Tensor) -> VisualBlocks:
         """Return the visibility of a prompt and the `answer` tokens after it, the last at `positions` (B, t)."""
         back = torch.arange(answer - 1, -1, -1, device=positions.device)
-        answered = (positions[:, -1:] - back).expand(len(prompt.positions), -1)
+        answer_positions = (positions[:, -1:] - back).expand(len(prompt.positions), -1)
         return replace(
             prompt,
             blocks=pad(prompt.blocks, (0, answer), value=-1),
-            positions=torch.cat([prompt.positions, answered], 1),
+            positions=torch.cat([prompt.positions, answer_positions], 1),
             span=prompt.span + answer,
         )
 

@@ -138,7 +138,7 @@ def longest_answers(
     """Return the group of requests that may generate the most tokens."""
 
     def tokens(group: tuple[Settings, list[Instance]]) -> int:
-        # Denoised answers without one are all as long as the model says.
+        # Denoised answers without a limit all have the model's length.
         return int(group[0].generate.get("max_new_tokens", 0))
 
     return max(groups, key=tokens)

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from espalier.harness.cost.flops import flops_block
-from espalier.harness.decoding.diffusion.canvas_flops import canvas_flops
+from espalier.harness.decoding.diffusion.canvas_flops import canvas_flops, canvas_of
 from espalier.harness.engine.positions import closes_gaps
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.length_check import check_places
@@ -30,7 +30,11 @@ class CanvasReducer(Reducer):
     """Implements Kind for espalier.methods.base.TokenReducer: the prompt is reduced once, every step reads the rest."""
 
     def normalise(self, spec: Settled, method: TokenReducer) -> Settled:
-        """Refuse what needs answers that are generated token by token."""
+        """Check the settings of a run, as `Reducer` does.
+
+        Raises:
+            Refused: the method or the engine needs answers that are generated token by token.
+        """
         name, model, engine = spec.method.name, spec.model.name, spec.engine
         if method.shrinks_pictures:
             raise Refused(
@@ -57,9 +61,13 @@ class CanvasReducer(Reducer):
     def resolve(
         self, spec: RunSpec, method: TokenReducer, digests: Digests
     ) -> ResolvedMethod[TokenReducer]:
-        """Check the settings of the answer too."""
-        canvas = spec.model.facts.canvas
-        assert canvas is not None  # only then this kind is chosen
+        """Check the settings of the answer too.
+
+        Raises:
+            UserError: from `CanvasSettings.of`.
+            Refused: the answer exceeds the model's positions.
+        """
+        canvas = canvas_of(spec.model.facts)
         check_places(spec, CanvasSettings.of(spec.generation, canvas.length).length)
         return super().resolve(spec, method, digests)
 
@@ -71,12 +79,12 @@ class CanvasReducer(Reducer):
         method: TokenReducer,
         prior: Prior | None = None,
     ) -> Iterator[OpenMethod]:
-        """Open a session with the method."""
+        """Open a session with the method, without paired timing."""
         with super().open(spec, adapter, method, prior) as opened:
             yield replace(opened, paired=None)
 
     def why_no_paired_timing(self, spec: AnswerRequest, method: TokenReducer) -> str | None:
-        """Return that whole runs are timed."""
+        """Return the reason: the number of steps depends on the answer."""
         del spec, method
         return (
             "answers on canvases take as many steps as their words need, with the method or without"
@@ -87,8 +95,7 @@ class CanvasReducer(Reducer):
     ) -> Account:
         """Count the tokens kept of each prompt, the FLOPs of whole runs, and steps."""
         account, facts = super().account(spec, method, records), spec.model.facts
-        canvas = facts.canvas
-        assert canvas is not None
+        canvas = canvas_of(facts)
         runs = [record.canvases for record in records if record.canvases is not None]
         steps = [run["steps"] for run in runs]
         block = {

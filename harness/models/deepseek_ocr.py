@@ -244,7 +244,7 @@ class DeepseekOcrAdapter(Adapter):
 
     @classmethod
     def _encoder(cls, spec: ModelSpec) -> dict[str, Any]:
-        """Return the configuration of the tower behind SAM."""
+        """Return the configuration of the tower after SAM."""
         return vision_config(spec.facts.tower, spec)
 
     @classmethod

@@ -1,8 +1,8 @@
 """DeepSeek-OCR 2 (arXiv 2601.20552): SAM, a convolution, Qwen2 0.5B as an encoder, and DeepSeek-OCR's decoder.
 
-The encoder reads the cells of a view, which all see one another, and behind them as many learned queries, each of which
-sees all cells and the queries up to itself. The projector maps the queries alone: visual tokens have an order, and no
-place in the picture.
+The encoder reads the cells of a view, which all see one another, and after them as many learned queries; a query sees
+all cells and the queries up to itself. The projector maps the queries alone: visual tokens have an order, and no place
+in the picture.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from espalier.harness.errors import UserError
 from espalier.harness.models.deepseek_ocr import FOLD, DeepseekOcrAdapter
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.brightness import PixelGrids
     from espalier.harness.specs.run_spec import ModelSpec
 
-#: Rows of the class's two tables of queries: a view has as many cells, or its queries are not as many as placeholders.
+#: Rows of the class's two tables of queries. A view must have as many cells, since each gets a placeholder.
 QUERIES = (144, 256)
 
 
@@ -44,7 +43,8 @@ class OwnViewsProcessor(DeepseekOcr2Processor):
 class DeepseekOcr2Adapter(DeepseekOcrAdapter):
     """`DeepseekOcr2ForConditionalGeneration`: queries of each crop (views 1..n), of the global view (0), a separator.
 
-    The separator is never pruned.
+    The separator is never pruned. `pictures` pairs query k with cell k, since there are as many: a mean over a view, as
+    in RTPrune's dynamic ratio, is valid, and a single pair has no meaning.
     """
 
     model_class: ClassVar[Any] = DeepseekOcr2ForConditionalGeneration
@@ -52,7 +52,7 @@ class DeepseekOcr2Adapter(DeepseekOcrAdapter):
     #: That of the release, which is DeepSeek-OCR's too, and that of the library's class.
     checkpoint_types = ("deepseek_vl_v2", DeepseekOcr2Config.model_type)
     unplaced = True
-    #: The probes of a tower's attention know no mask.
+    #: Probes of the tower's attention ignore masks, which the encoder needs.
     lacking = ("cls_attention", "cls_logits", "wide_cls_attention", "tower_received")
 
     @classmethod
@@ -71,7 +71,7 @@ class DeepseekOcr2Adapter(DeepseekOcrAdapter):
         """Raise UserError for unknown settings, and for views with a number of cells that has no table of queries."""
         super().check_settings(spec)
         if "stem" not in spec.architecture:
-            return  # a model of the caller, with its own processor
+            return  # a model in memory comes with its processor
         cell = FOLD * spec.architecture["stem"]["patch_size"]
         valid = [cell * math.isqrt(queries) for queries in QUERIES]
         size = spec.processor.get("size", {})
@@ -120,13 +120,6 @@ class DeepseekOcr2Adapter(DeepseekOcrAdapter):
                     work = work.plus(self._work(crops))
                 items.append(_item(torch.cat([*views, page]), torch.cat(unit), work))
         return {self.model.config.image_token_id: items}
-
-    def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
-        """Return all global views, then all crops; query k is paired with cell k, since there are as many.
-
-        A mean over a view, which RTPrune's dynamic ratio takes, is right; a single pair means nothing.
-        """
-        return super().pictures(inputs)
 
     def _work(self, views: Tensor) -> Work:
         """Return the work of one view."""

@@ -28,7 +28,7 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
 
 from espalier.harness.cost.facts import CanvasFacts
 from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.layer_types import LayerTypes
+from espalier.harness.engine.layer_types import FULL, SLIDING, LayerTypes
 from espalier.harness.engine.visual_items import VisualItem, rectangle
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 #: Placeholder of a picture; the processor adds its tokens and its marks.
 IMAGE = "<|image|>"
 
-#: Special tokens by the names under which the processor looks for them; it refuses to work without those of audio.
+#: Special tokens by the processor's names for them; it needs those of audio too.
 MARKS = {
     **{"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": IMAGE},
     **{"boa_token": "<|audio>", "eoa_token": "<audio|>", "audio_token": "<|audio|>"},
@@ -86,7 +86,7 @@ class DiffusionGemmaAdapter(Adapter):
 
     @classmethod
     def check_settings(cls, spec: ModelSpec) -> None:
-        """Refuse attention without masks, and eager, for which the library cannot mask a padded batch's canvas."""
+        """Raise UserError for attention other than sdpa: the library cannot mask a padded batch's canvas for others."""
         super().check_settings(spec)
         if spec.attention != "sdpa":
             raise UserError(
@@ -101,20 +101,26 @@ class DiffusionGemmaAdapter(Adapter):
 
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of Gemma 4's tower and of the stack of experts."""
-        facts, tower = spec.facts.text, spec.facts.tower
-        canvas = spec.facts.canvas
-        assert facts.wide is not None  # stated in the family's files, as the next is
-        assert canvas is not None
-        layers = range(facts.layers)
-        names = {True: "sliding_attention", False: "full_attention"}
+        """Return the configuration of Gemma 4's tower and of the stack of experts.
+
+        Raises:
+            UserError: the facts state no full layers or no canvas.
+        """
+        facts, tower, canvas = spec.facts.text, spec.facts.tower, spec.facts.canvas
+        if facts.wide is None or canvas is None:
+            raise UserError(
+                f"model.facts: model={spec.name!r} lacks text.wide or canvas; valid: both, as in "
+                "conf/model/diffusion_gemma_26b.yaml"
+            )
         heads = {"num_key_value_heads": tower.kv_heads, "head_dim": tower.head_dim}
         text = {
             "head_dim": facts.head_dim,
             "global_head_dim": facts.wide.head_dim,
             "num_global_key_value_heads": facts.wide.kv_heads,
             "num_experts": facts.experts,
-            "layer_types": [names[facts.heads_of(layer) is facts] for layer in layers],
+            "layer_types": [
+                SLIDING if facts.heads_of(layer) is facts else FULL for layer in range(facts.layers)
+            ],
         }
         return DiffusionGemmaConfig(
             text_config={
@@ -142,7 +148,7 @@ class DiffusionGemmaAdapter(Adapter):
         vision = spec.architecture["vision"]
         sizes = {name: vision[name] for name in ("patch_size", "pooling_kernel_size")}
         images = Gemma4ImageProcessor(**sizes, max_soft_tokens=spec.facts.visual_tokens)
-        sound = Gemma4AudioFeatureExtractor()  # which the processor asks for
+        sound = Gemma4AudioFeatureExtractor()  # a required argument of the processor
         return Gemma4Processor(sound, images, tokenizer, Gemma4VideoProcessor(**sizes))
 
     @property
@@ -194,7 +200,7 @@ class DiffusionGemmaAdapter(Adapter):
 
     @property
     def projector(self) -> nn.Module:
-        """Norm and one matrix."""
+        """The norm and the linear map to the width of the decoder."""
         projector: nn.Module = self._encoder.embed_vision
         return projector
 

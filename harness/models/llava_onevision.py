@@ -112,7 +112,7 @@ class Pooling:
             frames: number of frames.
             first: number of the video's first projector unit; units are ordered by frame.
             row_newlines: a newline token after each row of each frame instead of a single one after the video.
-            class_token: whether the tower has one a frame.
+            class_token: whether the tower adds a class token to each frame.
         """
         if row_newlines:
             grid = rectangle(frames, self.side, self.side + 1)

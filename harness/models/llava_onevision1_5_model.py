@@ -116,8 +116,10 @@ class RiceVisionModel(Qwen2VisionTransformerPretrainedModel):
         tables = self.rotary_pos_emb(patches, places)
         angles = self.class_pos_emb[0].float().repeat(2)
         class_tables = angles.cos(), angles.sin()
-        states = self.pre_layernorm(_led(patches, self.class_embedding, lengths))
-        positions = [_led(*pair, lengths) for pair in zip(tables, class_tables, strict=True)]
+        states = self.pre_layernorm(_with_class_row(patches, self.class_embedding, lengths))
+        positions = [
+            _with_class_row(*pair, lengths) for pair in zip(tables, class_tables, strict=True)
+        ]
         for block in self.blocks:
             states = block(
                 states,
@@ -130,8 +132,8 @@ class RiceVisionModel(Qwen2VisionTransformerPretrainedModel):
         return BaseModelOutputWithPooling(features, pooler_output=self.merger(features))
 
 
-def _led(values: Tensor, first: Tensor, lengths: list[int]) -> Tensor:
-    """Return (P + pictures, D): `first` (D,), then the values (P, D) of a picture, for each picture."""
+def _with_class_row(values: Tensor, first: Tensor, lengths: list[int]) -> Tensor:
+    """Return (P + n, D) of n pictures: for each picture, the row `first` (D,), then its part of the values (P, D)."""
     row = first.to(values)[None]
     return torch.cat([part for run in values.split(lengths) for part in (row, run)])
 
@@ -142,7 +144,7 @@ class LlavaOnevision15Model(Qwen2VLModel):
     config: LlavaOnevision15Config
 
     def __init__(self, config: LlavaOnevision15Config) -> None:
-        """Build the modules without the parent's constructor, which would build Qwen2-VL's in vain."""
+        """Build the modules without the parent's constructor, which would build Qwen2-VL's first."""
         Qwen2VLPreTrainedModel.__init__(self, config)
         self.visual = RiceVisionModel._from_config(config.vision_config)
         self.language_model = Qwen3Model._from_config(config.text_config)
@@ -159,7 +161,7 @@ class LlavaOnevision15ForConditionalGeneration(Qwen2VLForConditionalGeneration):
     config_class = LlavaOnevision15Config
 
     def __init__(self, config: LlavaOnevision15Config) -> None:
-        """Build the modules without the parent's constructor, which would build Qwen2-VL's in vain."""
+        """Build the modules without the parent's constructor, which would build Qwen2-VL's first."""
         Qwen2VLPreTrainedModel.__init__(self, config)
         text: Any = config.text_config
         self.model = LlavaOnevision15Model(config)

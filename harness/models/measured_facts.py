@@ -48,8 +48,8 @@ def read_stack(layers: Sequence[nn.Module], window_layers: int) -> StackFacts:
     """
     linear = _linear(layers)
     wide = None if linear is not None else _wide(layers)
-    typical = -1 if linear is None else linear.interval - 1
-    attention = _part(layers[typical if wide is None else 0], ATTENTION)
+    index = 0 if wide is not None else -1 if linear is None else linear.interval - 1
+    attention = _part(layers[index], ATTENTION)
     output = _part(attention, OUTPUT)
     heads = next(
         int(getattr(place, name))
@@ -170,7 +170,7 @@ def _key_width(attention: Any, queries: int) -> int:
 
 
 def _part(module: Any, names: Sequence[str]) -> Any:
-    """Return the attribute of a module under the first name that exists, out of what clips it."""
+    """Return the attribute of a module under the first name that exists, without Gemma 4's clipping wrapper."""
     part = next(getattr(module, name) for name in names if hasattr(module, name))
     return getattr(part, "linear", part)
 

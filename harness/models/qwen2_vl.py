@@ -54,7 +54,7 @@ def merged_item(
         first: number of the first projector unit.
         order: (units,) raster number of each unit, in the projector's order.
         window_pairs: pairs of patches attended in a windowed layer, 0 without windows.
-        class_tokens: the tower's tokens of a frame beside its patches.
+        class_tokens: tokens of the tower for each frame, besides its patches.
     """
     frames, rows, columns = shape
     tokens = rows * columns + class_tokens
@@ -106,7 +106,7 @@ class Qwen2VLAdapter(Adapter):
         **{"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"},
     }
 
-    #: The tower's tokens of a picture or frame beside its patches.
+    #: Tokens of the tower for each picture or frame, besides its patches.
     class_tokens: ClassVar[int] = 0
 
     #: Whether the library's position ids equal those of the released model, also for videos.

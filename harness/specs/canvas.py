@@ -8,7 +8,7 @@ from typing import Any
 
 from espalier.harness.errors import UserError
 
-#: Settings that other answers do not have.
+#: Settings of answers on canvases alone.
 CANVAS = (
     *("max_denoising_steps", "entropy_bound", "t_min", "t_max"),
     *("stability_threshold", "confidence_threshold"),
@@ -17,7 +17,7 @@ CANVAS = (
 #: Settings that an answer on canvases has.
 VALID = ("max_new_tokens", *CANVAS, "until")
 
-#: Settings of other models, and the value at which they have no effect: words are always drawn.
+#: Settings of other models, with the values that change nothing here, where words are always sampled.
 _NEUTRAL: Mapping[str, Any] = {
     "do_sample": True,
     "num_beams": 1,
@@ -32,10 +32,10 @@ class CanvasSettings:
     """How canvases are denoised; defaults are those of DiffusionGemma's generation_config.json.
 
     Attributes:
-        length: places of the answer, whole canvases.
-        steps: of a canvas, at most.
+        length: places of the answer, a multiple of those of a canvas.
+        steps: most steps of a canvas.
         entropy_bound: places of the lowest entropy are accepted while the entropies of those before add up to at most
-            this (arXiv 2505.24857); all others get new random words.
+            this value (arXiv 2505.24857); all others get new random words.
         t_min: temperature of the last step.
         t_max: temperature before the first step, from where it falls linearly.
         stability_threshold: steps for which the likeliest words must stay the same to end a canvas early.
@@ -55,7 +55,7 @@ class CanvasSettings:
         """Read generation settings; the length defaults to one canvas, of `canvas` places.
 
         Raises:
-            UserError: a setting that such answers do not have, a length of no whole canvases, t_max not above t_min.
+            UserError: a setting of other answers, a length that is not a multiple of `canvas`, or t_max up to t_min.
         """
         settings = {name: value for name, value in generation.items() if value is not None}
         for name, value in settings.items():
@@ -72,9 +72,12 @@ class CanvasSettings:
             )
         names = {"max_denoising_steps": "steps"}
         stated = {names.get(name, name): settings[name] for name in CANVAS if name in settings}
-        canvases = cls(length, **{n: type(getattr(cls, n))(value) for n, value in stated.items()})
-        if canvases.t_max <= canvases.t_min:
+        canvas_settings = cls(
+            length, **{name: type(getattr(cls, name))(value) for name, value in stated.items()}
+        )
+        if canvas_settings.t_max <= canvas_settings.t_min:
             raise UserError(
-                f"generation.t_max={canvases.t_max:g} is not above generation.t_min={canvases.t_min:g}; valid: above"
+                f"generation.t_max={canvas_settings.t_max:g} is not above "
+                f"generation.t_min={canvas_settings.t_min:g}; valid: above"
             )
-        return canvases
+        return canvas_settings

@@ -46,12 +46,12 @@ SOON = {
 }
 
 
-def encoded(adapter, rows):
+def batch_of(adapter, rows):
     return adapter.encode([CHATS[row] for row in rows])
 
 
-def alone(adapter, inputs, seed=3, **changes):
-    """What the class says, by settings that the engine did not write: new tokens, and tokens a step."""
+def class_answers(adapter, inputs, seed=3, **changes):
+    """The class's answers with settings that the engine did not write: new tokens (B, T), and tokens per step (B,)."""
     settings = {"max_denoising_steps": 48, "t_min": 0.4, "t_max": 0.8, **changes}
     settings = {"stability_threshold": 1, "confidence_threshold": 0.005, **settings}
     bound = EntropyBoundSamplerConfig(settings.pop("entropy_bound", 0.1))
@@ -65,17 +65,16 @@ def alone(adapter, inputs, seed=3, **changes):
 
 def run(adapter, inputs, method=None, budget=NONE, backend="drop", seed=3, **settings):
     torch.manual_seed(seed)
-    used = method or NoReduction()
-    with Session(adapter, used, budget, backend=backend, prior=PRIOR) as session:
+    with Session(adapter, method or NoReduction(), budget, backend=backend, prior=PRIOR) as session:
         return session.generate(inputs, **settings)
 
 
 def test_answers_are_those_of_the_class_and_steps_are_counted():
     adapter = loaded("float32")
     texts = adapter.encode([chat("w1 w2"), chat("w3 w4 w5 w6 w7")])
-    for inputs in (*(encoded(adapter, rows) for rows in ROWS), texts):
+    for inputs in (*(batch_of(adapter, rows) for rows in ROWS), texts):
         for settings in (SOON, LONG):
-            ids, each = alone(adapter, inputs, **settings)
+            ids, each = class_answers(adapter, inputs, **settings)
             got = run(adapter, inputs, **settings)
             assert torch.equal(got.ids, ids)
             steps = [sum(record.canvases["steps"]) for record in got.records]
@@ -91,15 +90,18 @@ def test_answers_are_those_of_the_class_and_steps_are_counted():
 
 def test_rows_end_at_their_own_canvas(monkeypatch):
     adapter = loaded("float32")
-    inputs = encoded(adapter, ROWS[0])
-    said, _ = alone(adapter, inputs, **LONG)
-    # The first row says this in its first canvas; others may later.
-    monkeypatch.setattr(adapter.model.generation_config, "eos_token_id", int(said[0, 5]))
-    ids, _ = alone(adapter, inputs, **LONG)
+    inputs = batch_of(adapter, ROWS[0])
+    answers, _ = class_answers(adapter, inputs, **LONG)
+    # The first row's answer has this token in its first canvas; others may have it later.
+    monkeypatch.setattr(adapter.model.generation_config, "eos_token_id", int(answers[0, 5]))
+    ids, _ = class_answers(adapter, inputs, **LONG)
     got = run(adapter, inputs, **LONG)
     assert torch.equal(got.ids, ids)
     record = got.records[0]
-    assert (record.ended, record.new_tokens) == (True, (said[0] == said[0, 5]).nonzero()[0] + 1)
+    assert (record.ended, record.new_tokens) == (
+        True,
+        (answers[0] == answers[0, 5]).nonzero()[0] + 1,
+    )
     assert record.canvases["steps"] == [4]
     assert [len(record.canvases[name]) for name in ("visible", "pairs", "full_pairs")] == [1, 0, 0]
     assert len(got.records[1].canvases["steps"]) == 3
@@ -111,8 +113,8 @@ def test_ratio_zero_is_bit_identical(gather, monkeypatch):
         monkeypatch.setattr(Decision, "keeps_all", lambda decision, stage: False)
     adapter = loaded("float32")
     for rows in ROWS[:2]:
-        inputs = encoded(adapter, rows)
-        ids, _ = alone(adapter, inputs, **LONG)
+        inputs = batch_of(adapter, rows)
+        ids, _ = class_answers(adapter, inputs, **LONG)
         for where in PLACES:
             assert torch.equal(run(adapter, inputs, Scatter(where), **LONG).ids, ids)
 
@@ -122,7 +124,7 @@ def test_ratio_zero_is_bit_identical(gather, monkeypatch):
 @pytest.mark.parametrize("where", PLACES)
 def test_dropping_equals_emulation(where, merge):
     adapter = loaded()
-    inputs = encoded(adapter, ROWS[0])
+    inputs = batch_of(adapter, ROWS[0])
     method = Scatter(where, merge)
     (fast, dropped), (slow, hidden), (_, whole) = (
         with_states(adapter, partial(run, adapter, inputs, *arguments, **LONG))
@@ -202,28 +204,25 @@ def test_dropping_equals_handwritten_masks(where, size):
     dropped[got.records[0].origin] = False
     first = 0 if where == ("prefix",) else where[0]
     handles = by_hand(adapter, inputs, dropped, first)
-    (ids, _), expected = with_states(adapter, partial(alone, adapter, inputs, **LONG))
+    (ids, _), expected = with_states(adapter, partial(class_answers, adapter, inputs, **LONG))
     for handle in handles:
         handle.remove()
     assert torch.equal(got.ids, ids)
     assert (states - expected).abs().max() < 1e-9 * expected.abs().max()
-    _, whole = with_states(adapter, partial(alone, adapter, inputs, **LONG))
+    _, whole = with_states(adapter, partial(class_answers, adapter, inputs, **LONG))
     assert (states - whole).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5])
 def test_flops_are_those_that_torch_counts(ratio):
     adapter = load_tiny(SPEC, saved(), "float32")
-    adapter.model.set_attn_implementation(
-        "eager"
-    )  # whose products torch counts, those of experts too
+    # Torch counts the products of these implementations.
+    adapter.model.set_attn_implementation("eager")
     adapter.model.set_experts_implementation("eager")
-    facts, inputs = adapter.facts, encoded(adapter, (1,))
-    counter = FlopCounterMode(display=False)
-    with counter:
-        record = run(adapter, inputs, Scatter(("prefix",)), Budget("kept", ratio), **LONG).records[
-            0
-        ]
+    facts, inputs = adapter.facts, batch_of(adapter, (1,))
+    with FlopCounterMode(display=False) as counter:
+        batch = run(adapter, inputs, Scatter(("prefix",)), Budget("kept", ratio), **LONG)
+    record = batch.records[0]
     counted = sum(counter.get_flop_counts()["Global"].values())
     pictures, patches = inputs["pixel_values"].shape[:2]
     hidden, edge = facts.tower.hidden, 4
@@ -245,17 +244,17 @@ def test_flops_are_those_that_torch_counts(ratio):
 
 def test_pairs_are_those_of_masks_by_hand():
     adapter = loaded("float32")
-    inputs = encoded(adapter, (0,))
+    inputs = batch_of(adapter, (0,))
     record = run(adapter, inputs, Scatter(("prefix",)), MOST, **LONG).records[0]
     full = record.entering[0] + record.text
     slides = [name == "sliding_attention" for name in adapter.decoder.config.layer_types]
     for number, (seen, whole) in enumerate(
         zip(record.canvases["visible"], record.canvases["full_visible"], strict=True)
     ):
-        # The text behind the picture is longer than the window.
+        # The text after the picture is longer than the window.
         assert seen == [WINDOW - 1 + CANVAS if s else full + (number + 1) * CANVAS for s in slides]
-        gone = record.visual - record.entering[0]
-        assert whole == [n if s else n + gone for n, s in zip(seen, slides, strict=True)]
+        n_dropped = record.visual - record.entering[0]
+        assert whole == [n if s else n + n_dropped for n, s in zip(seen, slides, strict=True)]
 
 
 @pytest.mark.sampled(8)
@@ -267,9 +266,9 @@ def test_a_method_in_the_prompt(case):
     if method.shrinks_pictures or method.needs_frames() or method.decode_site(DEPTH) is not None:
         pytest.skip("refused on such models, or needs videos")
     adapter = loaded(layers=DEPTH)
-    inputs = encoded(adapter, ROWS[0])
+    inputs = batch_of(adapter, ROWS[0])
     settings = {"max_new_tokens": 2 * CANVAS, "max_denoising_steps": 3}
-    ids, _ = alone(adapter, inputs, **settings)
+    ids, _ = class_answers(adapter, inputs, **settings)
     assert torch.equal(run(adapter, inputs, method, **settings).ids, ids)
     fast = run(adapter, inputs, method, MOST, **settings)
     slow = run(adapter, inputs, method, MOST, "emulate", **settings)
@@ -287,7 +286,7 @@ def test_logits_that_are_not_finite_fail_the_sample():
 
     handle = adapter.model.lm_head.register_forward_hook(spoil)
     with pytest.raises(NonFiniteLogits, match="hold NaN or infinity in the prefill"):
-        run(adapter, encoded(adapter, (0,)), **LONG)
+        run(adapter, batch_of(adapter, (0,)), **LONG)
     handle.remove()
 
 
@@ -345,6 +344,15 @@ def test_facts_that_the_model_does_not_confirm_are_refused():
     facts = replace(SPEC.facts, text=replace(SPEC.facts.text, wide=None))
     with pytest.raises(UserError, match=r"text.wide=null, the loaded model has \{interval: 2"):
         load_tiny(replace(SPEC, facts=facts), saved())
+
+
+def test_facts_without_full_layers_or_a_canvas_build_no_model():
+    for facts in (
+        replace(SPEC.facts, canvas=None),
+        replace(SPEC.facts, text=replace(SPEC.facts.text, wide=None)),
+    ):
+        with pytest.raises(UserError, match=r"lacks text\.wide or canvas; valid: both"):
+            DiffusionGemmaAdapter.configuration(replace(SPEC, facts=facts), None)
 
 
 def test_a_folder_answers_with_its_steps_and_the_cost_of_all():

@@ -4,12 +4,12 @@ Beside a prompt's prefill (harness/cost/flops.py), which has no head:
 
 | part                 | FLOPs of a canvas of g places after s steps                               |
 | -------------------- | ------------------------------------------------------------------------- |
-| steps                | s times the decoder layers on g places, that see entries and each other   |
+| steps                | s times the decoder layers on g places, with the cache and one another    |
 | head                 | s times 2 g d v                                                           |
 | words as inputs      | s times 6 g d m, and s - 1 times 2 g v d: the last step's distribution     |
 | reading              | the decoder layers on g places, but for the last canvas                   |
 
-The tower's average over patches, a product with a table of shares, is left out as the cutting of patches is.
+Left out are the cutting of patches and the tower's average over patches, a product with a table of shares.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.cost.facts import CanvasFacts, ModelFacts
 from espalier.harness.cost.flops import (
     Components,
     SampleFlops,
@@ -33,27 +33,27 @@ from espalier.harness.cost.row_work import Work
 if TYPE_CHECKING:
     from espalier.harness.engine.record import SampleRecord
 
-#: Of each canvas, the entries that a place sees in each layer, or the pairs that attend there.
+#: For each canvas and layer, the cache entries and places that a place sees, or the pairs that attend.
 Counts = Sequence[Sequence[int]]
 
 
 def canvas_flops(facts: ModelFacts, record: SampleRecord) -> SampleFlops:
-    """Count one sample's whole run."""
-    assert record.canvases is not None  # of such a model
+    """Return the FLOPs of one sample's whole run, from its pixels to its last step, reduced and unreduced."""
+    assert record.canvases is not None  # the engine records them on every model with a canvas
     canvases: Mapping[str, Any] = record.canvases
     steps, full = canvases["steps"], (record.visual,) * facts.text.layers
     work, visible, full_visible = Work(*record.work), canvases["visible"], canvases["full_visible"]
 
     def parts(work: Work, decoder: int) -> Components:
         projector = projector_flops(facts, work.units, work.reprojected)
-        places = sum(steps) * _length(facts)
+        places = sum(steps) * canvas_of(facts).length
         return Components(tower_flops(facts, work), projector, decoder, head_flops(facts, places))
 
     def prompt(entering: Sequence[int], pairs: Sequence[int] | None) -> int:
         return text_flops(facts, entering, record.text, pairs=pairs or ())
 
     def paper(entering: Sequence[int], visible: Counts) -> dict[str, float]:
-        places = [_length(facts)] * facts.text.layers
+        places = [canvas_of(facts).length] * facts.text.layers
         passes = [(1, counts_of(facts.text, [visual + record.text for visual in entering]))]
         # A canvas that is read runs once more.
         runs = [count + 1 for count in steps[:-1]] + steps[-1:]
@@ -77,10 +77,10 @@ def canvas_flops(facts: ModelFacts, record: SampleRecord) -> SampleFlops:
 
 def answer_flops(facts: ModelFacts, steps: Sequence[int], visible: Counts, read: Counts) -> int:
     """Return the exact FLOPs of all steps without the head, and of reading canvases into the cache."""
-    assert facts.canvas is not None
-    length, text = facts.canvas.length, facts.text
+    canvas, text = canvas_of(facts), facts.text
+    length = canvas.length
     words = 2 * length * facts.vocabulary * text.hidden
-    feedback = 6 * length * text.hidden * facts.canvas.intermediate
+    feedback = 6 * length * text.hidden * canvas.intermediate
     total = sum(feedback * count + words * max(count - 1, 0) for count in steps)
     for count, entries in zip(steps, visible, strict=True):
         total += count * sum(
@@ -94,6 +94,7 @@ def answer_flops(facts: ModelFacts, steps: Sequence[int], visible: Counts, read:
     )
 
 
-def _length(facts: ModelFacts) -> int:
+def canvas_of(facts: ModelFacts) -> CanvasFacts:
+    """Return the sizes of a canvas; the model must have one."""
     assert facts.canvas is not None
-    return facts.canvas.length
+    return facts.canvas

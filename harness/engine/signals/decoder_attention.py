@@ -129,10 +129,10 @@ class TextReceivedPeak(TextReceivedMax):
 
 
 class TextInformation(TextReceivedMax):
-    """Mutual information of these words and the visual tokens left."""
+    """Mutual information of the words after the image and the remaining visual tokens."""
 
     def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
-        """Compute one number a row."""
+        """Compute (B, 1) bits."""
         words, visibility = self.query_slots(stage), self.context.visibility(stage, self.layer)
         tokens, visual = VisualReceivedMax.query_slots(self, stage), pad(stage.valid, (0, 1))
         # A slot of -1 goes to the extra column, which is cut off.
@@ -160,8 +160,8 @@ def mutual_information(
 ) -> Tensor:
     """Return (B, 1): mutual information in bits of the queries in `slots` and the `visual` (B, S) keys, sum over heads.
 
-    All queries are alike, and their weights are not normed over these keys; a row without queries has 0. Other
-    arguments and cost are those of `query_rows`.
+    All queries count alike, and their weights are not normalised over these keys; a row without queries has 0. Other
+    arguments and cost are those of `query_rows`. Source: AutoPrune (arXiv 2509.23931), its released code.
     """
     accumulator = torch.promote_types(query.dtype, torch.float32)
     n_queries = (slots >= 0).sum(dim=1).clamp(min=1)[:, None, None]

@@ -27,7 +27,7 @@ from espalier.harness.cost.flops import (
     tower_flops,
 )
 from espalier.harness.cost.schedule import frame_of
-from espalier.harness.decoding.diffusion.canvas_flops import answer_flops
+from espalier.harness.decoding.diffusion.canvas_flops import answer_flops, canvas_of
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.kinds.checks.length_check import decoder_bytes, entry_bytes
@@ -223,9 +223,8 @@ def _denoising_work(spec: RunSpec, method: Method, text: int) -> tuple[int, int]
 def _canvas_work(
     facts: ModelFacts, settings: CanvasSettings, entering: Sequence[int], text: int
 ) -> tuple[int, int]:
-    """Return the FLOPs of one answer, and its forwards, if no canvas ends early and no layer slides."""
-    assert facts.canvas is not None  # of the caller
-    size = facts.canvas.length
+    """Return the FLOPs of one answer and its forward passes, if no canvas ends early and no layer slides."""
+    size = canvas_of(facts).length
     canvases = range(settings.length // size)
     entries = [[visual + text + number * size for visual in entering] for number in canvases]
     visible = [[count + size for count in canvas] for canvas in entries]
