@@ -1,6 +1,6 @@
 """AutoPrune: "Each Complexity Deserves a Pruning Policy" (Wang et al., NeurIPS 2025, arXiv 2509.23931).
 
-Every decoder layer drops tokens, by a curve of the sample's own under a budget for all. With t the mean number of
+Every decoder layer drops tokens, by a curve measured for each sample, under one budget. With t the mean number of
 tokens that leave a layer, and A_l the attention of the T words after the image in layer l, mean over heads and words,
 
     before layer 1      m = 2.5 t tokens with the highest c + 0.3 (I_0 / T) A_0 stay, c the class token's attention
@@ -11,11 +11,11 @@ budget. I_l is the mutual information of words x and tokens y in layer l's atten
 
     I = sum p(x, y) log2 (p(x, y) / (p(x) p(y) + 1e-6)),    p(x, y) = a(x, y) / T,    p(x) = 1 / T
 
-Followed is the released code (github.com/AutoLab-SAI-SJTU/AutoPrune, commit e4a99188); the paper's text was not
-compared. Its 64, 128 and 192 of 576 tokens in 32 layers are ratio=0.8577, 0.7466 and 0.6355 under budget=average, which
-counts what enters a layer. Its clusters come on top of the curve's counts and behind the tokens; here they are part of
-the counts, which changes these by 3 at most for k from 0.25 on, and stand at their centres. It stops the ratio in I at
-1e-6, which changes I by less than 1e-4.
+This follows the released code (github.com/AutoLab-SAI-SJTU/AutoPrune, commit e4a99188); the paper's text was not
+compared. The code's 64, 128 and 192 of 576 tokens in 32 layers are ratio=0.8577, 0.7466 and 0.6355 under
+budget=average, which counts what enters a layer. Its clusters are added to the curve's counts and come after the
+tokens; here they are part of the counts, which changes these by 3 at most for k from 0.25 on, and stand at their
+centres. The code bounds the ratio in I below by 1e-6, which changes I by less than 1e-4.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class AutoPrune(TokenReducer):
     Attributes:
         x0: layer about which the curve falls, whatever the depth.
         k0: slope at no mutual information.
-        gamma: slope that a bit of it takes away.
-        slope: k of every sample; null: each sample's own.
+        gamma: decrease of the slope by each bit of it.
+        slope: k of all samples; null: measured for each sample.
         first: tokens before layer 1, over t.
         words: weight of the words before layer 1.
         tau: share of the deleted tokens that is recycled, 0 for none.
@@ -76,23 +76,23 @@ class AutoPrune(TokenReducer):
         return "renumbered"
 
     def needs(self, site: Site) -> tuple[Need, ...]:
-        """Return the words' attention, early their information, and at first the class token's attention."""
+        """Return the words' attention, with their information before layers 1 and 2, and the class token's before 1."""
         names = ["text_attention", "text_positions", "all_positions"]
         names += ["text_information"] * (site.layer <= (2 if self.curved else 1))
         return tuple(map(Need, names + ["cls_attention"] * (site.layer == 1)))
 
     def measured(self, view: View) -> TokenReducer | None:
-        """Return the method with the slope by layer 1."""
+        """Return the method with the slope by the attention of layer 1; None at other sites."""
         if view.site.layer != 2:
             return None
         bits = require_finite(view.signals["text_information"], "mutual information").item()
         return replace(self, slope=max(self.k0 - self.gamma * bits, 0.0))
 
     def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
-        """Return the shares for t = `share` by the slope, or k0 before it is measured."""
+        """Return the shares for t = `share`, by the slope or, before it is measured, by k0."""
         k = self.k0 if self.slope is None else self.slope
         first = min(1.0, self.first * share)
-        # The bound keeps the sum of steep curves above 0.
+        # The bound keeps `exp` from overflowing on steep curves.
         falls = (min(k * (layer - self.x0 - k), 600.0) for layer in range(1, n_sites + 1))
         curve, total = [1 / (1 + math.exp(fall)) for fall in falls], (n_sites + 1) * share / first
         return (first, *(first * part for part in scaled(curve, total - 1)[:-1]))
@@ -112,7 +112,7 @@ class AutoPrune(TokenReducer):
 
 
 def scaled(curve: list[float], total: float) -> list[float]:
-    """Return a falling curve times the factor that makes its sum `total`, nothing above 1 or below 0."""
+    """Return a falling curve, times the factor by which the values, cut at 0 and 1, have the sum `total`."""
     for n_full in range(len(curve)):
         factor = max(0.0, (total - n_full) / sum(curve[n_full:]))
         if factor * curve[n_full] <= 1:

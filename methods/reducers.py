@@ -106,7 +106,7 @@ class TokenReducer(Method):
     def measured(self, view: View) -> TokenReducer | None:
         """Return the method with the `fractions` of the view's only row, by which the site and later ones share.
 
-        Counts of sites before stay. The engine asks methods that are `curved`; None: nothing is measured at this site.
+        Counts of earlier sites stay. Called on `curved` methods alone; None: nothing is measured at this site.
         """
         del view
         return None

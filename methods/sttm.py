@@ -1,30 +1,31 @@
 """STTM: "Multi-Granular Spatio-Temporal Token Merging" (Hyun et al., ICCV 2025, arXiv 2507.07990).
 
-Acts before decoder layer `layer` on every video. **Space.** Each frame is a quadtree, halved until a side has 2 cells;
+Acts before decoder layer `layer` on every video. **Space.** Each frame is a quadtree, halved until a side has 2 cells.
 x of a cell is the mean of its parts, 1 to 4 cells of the finer level. From level `root` on, counted from the coarsest,
 
     a cell stays whole  if  cos(x, x_p) >= tau_space for all its parts p,
 
-and otherwise its parts are looked at. An odd side leaves the first row or column by itself. **Time.** Cells of frames
+and is otherwise split into its parts. An odd side leaves the first row or column by itself. **Time.** Cells of frames
 t and t + 1 that overlap, equal ones or one inside the other, merge if
 
     cos(x, x') >= tau_time
 
 into their mean, one vote for a cell, which stands at the first token of the first cell.
 
-tau_space and tau_time set the count, and results have what was achieved. By default tau_time is solved for the budget:
-every cell has its likest pair in the frame before, and the likest of these merge until the count is exact. Where space
-alone leaves fewer, the least alike cells are split until it is enough (so tau_space = -1 splits as the budget asks
-for); where the first frame's cells are more than the budget, each of them pairs with the cell before it, likest first.
+tau_space and tau_time set the count, and results state the achieved one. By default tau_time is solved for the budget:
+each cell is paired with the most similar one in the frame before, and the most similar pairs merge until the count is
+exact. Where space alone leaves fewer, the least similar cells are split until there are enough (so tau_space = -1
+splits as far as the budget needs); where the first frame has more cells than the budget, each of them is paired with
+the cell before it.
 
-Followed is the released code (github.com/HYUNJS/STTM, commit 00736c79); the paper's text was not compared. It sets both
-thresholds by model and data set, 0.75 to 0.95 and 0.5 to 0.9 for 30 and 50 % of the tokens, before layer 2 (layer 0 of
-72B models), and has two readings of its own that are kept here: a cell with fewer than four parts, at an odd side, is
-compared with the frame's first cell of the finer level as well, and merging passes a cell's label on until no label
-points on, so that a cell with two pairs before it joins both only in videos where a chain takes a second pass. Its
-options (weighted means, likeness by head) are not in the commands that it publishes. It pools in the model's precision,
-here in fp32. Positions close up, as in the code for LLaVA. Pictures and views are videos of one frame; the videos share
-the budget by their tokens.
+This follows the released code (github.com/HYUNJS/STTM, commit 00736c79); the paper's text was not compared. It sets
+both thresholds by model and data set, 0.75 to 0.95 and 0.5 to 0.9 for 30 and 50 % of the tokens, before layer 2 (layer
+0 of 72B models). Two details of the code are kept here: a cell with fewer than four parts, at an odd side, is compared
+with the frame's first cell of the finer level as well, and merging passes a cell's label on until no label points on,
+so that a cell with two pairs before it joins both only in videos where a chain takes a second pass. Its options
+(weighted means, similarity by head) are not in its published commands. It pools in the model's precision, here in fp32.
+Positions close up, as in the code for LLaVA. Pictures and views are videos of one frame; the videos share the budget by
+their tokens.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class STTM(TokenReducer):
         tau_space: cosine of all parts from which a cell stays whole.
         tau_time: cosine from which overlapping cells of consecutive frames merge; null: solved for the budget.
         layer: decoder layer before which tokens merge; 0: before the decoder.
-        root: level at which quadtrees begin, 0 for cells of which a side has 2.
+        root: level at which quadtrees begin; 0: two cells a side.
     """
 
     tau_space: float = 0.85
@@ -80,15 +81,15 @@ class STTM(TokenReducer):
         return True
 
     def positions(self, depth: int) -> Positions:
-        """Close the gaps, as the released code."""
+        """Return `renumbered`: the released code closes the gaps."""
         del depth
         return "renumbered"
 
     def plan(self, view: View, keep: int) -> Plan:
         """Merge every video by itself.
 
-        Cost: O(N (D + log N)), the likeness of N cells counted once for each token: 1.0 of X X^T at 576 tokens, 0.3 at
-        2,880. The device is waited for a few times in every video.
+        Cost: O(N (D + log N)), with the cosine of two cells computed once for each token: 1.0 of X X^T at 576 tokens,
+        0.3 at 2,880. A few device synchronisations in every video.
         """
         tokens = require_finite(view.tokens.float(), "tokens")
         image, tile = view.grid[:, :, :1], view.grid[:, :, 1:2]
@@ -100,7 +101,7 @@ class STTM(TokenReducer):
     def of_clip(
         self, tokens: Tensor, grid: Tensor, keep: int, solved: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return (T n) the token that each token of a clip (T, n, D) goes to, -1 for none, and its weight there."""
+        """Return (T n,) the token that each token of a clip (T, n, D) goes to, -1 for none, and its weight there."""
         flat, token = tokens.flatten(0, 1), torch.arange(grid[..., 0].numel(), device=grid.device)
         if solved and keep == 0:
             return torch.full_like(token, -1), flat.new_zeros(len(flat))

@@ -9,13 +9,13 @@ them:
                 Three times in turn each token left goes to the j with the highest sum_w cos(x_i, w) cos(w, y_j), and
                 y_j grows by the mean of the tokens that came to it
 
-Followed is the released code (github.com/hanxunyu/VisionTrim, commit 22b686d6, removed in 5e299c0d) with its 48 and 16
-of 64 tokens. It computes the paper's local affinity of neighbours, too, and then overwrites it; the paper's text, in
+This follows the released code (github.com/hanxunyu/VisionTrim, commit 22b686d6, removed in 5e299c0d) with its 48 and 16
+of 64 tokens. The code computes the paper's local affinity of neighbours too, and overwrites it; the paper's text, in
 which the decoder compresses once more, was not compared. The authors take words from CLIP's text tower, which
 multimodal models do not include, and merge before the projector. Here words and tokens are those that enter the
-decoder, as in CDPruner, and all text of the prompt counts. r has the class token's attention and a patch's own, which
-the code leaves out. It puts centres behind the dominant tokens; here they stay in place. Crops of one picture are
-chosen from together.
+decoder, as in CDPruner, and all text of the prompt counts. r includes the attention from the class token and from the
+patch itself, which the code leaves out. The code puts centres after the dominant tokens; here they stay in place. The
+tokens of all crops of a picture compete together.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class VisionTrim(TokenReducer):
 
     Attributes:
         dominant: share of the kept tokens that the tower's attention chooses.
-        rounds: times that centres grow, 0 to drop what is no centre.
+        rounds: times that centres grow; 0: all other tokens are dropped.
     """
 
     dominant: float = 0.75
@@ -66,36 +66,36 @@ class VisionTrim(TokenReducer):
         Cost: O(N T D) for the likeness of N tokens and T words, and O(N R (T + D)) for each round with R centres.
         """
         signals, tokens = view.signals, view.tokens.float()
-        attended = (signals[name].float() for name in ("cls_attention", "tower_received"))
-        scores = sum((normalize(part, dim=1) for part in attended), tokens.new_zeros(())) / 2
+        attentions = (signals[name].float() for name in ("cls_attention", "tower_received"))
+        scores = sum((normalize(part, dim=1) for part in attentions), tokens.new_zeros(())) / 2
         n_dominant = math.floor(self.dominant * keep + 0.5)
         chosen = ranking(scores)[:, :n_dominant]
         words = unit(signals["text_embeddings"])
         likeness = require_finite(unit(tokens) @ words.transpose(1, 2), "likeness to words")
         if n_dominant == keep or keep == tokens.shape[1]:
             return Plan(top(scores, keep), scores=scores)
-        # A sum of T cosines lies above.
+        # Below any sum of T cosines: no dominant token becomes a centre.
         relevance = likeness.sum(dim=2).scatter(1, chosen, -float(likeness.shape[2]) - 1)
         centres = top(relevance, keep - n_dominant)
         kept = torch.cat([chosen, centres], dim=1).sort(dim=1).values
         matrix = tokens.new_zeros(*kept.shape, tokens.shape[1]).scatter_(2, kept.unsqueeze(2), 1.0)
         remainder, places = 1 - matrix.sum(dim=1), torch.searchsorted(kept, centres)
-        matrix[rows_of(centres), places] += self.grown(tokens, centres, remainder, likeness, words)
+        matrix[rows_of(centres), places] += self.growth(tokens, centres, remainder, likeness, words)
         return Plan(kept, Mixture(matrix), scores=scores)
 
-    def grown(
+    def growth(
         self, tokens: Tensor, centres: Tensor, remainder: Tensor, likeness: Tensor, words: Tensor
     ) -> Tensor:
-        """Return (B, R, N) weights of the tokens that `centres` (B, R) grow by, those with 1 in `remainder` (B, N)."""
-        grown = tokens[rows_of(centres), centres]
+        """Return (B, R, N) weights in `centres` (B, R) of the tokens with 1 in `remainder` (B, N)."""
+        values = tokens[rows_of(centres), centres]
         total = tokens.new_zeros(*centres.shape, tokens.shape[1])
         for _ in range(self.rounds):
-            of_words = unit(grown) @ words.transpose(1, 2)
+            of_words = unit(values) @ words.transpose(1, 2)
             nearest = (of_words @ likeness.transpose(1, 2)).argmax(dim=1)
             weight = torch.zeros_like(total).scatter_(
                 1, nearest.unsqueeze(1), remainder.unsqueeze(1)
             )
             weight /= weight.sum(dim=2, keepdim=True).clamp(min=1)
-            grown = grown + weight @ tokens
+            values = values + weight @ tokens
             total += weight
         return total

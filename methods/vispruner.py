@@ -94,20 +94,22 @@ def _without_duplicates(
     """Return (R, M) booleans: the `target` (R,) tokens that the steps leave of the first `count` (R,) of an order."""
     marks = torch.zeros_like(order, dtype=torch.bool)
     nearest = Nearest(similarity)
-    names = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    token_indices = torch.arange(order.shape[1], device=order.device).expand_as(order)
     count = torch.where(target > 0, count, 0)
     while True:
         excess, width = torch.stack([(count - target).max(), count.max()]).tolist()
         order = order[:, :width]
         exists = torch.arange(width, device=order.device) < count.unsqueeze(1)
         if excess <= 0:
-            return marks.scatter(1, names.gather(1, order), exists)
-        if Nearest.many <= names.shape[1] >= 2 * width:  # the lists hold few that are left
-            names, similarity = names.gather(1, order), similarity.subset(order)
+            return marks.scatter(1, token_indices.gather(1, order), exists)
+        if Nearest.many <= token_indices.shape[1] >= 2 * width:  # few listed tokens are left
+            token_indices, similarity = token_indices.gather(1, order), similarity.subset(order)
             nearest = Nearest(similarity)
             order = torch.arange(width, device=order.device).expand_as(order)
         first, second = order[:, ::2], order[:, 1::2]
-        partners = torch.zeros_like(names, dtype=torch.bool).scatter(1, second, exists[:, 1::2])
+        partners = torch.zeros_like(token_indices, dtype=torch.bool).scatter(
+            1, second, exists[:, 1::2]
+        )
         likeness = nearest.among(partners, first, exists[:, ::2])
         likeness = likeness.masked_fill(~exists[:, ::2], -torch.inf)
         by_likeness = likeness.argsort(dim=1, descending=True, stable=True)

@@ -122,10 +122,10 @@ def count_components(linked: Tensor) -> int:
 
 
 def first_labels(first: Tensor, second: Tensor, count: int) -> Tensor:
-    """Return (count,) for each point the lowest one that pairs (P,) lead to, `first` below `second`, as STTM's code.
+    """Return (count,) the label of each point, the lowest point that pairs (P,) lead to, `first` below `second`.
 
-    Passes end when no label points on: a point with two firsts may then share the label of one alone. Each pass waits
-    for the device.
+    As in STTM's code (methods/sttm.py), passes end when every label is its own label: of a point that is the second of
+    two pairs, it may then share only one first point's label. One device synchronisation in each pass.
     """
     label = torch.arange(count, device=first.device)
     while True:
@@ -138,7 +138,7 @@ def first_labels(first: Tensor, second: Tensor, count: int) -> Tensor:
 
 
 def likest_pairs(units: Tensor, corner: Tensor, alike: Tensor, keep: int) -> tuple[Tensor, Tensor]:
-    """Return earlier and later cells (P,): the likest pair of each cell, of the likest cells, so that `keep` are left.
+    """Return earlier and later cells (P,) of the most similar pairs, one for each later cell, that leave `keep` cells.
 
     Args:
         units: (N, D) of the cells, at their corners.
@@ -149,7 +149,8 @@ def likest_pairs(units: Tensor, corner: Tensor, alike: Tensor, keep: int) -> tup
     size, number = len(corner) - len(alike), torch.arange(len(corner), device=corner.device)
     before, after, cell = corner[: len(alike)], corner[size:], (corner == number).nonzero()[:, 0]
     opening = cell[cell < size]
-    likest = alike.new_full((len(corner),), -9.0)  # the first cell has no pair
+    likest = alike.new_full((len(corner),), -9.0)  # below all: the first cell has no pair
+    # 4 less than a cosine: pairs inside the first frame come after all pairs of two frames.
     likest[opening[1:]] = (units[opening[1:]] * units[opening[:-1]]).sum(dim=1) - 4
     likest.scatter_reduce_(0, after, alike, "amax")
     earlier = torch.full_like(number, len(corner))

@@ -11,7 +11,7 @@ from espalier.methods.checks import require_finite
 from espalier.methods.select.cosines import Cosines
 from espalier.methods.select.topk import rows_of
 
-#: Likest tokens of each that are kept at hand, and of many tokens, looked up in two parts.
+#: Likest tokens listed for each; and where there are many tokens, those of a first and of a second list.
 AT_HAND, IN_PARTS = 32, (8, 56)
 #: Rows that are sorted at a time.
 BLOCK = 256
@@ -54,13 +54,13 @@ class Nearest:
     Cost: O(N^2), and that of all rows of the cosines; memory of a few of them for each token.
 
     Attributes:
-        many: tokens from which on more of them are kept at hand, since whole rows may have to be multiplied out.
+        many: number of tokens from which on lists are longer, since a token without a member in them costs a whole row.
     """
 
     many: ClassVar[int] = 4096
 
     def __init__(self, cosines: Cosines) -> None:
-        """Sort out the likest of each token."""
+        """List the likest tokens of each token."""
         self._cosines = cosines
         diagonal = cosines.diagonal()
         tokens = torch.arange(diagonal.shape[1], device=diagonal.device).expand_as(diagonal)
@@ -76,7 +76,7 @@ class Nearest:
     def among(self, members: Tensor, tokens: Tensor, exists: Tensor) -> Tensor:
         """Return (B, K) the largest cosine of each token (B, K) with one of the `members` (B, N); -2 if there is none.
 
-        Where `exists` (B, K) is false the value may be lower. Waits for the device up to twice.
+        Where `exists` (B, K) is false the value may be lower. At most two device synchronisations.
         """
         likeness = self._at_hand(self._tables[0], members, tokens)
         for table in (*self._tables[1:], None):
@@ -85,10 +85,8 @@ class Nearest:
             if n_missing == 0:
                 break
             columns = (~missing).to(torch.uint8).argsort(dim=1, stable=True)[:, :n_missing]
-            sought = tokens.gather(1, columns)
-            highest = (
-                self._at_hand(table, members, sought) if table else self._of_all(members, sought)
-            )
+            rest = tokens.gather(1, columns)
+            highest = self._at_hand(table, members, rest) if table else self._of_all(members, rest)
             likeness.scatter_(1, columns, highest.maximum(likeness.gather(1, columns)))
         return likeness
 

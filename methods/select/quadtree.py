@@ -43,7 +43,7 @@ class Axis(NamedTuple):
 
     @property
     def first(self) -> Tensor:
-        """Return (h,) the first row of each one's cell."""
+        """Return (h,) the first row of the cell that each row lies in."""
         return torch.searchsorted(self.cell, self.cell)
 
 
@@ -51,8 +51,8 @@ class Cells(NamedTuple):
     """The cells that cover the frames of a video.
 
     Attributes:
-        corner: (T n,) for each token the first one of its cell, a number in the video.
-        weight: (T n,) of each token in the mean of its cell.
+        corner: (T n,) index in the video of the first token of each token's cell.
+        weight: (T n,) weight of each token in the mean of its cell.
     """
 
     corner: Tensor
@@ -62,9 +62,10 @@ class Cells(NamedTuple):
 def cells(tokens: Tensor, root: int, threshold: float, fewest: int) -> Cells:
     """Return the cells that stay whole: their parts all have at least a cosine `threshold` with their mean.
 
-    The mean of a cell is that of its parts, one to four of the finer level. A cell with fewer than four must be as like
-    the frame's first cell of the finer level. From the coarsest level on, a cell that does not stay whole is split into
-    its parts; beyond the threshold the least alike are split until there are `fewest` cells.
+    The mean of a cell is that of its parts, one to four of the finer level. A cell with fewer than four must be as
+    similar to the frame's first cell of the finer level, as in STTM's code. From the coarsest level on, a cell that
+    does not stay whole is split into its parts; cells above the threshold are split too, the least similar first, until
+    there are `fewest` cells.
 
     Args:
         tokens: (T, h, w, D) of a video.
@@ -72,7 +73,7 @@ def cells(tokens: Tensor, root: int, threshold: float, fewest: int) -> Cells:
         threshold: cosine.
         fewest: cells of all frames together, at most T h w.
 
-    Cost: O(N (D + log N)) for N tokens; waits for the device twice.
+    Cost: O(N (D + log N)) for N tokens; two device synchronisations.
     """
     n_frames, height, width, _ = tokens.shape
     levels = [(Axis.of(height, tokens), Axis.of(width, tokens))]
@@ -87,7 +88,7 @@ def cells(tokens: Tensor, root: int, threshold: float, fewest: int) -> Cells:
     for n in range(len(alike) - 2, -1, -1):  # a part is split only after its cell
         rows, columns = levels[n + 2]
         alike[n] = alike[n].maximum(alike[n + 1][:, rows.parent][:, :, columns.parent])
-    stay_masks = split(alike, levels, threshold, fewest, tokens.shape[:3].numel())
+    stay_masks = cell_masks(alike, levels, threshold, fewest, tokens.shape[:3].numel())
     level = torch.zeros(n_frames, height * width, dtype=torch.long, device=tokens.device)
     for (rows, columns), stays in zip(levels[1:], stay_masks, strict=True):
         level += stays[:, rows.cell][:, :, columns.cell].flatten(1)
@@ -118,17 +119,25 @@ def halved(tokens: Tensor) -> tuple[Tensor, Tensor]:
     return means, alike
 
 
-def split(
+def cell_masks(
     alike: list[Tensor],
     levels: list[tuple[Axis, Axis]],
     threshold: float,
     fewest: int,
     n_cells: int,
 ) -> list[Tensor]:
-    """Return (T, H, W) for each level from the second on whether its cells stay whole, or would."""
-    coarse_first = alike[::-1]
+    """Return booleans (T, H, W) for each level from the second on: whether its cells stay whole, or would.
+
+    Args:
+        alike: lowest cosine (T, H, W) of each cell with its parts, for each level from the second on.
+        levels: rows and columns, the finest first.
+        threshold: cosine from which a cell stays whole.
+        fewest: cells of all frames that must be left.
+        n_cells: cells of the coarsest level.
+    """
     if not alike:
         return []
+    coarse_first = alike[::-1]
     gains = [
         (rows.parts.unsqueeze(1) * columns.parts - 1).expand_as(likeness).flatten()
         for (rows, columns), likeness in zip(levels[:0:-1], coarse_first, strict=True)

@@ -142,7 +142,7 @@ def plan_of_clips(
         keep: tokens that stay in each row; the clips share them.
         of_clip: returns (T n) the token that each token of a clip goes to, -1 for none, and its weight there.
         scores: of the plan.
-        exact: whether `of_clip` keeps that count; otherwise the grid has one row.
+        exact: whether `of_clip` keeps that count; if not, there must be one row.
     """
     into = torch.full(grid.shape[:2], -1, device=grid.device)
     weight = torch.zeros(grid.shape[:2], device=grid.device)
