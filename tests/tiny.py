@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from PIL import Image
 
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import build_adapter, random_processor
@@ -55,6 +57,13 @@ def tiny_spec(adapter: str, **changes: Any) -> ModelSpec:
         facts=facts,
     )
     return replace(spec, **changes)
+
+
+def model_of(*overrides: str) -> ModelSpec:
+    """The model's part of the run that a command line describes."""
+    command = read_command(overrides)
+    assert command is not None
+    return build_spec(command.cells[0]).model
 
 
 def clip_architecture(**model: Any) -> dict[str, Any]:

@@ -14,8 +14,6 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import pre_tokenizers
 from torch import Tensor
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.models.chat_templates import render_chat
@@ -28,7 +26,7 @@ from espalier.harness.tools.convert.internvl_prompt import read_prompt
 from espalier.harness.tools.convert.shards import Fused
 from tests.convert.tokenizers import piece_model, token
 from tests.families.internvl import LLAMA, PHI, QWEN, QWEN3, ROPE, VIDEOS
-from tests.tiny import SHAPES, chat, random_model
+from tests.tiny import SHAPES, chat, model_of, random_model
 
 MEDIA = ("<img>", "</img>", "<IMG_CONTEXT>", "<box>", "</box>")
 SYSTEM = 'You are a tree 树, and a "helpful" one.'
@@ -563,9 +561,7 @@ def test_the_command_line_reports_and_refuses_in_one_line(source: Path, capsys) 
     "name", ["internvl2_1b", "internvl2_4b", "internvl2_8b", "internvl2_26b", "internvl2_5_8b"]
 )
 def test_a_release_loaded_without_conversion_names_the_command(source: Path, name: str) -> None:
-    command = read_command([f"model={name}", f"model.path={source}", "model.device=cpu"])
-    assert command is not None
-    spec = build_spec(command.cells[0]).model
+    spec = model_of(f"model={name}", f"model.path={source}", "model.device=cpu")
     with pytest.raises(
         UserError, match=r"internvl_chat.*python -m espalier convert internvl"
     ) as caught:
@@ -594,9 +590,7 @@ def test_a_published_config_is_the_architecture_of_the_config_file(name: str) ->
     release = {"model_type": "internvl_chat", "ps_version": "v2", "downsample_ratio": 0.5}
     release |= {"dynamic_image_size": True, "use_thumbnail": True, "force_image_size": 448}
     found = configuration({**release, "llm_config": llm, "vision_config": tower}, 92546, True)
-    command = read_command([f"model={name}"])
-    assert command is not None
-    spec = build_spec(command.cells[0]).model
+    spec = model_of(f"model={name}")
     stated = ADAPTERS.load(spec.adapter).configuration(spec, byte_tokenizer())
     assert found.vision_config.to_dict() == stated.vision_config.to_dict()
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.models.build_adapter import build_skeleton
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
@@ -17,6 +15,7 @@ from espalier.harness.tools.convert.checkpoint_writer import Release
 from espalier.harness.tools.convert.llava_release import INSIDE, padded_rows
 from espalier.harness.tools.convert.lmms_release import configuration
 from tests.convert.test_llava import released
+from tests.tiny import model_of
 
 #: What the published config.json of both versions and sizes states.
 COMMON = {
@@ -59,9 +58,7 @@ VIEWS = {
 def test_a_published_config_of_llava_is_the_one_of_the_config_file(version: str, size: str) -> None:
     heads = SIZES[size]["hidden_size"] // 128
     stated = {"num_attention_heads": heads, "num_key_value_heads": heads}
-    command = read_command([f"model={version}_{size}"])
-    assert command is not None
-    spec = build_spec(command.cells[0]).model
+    spec = model_of(f"model={version}_{size}")
     tokenizer = byte_tokenizer()
     expected = ADAPTERS.load(spec.adapter).configuration(spec, tokenizer)
     skeleton = build_skeleton(ADAPTERS.load(spec.adapter).model_class, expected, spec)
@@ -112,9 +109,7 @@ ONEVISION = {
 
 
 def test_a_published_config_of_onevision_is_the_one_of_the_config_file(tmp_path: Path) -> None:
-    command = read_command(["model=llava_ov_7b"])
-    assert command is not None
-    spec = build_spec(command.cells[0]).model
+    spec = model_of("model=llava_ov_7b")
     adapter, tokenizer = ADAPTERS.load(spec.adapter), byte_tokenizer()
     expected = adapter.configuration(spec, tokenizer)
     skeleton = build_skeleton(adapter.model_class, expected, spec)

@@ -6,8 +6,6 @@ import math
 
 import pytest
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget, BudgetError
 from espalier.harness.cost.denoising_cost import DenoisingCost
 from espalier.harness.cost.facts import ModelFacts
@@ -26,7 +24,7 @@ from espalier.methods.uniform import Uniform
 from espalier.methods.visionzip import VisionZip
 from tests.diffusion import dropping, models
 from tests.diffusion.test_step import LENGTH, answering, plain, run
-from tests.tiny import CHATS
+from tests.tiny import CHATS, model_of
 
 #: The stages of the tiny model's five layers end before layers 1, 2 and 3.
 STAGES = (1, 2, 3)
@@ -156,9 +154,7 @@ PAPER = DenoisingCost(4096, 12288, 32, 32, 1000, 128)
 
 @pytest.fixture(scope="module")
 def lavida() -> ModelFacts:
-    command = read_command(["model=lavida_llada_8b", "model.weights=random"])
-    assert command is not None
-    return build_spec(command.cells[0]).model.facts
+    return model_of("model=lavida_llada_8b", "model.weights=random").facts
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.667, 0.75, 0.833, 0.9])

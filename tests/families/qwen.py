@@ -106,7 +106,7 @@ QWEN35 = replace(
     },
 )
 
-#: 2 of 4 experts of width 16, and one of width 16 for all tokens behind a gate, which counts as the fifth.
+#: 2 of 4 experts of width 16, and a shared one of width 16 with a gate, which counts as the fifth.
 QWEN35_MOE = replace(
     QWEN35,
     adapter="qwen3_5_moe",

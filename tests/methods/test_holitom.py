@@ -12,19 +12,22 @@ from torch.nn.functional import cosine_similarity
 
 from espalier.harness.errors import UserError
 from espalier.harness.specs.catalogue import build_method
-from espalier.methods.base import Plan, Site, View
+from espalier.methods.base import Site, View
 from espalier.methods.holitom import HoliTom
 from espalier.methods.select.stills import still_places, windows
 from tests.methods.crop_views import slow_apportion
 from tests.methods.engine import check_method
-from tests.methods.released import case_video, numbers, released_video, scenes, shares, vectors
+from tests.methods.released import (
+    case_video,
+    merged,
+    numbers,
+    released_video,
+    scenes,
+    shares,
+    vectors,
+)
 
 PREFIX = Site("prefix")
-
-
-def merged(view: View, plan: Plan) -> Tensor:
-    assert plan.merge is not None
-    return plan.merge.apply(view.tokens, plan.kept.shape[1])[0]
 
 
 def slow_holitom(method: HoliTom, view: View, size: int, keep: int) -> tuple[list[int], Tensor]:

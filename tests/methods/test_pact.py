@@ -7,26 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.functional import normalize
 
 from espalier.harness.errors import UserError
 from espalier.harness.specs.catalogue import build_method
-from espalier.methods.base import Need, Plan, Site, View
+from espalier.methods.base import Need, Site, View
 from espalier.methods.pact import PACT
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.methods.cases import make_view
-from tests.methods.released import numbers, released_view, shares, vectors
+from tests.methods.released import merged, numbers, released_view, shares, vectors
 from tests.methods.runs import check_on_engine, kept_by
 from tests.tiny import Recorder
 
 LAYER = Site("layer", 4)
-
-
-def merged(view: View, plan: Plan, row: int = 0) -> Tensor:
-    assert plan.merge is not None
-    return plan.merge.apply(view.tokens, plan.kept.shape[1])[row]
 
 
 def slow_pact(method: PACT, view: View, row: int, keep: int) -> list[int]:

@@ -12,20 +12,15 @@ from torch.nn.functional import cosine_similarity
 
 from espalier.harness.errors import UserError
 from espalier.harness.specs.catalogue import build_method
-from espalier.methods.base import Plan, Site, View
+from espalier.methods.base import Site, View
 from espalier.methods.prunevid import PruneVid
 from espalier.methods.select.segments import segments_of
 from espalier.methods.select.stills import pair_mean
 from tests.methods.crop_views import slow_apportion
 from tests.methods.engine import check_method
-from tests.methods.released import numbers, released_video, scenes, shares, vectors
+from tests.methods.released import merged, numbers, released_video, scenes, shares, vectors
 
 PREFIX = Site("prefix")
-
-
-def merged(view: View, plan: Plan) -> Tensor:
-    assert plan.merge is not None
-    return plan.merge.apply(view.tokens, plan.kept.shape[1])[0]
 
 
 def slow_prunevid(method: PruneVid, view: View, size: int, keep: int) -> tuple[list[int], Tensor]:

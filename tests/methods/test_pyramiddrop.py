@@ -22,15 +22,13 @@ from tests.families import FAMILIES
 from tests.methods.cases import make_view, replaced
 from tests.methods.engine import NAMES, OTHERS, check_method
 from tests.methods.runs import adapter_of, kept_by, recall
-from tests.tiny import DEPTH, Recorder, load_tiny, save_tiny
+from tests.tiny import DEPTH, Recorder, load_tiny, model_of, save_tiny
 
 RELEASED = PyramidDrop(ranking="next_layer")
 
 
 def facts_of(name: str):
-    command = read_command([f"model={name}"])
-    assert command is not None
-    return build_spec(command.cells[0]).model.facts
+    return model_of(f"model={name}").facts
 
 
 def layers_of(method: PyramidDrop, depth: int) -> list[int]:

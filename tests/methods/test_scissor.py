@@ -13,17 +13,12 @@ from torch.nn.functional import cosine_similarity
 
 from espalier.harness.errors import UserError
 from espalier.harness.specs.catalogue import build_method
-from espalier.methods.base import Plan, Site, View
+from espalier.methods.base import Site
 from espalier.methods.scissor import Scissor
 from tests.methods.engine import check_method
-from tests.methods.released import case_video, released_video, scenes, vectors
+from tests.methods.released import case_video, merged, released_video, scenes, vectors
 
 PREFIX = Site("prefix")
-
-
-def merged(view: View, plan: Plan) -> Tensor:
-    assert plan.merge is not None
-    return plan.merge.apply(view.tokens, plan.kept.shape[1])[0]
 
 
 def slow_scissor(tokens: Tensor, size: int, keep: int, tau: float | None) -> dict[int, Tensor]:

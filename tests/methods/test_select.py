@@ -262,7 +262,7 @@ def test_what_they_answer_is_what_the_matrix_holds():
 def test_the_likest_member_is_that_of_a_loop_over_all(
     monkeypatch, make, n_tokens: int, many: int, n_near: int
 ):
-    """Few members are not among a token's 32 or 64 likest, many are; each set is asked of one object."""
+    """Few members are not among a token's 32 or 64 likest, many are; one object searches all sets."""
     monkeypatch.setattr(Nearest, "many", many)
     tokens = crowded(3, n_tokens, 8)
     matrix, nearest = cosine(tokens), Nearest(make(tokens))

@@ -14,21 +14,16 @@ from torch.nn.functional import cosine_similarity
 
 from espalier.harness.errors import UserError
 from espalier.harness.specs.catalogue import build_method
-from espalier.methods.base import Plan, Site, View
+from espalier.methods.base import Site, View
 from espalier.methods.sttm import STTM
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.methods.cases import grid_of
 from tests.methods.engine import check_method
-from tests.methods.released import case_video, numbers, released_video, scenes, vectors
+from tests.methods.released import case_video, merged, numbers, released_video, scenes, vectors
 from tests.methods.runs import kept_by
 
 SITE = Site("layer", 2)
-
-
-def merged(view: View, plan: Plan) -> Tensor:
-    assert plan.merge is not None
-    return plan.merge.apply(view.tokens, plan.kept.shape[1])[0]
 
 
 @dataclass

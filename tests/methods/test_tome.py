@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget, BudgetError
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.engine.session import Session
@@ -22,6 +20,7 @@ from tests.families import FAMILIES
 from tests.methods.cases import make_view, replaced
 from tests.methods.runs import adapter_of, kept_by
 from tests.methods.towers import TOWERS, check_in_tower
+from tests.tiny import model_of
 
 SQUARE = [((0, 0, 12, 12),)]
 VARIANTS = [ToMe(), ToMe(proportional=False, weighted=False)]
@@ -29,9 +28,7 @@ every_variant = pytest.mark.parametrize("method", VARIANTS, ids=["sizes", "plain
 
 
 def facts_of(name: str) -> ModelFacts:
-    command = read_command([f"model={name}"])
-    assert command is not None
-    return build_spec(command.cells[0]).model.facts
+    return model_of(f"model={name}").facts
 
 
 # ---------------------------------------------------------------- schedule

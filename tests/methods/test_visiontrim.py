@@ -12,18 +12,13 @@ from torch.nn.functional import normalize
 
 from espalier.harness.errors import UserError
 from espalier.harness.specs.catalogue import build_method
-from espalier.methods.base import Plan, Site, View
+from espalier.methods.base import Site, View
 from espalier.methods.visiontrim import VisionTrim
 from tests.methods.cases import make_view
-from tests.methods.released import numbers, released_view, shares, vectors
+from tests.methods.released import merged, numbers, released_view, shares, vectors
 from tests.methods.runs import check_on_engine
 
 PREFIX = Site("prefix")
-
-
-def merged(view: View, plan: Plan, row: int = 0) -> Tensor:
-    assert plan.merge is not None
-    return plan.merge.apply(view.tokens, plan.kept.shape[1])[row]
 
 
 def slow_visiontrim(method: VisionTrim, view: View, row: int, keep: int) -> list[int]:
@@ -104,7 +99,7 @@ def test_six_tokens_by_hand() -> None:
 
 @pytest.mark.parametrize("case", vectors("visiontrim"), ids=lambda case: str(case["seed"]))
 def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
-    """Attention of which a patch pays itself none, and `tower_received` without the class token's."""
+    """As in the code, a patch pays itself no attention, and `tower_received` lacks the class token's."""
     seed, n_tokens = case["seed"], case["tokens"]
     attention = shares(seed + 200, n_tokens + 1, n_tokens + 1)
     attention = (attention / attention.sum(dim=1, keepdim=True)).fill_diagonal_(0)

@@ -47,7 +47,7 @@ def cosine(tokens: Tensor, a: int, b: int) -> float:
 def test_equals_the_slow_one(
     monkeypatch: pytest.MonkeyPatch, many: int, name: str, method: VisPruner
 ):
-    """With `many` 1 the nearest are listed anew."""
+    """`many` = 1: the nearest are listed anew when half of the tokens are left."""
     monkeypatch.setattr(Nearest, "many", many)
     grid, tile = ROWS[name]
     generator = torch.Generator().manual_seed(0)

@@ -12,8 +12,6 @@ from PIL import ImageOps
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, NoRepeatNGramLogitsProcessor
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
@@ -26,7 +24,7 @@ from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.methods.base import Need, Site
 from tests.families.deepseek import FAMILIES, GUNDAM, PLAIN, small
 from tests.families.deepseek2 import FAMILIES as SECOND
-from tests.tiny import Recorder, chat, load_tiny, picture, save_tiny
+from tests.tiny import Recorder, chat, load_tiny, model_of, picture, save_tiny
 
 NAMES = list(FAMILIES)
 MODES = ("tiny", "small", "base", "large", "gundam")
@@ -35,9 +33,7 @@ ONE = {"max_new_tokens": 1, "do_sample": False}
 
 def mode(name):
     """The model's part of a run, from its config file."""
-    command = read_command([f"model=deepseek_ocr_{name}"])
-    assert command is not None
-    return build_spec(command.cells[0]).model
+    return model_of(f"model=deepseek_ocr_{name}")
 
 
 def real_geometry(name, **changes):

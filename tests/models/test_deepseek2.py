@@ -21,21 +21,13 @@ from espalier.harness.models.adapter import load_adapter
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.runs.admission import admit
-from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Need, Site
 from tests.families import FAMILIES
 from tests.family_runs import Tiny, saved
-from tests.tiny import Recorder, chat, picture
+from tests.tiny import Recorder, chat, model_of, picture
 
 SPEC = FAMILIES["deepseek_ocr2"].spec
-
-
-def real() -> ModelSpec:
-    """The model's part of a run, from its config file."""
-    command = read_command(["model=deepseek_ocr2"])
-    assert command is not None
-    return build_spec(command.cells[0]).model
 
 
 def test_each_crop_and_the_whole_page_are_a_row_of_queries() -> None:
@@ -147,7 +139,7 @@ def test_sizes_that_the_release_states_are_compared_with_the_facts(
 
 
 def test_the_config_file_builds_the_released_architecture() -> None:
-    spec = real()
+    spec = model_of("model=deepseek_ocr2")
     adapter = ADAPTERS.load(spec.adapter)
     with torch.device("meta"):
         model = adapter.model_class(adapter.configuration(spec, byte_tokenizer()))

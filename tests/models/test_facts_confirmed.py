@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.facts import LinearFacts, ModelFacts, StackFacts
 from espalier.harness.cost.flops import tower_flops
 from espalier.harness.errors import UserError
@@ -26,7 +24,7 @@ from espalier.harness.specs.run_spec import ModelSpec
 from tests.families import FAMILIES
 from tests.families.onevision import video, watch
 from tests.family_runs import saved
-from tests.tiny import chat, picture, random_model
+from tests.tiny import chat, model_of, picture, random_model
 
 STACK = [one.name for one in fields(StackFacts)]
 #: Families that have everything between them: a stem, experts, a dense first layer; windows, three axes; DeepStack;
@@ -181,11 +179,9 @@ MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 
 
 @cache
-def model_of(name: str) -> ModelSpec:
+def spec_of(name: str) -> ModelSpec:
     """The model's part of a run with a file of conf/model."""
-    command = read_command([f"model={name}"])
-    assert command is not None
-    return build_spec(command.cells[0]).model
+    return model_of(f"model={name}")
 
 
 def without_weights(spec: ModelSpec) -> Any:
@@ -202,7 +198,7 @@ def without_weights(spec: ModelSpec) -> Any:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_facts_of_every_config_are_those_of_its_real_architecture(name: str) -> None:
     """The embedded models' checkpoints are loaded by other tests."""
-    spec = model_of(name)
+    spec = spec_of(name)
     if not spec.architecture:
         assert load_adapter(spec).facts == spec.facts
         return
@@ -217,14 +213,14 @@ SHAPE = {
     **dict.fromkeys(("deepseek_ocr", "deepseek_ocr2"), (900, 1300)),
     **dict.fromkeys(("llava_onevision", "llada_v", "lavida", "lavida_dream"), (768, 768)),
 }
-#: Frames of models that are shown videos.
+#: Frames of models with a video as their nominal input.
 FILMS = {"llava_video_7b": 64, "seedling_video": 112}
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_tower_is_estimated_on_a_picture_of_nominal_size_as_a_row_counts_it(name: str) -> None:
-    spec = model_of(name)
+    spec = spec_of(name)
     adapter = without_weights(spec) if spec.architecture else load_adapter(spec)
     shape = SHAPE.get(spec.adapter, (640, 480))
     frames = FILMS.get(name.removesuffix("_draft"))
@@ -238,7 +234,7 @@ def test_the_tower_is_estimated_on_a_picture_of_nominal_size_as_a_row_counts_it(
 
 
 def test_frames_are_counted_with_the_class_token_of_their_tower(monkeypatch) -> None:
-    adapter = load_adapter(replace(model_of("seedling_video"), attention="eager"))
+    adapter = load_adapter(replace(spec_of("seedling_video"), attention="eager"))
     inputs = adapter.prepare([watch("w", video(0, 3, rate=1))])
     ((item,),) = filter(None, adapter.items(inputs).values())
     for block in adapter.unread_blocks():
@@ -263,9 +259,7 @@ def test_frames_are_counted_with_the_class_token_of_their_tower(monkeypatch) -> 
     ],
 )
 def test_larger_sizes_have_the_parameters_of_their_cards(name: str, billions: float) -> None:
-    command = read_command([f"model={name}", "model.weights=random"])
-    assert command is not None
-    spec = build_spec(command.cells[0]).model
+    spec = model_of(f"model={name}", "model.weights=random")
     family = ADAPTERS.load(spec.adapter)
     config = family.configuration(spec, byte_tokenizer(family.special))
     skeleton = build_skeleton(family.model_class, config, spec)

@@ -11,8 +11,6 @@ import pytest
 import torch
 from transformers import Glm46VForConditionalGeneration
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
@@ -25,7 +23,7 @@ from espalier.methods.none import NoReduction
 from tests.families.glm import GLM4V
 from tests.families.qwen import IMAGES, MIXED, VIDEOS
 from tests.family_runs import Tiny, answered, saved
-from tests.tiny import chat, load_tiny
+from tests.tiny import chat, load_tiny, model_of
 
 
 @pytest.mark.parametrize("value", [None, "strip", "off"])
@@ -87,9 +85,7 @@ def test_pictures_and_videos_in_one_batch_are_refused(chats: tuple[list[dict], .
 def test_config_files_build_as_many_parameters_as_the_releases_hold(
     file: str, parameters: int, buffers: int
 ) -> None:
-    command = read_command([f"model={file}", "model.weights=random"])
-    assert command is not None
-    spec = build_spec(command.cells[0]).model
+    spec = model_of(f"model={file}", "model.weights=random")
     family = ADAPTERS.load(spec.adapter)
     config = family.configuration(spec, byte_tokenizer(family.special))
     skeleton = build_skeleton(family.class_of(config), config, spec)

@@ -9,8 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
@@ -20,7 +18,7 @@ from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.methods.base import Need, Site
 from tests.families.internvl import LLAMA, QWEN, QWEN3, VIDEOS
 from tests.families.onevision import video, watch
-from tests.tiny import IMAGE, SHAPES, Recorder, chat, load_tiny, picture, save_tiny
+from tests.tiny import IMAGE, SHAPES, Recorder, chat, load_tiny, model_of, picture, save_tiny
 
 SPECS = {"internvl": QWEN, "internvl_6b": LLAMA}
 PLAIN = {"max_new_tokens": 1, "do_sample": False}
@@ -247,9 +245,7 @@ def test_a_text_stack_of_experts_is_refused_by_name(tmp_path):
     ],
 )
 def test_the_config_file_builds_the_released_architecture(name, millions):
-    command = read_command([f"model={name}"])
-    assert command is not None
-    spec = build_spec(command.cells[0]).model
+    spec = model_of(f"model={name}")
     adapter = ADAPTERS.load(spec.adapter)
     config = adapter.configuration(spec, byte_tokenizer())
     with torch.device("meta"):

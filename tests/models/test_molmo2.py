@@ -14,8 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
@@ -28,7 +26,7 @@ from tests.families import FAMILIES
 from tests.families.molmo2 import MOLMO2
 from tests.families.onevision import video, watch
 from tests.family_runs import Tiny, answered, extended, generation, saved
-from tests.tiny import Scatter, chat, load_tiny, picture, save_tiny
+from tests.tiny import Scatter, chat, load_tiny, model_of, picture, save_tiny
 
 TINY = Tiny("molmo2")
 
@@ -218,10 +216,8 @@ def test_a_release_loads_under_its_own_names_and_keys(tmp_path: Path) -> None:
     ("name", "parameters"), [("molmo2_4b", 4_850_869_200), ("molmo2_8b", 8_661_703_120)]
 )
 def test_the_config_file_builds_the_released_architecture(name: str, parameters: int) -> None:
-    """As many as in the 4B release's index of weights, and as the 8B release's 34.66 GB of single precision hold."""
-    command = read_command((f"model={name}",))
-    assert command is not None
-    spec = build_spec(command.cells[0]).model
+    """As many parameters as in the 4B release's index, and as in 34.66 GB of single precision of the 8B release."""
+    spec = model_of(f"model={name}")
     tokenizer = byte_tokenizer(Molmo2Adapter.special)
     with torch.device("meta"):
         built = Molmo2Adapter.model_class._from_config(Molmo2Adapter.configuration(spec, tokenizer))

@@ -11,8 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
@@ -21,7 +19,7 @@ from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.methods.base import Need, Site
 from tests.families import FAMILIES
 from tests.family_runs import Tiny, saved
-from tests.tiny import Recorder, chat, load_tiny, picture
+from tests.tiny import Recorder, chat, load_tiny, model_of, picture
 
 TINY = Tiny("llava_onevision1_5")
 SIGNALS = ("cls_attention", "cls_logits", "tower_received", "tower_keys", "tower_states")
@@ -44,7 +42,7 @@ def test_signals_of_packed_pictures_are_those_of_each_picture_alone() -> None:
     """Class tokens stand between the patches of two pictures, which a signal must leave out."""
     pictures = picture(1, 56, 28), picture(2, 42, 56)
     (packed,) = signals([chat("w4", *pictures)])
-    alone = [signals([chat("w4", one)])[0] for one in pictures]
+    alone = [signals([chat("w4", image)])[0] for image in pictures]
     for name in SIGNALS:
         expected = torch.cat([row[name] for row in alone])
         assert packed[name].std() > 0
@@ -59,9 +57,7 @@ def test_config_files_build_the_published_billions_of_parameters(
     name: str, total: float, tower: float, language: float
 ) -> None:
     """The table of the release's README; nothing is allocated."""
-    command = read_command((f"model={name}",))
-    assert command is not None
-    spec = build_spec(command.cells[0]).model
+    spec = model_of(f"model={name}")
     adapter = ADAPTERS.load(spec.adapter)
     assert family_of("llavaonevision1_5") == spec.adapter
     tokenizer = byte_tokenizer(adapter.special)

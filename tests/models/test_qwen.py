@@ -44,7 +44,7 @@ from tests.families.qwen import (
     clip,
     video_chat,
 )
-from tests.tiny import Recorder, chat, load_tiny, picture, save_tiny
+from tests.tiny import Recorder, chat, load_tiny, model_of, picture, save_tiny
 
 SPECS = {"qwen2_vl": QWEN2, "qwen2_5_vl": QWEN25, "qwen3_vl": QWEN3}
 CHATS = {"images": IMAGES, "videos": VIDEOS, "mixed": MIXED}
@@ -569,9 +569,7 @@ def test_the_last_block_spans_the_image_at_every_scale(layers):
 
 
 def model(name):
-    command = read_command((f"model={name}",))
-    assert command is not None
-    return build_spec(command.cells[0]).model
+    return model_of(f"model={name}")
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from tests.family_runs import ROWS, Tiny, answered, extended, generation, positi
 from tests.linear_attention import delta_rule, in_doubles
 from tests.methods.cases import CASES, DEPTH, build, case_id, signals_of
 from tests.methods.runs import kept_by
-from tests.tiny import Recorder, Scatter, chat, load_tiny, save_tiny
+from tests.tiny import Recorder, Scatter, chat, load_tiny, model_of, save_tiny
 
 NAMES = ("qwen3_5", "qwen3_5_video", "qwen3_5_mixed", "qwen3_5_moe", "minicpm_v")
 MOST, NONE = Budget("kept", 0.6), Budget("kept", 0.0)
@@ -311,10 +311,8 @@ def test_prompts_are_those_of_the_released_template(turns, text, thinking, lead)
     assert render_chat(adapter, turns) == f"{text}{ANSWER}{lead}"
 
 
-def model_of(file: str) -> ModelSpec:
-    command = read_command([f"model={file}", "model.weights=random", "method=none", "ratio=0"])
-    assert command is not None
-    return build_spec(command.cells[0]).model
+def random_spec(file: str) -> ModelSpec:
+    return model_of(f"model={file}", "model.weights=random", "method=none", "ratio=0")
 
 
 @pytest.mark.parametrize(
@@ -330,7 +328,7 @@ def model_of(file: str) -> ModelSpec:
 )
 def test_config_files_build_as_many_parameters_as_the_hub_counts(file, parameters):
     """Without the extra layer that predicts several tokens, which transformers does not load."""
-    spec = model_of(file)
+    spec = random_spec(file)
     adapter_class = ADAPTERS.load(spec.adapter)
     config = adapter_class.configuration(spec, byte_tokenizer())
     with torch.device("meta"):
@@ -351,7 +349,7 @@ def test_sessions_refuse_what_a_state_cannot_do(backend):
 
 def test_the_flops_rule_counts_layers_of_both_kinds():
     """Dropped before layer 4 to 128 of 576 tokens, all in whole chunks: as costly as so many from the start."""
-    facts = model_of("qwen3_5_9b").facts
+    facts = random_spec("qwen3_5_9b").facts
     frame = frame_of(FastV(K=4), facts, 576, 64)
     spent = text_flops(facts, frame.entering((128,)), 64)
     tokens = frame.equivalent("flops", (128,)) + 64

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.run_spec import ModelSpec
 from tests.family_runs import Tiny, answered, generation
-from tests.tiny import Scatter, chat, picture
+from tests.tiny import Scatter, chat, model_of, picture
 
 #: Grids of patches; MiniCPM-V's tower joins four, and enlarges small pictures.
 GRIDS = {
@@ -97,9 +95,7 @@ def test_pictures_of_hunyuan_are_numbered_in_each_row_alone() -> None:
 
 
 def model(name: str) -> ModelSpec:
-    command = read_command((f"model={name}",))
-    assert command is not None
-    return build_spec(command.cells[0]).model
+    return model_of(f"model={name}")
 
 
 #: SigLIP's pooling head and positions for packed pictures, which PaddleOCR-VL's files hold and the library leaves out.

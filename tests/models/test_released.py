@@ -24,8 +24,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.facts import StackFacts
 from espalier.harness.engine.session import Session
@@ -37,7 +35,7 @@ from espalier.methods.none import NoReduction
 from tests.convert.test_internvl import CHATML, PHI3, write_format, write_tokenizer
 from tests.families.internvl import small
 from tests.families.onevision import watch
-from tests.tiny import chat, tiny_spec
+from tests.tiny import chat, model_of, tiny_spec
 
 #: Of the largest logit; 4.6e-6 was measured, of which stored digits are 5e-7 or less.
 TOLERANCE = 1e-5
@@ -143,9 +141,7 @@ def deepseek_release(folder: Path, family: str) -> Path:
 
 def deepseek_adapter(folder: Path, model: str, **changes: Any) -> Adapter:
     """The tiny release with a config file's patches, windows and views; other changes are facts or settings."""
-    command = read_command([f"model={model}", "model.prompt=original"])
-    assert command is not None
-    real = build_spec(command.cells[0]).model
+    real = model_of(f"model={model}", "model.prompt=original")
     stem = {"global_attn_indexes": [1], "output_channels": 8, "downsample_channels": [16, 32]}
     facts = {name: changes.pop(name) for name in ("tower", "projector", "class_attention")}
     spec = tiny_spec(
@@ -349,7 +345,7 @@ def test_llava_video_answers_as_its_release(llava_video: Path, tmp_path: Path, c
 
 @pytest.fixture(scope="module")
 def onevision1_5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny release with its own classes named in config.json, and a processor whose frames come in pairs."""
+    """A tiny release with its own classes named in config.json, and a processor that takes frames in pairs."""
     table, folder = vectors("llava_onevision1_5"), tmp_path_factory.mktemp("release")
     code = {"AutoConfig": "configuration_llavaonevision1_5.Llavaonevision1_5Config"}
     write_release(folder, {**table["config"], "auto_map": code}, table["tensors"])
@@ -377,7 +373,7 @@ def onevision1_5_spec(folder: Path) -> ModelSpec:
 def test_llava_onevision1_5_answers_as_its_release(
     onevision1_5: Path, tmp_path: Path, case: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Pictures, texts alone, and frames of a video behind a picture; nobody is asked to run the release's classes."""
+    """Pictures, texts alone, and frames of a video after a picture, without a prompt to run the release's classes."""
     spec = onevision1_5_spec(onevision1_5)
     parts: list[Any] = [still(*picture) for picture in case["pictures"]]
     if frames := case.get("frames"):
