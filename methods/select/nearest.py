@@ -85,8 +85,10 @@ class Nearest:
             if n_missing == 0:
                 break
             columns = (~missing).to(torch.uint8).argsort(dim=1, stable=True)[:, :n_missing]
-            rest = tokens.gather(1, columns)
-            highest = self._at_hand(table, members, rest) if table else self._of_all(members, rest)
+            points = tokens.gather(1, columns)
+            highest = (
+                self._at_hand(table, members, points) if table else self._of_all(members, points)
+            )
             likeness.scatter_(1, columns, highest.maximum(likeness.gather(1, columns)))
         return likeness
 
