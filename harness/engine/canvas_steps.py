@@ -50,12 +50,13 @@ class CanvasHooks:
         return None if adapter.canvas is None else cls(adapter, steps)
 
     def __init__(self, adapter: ModelParts, steps: Callable[[], DecodeSteps]) -> None:
+        assert adapter.canvas_facts is not None  # every model with a canvas has its sizes
         self._adapter = adapter
         self._canvas = adapter.canvas
         self._steps = steps
         #: By the number of tokens before a canvas: for each step, booleans (B,) of the rows that it still changes.
         self._unfinished: dict[int, list[Tensor]] = {}
-        self._length = adapter.canvas_facts.length if adapter.canvas_facts else 0
+        self._length = adapter.canvas_facts.length
         self._limit = 0
         self._is_first_step = False
         self._masks: dict[tuple[Any, ...], Tensor | None] = {}

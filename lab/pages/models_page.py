@@ -63,16 +63,19 @@ def families_table(models: Sequence[Mapping[str, Any]]) -> str:
         partial = all(
             part["text"].get("window_layers") or part["text"].get("linear") for part in facts
         )
-        kinds = "reducers, compressors" if partial else "reducers, compressors, decoders"
-        if facts[0].get("canvas"):
+        if denoises:
+            kinds = "reducers, denoisers"
+        elif facts[0].get("canvas"):
             kinds = "reducers"
+        else:
+            kinds = "reducers, compressors" if partial else "reducers, compressors, decoders"
         lines.append(
             (
                 f"`{family}`",
                 _class_name(adapter.model_class),
                 _media(family, adapter),
                 _sites(facts, partial),
-                "reducers, denoisers" if denoises else kinds,
+                kinds,
                 _formats(family, adapter),
             )
         )
@@ -111,10 +114,12 @@ def _sites(facts: Sequence[Mapping[str, Any]], partial: bool) -> str:
     Decoding steps of layers that hold a window or a state are not among them.
     """
     tower = ["tower"] if any(part.get("patch_tokens") for part in facts) else []
-    steps = [] if partial else ["decode"]
-    after = ["block"] if all(part.get("diffusion") for part in facts) else ["cache", *steps]
     if facts[0].get("canvas"):
         after = []
+    elif all(part.get("diffusion") for part in facts):
+        after = ["block"]
+    else:
+        after = ["cache"] if partial else ["cache", "decode"]
     return ", ".join([*tower, "vision", "prefix", "layer", *after])
 
 

@@ -35,11 +35,11 @@ from tests.tiny import Scatter, chat, load_tiny, picture
 NONE, MOST = Budget("kept", 0.0), Budget("kept", 0.6)
 PLACES = [("prefix",), ("vision",), (0,), (2,), (1, 3)]
 ROWS = [(0, 1, 2), (0,), (1,)]
-#: Three canvases, the most steps of each.
+#: Three canvases of four steps at most.
 LONG = {"max_new_tokens": 3 * CANVAS, "max_denoising_steps": 4}
-#: Of one view, for D2Pruner.
+#: D2Pruner's prior of one view.
 PRIOR = (torch.rand(5, 5, generator=torch.Generator().manual_seed(0)) + 0.1,)
-#: Two canvases, which end when their words are less random: rows at different steps.
+#: Two canvases that may end early: a threshold at which the rows end at different steps.
 SOON = {
     **{"max_new_tokens": 2 * CANVAS, "max_denoising_steps": 12},
     **{"stability_threshold": 0, "confidence_threshold": 4.8},
@@ -163,21 +163,21 @@ def by_hand(adapter, inputs, dropped, first):
     def mask(number, places, canvas):
         sliding = types[number] == "sliding_attention"
         end = int(places[0, -1]) + 1
-        seen = place[None, :end] <= place[:end, None]
+        visible = place[None, :end] <= place[:end, None]
         if sliding:
-            seen = seen & (place[:end, None] - place[None, :end] < WINDOW)
-        seen = (seen | together[:end, :end])[places[0].long()]
+            visible = visible & (place[:end, None] - place[None, :end] < WINDOW)
+        visible = (visible | together[:end, :end])[places[0].long()]
         if canvas:
             start = int(places[0, 0])
             held = place[:end] >= (start - WINDOW + 1 if sliding else 0)
-            seen = held.expand(places.shape[1], -1).clone()
+            visible = held.expand(places.shape[1], -1).clone()
         if number >= first:
-            seen[:, visual[dropped]] = False
-            seen |= torch.eye(len(marked), dtype=torch.bool)[places[0].long(), :end]
+            visible[:, visual[dropped]] = False
+            visible |= torch.eye(len(marked), dtype=torch.bool)[places[0].long(), :end]
         before = end - places.shape[1]
         if sliding:  # what the cache has lost
-            seen = seen[:, max(0, before - WINDOW + 1) :]
-        return seen[None, None]
+            visible = visible[:, max(0, before - WINDOW + 1) :]
+        return visible[None, None]
 
     def hook(number, canvas):
         return lambda module, args, kwargs: (
@@ -233,8 +233,8 @@ def test_flops_are_those_that_torch_counts(ratio):
     whole = text_flops(facts, record.entering, record.text, causal=False)
     counted -= whole - text_flops(facts, record.entering, record.text, pairs=record.pairs)
     canvases = record.canvases
-    for seen, read in zip(canvases["visible"], canvases["pairs"], strict=False):
-        for layer, (places, pairs) in enumerate(zip(seen, read, strict=True)):
+    for visible, read_pairs in zip(canvases["visible"], canvases["pairs"], strict=False):
+        for layer, (places, pairs) in enumerate(zip(visible, read_pairs, strict=True)):
             heads = text.heads * text.heads_of(layer).head_dim
             counted -= 4 * heads * (CANVAS * places - pairs)
     flops = canvas_flops(facts, record)
@@ -248,13 +248,17 @@ def test_pairs_are_those_of_masks_by_hand():
     record = run(adapter, inputs, Scatter(("prefix",)), MOST, **LONG).records[0]
     full = record.entering[0] + record.text
     slides = [name == "sliding_attention" for name in adapter.decoder.config.layer_types]
-    for number, (seen, whole) in enumerate(
+    for number, (visible, full_visible) in enumerate(
         zip(record.canvases["visible"], record.canvases["full_visible"], strict=True)
     ):
         # The text after the picture is longer than the window.
-        assert seen == [WINDOW - 1 + CANVAS if s else full + (number + 1) * CANVAS for s in slides]
+        assert visible == [
+            WINDOW - 1 + CANVAS if s else full + (number + 1) * CANVAS for s in slides
+        ]
         n_dropped = record.visual - record.entering[0]
-        assert whole == [n if s else n + n_dropped for n, s in zip(seen, slides, strict=True)]
+        assert full_visible == [
+            n if s else n + n_dropped for n, s in zip(visible, slides, strict=True)
+        ]
 
 
 @pytest.mark.sampled(8)

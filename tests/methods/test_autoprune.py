@@ -262,8 +262,10 @@ def test_equals_the_slow_one(keep: int) -> None:
 def test_the_slope_is_measured_before_layer_2_alone() -> None:
     view = make_view(AutoPrune(), [((0, 0, 6, 8),)], site=Site("layer", 2))
     for bits, slope in ((0.0, 0.4), (0.5, 0.3), (9.0, 0.0)):
-        seen = replace(view, signals={**view.signals, "text_information": torch.tensor([[bits]])})
-        assert slope_of(AutoPrune(), seen) == pytest.approx(slope)
+        bits_view = replace(
+            view, signals={**view.signals, "text_information": torch.tensor([[bits]])}
+        )
+        assert slope_of(AutoPrune(), bits_view) == pytest.approx(slope)
     assert AutoPrune().measured(make_view(AutoPrune(), site=FIRST)) is None
     assert AutoPrune().measured(make_view(AutoPrune(), site=THIRD)) is None
 
@@ -338,15 +340,15 @@ def test_samples_of_a_model_have_curves_of_their_own(rule: str) -> None:
     method = AutoPrune(gamma=GAMMA, k0=1.0, x0=2.0)
     batch = kept_by(adapter, method, chats, 0.5, "abc", rule=rule)
     usual = kept_by(adapter, replace(method, slope=method.k0), chats, 0.5, "abc", rule=rule)
-    seen: list[View] = []
+    views: list[View] = []
 
-    class Seeing(AutoPrune):
+    class RecordedAutoPrune(AutoPrune):
         def measured(self, view: View) -> AutoPrune | None:
-            seen.append(view)
+            views.append(view)
             return super().measured(view)
 
-    kept_by(adapter, Seeing(gamma=GAMMA, k0=1.0, x0=2.0), chats, 0.5, "abc", rule=rule)
-    early = [view for view in seen if view.site.layer == 2]
+    kept_by(adapter, RecordedAutoPrune(gamma=GAMMA, k0=1.0, x0=2.0), chats, 0.5, "abc", rule=rule)
+    early = [view for view in views if view.site.layer == 2]
     assert len(early) == len(chats)
     budget = Budget(rule, 0.5)
     for row, record in enumerate(batch.records):
@@ -355,10 +357,8 @@ def test_samples_of_a_model_have_curves_of_their_own(rule: str) -> None:
         counts = budget.keep(slope, adapter.facts, record.visual, record.text, record.kept[:1])
         assert record.kept == record.requested == counts
         assert record.kept[0] == usual.records[row].kept[0]
-        assert (
-            abs(getattr(budget.verify(method, adapter.facts, record), rule) - 0.5 * record.visual)
-            <= 1
-        )
+        achieved = budget.verify(method, adapter.facts, record)
+        assert abs(getattr(achieved, rule) - 0.5 * record.visual) <= 1
         alone = kept_by(adapter, method, [chats[row]], 0.5, "abc"[row], rule=rule)
         assert alone.records[0].kept == record.kept
     assert any(a.kept != b.kept for a, b in zip(batch.records, usual.records, strict=True))

@@ -23,7 +23,7 @@ from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.methods.base import Need, Site
 from tests.families.deepseek import FAMILIES, GUNDAM, PLAIN, small
-from tests.families.deepseek2 import FAMILIES as SECOND
+from tests.families.deepseek2 import FAMILIES as DEEPSEEK2
 from tests.tiny import Recorder, chat, load_tiny, model_of, picture, save_tiny
 
 NAMES = list(FAMILIES)
@@ -48,10 +48,10 @@ def real_geometry(name, **changes):
 # ---------------------------------------------------------------------- which unit is which token
 
 
-@pytest.mark.parametrize("name", [*NAMES, *SECOND])
+@pytest.mark.parametrize("name", [*NAMES, *DEEPSEEK2])
 def test_every_unit_lands_on_the_placeholder_that_the_layout_says(name):
     """The projector's outputs are replaced by their number, counted over its calls; the model packs them."""
-    family = {**FAMILIES, **SECOND}[name]
+    family = {**FAMILIES, **DEEPSEEK2}[name]
     adapter = load_adapter(family.spec)
     with torch.no_grad():
         if name in FAMILIES:
