@@ -228,7 +228,7 @@ def test_flops_are_those_that_torch_counts(ratio):
     hidden, edge = facts.tower.hidden, 4
     # Left out: cutting into patches, and their average by a product.
     counted -= 2 * pictures * patches * hidden * (3 * edge**2 + patches // 4)
-    # Whole products of the prompt and of canvases that are read, of which masks hide a part.
+    # Torch counts whole products of the prompt and of canvases that are read, also what masks hide.
     text = facts.text
     whole = text_flops(facts, record.entering, record.text, causal=False)
     counted -= whole - text_flops(facts, record.entering, record.text, pairs=record.pairs)

@@ -144,7 +144,7 @@ def test_the_config_file_builds_the_released_architecture() -> None:
     with torch.device("meta"):
         model = adapter.model_class(adapter.configuration(spec, byte_tokenizer()))
     count = sum(parameter.numel() for parameter in model.parameters())
-    # The release's index says 6779249408 bytes, and lists the tensors that are here: the rest are as many as in tables
+    # The release's index states 6779249408 bytes and lists the tensors built here. The remainder is the size of tables
     # for 64, 100 and 400 queries.
     assert 2 * (count + 896 * (64 + 100 + 400)) == 6_779_249_408
     config = model.config.vision_config
