@@ -31,11 +31,12 @@ from espalier.harness.models.conversations import PLAIN, join_of
 from espalier.harness.models.deepseek_ocr_images import (
     SETTINGS,
     OcrImageProcessor,
+    check_views,
     plane,
     view_work,
 )
 from espalier.harness.models.loader import config_of, load_part
-from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.models.random_weights import stated, text_config, vision_config
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
 
 if TYPE_CHECKING:
@@ -218,8 +219,7 @@ class DeepseekOcrAdapter(Adapter):
 
     @classmethod
     def _described(cls, spec: ModelSpec, tokenizer: Any, sizes: Sizes) -> Any:
-        facts, stem = spec.facts, spec.facts.stem
-        assert stem is not None  # every config file of this family has one
+        facts, stem = spec.facts, stated(spec, "stem", spec.facts.stem)
         text = {
             **text_config(spec, tokenizer),
             "n_routed_experts": facts.text.experts,
@@ -295,8 +295,9 @@ class DeepseekOcrAdapter(Adapter):
 
     @classmethod
     def check_settings(cls, spec: ModelSpec) -> None:
-        """Raise UserError for unknown settings and clean-ups."""
+        """Raise UserError for unknown settings and clean-ups, and for values that make no views."""
         super().check_settings(spec)
+        check_views(spec.processor)
         clean_up = spec.processor.get("clean_up")
         if clean_up is not None and clean_up not in CLEAN_UPS:
             raise unknown_name("model.processor.clean_up", str(clean_up), (*CLEAN_UPS, "null"))

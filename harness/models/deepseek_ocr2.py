@@ -74,8 +74,7 @@ class DeepseekOcr2Adapter(DeepseekOcrAdapter):
             return  # a model in memory comes with its processor
         cell = FOLD * spec.architecture["stem"]["patch_size"]
         valid = [cell * math.isqrt(queries) for queries in QUERIES]
-        size = spec.processor.get("size", {})
-        sides = {f"size.{name}": size[name] for name in size}
+        sides = {f"size.{name}": side for name, side in spec.processor.get("size", {}).items()}
         sides["tile_size"] = spec.processor.get("tile_size")
         for name, side in sides.items():
             if side not in (*valid, None):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,12 +16,50 @@ from transformers.models.unlimited_ocr.image_processing_unlimited_ocr import (
 )
 
 from espalier.harness.cost.row_work import Work
+from espalier.harness.errors import UserError
+from espalier.harness.settings import Count, Natural, gather
 
-#: Valid keys of `model.processor`.
-SETTINGS = (
-    *("size", "image_mean", "image_std", "maximum_pad_value"),
-    *("crop_to_patches", "tile_size", "min_patches", "max_patches"),
-)
+
+@dataclass(frozen=True)
+class ViewSize:
+    """Pixels of the global view, which is square."""
+
+    height: Count
+    width: Count
+
+
+#: Valid keys of `model.processor`, and the type of each.
+SETTINGS: Mapping[str, Any] = {
+    "size": ViewSize,
+    **dict.fromkeys(("image_mean", "image_std"), tuple[float, ...]),
+    "maximum_pad_value": Natural,
+    "crop_to_patches": bool,
+    **dict.fromkeys(("tile_size", "min_patches", "max_patches"), Count),
+}
+
+
+def check_views(processor: Mapping[str, Any]) -> None:
+    """Raise UserError for a value of `model.processor` that makes no views; what is absent is the library's."""
+    key = "model.processor"
+    values = gather(
+        {
+            name: (f"{key}.{name}", processor[name], hint)
+            for name, hint in SETTINGS.items()
+            if name in processor
+        }
+    )
+    size, fewest, most = (values.get(name) for name in ("size", "min_patches", "max_patches"))
+    if size is not None and size.height != size.width:
+        raise UserError(
+            f"{key}.size.width={size.width}: views are square; valid: {size.height}, as size.height"
+        )
+    if None not in (fewest, most) and fewest > most:
+        raise UserError(
+            f"{key}.min_patches={fewest} is above max_patches={most}; valid: at most {most}"
+        )
+    for name in ("image_mean", "image_std"):
+        if len(values.get(name, "RGB")) != len("RGB"):
+            raise UserError(f"{key}.{name}={[*values[name]]} must be three numbers, of R, G and B")
 
 
 class OcrImageProcessor(UnlimitedOcrImageProcessor):

@@ -35,7 +35,7 @@ from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.chat_batches import tensor_to
 from espalier.harness.models.conversations import TURNED
 from espalier.harness.models.loader import load_part
-from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.models.random_weights import stated, text_config, vision_config
 
 if TYPE_CHECKING:
     from espalier.harness.specs.canvas import CanvasSettings
@@ -106,17 +106,14 @@ class DiffusionGemmaAdapter(Adapter):
         Raises:
             UserError: the facts state no full layers or no canvas.
         """
-        facts, tower, canvas = spec.facts.text, spec.facts.tower, spec.facts.canvas
-        if facts.wide is None or canvas is None:
-            raise UserError(
-                f"model.facts: model={spec.name!r} lacks text.wide or canvas; valid: both, as in "
-                "conf/model/diffusion_gemma_26b.yaml"
-            )
+        facts, tower = spec.facts.text, spec.facts.tower
+        wide = stated(spec, "text.wide", facts.wide)
+        canvas = stated(spec, "canvas", spec.facts.canvas)
         heads = {"num_key_value_heads": tower.kv_heads, "head_dim": tower.head_dim}
         text = {
             "head_dim": facts.head_dim,
-            "global_head_dim": facts.wide.head_dim,
-            "num_global_key_value_heads": facts.wide.kv_heads,
+            "global_head_dim": wide.head_dim,
+            "num_global_key_value_heads": wide.kv_heads,
             "num_experts": facts.experts,
             "layer_types": [
                 SLIDING if facts.heads_of(layer) is facts else FULL for layer in range(facts.layers)

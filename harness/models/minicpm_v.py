@@ -29,7 +29,7 @@ from espalier.harness.models.conversations import LINED
 from espalier.harness.models.llava_onevision import HALF
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.qwen3_5 import with_linear
-from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.models.random_weights import stated, text_config, vision_config
 from espalier.harness.models.raster_patches import RasterPatchesAdapter, squares
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 from espalier.harness.settings import Count, read_value
@@ -116,13 +116,12 @@ class MiniCpmVAdapter(RasterPatchesAdapter):
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
         """Return the configuration of SigLIP, cut after the stem, and Qwen3.5's text stack."""
-        facts = spec.facts
-        assert facts.stem is not None  # stated in the family's files
-        layers = facts.stem.layers + facts.tower.layers
+        facts, stem = spec.facts, stated(spec, "stem", spec.facts.stem)
+        layers = stem.layers + facts.tower.layers
         return MiniCPMV4_6Config(
             text_config={"model_type": "qwen3_5_text", **text_config(with_linear(spec), tokenizer)},
             vision_config={**vision_config(facts.tower, spec), "num_hidden_layers": layers},
-            insert_layer_id=facts.stem.layers - 1,
+            insert_layer_id=stem.layers - 1,
             image_token_id=tokenizer.convert_tokens_to_ids(TOKENS["image_token"]),
             video_token_id=tokenizer.convert_tokens_to_ids(TOKENS["video_token"]),
             **spec.architecture["model"],

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from espalier.harness.models.qwen3_vl import Qwen3VLAdapter
+from espalier.harness.models.random_weights import stated
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -51,8 +52,7 @@ class Qwen35MoeAdapter(Qwen35Adapter):
 
 def with_linear(spec: ModelSpec) -> ModelSpec:
     """Return a spec with the linear layers of `facts.text.linear` in `architecture.text`."""
-    linear = spec.facts.text.linear
-    assert linear is not None  # stated in the files of all families with Qwen3.5's text stack
+    linear = stated(spec, "text.linear", spec.facts.text.linear)
     text = {
         "head_dim": spec.facts.text.head_dim,
         "full_attention_interval": linear.interval,

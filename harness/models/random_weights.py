@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from espalier.harness.cost.facts import StackFacts
+from espalier.harness.errors import UserError
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
+
+Fact = TypeVar("Fact")
 
 #: Special tokens of all families' prompts.
 SPECIAL = (
@@ -60,6 +63,19 @@ def byte_tokenizer(special: Sequence[str] = SPECIAL) -> PreTrainedTokenizerFast:
         eos_token=end,
         additional_special_tokens=extra,
     )
+
+
+def stated(spec: ModelSpec, name: str, fact: Fact | None) -> Fact:
+    """Return a fact from which the family builds its models.
+
+    Raises:
+        UserError: it is null, as other families have it.
+    """
+    if fact is None:
+        raise UserError(
+            f"model.facts.{name}=null: model={spec.name!r} is built from it; valid: a table, as in its config file"
+        )
+    return fact
 
 
 def text_config(spec: ModelSpec, tokenizer: Any) -> dict[str, Any]:

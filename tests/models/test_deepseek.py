@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -575,7 +576,28 @@ def test_answers_keep_special_tokens_up_to_their_end(clean_up):
     assert answers[1] == "a"
 
 
-def test_an_unknown_clean_up_is_refused():
-    spec = replace(GUNDAM, processor={**GUNDAM.processor, "clean_up": "all"})
-    with pytest.raises(UserError, match=r"model\.processor\.clean_up='all' is unknown.*vllm"):
-        load_adapter(spec)
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"clean_up": "all"}, ".clean_up='all' is unknown; valid: null, transformers, vllm"),
+        ({"size": 768}, ".size=768 must be a table"),
+        ({"size": {"height": 768}}, ".size.width is missing"),
+        ({"size": {"height": 768, "width": 768, "depth": 3}}, ".size.depth is not a config key"),
+        ({"size": {"height": 768, "width": 1024}}, "views are square; valid: 768"),
+        ({"tile_size": None}, ".tile_size=None must be an integer of at least 1"),
+        ({"tile_size": "640"}, ".tile_size='640' must be an integer of at least 1"),
+        ({"min_patches": 0}, ".min_patches=0 must be an integer of at least 1"),
+        ({"min_patches": 7, "max_patches": 6}, ".min_patches=7 is above max_patches=6"),
+        ({"crop_to_patches": 1}, ".crop_to_patches=1 must be true or false"),
+        ({"image_mean": "x"}, ".image_mean='x' must be a list"),
+        ({"image_std": [0.5]}, ".image_std=[0.5] must be three numbers"),
+    ],
+)
+@pytest.mark.parametrize("name", ["deepseek_ocr_gundam", "deepseek_ocr2"])
+def test_settings_that_make_no_views_are_refused(name, settings, line):
+    command = read_command([f"model={name}"])
+    assert command is not None
+    spec = build_spec(command.cells[0]).model
+    spec = replace(spec, processor={**spec.processor, **settings})
+    with pytest.raises(UserError, match=re.escape(line)):
+        ADAPTERS.load(spec.adapter).check_settings(spec)

@@ -262,3 +262,20 @@ def test_larger_sizes_have_the_parameters_of_their_cards(name: str, billions: fl
     model = without_weights(model_of(f"model={name}", "model.weights=random")).model
     count = sum(parameter.numel() for parameter in model.parameters())
     assert round(count / 1e9, 1) == billions
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("deepseek_ocr2", "stem"),
+        ("diffusion_gemma_26b", "canvas"),
+        ("diffusion_gemma_26b", "text.wide"),
+        ("minicpm_v_4_6", "stem"),
+        ("qwen3_5_35b_a3b", "text.linear"),
+    ],
+)
+def test_a_fact_from_which_a_random_model_is_built_may_not_be_null(model, name):
+    command = read_command([f"model={model}", "model.weights=random", f"model.facts.{name}=null"])
+    assert command is not None
+    with pytest.raises(UserError, match=rf"model\.facts\.{name}=null: model='{model}'"):
+        load_adapter(build_spec(command.cells[0]).model)
