@@ -36,6 +36,11 @@ class CanvasReducer(Reducer):
             Refused: the method or the engine needs answers that are generated token by token.
         """
         name, model, engine = spec.method.name, spec.model.name, spec.engine
+        if spec.benchmark.new_tokens is not None:
+            raise Refused(
+                f"benchmark={spec.benchmark.name!r} fixes the length of answers, and model={model!r} ends them in a "
+                "canvas; valid: a benchmark with benchmark.new_tokens=null"
+            )
         if method.shrinks_pictures:
             raise Refused(
                 f"method={name!r} changes the pictures, which model={model!r} has cut into patches; valid: uniform or "

@@ -310,6 +310,7 @@ GEMMA = ("model=diffusion_gemma_26b", "model.weights=random", "benchmark=seedlin
         ("method=downsample ratio=0.5", "changes the pictures"),
         ("method=fastv ratio=0.5 engine.positions=renumbered", "after the whole prompt"),
         ("method=fastv ratio=0.5 engine.rescore=true", "valid: false"),
+        ("method=none benchmark=latency", "benchmark='latency' fixes the length of answers"),
         ("method=fastv ratio=0.5 engine.decode=generate", "denoises canvases; valid: loop"),
         (
             "method=fastv ratio=0.5 +model.generation.temperature=0.5",
