@@ -36,11 +36,6 @@ class CanvasReducer(Reducer):
             Refused: the method or the engine needs answers that are generated token by token.
         """
         name, model, engine = spec.method.name, spec.model.name, spec.engine
-        if spec.benchmark.new_tokens is not None:
-            raise Refused(
-                f"benchmark={spec.benchmark.name!r} fixes the length of answers, and model={model!r} ends them in a "
-                "canvas; valid: a benchmark with benchmark.new_tokens=null"
-            )
         if method.shrinks_pictures:
             raise Refused(
                 f"method={name!r} changes the pictures, which model={model!r} has cut into patches; valid: uniform or "
@@ -70,8 +65,13 @@ class CanvasReducer(Reducer):
 
         Raises:
             UserError: from `CanvasSettings.of`.
-            Refused: the answer exceeds the model's positions.
+            Refused: the benchmark fixes the length of answers, or the answer exceeds the model's positions.
         """
+        if spec.benchmark.new_tokens is not None:
+            raise Refused(
+                f"benchmark={spec.benchmark.name!r} fixes the length of answers, and model={spec.model.name!r} ends "
+                "them in a canvas; valid: a benchmark with benchmark.new_tokens=null"
+            )
         canvas = canvas_of(spec.model.facts)
         check_places(spec, CanvasSettings.of(spec.generation, canvas.length).length)
         return super().resolve(spec, method, digests)

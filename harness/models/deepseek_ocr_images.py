@@ -53,7 +53,7 @@ def check_views(processor: Mapping[str, Any]) -> None:
         raise UserError(
             f"{key}.size.width={size.width}: views are square; valid: {size.height}, as size.height"
         )
-    if None not in (fewest, most) and fewest > most:
+    if fewest is not None and most is not None and fewest > most:
         raise UserError(
             f"{key}.min_patches={fewest} is above max_patches={most}; valid: at most {most}"
         )
