@@ -233,6 +233,12 @@ def test_what_positions_or_memory_cannot_hold_is_refused(monkeypatch: pytest.Mon
             lengths.check_lengths(spec)
 
 
+def test_memory_of_a_job_s_gpu_is_left_to_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lengths.torch.cuda, "is_available", lambda: False)
+    spec = spec_of("benchmark.prompt_tokens=64")
+    lengths.check_lengths(replace(spec, model=replace(spec.model, device="cuda")))
+
+
 def test_random_weights_keep_what_the_clock_says() -> None:
     values: Mapping[str, float | None] = {"value": 3.0, "stderr": None}
     large = spec_of("model=llava_ov_7b", "model.weights=random", "model.dtype=bfloat16")
