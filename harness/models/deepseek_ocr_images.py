@@ -48,14 +48,14 @@ def check_views(processor: Mapping[str, Any]) -> None:
             if name in processor
         }
     )
-    size, fewest, most = (values.get(name) for name in ("size", "min_patches", "max_patches"))
+    size, fewest, limit = (values.get(name) for name in ("size", "min_patches", "max_patches"))
     if size is not None and size.height != size.width:
         raise UserError(
             f"{key}.size.width={size.width}: views are square; valid: {size.height}, as size.height"
         )
-    if fewest is not None and most is not None and fewest > most:
+    if fewest is not None and limit is not None and fewest > limit:
         raise UserError(
-            f"{key}.min_patches={fewest} is above max_patches={most}; valid: at most {most}"
+            f"{key}.min_patches={fewest} is above max_patches={limit}; valid: at most {limit}"
         )
     for name in ("image_mean", "image_std"):
         if len(values.get(name, "RGB")) != len("RGB"):
