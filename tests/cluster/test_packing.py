@@ -75,13 +75,23 @@ def test_cells_that_load_or_take_something_else_are_other_jobs() -> None:
 
 @pytest.mark.parametrize(
     ("model", "billions", "gpus"),
-    [("llava15_7b", 6.7, 1), ("llava_ov_72b", 72.0, 4), ("seedling", 0.0027, 0)],
+    [
+        ("llava15_7b", 6.7, 1),
+        ("llava_ov_72b", 72.0, 4),
+        ("seedling", 0.0027, 0),
+        ("deepseek_ocr2", 3.4, 1),
+        ("diffusion_gemma_26b", 25.8, 1),
+        ("glm45v", 107.7, 4),
+        ("qwen3_5_35b_a3b", 35.1, 2),
+        ("qwen3_5_397b_a17b", 396.8, 13),
+        ("qwen3_vl_235b_a22b", 235.7, 8),
+    ],
 )
 def test_gpus_follow_the_model(model: str, billions: float, gpus: int) -> None:
     (config,) = composed(f"model={model}").cells
-    facts = build_spec(config).model.facts
+    spec = build_spec(config).model
     # Names of models round their parameters, and leave the tower out or not.
-    assert parameters(facts) / 1e9 == pytest.approx(billions, rel=0.08)
+    assert parameters(spec) / 1e9 == pytest.approx(billions, rel=0.08)
     assert taken(f"model={model}").gpus == gpus
 
 
@@ -106,19 +116,19 @@ def test_parameters_are_those_of_the_shipped_checkpoint() -> None:
         if any("lm_head" in name for name in sizes)
         else spec.facts.vocabulary * spec.facts.text.hidden
     )
-    assert parameters(spec.facts) == pytest.approx(sum(matrices) + shared, rel=0.01)
+    assert parameters(spec) == pytest.approx(sum(matrices) + shared, rel=0.01)
 
 
 def test_without_a_word_the_weights_decide() -> None:
     (config,) = composed("model=llava_ov_72b").cells
     spec = build_spec(config).model
-    assert gpus_for(spec.facts, spec.dtype, 80 * 2**30) == 3
-    assert gpus_for(spec.facts, spec.dtype, 141 * 2**30) == 2
+    assert gpus_for(spec, 80 * 2**30) == 3
+    assert gpus_for(spec, 141 * 2**30) == 2
     (config,) = composed("model=llava15_7b").cells
     spec = build_spec(config).model
     resources = taken("model=llava15_7b")
     # Loading may hold the weights twice, and libraries take some GiB.
-    memory = 4 * 2**30 + 2 * weight_bytes(spec.facts, spec.dtype)
+    memory = 4 * 2**30 + 2 * weight_bytes(spec)
     assert (resources.cpus, resources.memory) == (4, memory)
 
 

@@ -351,15 +351,6 @@ def test_facts_that_the_model_does_not_confirm_are_refused():
         load_tiny(replace(SPEC, facts=facts), saved())
 
 
-def test_facts_without_full_layers_or_a_canvas_build_no_model():
-    for facts in (
-        replace(SPEC.facts, canvas=None),
-        replace(SPEC.facts, text=replace(SPEC.facts.text, wide=None)),
-    ):
-        with pytest.raises(UserError, match=r"lacks text\.wide or canvas; valid: both"):
-            DiffusionGemmaAdapter.configuration(replace(SPEC, facts=facts), None)
-
-
 def test_a_folder_answers_with_its_steps_and_the_cost_of_all():
     model = espalier.load(saved(), device="cpu")
     settings = {"max_new_tokens": 2 * CANVAS, "max_denoising_steps": 3}

@@ -595,9 +595,7 @@ def test_answers_keep_special_tokens_up_to_their_end(clean_up):
 )
 @pytest.mark.parametrize("name", ["deepseek_ocr_gundam", "deepseek_ocr2"])
 def test_settings_that_make_no_views_are_refused(name, settings, line):
-    command = read_command([f"model={name}"])
-    assert command is not None
-    spec = build_spec(command.cells[0]).model
+    spec = model_of(f"model={name}")
     spec = replace(spec, processor={**spec.processor, **settings})
     with pytest.raises(UserError, match=re.escape(line)):
         ADAPTERS.load(spec.adapter).check_settings(spec)

@@ -275,7 +275,6 @@ def test_larger_sizes_have_the_parameters_of_their_cards(name: str, billions: fl
     ],
 )
 def test_a_fact_from_which_a_random_model_is_built_may_not_be_null(model, name):
-    command = read_command([f"model={model}", "model.weights=random", f"model.facts.{name}=null"])
-    assert command is not None
+    spec = model_of(f"model={model}", "model.weights=random", f"model.facts.{name}=null")
     with pytest.raises(UserError, match=rf"model\.facts\.{name}=null: model='{model}'"):
-        load_adapter(build_spec(command.cells[0]).model)
+        load_adapter(spec)

@@ -308,8 +308,8 @@ class JobHours:
             gpu: the kind.
         """
         rates, models = reached(), models_of(spec)
-        weights = sum(weight_bytes(model.facts, model.dtype) for model in models)
-        needed = sum(gpus_for(model.facts, model.dtype, gpu.memory) for model in models)
+        weights = sum(map(weight_bytes, models))
+        needed = sum(gpus_for(model, gpu.memory) for model in models)
         work = (cost.seconds(gpu) for cost in costs)
         seconds = Span.total((rates.start, rates.loading.times(weights), *work))
         return cls(seconds, max(gpus, needed))

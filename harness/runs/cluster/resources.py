@@ -76,11 +76,11 @@ def on_its_machine(config: Cell, spec: RunSpec, gpus: int) -> RunSpec:
     return replace(spec, model=reserve_draft_card(model, method.draft), method=method)
 
 
-def gpus_for(facts: ModelFacts, dtype: str, gpu_memory: int) -> int:
+def gpus_for(model: ModelSpec, gpu_memory: int) -> int:
     """Return how many GPUs the weights of a model need; 0 for one that runs on a CPU."""
-    if parameters(facts) <= WITHOUT_GPU:
+    if parameters(model) <= WITHOUT_GPU:
         return 0
-    return math.ceil(weight_bytes(facts, dtype) / (SHARE * gpu_memory))
+    return math.ceil(weight_bytes(model) / (SHARE * gpu_memory))
 
 
 def models_of(spec: RunSpec) -> list[ModelSpec]:
@@ -92,8 +92,8 @@ def models_of(spec: RunSpec) -> list[ModelSpec]:
 def _minimum(spec: RunSpec, cluster: ClusterSpec) -> Mapping[str, Any]:
     """Return the minimum by the sizes of the model and of its draft, which has a GPU of its own."""
     models = models_of(spec)
-    gpus = sum(gpus_for(model.facts, model.dtype, cluster.gpu_memory) for model in models)
-    weights = sum(weight_bytes(model.facts, model.dtype) for model in models)
+    gpus = sum(gpus_for(model, cluster.gpu_memory) for model in models)
+    weights = sum(map(weight_bytes, models))
     return {
         "gpus": gpus,
         "cpus": CPUS_PER_GPU * gpus or CPUS,
@@ -101,21 +101,33 @@ def _minimum(spec: RunSpec, cluster: ClusterSpec) -> Mapping[str, Any]:
     }
 
 
-def parameters(facts: ModelFacts) -> int:
+def parameters(model: ModelSpec) -> int:
     """Return the entries of all matrices, without norms, biases, patch embeddings and positions (about a percent).
 
-    Embedding and output head both count, though some models share them. Of a layer with experts only those that one
-    token goes through count, as the facts have no others.
+    Embedding and output head both count, though some models share them. All experts count where the model's file
+    states their width; the facts have those of one token.
     """
+    facts = model.facts
     towers = [facts.tower] + ([facts.stem] if facts.stem is not None else [])
     projector = facts.projector_entries * (1 + len(facts.deepstack))
     words = 2 * facts.vocabulary * facts.text.hidden
-    return sum(map(_stack, (facts.text, *towers))) + _join(facts) + projector + words
+    stacks = sum(map(_stack, (facts.text, *towers))) + _idle_experts(model)
+    return stacks + _join(facts) + projector + words
 
 
-def weight_bytes(facts: ModelFacts, dtype: str) -> int:
-    """Return the bytes of these parameters in a precision, one of BYTES."""
-    return parameters(facts) * BYTES[dtype]
+def weight_bytes(model: ModelSpec) -> int:
+    """Return the bytes of these parameters in the model's precision."""
+    return parameters(model) * BYTES[model.dtype]
+
+
+def _idle_experts(model: ModelSpec) -> int:
+    """Return the parameters of the experts that a token does not go through."""
+    text, stated = model.facts.text, model.architecture.get("text", {})
+    width = stated.get("moe_intermediate_size", 0)
+    experts = stated.get("num_experts", stated.get("n_routed_experts", text.experts))
+    active = stated.get("num_experts_per_tok", stated.get("top_k_experts", experts))
+    layers = text.layers - (text.first_intermediate is not None)
+    return layers * int(experts - active) * 3 * text.hidden * int(width)
 
 
 def _join(facts: ModelFacts) -> int:
