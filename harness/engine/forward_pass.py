@@ -390,8 +390,7 @@ class Pass:
             replace(record, origin=None if record.origin is None else record.origin.cpu())
             for record in make_records(self.prefill, self.sites, summary)
         )
-        if self.canvas is not None:
-            records = self.canvas.completed(records)
+        records = records if self.canvas is None else self.canvas.completed(records)
         stacked = None if logits is None else torch.stack(logits, dim=1)
         return GeneratedBatch(ids, records, stacked, self._cache_lengths)
 
