@@ -63,9 +63,9 @@ class VisPruner(TokenReducer):
     def plan(self, view: View, keep: int) -> Plan:
         """Keep important and diverse tokens of each crop.
 
-        Cost: O(M^2 D / 2) for the similarities of a crop of M tokens, or O(4/3 M^2 D) where they do not fit the memory,
-        O(M^2) for the nearest of each, anew whenever half are left, then (M - T) / 8 steps of O(M log M), each with
-        three device synchronisations at most. 1.5 of X X^T at 576 tokens, 1.0 at 2,880, 1.5 to 1.9 at 25,088.
+        Cost: O(M^2 D / 2) for the cosines of a crop's M tokens (O(4/3 M^2 D) beyond the memory), O(M^2) for
+        the nearest of each, anew whenever half are left, then (M - T) / 8 steps of O(M log M) with three device
+        synchronisations at most. 1.5 of X X^T at 576 tokens, 1.0 at 2,880, 1.5 to 1.9 at 25,088.
         """
         attention = require_finite(view.signals["cls_attention"].float(), "class attention")
         crops = Crops.of(view.grid, view.signals["tile"])
@@ -78,11 +78,9 @@ class VisPruner(TokenReducer):
         place = torch.arange(order.shape[1], device=order.device)
         after = (place - important.unsqueeze(1)).remainder(order.shape[1]).argsort(dim=1)
         similarity = cosines(groups.rows(require_finite(view.tokens, "tokens")))
+        ordered = order.gather(1, after)
         diverse = _without_duplicates(
-            order.gather(1, after),
-            groups.size.flatten() - important,
-            quotas - important,
-            similarity,
+            ordered, groups.size.flatten() - important, quotas - important, similarity
         )
         chosen = torch.zeros_like(diverse).scatter(1, order, place < important.unsqueeze(1))
         return Plan(groups.kept(chosen | diverse, keep), scores=attention)
@@ -107,9 +105,8 @@ def _without_duplicates(
             nearest = Nearest(similarity)
             order = torch.arange(width, device=order.device).expand_as(order)
         first, second = order[:, ::2], order[:, 1::2]
-        partners = torch.zeros_like(token_indices, dtype=torch.bool).scatter(
-            1, second, exists[:, 1::2]
-        )
+        absent = torch.zeros_like(token_indices, dtype=torch.bool)
+        partners = absent.scatter(1, second, exists[:, 1::2])
         likeness = nearest.among(partners, first, exists[:, ::2])
         likeness = likeness.masked_fill(~exists[:, ::2], -torch.inf)
         by_likeness = likeness.argsort(dim=1, descending=True, stable=True)
