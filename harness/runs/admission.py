@@ -6,6 +6,7 @@ All runs of a command are admitted before the first one starts. Kinds of method 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -282,7 +283,8 @@ def _check_needs(run: Candidate) -> None:
 def _check_task_folders(run: Candidate) -> None:
     benchmark = run.spec.benchmark
     path = benchmark.include_path
-    if path is not None and not path.is_dir():
+    # Not Path.is_dir and Path.exists, which raise for names that are too long.
+    if path is not None and not os.path.isdir(path):
         raise UserError(f"benchmark.include_path={str(path)!r} is not a directory of task files")
     for key, folder in (
         ("include_path", path),
@@ -291,7 +293,7 @@ def _check_task_folders(run: Candidate) -> None:
         if folder is not None:
             check_place(f"benchmark.{key}", folder)
     for source in benchmark.sources:
-        if not source.exists():
+        if not os.path.exists(source):
             raise UserError(f"benchmark.sources={str(source)!r} does not exist")
 
 

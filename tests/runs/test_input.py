@@ -290,6 +290,14 @@ def test_metrics_and_data_are_checked_before_the_model_loads(
     assert bench.fake.loads == 0
 
 
+@pytest.mark.parametrize("setting", ["include_path={}", "sources=[{}]"])
+def test_names_that_no_file_can_have_are_refused(bench: Bench, setting: str) -> None:
+    done = bench("method=none", "benchmark." + setting.format("x" * 300))
+    assert done.code == 2
+    assert done.err.startswith(f"error: benchmark.{setting.partition('=')[0]}=")
+    assert len(done.err.splitlines()) == 1
+
+
 def test_missing_calibration_prints_the_command(bench: Bench, tmp_path: Path) -> None:
     copy_weights(tmp_path / "model")
     done = bench("method=d2pruner", f"model.path={tmp_path / 'model'}", "model.name=fresh")
