@@ -35,7 +35,7 @@ class AutoPrune(TokenReducer):
     """Keeps what the words attend to, by a curve over the layers that bends with their mutual information.
 
     Attributes:
-        x0: layer about which the curve falls, whatever the depth.
+        x0: layer about which the curve falls, the same at every depth.
         k0: slope at no mutual information.
         gamma: decrease of the slope by each bit of it.
         slope: k of all samples; null: measured for each sample.

@@ -45,8 +45,8 @@ class ModelParts(ABC):
         return None
 
     def canvas_config(self, settings: CanvasSettings) -> Any:
-        """Return the library's settings of an answer on canvases."""
-        raise NotImplementedError
+        """Return the library's settings of an answer on canvases; None: there are none."""
+        return None
 
     @property
     def canvas_facts(self) -> CanvasFacts | None:

@@ -115,7 +115,7 @@ def halved(tokens: Tensor) -> tuple[Tensor, Tensor]:
     for edge in (slice(0, odd_rows), slice(None)), (slice(None), slice(0, odd_columns)):
         like_corner = cosine_similarity(means[:, *edge], corner, dim=3)
         alike[:, *edge] = alike[:, *edge].minimum(like_corner)
-    alike[:, : odd_rows * odd_columns, :1] = 1.0  # a cell of one part, whatever the rounding
+    alike[:, : odd_rows * odd_columns, :1] = 1.0  # exactly, for a cell of one part
     return means, alike
 
 
