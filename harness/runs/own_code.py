@@ -270,8 +270,10 @@ def source_file(module: str) -> Path | None:
     if file is None or module in PROGRAMS or module.partition(".")[0] in sys.stdlib_module_names:
         return None
     path = Path(file)
-    is_library = bool(LIBRARY_FOLDERS.intersection(path.parts))
-    is_library = is_library and not path.resolve().is_relative_to(ROOT)
+    place = path.resolve()
+    # An environment may lie in the checkout, and an installed package lies in an environment.
+    folders = place.relative_to(ROOT) if place.is_relative_to(ROOT) else place
+    is_library = not LIBRARY_FOLDERS.isdisjoint(folders.parts)
     return None if is_library or path.suffix != ".py" else path
 
 

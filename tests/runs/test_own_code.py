@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from torch import nn
 
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
-from espalier.harness.runs.own_code import is_importable, own_code
+from espalier.harness.runs import own_code as own_code_module
+from espalier.harness.runs.own_code import is_importable, own_code, source_file
 from espalier.methods.fastv import FastV
 
 CELL = '''
@@ -125,6 +128,32 @@ def test_modules_that_it_uses_count_by_their_files() -> None:
     }
     assert not is_importable(names["Mine"])
     assert is_importable(FastV)
+
+
+@pytest.mark.parametrize(
+    ("root", "file", "is_library"),
+    [
+        # A checkout that holds its environment, as `make` builds it.
+        ("checkout", "checkout/.venv/lib/python3.11/site-packages/numpy/linalg.py", True),
+        ("checkout", "checkout/methods/fastv.py", False),
+        ("checkout", "checkout/mine.py", False),
+        # An installed package, in the environment.
+        ("env/lib/site-packages/espalier", "env/lib/site-packages/numpy/linalg.py", True),
+        ("env/lib/site-packages/espalier", "env/lib/site-packages/espalier/methods/a.py", False),
+        ("env/lib/site-packages/espalier", "home/mine.py", False),
+        # An environment elsewhere, and a package of Debian's.
+        ("checkout", "env/lib/site-packages/numpy/linalg.py", True),
+        ("checkout", "usr/lib/python3/dist-packages/numpy/linalg.py", True),
+    ],
+)
+def test_a_library_counts_by_its_version_wherever_its_environment_lies(
+    root: str, file: str, is_library: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("placed")
+    module.__file__ = str(tmp_path / file)
+    monkeypatch.setitem(sys.modules, "placed", module)
+    monkeypatch.setattr(own_code_module, "ROOT", tmp_path / root)
+    assert source_file("placed") == (None if is_library else tmp_path / file)
 
 
 def test_values_of_a_function_count() -> None:
