@@ -72,6 +72,15 @@ def test_the_environment_is_activated_before_python_is_called() -> None:
     assert any(line.startswith("make run") for line in lines[: lines.index(ACTIVATE)])
 
 
+def test_ci_calls_the_first_commands_as_they_stand_in_an_environment_of_the_clone() -> None:
+    ci = (ROOT / ".ci" / "run").read_text().splitlines()
+    first = commands()[: commands().index(ACTIVATE)]
+    assert first == ["make run", "make test"]
+    assert [line for line in ci if line in first] == first
+    # Nothing moves the environment elsewhere.
+    assert not any("VENV=" in line.replace("SERVE_VENV=", "") for line in ci)
+
+
 @pytest.mark.parametrize("line", [line for line in commands() if " run.py" in line])
 def test_command_lines_of_run_compose(line: str, activate: str, tmp_path: Path) -> None:
     before, _, arguments = line.partition(" run.py")
