@@ -21,7 +21,7 @@ CMD ["--help"]
 FROM base AS cpu
 ARG CPU_INDEX=https://download.pytorch.org/whl/cpu
 RUN python3 -m pip install torch torchvision --constraint /opt/espalier/constraints.txt --index-url ${CPU_INDEX}
-RUN python3 -m pip install "espalier[wandb,slurm]" --find-links /opt/espalier --constraint /opt/espalier/constraints.txt
+RUN python3 -m pip install "espalier-vlm[wandb,slurm]" --find-links /opt/espalier --constraint /opt/espalier/constraints.txt
 
 FROM base AS cuda
-RUN python3 -m pip install "espalier[wandb,slurm]" --find-links /opt/espalier --constraint /opt/espalier/constraints.txt
+RUN python3 -m pip install "espalier-vlm[wandb,slurm]" --find-links /opt/espalier --constraint /opt/espalier/constraints.txt

@@ -26,9 +26,9 @@ def parts(text: str) -> dict[str, list[str]]:
 extras = parts(Path(__file__).with_name("requirements.txt").read_text(encoding="utf-8"))
 base = extras.pop("base")
 for name in ("slurm", "wandb"):
-    extras[name] = ["espalier[run]", *extras[name]]
-extras["dev"] = ["espalier[slurm,wandb]", *extras["dev"]]
+    extras[name] = ["espalier-vlm[run]", *extras[name]]
+extras["dev"] = ["espalier-vlm[slurm,wandb]", *extras["dev"]]
 # Developers need no Jupyter: the tests run the cells without it, and `make notebooks` installs it.
-extras["notebooks"] = ["espalier[run]", "jupyterlab>=4.2", "ipywidgets>=8"]
+extras["notebooks"] = ["espalier-vlm[run]", "jupyterlab>=4.2", "ipywidgets>=8"]
 
 setup(install_requires=base, extras_require=extras)

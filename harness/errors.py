@@ -71,7 +71,7 @@ def missing_extra(error: BaseException) -> UserError | None:
         return None  # of a user's module, or of a library
     extra = {"wandb": "wandb", "submitit": "slurm"}.get(package, "run")
     return UserError(
-        f"the package {package} is not installed; valid: pip install 'espalier[{extra}]'"
+        f"the package {package} is not installed; valid: pip install 'espalier-vlm[{extra}]'"
     )
 
 

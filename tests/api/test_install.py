@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from distutils.core import run_setup
 from pathlib import Path
 from zipfile import ZipFile
@@ -81,13 +82,13 @@ def test_requirements_are_those_of_requirements_txt_by_extra() -> None:
     lists = requirements()
     assert lists[""] == ["torch", "numpy"]
     assert {"transformers", "hydra-core", "lmms-eval"} <= {*lists["run"]}
-    assert lists["slurm"] == ["espalier", "submitit"]
-    assert lists["wandb"] == ["espalier", "wandb"]
+    assert lists["slurm"] == ["espalier-vlm", "submitit"]
+    assert lists["wandb"] == ["espalier-vlm", "wandb"]
     assert {"pytest", "ruff", "mypy"} <= {*lists["dev"]}
     listed = (ROOT / "requirements.txt").read_text().splitlines()
     installed = [Requirement(line).name for line in listed if line and not line.startswith("#")]
     by_extra = [name for extra, names in lists.items() if extra != "notebooks" for name in names]
-    assert sorted(installed) == sorted(name for name in by_extra if name != "espalier")
+    assert sorted(installed) == sorted(name for name in by_extra if name != "espalier-vlm")
 
 
 @pytest.mark.slow
@@ -96,7 +97,7 @@ def test_the_base_alone_imports_all_methods_and_names_the_extra_of_what_is_absen
 ) -> None:
     lists = requirements()
     extras = [name for extra in ("run", "slurm", "wandb") for name in lists[extra]]
-    script = BASE_ALONE.replace("EXTRAS", repr([name for name in extras if name != "espalier"]))
+    script = BASE_ALONE.replace("EXTRAS", repr([name for name in extras if name != "espalier-vlm"]))
     script += """
 from importlib import import_module
 from pathlib import Path
@@ -129,7 +130,7 @@ for line in (["run", "method=fastv"], ["store", "ls"], ["tables", "d2pruner"], [
     lines = [line, *(line.removeprefix("error: ") for line in done.stderr.splitlines())]
     assert len(lines) == 5
     for line in lines:
-        expected = r"the package \w+ is not installed; valid: pip install 'espalier\[run\]'"
+        expected = r"the package \w+ is not installed; valid: pip install 'espalier-vlm\[run\]'"
         assert re.fullmatch(expected, line), line
 
 
@@ -143,7 +144,7 @@ def test_an_import_that_fails_in_a_users_module_is_not_a_missing_extra(tmp_path:
     assert missing_extra(caught.value) is None
     with pytest.raises(ModuleNotFoundError) as caught:
         exec(code, {"__name__": "espalier.harness.mine"})
-    assert "pip install 'espalier[run]'" in str(missing_extra(caught.value))
+    assert "pip install 'espalier-vlm[run]'" in str(missing_extra(caught.value))
 
 
 def copied(place: Path) -> Path:
@@ -163,15 +164,20 @@ def pip(*arguments: str | Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the installed wheel."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("wheel")
     source = copied(place / "source")
     pip("wheel", source, *OFFLINE, "--no-build-isolation", "--wheel-dir", place)
-    (wheel,) = place.glob("*.whl")
-    pip("install", wheel, *OFFLINE, "--target", place / "site")
     shutil.rmtree(source)
-    return place / "site"
+    (file,) = place.glob("*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path) -> Path:
+    """A folder with the installed wheel."""
+    pip("install", wheel, *OFFLINE, "--target", wheel.parent / "site")
+    return wheel.parent / "site"
 
 
 class Installed:
@@ -209,12 +215,45 @@ def installed(site: Path, tmp_path: Path) -> Installed:
     return Installed(site, tmp_path)
 
 
+def printed_installs() -> set[str]:
+    """Return what every `pip install` of pages, notebooks, messages and images asks for, if it is this package."""
+    places = ("docs", "notebooks", "harness", "serve", "lab", "tasks", "README.md", "Dockerfile")
+    files = [file for place in places for file in (ROOT / place, *(ROOT / place).rglob("*"))]
+    texts = (
+        file.read_text(encoding="utf-8")
+        for file in files
+        if file.suffix in ("", ".md", ".py", ".ipynb", ".sh") and file.is_file()
+    )
+    lines = (line for text in texts for line in re.findall(r"pip install (.*)", text))
+    words = (word.strip("'\"`,;:)\\") for line in lines for word in line.split())
+    return {word for word in words if re.match(r"espalier(?![\w/.])", word.replace("-vlm", ""))}
+
+
+def test_each_printed_pip_install_names_this_distribution() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {Requirement(word.replace("{extra}", "run")).name for word in printed_installs()}
+    assert names == {project["name"]}
+
+
+@pytest.mark.slow
+def test_each_printed_pip_install_finds_the_wheel_of_this_checkout(wheel: Path) -> None:
+    installs = printed_installs()
+    assert {"espalier-vlm", "espalier-vlm[run]", "espalier-vlm[run,slurm]"} <= installs
+    for install in installs:
+        wanted = install.replace("{extra}", "run")
+        pip("install", wanted, "--dry-run", "--ignore-installed", *OFFLINE, f"-f{wheel.parent}")
+        with ZipFile(wheel) as file:
+            (record,) = (name for name in file.namelist() if name.endswith("/METADATA"))
+            extras = re.findall(r"^Provides-Extra: (.*)$", file.read(record).decode(), re.MULTILINE)
+        assert Requirement(wanted).extras <= {*extras}, install
+
+
 @pytest.mark.slow
 def test_a_wheel_holds_one_name_and_every_file_of_the_package(site: Path) -> None:
     assert {path.name for path in site.iterdir()} == {
         "bin",
         "espalier",
-        f"espalier-{espalier.__version__}.dist-info",
+        f"espalier_vlm-{espalier.__version__}.dist-info",
     }
     for folder in FOLDERS:
         place = site / "espalier" / ("" if folder == "espalier" else Path(folder).name)

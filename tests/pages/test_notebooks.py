@@ -91,7 +91,7 @@ def test_it_holds_the_outputs_of_one_run_from_the_top(path: Path) -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_needs_only_the_installed_package(path: Path) -> None:
     first = "".join(content(path)["cells"][0]["source"])
-    assert "pip install 'espalier[notebooks]'" in first
+    assert "pip install 'espalier-vlm[notebooks]'" in first
     pictures = re.sub(r'"image/png": "[^"]*"', "", path.read_text(encoding="utf-8"))
     assert not OF_A_MACHINE.findall(pictures)
     assert "sys.path" not in pictures

@@ -35,7 +35,7 @@ def packages() -> str:
         lines = file.read_text(encoding="utf-8").splitlines()
         wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
     else:
-        needs = [Requirement(line) for line in requires("espalier") or ()]
+        needs = [Requirement(line) for line in requires("espalier-vlm") or ()]
         wanted = [
             need for need in needs if not need.marker or need.marker.evaluate({"extra": "run"})
         ]
