@@ -67,7 +67,8 @@ def check(options: Mapping[str, Any]) -> None:
     """Raise UserError if the wandb package is missing or `wandb.init` lacks an option. Cost: its import."""
     if find_spec("wandb") is None:
         raise UserError(
-            "log='wandb' needs the package wandb, which is not installed; valid: none, or pip install 'espalier-vlm[wandb]'"
+            "log='wandb' needs the package wandb, which is not installed; "
+            "valid: none, or pip install 'espalier-vlm[wandb]'"
         )
     # wandb takes a second to import and need not be installed.
     import wandb
