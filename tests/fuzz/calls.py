@@ -6,6 +6,8 @@ import asyncio
 import os
 import subprocess
 import sys
+from pathlib import Path
+from random import Random
 
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT, located
@@ -65,6 +67,31 @@ def judge(name: str) -> None:
         except RequestError as trouble:
             wait = "" if trouble.wait is None else f"{trouble.wait:.0f}"
             raise UserError(f"{trouble} {wait}") from trouble
+
+
+def noise(kind: str, seed: str) -> None:
+    """Score an answer of drawn letters: it must be wrong."""
+    from espalier.tasks.data import utils
+
+    dice = Random(int(seed))
+    letters = "zqxjvkw ;<>_0\u0e01\u6f22" if kind in ("yes_no", "choice") else "zqxjvkw ;<>_"
+    answer = "".join(dice.choice(letters) for _ in range(dice.randrange(60)))
+    right = {"yes_no": "yes", "choice": "red", "number": "4", "exact": "a cat"}[kind]
+    doc = {"answers": [right], "choices": ["red", "blue"], "tolerance": (0.0, 0.0)}
+    scores = getattr(utils, f"score_{kind}")(doc, [answer])
+    assert scores["accuracy"] == 0, (answer, scores)
+    if kind != "exact":
+        assert scores["unparsed"] == 1, (answer, scores)
+
+
+def show_first(pictures: str, flag: str, store: str) -> None:
+    """Show the first run of a store with its pictures."""
+    from espalier.harness.cli.store import main
+
+    run = min((Path(store) / "runs").iterdir()).name
+    code = main(["show", run, "--pictures", pictures, flag, store])
+    if code:
+        raise SystemExit(code)
 
 
 def locale(store: str, **environment: str) -> None:

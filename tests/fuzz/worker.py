@@ -19,6 +19,7 @@ from typing import Any
 
 from espalier.harness.errors import UserError
 from tests.fuzz import calls
+from tests.fuzz.borders import borders
 from tests.fuzz.case import HERE, KEY, STORE, Case
 from tests.fuzz.files import files
 from tests.fuzz.judges import judges
@@ -39,7 +40,7 @@ LOCALES = (
 def cases(seed: int) -> list[Case]:
     """Return all cases of a seed, in a drawn order."""
     dice = Random(seed)
-    drawn = [*lines(dice), *files(dice), *judges()]
+    drawn = [*lines(dice), *files(dice), *judges(), *borders(dice)]
     drawn += [
         Case("locale", "call:locale", (STORE, *map("=".join, one.items())), seconds=120)
         for one in LOCALES
@@ -56,6 +57,7 @@ def carry_out(case: Case, here: Path, store: Path) -> list[str]:
     before = {path: _digest(path) for path in (here / "file", whole / "row.json")}
     if case.prepare is not None:
         case.prepare(here)
+    before |= {path: _digest(path) for path in (here / "precious").glob("*")}
     arguments = [
         text.replace(HERE, str(here)).replace(STORE, str(here / "store")) for text in case.arguments
     ]
