@@ -21,7 +21,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -176,7 +176,7 @@ def measure(
                 for side in sides[:: -1 if life % 2 else 1]:
                     arguments = engine_arguments(side.spec, folder, configuration)
                     if not side.spec.backend.built_in:
-                        arguments = {**arguments, "hf_overrides": {KEY: asdict(side.setting)}}
+                        arguments = {**arguments, "hf_overrides": {KEY: side.setting.values}}
                     engine.load(arguments)
                     rows += _life(engine, side, life, prompt, loads)
     return rows
