@@ -180,6 +180,15 @@ def _encodes(text: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
+def is_on(config: Any) -> bool:
+    """Return whether an engine's `hf_overrides` hold the plug-in's key; without it the engine is vLLM's own.
+
+    Args:
+        config: of the checkpoint, with the overrides.
+    """
+    return getattr(config, KEY, None) is not None
+
+
 def decode(text: str) -> Setting:
     """Return the setting of `Setting.encode`."""
     return Setting(**json.loads(text))

@@ -26,6 +26,9 @@ MODEL = ROOT / "harness" / "seedling" / "weights" / "seedling"
 
 TRUST = ("--trust-request-mm-kwargs", "--trust-request-chat-template")
 
+#: What switches the plug-in on.
+ON = ("--hf-overrides", '{"espalier": {}}', *TRUST)
+
 #: Seconds that a server may take to load.
 PATIENCE = 600
 
@@ -97,7 +100,7 @@ def row_of(done: subprocess.CompletedProcess[str]) -> dict:
 
 def test_a_server_answers_as_the_harness_does(code: Path, tmp_path: Path) -> None:
     settings = ("method=divprune", "ratio=0.75", "benchmark=seedling_rec", "limit=12")
-    with serving(code, tmp_path / "log", *TRUST) as (url, _):
+    with serving(code, tmp_path / "log", *ON) as (url, _):
         served = row_of(espalier(tmp_path / "a", *settings, "backend=vllm", f"backend.url={url}"))
         wrong = espalier(
             tmp_path / "b", *RUN, "model=seedling_full", f"backend.url={url}", "limit=1"
@@ -115,8 +118,9 @@ def test_a_server_answers_as_the_harness_does(code: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "environment", "line"),
     [
-        (TRUST, {"VLLM_PLUGINS": "none"}, "backend.url"),
-        ((), {}, "--trust-request-chat-template"),
+        (ON, {"VLLM_PLUGINS": "none"}, "backend.url"),
+        (TRUST, {}, "started with --hf-overrides"),
+        (ON[:2], {}, "--trust-request-chat-template"),
     ],
 )
 def test_a_server_without_the_plug_in_is_refused(
@@ -133,7 +137,7 @@ def test_a_server_without_the_plug_in_is_refused(
 
 def test_a_run_goes_on_after_its_server_has_died(code: Path, tmp_path: Path) -> None:
     store, length = tmp_path / "store", ("limit=40", "engine.batch_size=1")
-    with serving(code, tmp_path / "log", *TRUST) as (url, server):
+    with serving(code, tmp_path / "log", *ON) as (url, server):
         command = [sys.executable, "-m", "espalier", "run", f"store={store}", *RUN, *length]
         with subprocess.Popen(
             [*command, f"backend.url={url}"], stderr=subprocess.PIPE, encoding="utf-8"
@@ -147,7 +151,7 @@ def test_a_run_goes_on_after_its_server_has_died(code: Path, tmp_path: Path) -> 
     assert "Traceback" not in errors
     before = answered(store)
     assert before >= 3
-    with serving(code, tmp_path / "log", *TRUST) as (url, _):
+    with serving(code, tmp_path / "log", *ON) as (url, _):
         row = row_of(espalier(store, *RUN, *length, f"backend.url={url}"))
         again = row_of(espalier(tmp_path / "new", *RUN, *length, f"backend.url={url}"))
     assert row["status"] == "resumed"

@@ -20,7 +20,7 @@ from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.runs.run_key import key_parts
 from espalier.harness.runs.served import backend_check
 from espalier.harness.runs.served.engine_folders import code_folder
-from espalier.harness.runs.served.engine_pool import built_in_arguments
+from espalier.harness.runs.served.engine_pool import pruning_arguments
 from espalier.harness.runs.served.served_session import kept_of, sampling_of, setting_of
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
@@ -143,13 +143,13 @@ def test_pruning_of_vllm_is_in_arguments_settings_and_counts(tmp_path: Path) -> 
         spec = spec_of(*argv, f"backend.pruning={pruning}")
         settings = key_parts(spec, method_of(spec.method), Digests())["settings"]
         kept = kept_of(Setting("vidcom2", ratio=0.7), spec.budget, 12)
-        entries.append((settings["backend"].get("pruning"), built_in_arguments(spec), kept))
+        entries.append((settings["backend"].get("pruning"), pruning_arguments(spec), kept))
     arguments = {
         "video_pruning_rate": 0.7,
         "video_pruning_method": "vidcom2",
         "hf_overrides": {"architectures": ["PlainQwen3VLForConditionalGeneration"]},
     }
-    assert entries == [(None, {}, 4), ("vllm", arguments, 3)]
+    assert entries == [(None, {"hf_overrides": {"espalier": {}}}, 4), ("vllm", arguments, 3)]
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import command, print_error
 from espalier.harness.tools.serving.serve_report import PLAIN, write
 from espalier.methods.base import TokenReducer
-from espalier.serve.setting import KEY, Setting
+from espalier.serve.setting import Setting
 
 if TYPE_CHECKING:
     from espalier.harness.runs.served.served_chats import ServedPrompt
@@ -174,10 +174,8 @@ def measure(
             for life in range(lives):
                 # The unpruned model goes first in the first life, which the rates come from.
                 for side in sides[:: -1 if life % 2 else 1]:
-                    arguments = engine_arguments(side.spec, folder, configuration)
-                    if not side.spec.backend.built_in:
-                        arguments = {**arguments, "hf_overrides": {KEY: side.setting.values}}
-                    engine.load(arguments)
+                    values = side.setting.values
+                    engine.load(engine_arguments(side.spec, folder, configuration, values))
                     rows += _life(engine, side, life, prompt, loads)
     return rows
 
