@@ -184,7 +184,7 @@ def shortened(
     item = FAMILIES[config.architecture].places(config.hf_config, modality, fields, total)
     if len(item.prunable) != total:
         raise SettingError(
-            f"{config.architecture} has {total} tokens for a {modality}, and this plug-in places "
+            f"{config.architecture} has {total} tokens for this {modality}, and this plug-in places "
             f"{len(item.prunable)}; valid: a checkpoint with the usual tower of the class, or no hf_overrides.{KEY}"
         )
     count = int(item.prunable.sum())
