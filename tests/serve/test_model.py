@@ -154,6 +154,11 @@ def test_kept_tokens_have_their_positions_in_the_whole_prompt(
         assert torch.equal(tokens[0], part[:, :WIDTH])
         assert delta == after + 3 - 14
     assert positions.tolist() == [expected] * 3
+    # The first four tokens come out of the prefix cache: their places stay open, and nothing enters there.
+    positions, _ = model.get_mrope_input_positions([0] * 14, features)
+    _, positions, delta = model.recompute_mrope_positions(None, [stream[2:]], positions, 4)
+    assert positions[:, 4:].tolist() == [expected[4:]] * 3
+    assert delta == after + 3 - 14
 
 
 def test_words_between_frames_are_embedded_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
