@@ -28,7 +28,7 @@ def register() -> None:
     installed = vllm_version()
     with suppress(ImportError):  # a version that was not tested may have no such checks
         _watch_settings(installed)
-    if not tested(installed):
+    if not is_tested(installed):
         line = "vllm==%s was not tested with this plug-in, which does nothing; tested: %s"
         getLogger(f"vllm.{KEY}").warning(line, installed, ", ".join(TESTED))
         return
@@ -51,7 +51,7 @@ def vllm_version() -> str:
     return str(import_module("vllm").__version__)
 
 
-def tested(installed: str) -> bool:
+def is_tested(installed: str) -> bool:
     """Return whether a version of vLLM, with or without the suffix of a build, was tested."""
     return installed.partition("+")[0] in TESTED
 
@@ -99,7 +99,7 @@ def configuration_check(name: str, parent: Any, installed: str) -> Any:
 
 def check_version(installed: str) -> None:
     """Raise SettingError for a version of vLLM that was not tested."""
-    if not tested(installed):
+    if not is_tested(installed):
         raise SettingError(
             f"hf_overrides.{KEY}: vllm=={installed} was not tested with this plug-in; valid: {', '.join(TESTED)}"
         )

@@ -225,8 +225,8 @@ def _replacement(
     from vllm.multimodal.processing import PromptUpdateDetails
 
     ids = list(content.full)
-    whole = content.is_embed is None
-    embedded = torch.ones(len(ids), dtype=torch.bool) if whole else content.is_embed(ids)
+    every = torch.ones(len(ids), dtype=torch.bool)
+    embedded = every if content.is_embed is None else content.is_embed(ids)
     fields: Fields = {name: element.data for name, element in data.items()}
     short = shortened(config, modality, fields, ids, embedded, setting, question)
     for name, value in short.fields.items():

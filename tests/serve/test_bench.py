@@ -11,9 +11,9 @@ import pytest
 
 from espalier.harness.errors import UserError
 from espalier.harness.runs.served import backend_check
+from espalier.harness.stats import Interval
 from espalier.harness.tools.serving import serve_bench
 from espalier.harness.tools.serving.serve_bench import Loads, main, summary
-from espalier.harness.stats import Interval
 from espalier.harness.tools.serving.serve_report import (
     factor,
     goodput,

@@ -8,7 +8,7 @@ import io
 import json
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from espalier.serve.setting import SettingError
 class Echo:
     """An engine that answers with the line, or with the error of its arguments."""
 
-    versions = {"vllm": "0"}
+    versions: ClassVar = {"vllm": "0"}
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         if "wrong" in arguments:

@@ -6,7 +6,7 @@ import logging
 import sys
 from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from transformers import PixtralVisionConfig
@@ -24,7 +24,7 @@ CHECKS = "vllm.model_executor.models.config"
 class Check:
     """A check of vLLM's, which writes down what it saw."""
 
-    seen: list[Any] = []
+    seen: ClassVar[list[Any]] = []
 
     @classmethod
     def verify_and_update_model_config(cls, model_config: Any) -> None:
@@ -38,7 +38,7 @@ class Check:
 class OwnCheck(Check):
     """The check that vLLM has for one family."""
 
-    seen: list[Any] = []
+    seen: ClassVar[list[Any]] = []
 
 
 class Runner:

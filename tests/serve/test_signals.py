@@ -1,4 +1,4 @@
-"""Signals of a tower: attention and keys against formulas written out, caught by hooks on a stub of vLLM's attention."""
+"""Signals of a tower: attention and keys against formulas written out; hooks on a stub of vLLM's attention."""
 
 from __future__ import annotations
 

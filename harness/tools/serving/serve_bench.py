@@ -123,8 +123,8 @@ class Loads:
             capacity = max(row["requests_per_second"] for row in rows)
             self.rates = [share * capacity for share in self.shares]
         if self.limit is None:
-            alone = min(rows, key=lambda row: row["in_flight"])
-            self.limit = PATIENCE * alone["first_ms"] / 1e3
+            lightest = min(rows, key=lambda row: row["in_flight"])
+            self.limit = PATIENCE * lightest["first_ms"] / 1e3
 
 
 @command

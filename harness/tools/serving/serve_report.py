@@ -63,7 +63,7 @@ def page(rows: pd.DataFrame, device: str) -> list[str]:
     lives = rows.life.nunique()
     spread = "; gains with 95 % intervals over pairs of lives" if lives > 1 else ""
     lines = [
-        f"{subject(rows)} in vLLM on {device}, {counted(lives, 'engine life', 'engine lives')} of each, medians of a "
+        f"{subject(rows)} in vLLM on {device}, {engine_lives(lives)} of each, medians of a "
         f"load, means over lives{spread}.",
         "",
     ]
@@ -155,9 +155,9 @@ def selection_shares(rows: pd.DataFrame) -> pd.Series:
     return sums.selection_ms / sums.encoder_ms
 
 
-def counted(number: int, noun: str, nouns: str) -> str:
-    """Return a number with its noun."""
-    return f"{number} {noun if number == 1 else nouns}"
+def engine_lives(number: int) -> str:
+    """Return a number of engine lives in words."""
+    return f"{number} engine {'life' if number == 1 else 'lives'}"
 
 
 def gain(rows: pd.DataFrame, method: str, column: str, rising: bool) -> Interval:
@@ -253,7 +253,7 @@ def picture(rows: pd.DataFrame, device: str) -> Figure:
         if bursts
         else ""
     )
-    foot = f"{device}; {counted(lives, 'engine life', 'engine lives')} of each in turns{spread}.{burst}"
+    foot = f"{device}; {engine_lives(lives)} of each in turns{spread}.{burst}"
     return draw(plots, title, foot)
 
 
@@ -271,7 +271,7 @@ def _waits(rows: pd.DataFrame, method: str) -> Iterator[Spot]:
 
 
 def _by_load(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    for number, part in rows[rows.in_flight.notna()].groupby("in_flight"):
+    for _, part in rows[rows.in_flight.notna()].groupby("in_flight"):
         yield load_name(part), part
     for rate, part in rows[rows.rate.notna()].groupby("rate"):
         yield f"{rate:.2f} a second", part
