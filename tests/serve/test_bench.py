@@ -70,8 +70,8 @@ def test_the_sentence_is_that_of_the_rows(tmp_path: Path):
     text = sentence(rows(), "divprune")
     assert text == (
         "`divprune` at 0.75 (prompts of 45 and 45 tokens), 2 requests with 1 in flight and a burst of 2: "
-        "first token 1.95x [1.85, 2.06] and 1.00x [1.00, 1.00], "
-        "whole answer 1.49x [1.45, 1.53] and 1.00x [1.00, 1.00], "
+        "first token 1.95x [1.84, 2.07] and 1.00x [1.00, 1.00], "
+        "whole answer 1.49x [1.46, 1.52] and 1.00x [1.00, 1.00], "
         "requests a second 1.00x [1.00, 1.00] and 1.00x [1.00, 1.00]; "
         "choosing takes 25 % of the encoder's time; "
         "goodput within 500 ms: at least 4.00 against 2.00 requests a second."
