@@ -186,9 +186,10 @@ def _wrap_runners() -> None:
         ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner"),
     )
     for module, name in runners:
-        runner = getattr(import_module(module), name)
-        if not getattr(runner.load_model, "of_espalier", False):
-            runner.load_model = _asking(runner.load_model)
+        with suppress(ImportError):  # the runner of another platform
+            runner = getattr(import_module(module), name)
+            if not getattr(runner.load_model, "of_espalier", False):
+                runner.load_model = _asking(runner.load_model)
 
 
 def _asking(load_model: Any) -> Any:

@@ -153,9 +153,13 @@ def test_the_setting_chooses_the_pruned_class_and_three_axes(vllm: SimpleNamespa
         assert config.architectures == [PRUNED + NAME]
         section = config.text_config.rope_parameters.get("mrope_section")
         assert section == ([2, 0, 0] if axes else None)
-    loading = vllm.runners[1](SimpleNamespace(channelled=True), PRUNED + NAME)
-    loading.load_model()
-    assert loading.is_multimodal_pruning_enabled
+    marks = {PRUNED: "channelled", PLAIN: "is_multimodal_pruning_enabled"}
+    for runner in vllm.runners:
+        for prefix, mark in marks.items():
+            for value in (True, False):
+                loading = runner(SimpleNamespace(**{mark: value}), prefix + NAME)
+                loading.load_model()
+                assert loading.is_multimodal_pruning_enabled is value
 
 
 def test_both_names_of_a_class_lead_to_one_module(vllm: SimpleNamespace) -> None:
