@@ -29,6 +29,7 @@ class Family:
         tower: from a model to its tower.
         axes: position axes of the decoder.
         built_in: methods that vLLM itself has for this class, chosen by `video_pruning_method`.
+        towers: types of vision configurations that `tower` reads; none: the class has one type.
     """
 
     module: str
@@ -37,6 +38,7 @@ class Family:
     tower: Callable[[Any], Tower]
     axes: int = 1
     built_in: tuple[str, ...] = ()
+    towers: tuple[str, ...] = ()
 
 
 def side_of(config: Any) -> int:
@@ -265,16 +267,25 @@ def qwen_tower(model: Any) -> Tower:
     )
 
 
-#: Before an architecture's name: vLLM's class as it is, for vLLM's own pruning.
-PLAIN = "Plain"
+#: Before an architecture's name: the class of this package; and vLLM's as it is, for runs that leave pruning to vLLM.
+PRUNED, PLAIN = "Pruned", "Plain"
+
+#: Types of the towers of LLaVA with a fixed number of patches.
+SQUARE_TOWERS = ("clip_vision_model", "siglip_vision_model")
 
 #: By the architecture of a checkpoint's config.json.
 FAMILIES = {
     "LlavaForConditionalGeneration": Family(
-        "llava", "LlavaForConditionalGeneration", llava_places, llava_tower
+        "llava",
+        "LlavaForConditionalGeneration",
+        llava_places,
+        llava_tower,
+        towers=SQUARE_TOWERS,
     ),
     **{
-        name: Family(module, name, partial(anyres_places, module, name), llava_tower)
+        name: Family(
+            module, name, partial(anyres_places, module, name), llava_tower, towers=SQUARE_TOWERS
+        )
         for module, name in (
             ("llava_next", "LlavaNextForConditionalGeneration"),
             ("llava_onevision", "LlavaOnevisionForConditionalGeneration"),

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem
-from vllm.multimodal.processing import PromptUpdateDetails
 
 from espalier.methods.base import MethodError, View
 from espalier.serve.families import FAMILIES
@@ -57,6 +55,11 @@ def engine_setting(config: Any) -> Setting:
 
 class PrunedProcessor:
     """Mixin over a family's processor."""
+
+    def get_dummy_inputs(self, *args: Any, **options: Any) -> Any:
+        """Return the inputs that size the encoder's cache: whole items, since a request may keep every token."""
+        inputs = super().get_dummy_inputs(*args, **options)  # type: ignore[misc]
+        return replace(inputs, hf_processor_mm_kwargs={KEY: {"method": "none"}})
 
     def apply(self, inputs: Any, timing_ctx: Any) -> Any:
         """Read the request's setting, then process the prompt under it.
@@ -119,7 +122,7 @@ class PrunedProcessor:
                 variants[:] = [
                     replace(
                         update,
-                        content=shortened(
+                        content=_replacement(
                             config, modality, data, update.content, request.setting, question
                         ),
                     )
@@ -139,34 +142,51 @@ class PrunedProcessor:
         return [token for index, token in enumerate(ids) if index not in visual]
 
 
+@dataclass(frozen=True, eq=False)
+class Shortened:
+    """The replacement of one item with the placeholders that stay.
+
+    Attributes:
+        ids: placeholders and the words between them.
+        embedded: (L,) True for a placeholder; all of them where words become embeddings.
+        fields: what the model needs of the setting, by field name.
+    """
+
+    ids: list[int]
+    embedded: Tensor
+    fields: Mapping[str, Tensor]
+
+
 def shortened(
     config: Any,
     modality: str,
-    data: Any,
-    content: PromptUpdateDetails,
+    fields: Fields,
+    ids: Sequence[int],
+    embedded: Tensor,
     setting: Setting,
     question: Sequence[int],
-) -> PromptUpdateDetails:
-    """Return the replacement of one item with fewer placeholders, and add the item's fields for the model.
+) -> Shortened:
+    """Return the replacement of one item with fewer placeholders, and the fields for the model.
 
     Args:
         config: vLLM's configuration of the model.
         modality: image or video.
-        data: the item's fields; four are added.
-        content: the whole replacement.
+        fields: of the item.
+        ids: of the whole replacement.
+        embedded: (T,) True for its placeholders, False for its words.
         setting: of the request.
         question: ids of the prompt's words, where the method reads them.
+
+    Raises:
+        SettingError: the method cannot keep as many, or the item has another number of tokens than its family.
     """
-    ids = list(content.full)
-    embedded = (
-        torch.ones(len(ids), dtype=torch.bool)
-        if content.is_embed is None
-        else content.is_embed(ids)
-    )
     total = int(embedded.sum())
-    fields: Fields = {name: element.data for name, element in data.items()}
-    family = FAMILIES[config.architecture]
-    item = family.places(config.hf_config, modality, fields, total)
+    item = FAMILIES[config.architecture].places(config.hf_config, modality, fields, total)
+    if len(item.prunable) != total:
+        raise SettingError(
+            f"{config.architecture} has {total} tokens for this {modality}, and this plug-in places "
+            f"{len(item.prunable)}; valid: a checkpoint with the usual tower of the class, or no hf_overrides.{KEY}"
+        )
     count = int(item.prunable.sum())
     kept = setting.kept(count)
     if kept < count:
@@ -179,19 +199,41 @@ def shortened(
         layout = torch.stack([torch.tensor(ids), embedded.long()])
     stays = torch.ones(len(ids), dtype=torch.bool)
     stays[places[total - (count - kept) :]] = False
-    short = [token for token, remains in zip(ids, stays.tolist(), strict=True) if remains]
     mask = embedded[stays]
-    encoded = torch.tensor(list(setting.encode().encode()), dtype=torch.uint8)
-    for name, value in (
-        (SETTING, encoded),
-        (COUNTS, torch.tensor([total, count, kept])),
-        (LAYOUT, layout),
-        (QUESTION, torch.tensor(question, dtype=torch.long)),
-    ):
+    return Shortened(
+        ids=[token for token, remains in zip(ids, stays.tolist(), strict=True) if remains],
+        embedded=torch.ones_like(mask) if layout.numel() else mask,
+        fields={
+            SETTING: torch.tensor(list(setting.encode().encode()), dtype=torch.uint8),
+            COUNTS: torch.tensor([total, count, kept]),
+            LAYOUT: layout,
+            QUESTION: torch.tensor(question, dtype=torch.long),
+        },
+    )
+
+
+def _replacement(
+    config: Any,
+    modality: str,
+    data: Any,
+    content: Any,
+    setting: Setting,
+    question: Sequence[int],
+) -> Any:
+    """Return vLLM's form of a shortened replacement, and add its fields to the item's `data`."""
+    from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem
+    from vllm.multimodal.processing import PromptUpdateDetails
+
+    ids = list(content.full)
+    every = torch.ones(len(ids), dtype=torch.bool)
+    embedded = every if content.is_embed is None else content.is_embed(ids)
+    fields: Fields = {name: element.data for name, element in data.items()}
+    short = shortened(config, modality, fields, ids, embedded, setting, question)
+    for name, value in short.fields.items():
         data[name] = MultiModalFieldElem(data=value, field=MultiModalBatchedField(keep_on_cpu=True))
-    if layout.numel() or content.is_embed is None:
-        return PromptUpdateDetails.from_seq(short)
-    return PromptUpdateDetails(full=short, is_embed=lambda full: mask)
+    if bool(short.embedded.all()):
+        return PromptUpdateDetails.from_seq(short.ids)
+    return PromptUpdateDetails(full=short.ids, is_embed=lambda full: short.embedded)
 
 
 def check_served(setting: Setting, config: Any, items: Any) -> None:
@@ -205,8 +247,6 @@ def check_served(setting: Setting, config: Any, items: Any) -> None:
     Raises:
         SettingError: it cannot; one line with the key and what is valid.
     """
-    if setting.method == "none":
-        return
     family, hf_config = FAMILIES[config.architecture], config.hf_config
     text, vision = hf_config.get_text_config(), hf_config.vision_config
     needs = setting.needs(text.num_hidden_layers)
@@ -215,7 +255,7 @@ def check_served(setting: Setting, config: Any, items: Any) -> None:
             "espalier.positions='renumbered' needs positions on one axis, this model has "
             f"{family.axes}; valid: original"
         )
-    if setting.positions == "original" and not config.uses_mrope:
+    if setting.positions == "original" and not config.uses_mrope and setting.method != "none":
         raise SettingError(
             "espalier.positions='original' is not possible where the engine's default is renumbered; "
             "valid: renumbered"

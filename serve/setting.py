@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from inspect import isabstract
 from pathlib import Path
@@ -24,6 +24,7 @@ from espalier.methods.base import (
     TokenReducer,
 )
 from espalier.methods.chance import row_generators
+from espalier.serve.hyper_parameters import annotations_of, typed
 
 #: The key of a request's `mm_processor_kwargs`, and of the engine's `hf_overrides`.
 KEY = "espalier"
@@ -73,7 +74,7 @@ class Setting:
         """Return the setting with the values of a request; a ratio replaces a count, and a count a ratio.
 
         Raises:
-            SettingError: an unknown key, or a value of the wrong type or out of range.
+            SettingError: an unknown key, a value of the wrong type or out of range, or both a ratio and a count.
         """
         names = [entry.name for entry in fields(Setting)]
         if not isinstance(values, Mapping):
@@ -82,8 +83,15 @@ class Setting:
             if name not in names:
                 raise SettingError(f"espalier.{name} is unknown; valid: {', '.join(names)}")
         changes = dict(values)
-        if "ratio" in changes:
-            changes.setdefault("keep", None)
+        if changes.get("keep") is None:
+            changes |= {"keep": None} if "ratio" in changes else {}
+        elif "ratio" in changes:
+            raise SettingError(
+                f"espalier.ratio={changes['ratio']!r} and espalier.keep={changes['keep']!r} contradict each other; "
+                "valid: one of both"
+            )
+        else:
+            changes["ratio"] = 0.0
         if "method" in changes and changes["method"] != self.method:
             changes.setdefault("params", {})
         setting = replace(self, **changes)
@@ -101,10 +109,20 @@ class Setting:
             raise SettingError(
                 f"espalier.positions={self.positions!r}; valid: {', '.join(positions)}"
             )
-        if type(self.seed) is not int or not isinstance(self.sample, str):
+        if not isinstance(self.params, Mapping):
             raise SettingError(
-                f"espalier.seed={self.seed!r}, sample={self.sample!r}; valid: an integer, a text"
+                f"espalier.params={self.params!r} is no table; valid: {{}}, or hyper-parameters by name"
             )
+        if type(self.seed) is not int:
+            raise SettingError(f"espalier.seed={self.seed!r} is no seed; valid: an integer")
+        if not isinstance(self.sample, str) or not _encodes(self.sample):
+            raise SettingError(f"espalier.sample={self.sample!r} is no name; valid: a text")
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return what a request states for this setting: a ratio or a count."""
+        idle = "ratio" if self.keep is not None else "keep"
+        return {name: value for name, value in asdict(self).items() if name != idle}
 
     @cached_property
     def reducer(self) -> TokenReducer:
@@ -126,9 +144,9 @@ class Setting:
         """
         try:
             sites = self.reducer.sites(depth)
+            reason = why_refused(self.reducer, sites, depth)
         except MethodError as error:
             raise SettingError(f"espalier.method={self.method!r}: {error}") from error
-        reason = why_refused(self.reducer, sites, depth)
         if reason is not None:
             raise SettingError(refused(self.method, reason))
         return sites
@@ -155,6 +173,20 @@ class Setting:
     def encode(self) -> str:
         """Return the setting as JSON, equal for equal settings."""
         return json.dumps(asdict(self), sort_keys=True)
+
+
+def _encodes(text: str) -> bool:
+    """Return whether a text has bytes; half of a pair of surrogates, which JSON can hold, has none."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def is_on(config: Any) -> bool:
+    """Return whether an engine's `hf_overrides` hold the plug-in's key; without it the engine is vLLM's own.
+
+    Args:
+        config: of the checkpoint, with the overrides.
+    """
+    return getattr(config, KEY, None) is not None
 
 
 def decode(text: str) -> Setting:
@@ -192,6 +224,7 @@ def why_refused(method: TokenReducer, sites: Iterable[Site], depth: int) -> str 
     return None
 
 
+@cache
 def names() -> tuple[str, ...]:
     """Return the names of all methods: each has a file of code and a file of configuration."""
     root = Path(methods.__file__).parent
@@ -234,9 +267,18 @@ def build(name: object, params: Mapping[str, Any]) -> Method:
             valid = ", ".join(names_of_fields) or "none"
             raise SettingError(f"espalier.params.{key} is unknown; method {name} has: {valid}")
     try:
-        return kind(**params)
-    except (MethodError, TypeError) as error:
+        return kind(**{key: _param(name, kind, key, value) for key, value in params.items()})
+    except MethodError as error:
         raise SettingError(f"espalier.params of method {name}: {error}") from error
+
+
+def _param(name: object, kind: type[Method], key: str, value: Any) -> Any:
+    try:
+        return typed(value, annotations_of(kind)[key])
+    except TypeError as error:
+        raise SettingError(
+            f"espalier.params.{key}={value!r} is not valid for method {name}; valid: {error}"
+        ) from None
 
 
 def served() -> tuple[str, ...]:

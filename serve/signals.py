@@ -86,7 +86,9 @@ class TowerSignals:
         """Return (images, patches, ...) of a signal from queries and keys (images, H, S, Dh)."""
         skip = self._tower.class_tokens
         if signal.startswith("wide"):
-            query, key = (states.transpose(1, 2).flatten(2).unsqueeze(1) for states in (query, key))
+            query, key = (
+                all_heads(states).transpose(1, 2).flatten(2).unsqueeze(1) for states in (query, key)
+            )
             scale = query.shape[-1] ** -0.5
         if signal.endswith("keys"):
             return over_ranks(key[:, :, skip:].mean(1))
@@ -114,6 +116,16 @@ def ranks() -> int:
     from vllm.distributed import get_tensor_model_parallel_world_size
 
     return int(get_tensor_model_parallel_world_size())
+
+
+def all_heads(states: Tensor) -> Tensor:
+    """Return (images, H, S, Dh) of all processes: one wide head has the channels of every head."""
+    if ranks() == 1:
+        return states
+    from vllm.distributed import tensor_model_parallel_all_gather
+
+    gathered: Tensor = tensor_model_parallel_all_gather(states.contiguous(), dim=1)
+    return gathered
 
 
 def over_ranks(mean: Tensor) -> Tensor:

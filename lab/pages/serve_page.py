@@ -6,23 +6,40 @@ import re
 import sys
 from collections.abc import Sequence
 
+import pandas as pd
+
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.commands import command
+from espalier.harness.tools.serving.serve_report import methods, sentence
 from espalier.methods.base import TokenReducer
 from espalier.serve.families import FAMILIES
 from espalier.serve.setting import method_class, names, reason_of
 from lab.pages.page_writer import print_or_write, table
 
-#: The generated part of the page.
-PART = re.compile(r"(<!-- what is served -->\n).*(<!-- end -->\n)", re.DOTALL)
+#: A generated part of the page.
+PART = re.compile(r"(<!-- (.*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 PAGE = ROOT / "docs" / "serve.md"
 
+#: Rows of `espalier bench serve`; the two large models are `--narrow`.
+MEASURED = sorted((ROOT / "lab" / "measured" / "serving").glob("*.csv"))
+
 
 def page() -> str:
-    """Return the page with its table of methods."""
+    """Return the page with its table of methods and its times."""
     text = PAGE.read_text(encoding="utf-8")
-    return PART.sub(lambda part: f"{part[1]}{served_table()}{part[2]}", text)
+    parts = {"what is served": served_table, "under load": load_list}
+    return PART.sub(lambda part: f"{part[1]}{parts[part[2]]()}{part[3]}", text)
+
+
+def load_list() -> str:
+    """Return a line for each measured model and method."""
+    lines = []
+    for path in MEASURED:
+        rows = pd.read_csv(path)
+        name = rows.model.iloc[0]
+        lines += [f"- `{name}`: {sentence(rows, method)}\n" for method in methods(rows)]
+    return "".join(lines)
 
 
 def served_table() -> str:

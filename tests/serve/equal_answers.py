@@ -30,6 +30,7 @@ from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec
 from espalier.methods.base import MethodError
 from espalier.serve.families import PLAIN
+from espalier.serve.setting import KEY
 from tests.serve.families import FAMILIES
 from tests.tiny import chat, load_tiny, picture, save_tiny
 
@@ -100,8 +101,8 @@ def loaded(
         spec = replace(family.spec, path=save_tiny(family.spec, folder / "checkpoint"))
         side = Side(load_tiny(spec, folder / "checkpoint", "float32"), family.chats)
     place = model_folder(folder / "model", side.adapter.spec, side.adapter)
-    if plain:
-        options["hf_overrides"] = {"architectures": [PLAIN + type(side.adapter.model).__name__]}
+    plain_class = {"architectures": [PLAIN + type(side.adapter.model).__name__]}
+    options["hf_overrides"] = plain_class if plain else {KEY: {}}
     engine.load({"model": str(place), **OPTIONS, **options})
     return side
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,12 +21,18 @@ import pytest
 
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.served.engine_folders import code_folder
+from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
+from espalier.serve.setting import KEY
+from lab.pages.serve_page import PAGE
 
 PYTHON = Path(os.environ.get("SERVE_PYTHON", ".venv-serve/bin/python"))
 
 MODEL = ROOT / "harness" / "seedling" / "weights" / "seedling"
 
 TRUST = ("--trust-request-mm-kwargs", "--trust-request-chat-template")
+
+#: What switches the plug-in on.
+ON = ("--hf-overrides", '{"espalier": {}}', *TRUST)
 
 #: Seconds that a server may take to load.
 PATIENCE = 600
@@ -97,7 +105,7 @@ def row_of(done: subprocess.CompletedProcess[str]) -> dict:
 
 def test_a_server_answers_as_the_harness_does(code: Path, tmp_path: Path) -> None:
     settings = ("method=divprune", "ratio=0.75", "benchmark=seedling_rec", "limit=12")
-    with serving(code, tmp_path / "log", *TRUST) as (url, _):
+    with serving(code, tmp_path / "log", *ON) as (url, _):
         served = row_of(espalier(tmp_path / "a", *settings, "backend=vllm", f"backend.url={url}"))
         wrong = espalier(
             tmp_path / "b", *RUN, "model=seedling_full", f"backend.url={url}", "limit=1"
@@ -112,11 +120,54 @@ def test_a_server_answers_as_the_harness_does(code: Path, tmp_path: Path) -> Non
     assert "valid for model='seedling_full': a server of" in wrong.stderr
 
 
+def test_the_printed_request_gets_the_answers_of_the_harness(code: Path, tmp_path: Path) -> None:
+    """The one of docs/serve.md, with a model, pictures and questions that are here."""
+    printed = re.search(
+        r"curl http://localhost:8000(\S+) .*?-d '(.*?)'\n```", PAGE.read_text("utf-8"), re.DOTALL
+    )
+    assert printed is not None
+    docs = [*samples("seedling_vqa", "test", 0, 4_000_000, 6)]
+    table = tmp_path / "scenes.jsonl"
+    records, answers = [], []
+    with serving(code, tmp_path / "log", *ON[:2], "--trust-request-mm-kwargs") as (url, _):
+        for number, doc in enumerate(docs):
+            picture = tmp_path / f"{number}.png"
+            sample_scene(doc).to_pil().save(picture)
+            question = {"question": doc["question"], "answer": doc["answer"]}
+            records.append(json.dumps({"image": picture.name, **question}))
+            data = base64.b64encode(picture.read_bytes()).decode()
+            body = json.loads(printed[2])
+            medium, words = body["messages"][0]["content"]
+            body["model"], words["text"] = str(MODEL), doc["question"]
+            medium["image_url"]["url"] = f"data:image/png;base64,{data}"
+            reply = httpx.post(url + printed[1], json=body, timeout=PATIENCE).json()
+            # vLLM decodes word by word, so the blank before the first word stays.
+            answers.append(reply["choices"][0]["message"]["content"].strip())
+            # The begin token and the names of two turns stand around the question.
+            length = 3 + len(doc["question"].split()) + body["mm_processor_kwargs"][KEY]["keep"]
+            assert reply["usage"]["prompt_tokens"] == length
+    table.write_text("\n".join(records), encoding="utf-8")
+    setting = json.loads(printed[2])["mm_processor_kwargs"][KEY]
+    own = [f"method={setting['method']}", f"keep={setting['keep']}", "engine.paired=0"]
+    own += ["benchmark=data", f"benchmark.path={table}", "+benchmark.prompt.post_prompt=''"]
+    row_of(espalier(tmp_path / "store", *own))
+    entries = [
+        json.loads(line)
+        for path in (tmp_path / "store").rglob("*.jsonl")
+        for line in path.read_text("utf-8").splitlines()
+        if "journal" in str(path)
+    ]
+    expected = {entry["doc_id"]: entry["answer"] for entry in entries if "answer" in entry}
+    assert answers == [expected[number] for number in range(len(docs))]
+    assert len(set(answers)) > 1
+
+
 @pytest.mark.parametrize(
     ("options", "environment", "line"),
     [
-        (TRUST, {"VLLM_PLUGINS": "none"}, "backend.url"),
-        ((), {}, "--trust-request-chat-template"),
+        (ON, {"VLLM_PLUGINS": "none"}, "backend.url"),
+        (TRUST, {}, "started with --hf-overrides"),
+        (ON[:2], {}, "--trust-request-chat-template"),
     ],
 )
 def test_a_server_without_the_plug_in_is_refused(
@@ -133,7 +184,7 @@ def test_a_server_without_the_plug_in_is_refused(
 
 def test_a_run_goes_on_after_its_server_has_died(code: Path, tmp_path: Path) -> None:
     store, length = tmp_path / "store", ("limit=40", "engine.batch_size=1")
-    with serving(code, tmp_path / "log", *TRUST) as (url, server):
+    with serving(code, tmp_path / "log", *ON) as (url, server):
         command = [sys.executable, "-m", "espalier", "run", f"store={store}", *RUN, *length]
         with subprocess.Popen(
             [*command, f"backend.url={url}"], stderr=subprocess.PIPE, encoding="utf-8"
@@ -147,7 +198,7 @@ def test_a_run_goes_on_after_its_server_has_died(code: Path, tmp_path: Path) -> 
     assert "Traceback" not in errors
     before = answered(store)
     assert before >= 3
-    with serving(code, tmp_path / "log", *TRUST) as (url, _):
+    with serving(code, tmp_path / "log", *ON) as (url, _):
         row = row_of(espalier(store, *RUN, *length, f"backend.url={url}"))
         again = row_of(espalier(tmp_path / "new", *RUN, *length, f"backend.url={url}"))
     assert row["status"] == "resumed"

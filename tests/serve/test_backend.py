@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -14,20 +16,28 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget, BudgetMismatch
 from espalier.harness.engine.record import SampleRecord
+from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import Sample
 from espalier.harness.kinds.method_stack import method_of
 from espalier.harness.runs.run_key import key_parts
 from espalier.harness.runs.served import backend_check
 from espalier.harness.runs.served.engine_folders import code_folder
-from espalier.harness.runs.served.engine_pool import built_in_arguments
-from espalier.harness.runs.served.served_session import kept_of, sampling_of, setting_of
-from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.runs.served.engine_pool import pruning_arguments
+from espalier.harness.runs.served.served_chats import ServedCodec
+from espalier.harness.runs.served.served_session import (
+    ServedGenerator,
+    kept_of,
+    sampling_of,
+    setting_of,
+)
+from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec, RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.divprune import DivPrune
+from espalier.serve.plugin import TESTED
 from espalier.serve.setting import Setting
 from lab.pages.serve_page import PAGE, page
-from tests.tiny import LLAVA
+from tests.tiny import LLAVA, chat, load_tiny, picture, save_tiny
 
 
 def spec_of(*argv: str) -> RunSpec:
@@ -46,7 +56,10 @@ def check(*argv: str) -> None:
     [
         ((), "backend=vllm needs backend.python"),
         (("backend.python=/no/python",), "backend.python='/no/python' does not run"),
-        ((f"backend.python={sys.executable}",), "has no vllm; valid:"),
+        (
+            (f"backend.python={sys.executable}",),
+            rf"has no vllm; valid: {sys.executable} -m pip install vllm=={TESTED[-1]}$",
+        ),
     ],
 )
 def test_without_an_engine_the_line_names_what_is_missing(argv: tuple[str, ...], line: str) -> None:
@@ -143,13 +156,13 @@ def test_pruning_of_vllm_is_in_arguments_settings_and_counts(tmp_path: Path) -> 
         spec = spec_of(*argv, f"backend.pruning={pruning}")
         settings = key_parts(spec, method_of(spec.method), Digests())["settings"]
         kept = kept_of(Setting("vidcom2", ratio=0.7), spec.budget, 12)
-        entries.append((settings["backend"].get("pruning"), built_in_arguments(spec), kept))
+        entries.append((settings["backend"].get("pruning"), pruning_arguments(spec), kept))
     arguments = {
         "video_pruning_rate": 0.7,
         "video_pruning_method": "vidcom2",
         "hf_overrides": {"architectures": ["PlainQwen3VLForConditionalGeneration"]},
     }
-    assert entries == [(None, {}, 4), ("vllm", arguments, 3)]
+    assert entries == [(None, {"hf_overrides": {"espalier": {}}}, 4), ("vllm", arguments, 3)]
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +191,40 @@ def test_the_setting_is_that_of_the_run() -> None:
     }
     with pytest.raises(UserError, match=r"generation.num_beams=3 has no counterpart"):
         sampling_of({"num_beams": 3}, 0, ())
+
+
+class Answering:
+    """An engine that reads as many tokens as the method keeps."""
+
+    def __init__(self, kept: int) -> None:
+        self.kept = kept
+
+    def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        lengths = [len(request["prompt"]) - 1 + self.kept for request in requests]
+        return [{"ids": [3, 4], "prompt": length, "ended": False} for length in lengths]
+
+
+def test_the_cache_of_a_served_prompt_has_the_bytes_of_that_prompt_alone(tmp_path: Path) -> None:
+    """In the harness's own engine the shorter prompts of a batch are padded; with one prompt both count alike."""
+    adapter = load_tiny(LLAVA, save_tiny(LLAVA, tmp_path), "float32")
+    spec = AnswerSpec(
+        model=adapter.spec,
+        method=MethodSpec("divprune"),
+        budget=Budget("kept", 0.75),
+        engine=EngineSpec(),
+    )
+    chats = [chat(words, picture(n, 28, 28)) for n, words in enumerate(("w1", "w1 w2 w3 w4"))]
+    served = ServedGenerator(spec, adapter, DivPrune(), Answering(4))
+    prompts = ServedCodec(adapter).encode(chats)
+    counted = [record.kv_bytes for record in served.generate(prompts, ["a", "b"]).records]
+    with Session(adapter, DivPrune(), spec.budget) as session:
+        alone = [
+            session.generate(adapter.encode([single]), ["a"], max_new_tokens=3).records[0].kv_bytes
+            for single in chats
+        ]
+        padded = session.generate(adapter.encode(chats), ["a", "b"], max_new_tokens=3).records
+    assert counted == alone
+    assert [record.kv_bytes for record in padded] == [alone[1]] * 2
 
 
 def test_counts_of_several_pictures_are_verified_one_by_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -10,10 +11,19 @@ import pytest
 
 from espalier.harness.errors import UserError
 from espalier.harness.runs.served import backend_check
+from espalier.harness.stats import Interval
 from espalier.harness.tools.serving import serve_bench
 from espalier.harness.tools.serving.serve_bench import Loads, main, summary
-from espalier.harness.tools.serving.serve_report import goodput, page, sentence, write
+from espalier.harness.tools.serving.serve_report import (
+    factor,
+    goodput,
+    load_name,
+    page,
+    sentence,
+    write,
+)
 from espalier.serve.load import Load
+from lab.pages.serve_page import MEASURED
 
 
 def reply(*first: float, tokens: int = 3, seconds: float = 2.0) -> dict:
@@ -58,12 +68,18 @@ def test_figures_of_a_load():
 
 def test_the_sentence_is_that_of_the_rows(tmp_path: Path):
     text = sentence(rows(), "divprune")
-    assert text.startswith("`divprune` at 0.75 is 1.95x [1.8, 2.07] sooner alone and 1.00x [1, 1]")
-    assert "(16 in flight; " in text
-    assert text.endswith("within 500 ms: at least 4.00 against 2.00 requests a second.")
+    assert text == (
+        "`divprune` at 0.75 (prompts of 45 and 45 tokens), 2 requests with 1 in flight and a burst of 2: "
+        "first token 1.95x [1.84, 2.07] and 1.00x [1.00, 1.00], "
+        "whole answer 1.49x [1.46, 1.52] and 1.00x [1.00, 1.00], "
+        "requests a second 1.00x [1.00, 1.00] and 1.00x [1.00, 1.00]; "
+        "choosing takes 25 % of the encoder's time; "
+        "goodput within 500 ms: at least 4.00 against 2.00 requests a second."
+    )
     assert goodput(rows(), "none") == "2.00"
     lines = write(rows(), tmp_path / "deep" / "serve_m", "a device")
-    assert any(line.startswith("| 2.00 a second | `none` | 300 | 300 | 100.0 |") for line in lines)
+    # Two requests have no 99th percentile.
+    assert any(line.startswith("| 2.00 a second | `none` | 300 | - | 100.0 |") for line in lines)
     assert lines[0].startswith("m in vLLM on a device, 3 engine lives")
     videos = rows().assign(frames=8, selection_ms=None)
     title, *_, last = page(videos, "a device")
@@ -73,11 +89,60 @@ def test_the_sentence_is_that_of_the_rows(tmp_path: Path):
     assert written == {".csv", ".md", ".png", ".svg"}
 
 
+def test_ends_of_intervals_have_two_decimals() -> None:
+    assert factor(Interval(1.29, 1.0178, 1.633)) == "1.29x [1.02, 1.63]"
+    assert factor(Interval(1.23, 0.9971, 1.5)) == "1.23x [1.00, 1.50]"
+    assert factor(Interval(1.25, math.nan, math.nan)) == "1.25x"
+
+
+def test_what_gets_worse_is_in_the_sentence() -> None:
+    slower = rows()
+    slower.loc[(slower.method == "divprune") & (slower.in_flight == 16), "end_ms"] *= 1.5
+    assert "; slower than unpruned: whole answer, a burst of 2; " in sentence(slower, "divprune")
+
+
+def test_a_single_life_has_no_intervals_and_no_rate_of_zero() -> None:
+    single = rows(1)
+    late = single.assign(in_time=0.5)
+    assert "interval" not in page(single, "a device")[0]
+    assert ", 1 engine life of each, " in page(single, "a device")[0]
+    assert "[" not in sentence(single, "divprune")
+    assert sentence(late, "divprune").endswith("below 2.00 against below 2.00 requests a second.")
+    some = rows(2)
+    some.loc[(some.life == 1) & some.rate.notna(), "in_time"] = 0.5
+    assert goodput(some, "none") == "below 2.00 to 2.00"
+
+
+def test_a_load_is_called_what_its_rows_are() -> None:
+    def loads(in_flight: int, requests: int) -> pd.DataFrame:
+        return pd.DataFrame({"in_flight": [in_flight], "requests": [requests]})
+
+    assert load_name(loads(64, 64)) == "a burst of 64"
+    assert load_name(loads(16, 32)) == "32 requests with 16 in flight"
+    assert load_name(loads(1, 32)) == "32 requests with 1 in flight"
+
+
+def test_many_requests_have_a_99th_percentile() -> None:
+    for number, cell in ((99, "-"), (100, "900")):
+        entries = page(rows().assign(requests=number), "a device")
+        (line,) = (line for line in entries if line.startswith("| 4.00 a second | `none`"))
+        assert line.split(" | ")[3] == cell
+
+
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
+def test_measured_pages_are_those_of_their_rows(path: Path) -> None:
+    text = path.with_suffix(".md").read_text(encoding="utf-8")
+    device = text.split(" on ", 1)[1].split(", ", 1)[0]
+    assert text == "\n".join(page(pd.read_csv(path), device)) + "\n"
+
+
 def test_rates_follow_from_the_first_unpruned_life():
     loads = Loads((1, 64), (0.5, 2.0), requests=8, tokens=4)
     assert [load["requests"] for load in loads.closed()] == [8, 64]
     for seconds in (2.0, 1.0):  # a later life changes nothing
-        loads.settle([summary(reply(0.1, 0.1, seconds=seconds), 45, None)])
+        many = {"in_flight": 64, **summary(reply(0.5, 0.5, seconds=4), 45, None)}
+        few = {"in_flight": 1, **summary(reply(0.1, 0.1, seconds=seconds), 45, None)}
+        loads.settle([many, few])
     assert loads.rates == [0.5, 2.0]
     assert loads.limit == pytest.approx(0.4)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,16 @@ from espalier.harness.specs.catalogue import METHODS
 from espalier.methods.random import Random
 from espalier.serve import digits
 from espalier.serve.places import among_words, item, rectangle
-from espalier.serve.setting import Setting, SettingError, decode, names, reason_of, served
+from espalier.serve.setting import (
+    Setting,
+    SettingError,
+    build,
+    decode,
+    method_class,
+    names,
+    reason_of,
+    served,
+)
 from tests.tiny import LLAVA
 
 #: Packages of the harness, which an environment with vLLM need not have.
@@ -27,7 +40,7 @@ import pkgutil, sys
 for name in {blocked}:
     sys.modules[name] = None
 from espalier import methods
-from espalier.serve import child, digits, families, places, plugin, setting, signals
+from espalier.serve import child, clock, digits, families, model, places, plugin, processor, setting, signals
 for module in pkgutil.walk_packages(methods.__path__, "espalier.methods."):
     __import__(module.name)
 assert not any(name.startswith("espalier.harness") for name in sys.modules)
@@ -53,6 +66,19 @@ print(len(setting.served()))
         ({"keep": 0}, "espalier.keep=0 is no count; valid: 1 and more, null"),
         ({"positions": "new"}, "espalier.positions='new'; valid: original, renumbered"),
         ({"seed": "a"}, "espalier.seed='a'"),
+        ({"seed": True}, "espalier.seed=True is no seed; valid: an integer"),
+        ({"sample": None}, "espalier.sample=None is no name; valid: a text"),
+        ({"sample": "\ud800"}, "is no name; valid: a text"),
+        ({"ratio": 0.5, "keep": 16}, "espalier.ratio=0.5 and espalier.keep=16 contradict each"),
+        ({"keep": 16, "ratio": 0.0}, "espalier.ratio=0.0 and espalier.keep=16 contradict each"),
+        ({"params": None}, "espalier.params=None is no table; valid: {}"),
+        ({"params": ["layer"]}, "espalier.params=['layer'] is no table; valid: {}"),
+        ({"method": "none", "params": {"layer": 1}}, "espalier.params.layer is unknown"),
+        (
+            {"method": "random", "params": {"layer": "0"}},
+            "espalier.params.layer='0' is not valid for method random; valid: an integer",
+        ),
+        ({"method": "dycoke", "params": {"l": 99}}, "method.params.l=99 is out of range; valid: "),
         ({"metod": "x"}, "espalier.metod is unknown; valid: method, params, ratio"),
         ("divprune", "espalier='divprune' is no table"),
     ],
@@ -79,6 +105,35 @@ def test_a_request_changes_the_setting_of_the_engine() -> None:
     ) == Setting(method="random")
     assert Setting(method="cdpruner").reads_words(32)
     assert not Setting(method="cdpruner", params={"relevance": "none"}).reads_words(32)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_value_of_any_type_is_read_or_refused_in_one_line(name: str) -> None:
+    """Words of Python's own errors name no key; as JSON, the defaults of the class build the same method."""
+    method = method_class(name)()
+    defaults = asdict(method)
+    assert build(name, json.loads(json.dumps(defaults))) == method
+    for key in defaults:
+        for value in (None, "x", "0", [], [None], {}, True, -1, 1.5, math.nan, 10**400):
+            line = refusal({"method": name, "params": {key: value}})
+            assert re.match(rf"espalier\.(method={name!r}|params[. ])|$", line), value
+            assert not re.search(r"\n|supported between|' object|positional", line), value
+
+
+def refusal(values: dict[str, Any]) -> str:
+    """The line that refuses a request, empty if it is served."""
+    try:
+        Setting().changed(values).sites(32)
+    except SettingError as error:
+        return str(error)
+    return ""
+
+
+def test_a_request_states_a_ratio_or_a_count() -> None:
+    for setting in (Setting("random", ratio=0.5, seed=3), Setting("random", keep=8, sample="a")):
+        assert Setting("divprune", keep=4).changed(setting.values) == setting
+        assert Setting("divprune", ratio=0.9).changed(setting.values) == setting
+    assert Setting("random", keep=8).changed({"ratio": 0.5, "keep": None}).kept(10) == 5
 
 
 def test_a_setting_survives_its_text() -> None:

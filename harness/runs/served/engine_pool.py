@@ -13,10 +13,12 @@ from espalier.harness.models.families import ADAPTERS
 from espalier.harness.runs.served.engine_folders import code_folder, model_folder
 from espalier.harness.runs.served.engine_process import EngineProcess
 from espalier.harness.runs.served.engine_server import EngineServer
+from espalier.harness.settings import table
 from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import Method, TokenReducer
 from espalier.serve.families import PLAIN
+from espalier.serve.setting import KEY
 
 if TYPE_CHECKING:
     from espalier.harness.kinds.kind import OpenMethod
@@ -69,7 +71,7 @@ class EnginePool:
             UserError: the model's files are missing or do not match, or the engine does not start; one line.
             EngineEnded: the engine ended while it started.
         """
-        key = (spec.model, spec.backend, built_in_arguments(spec))
+        key = (spec.model, spec.backend, pruning_arguments(spec))
         if self._model is not None and self._key == key and self._model.engine.alive:
             return self._model
         # Imports transformers, which takes seconds.
@@ -109,9 +111,23 @@ class EnginePool:
         self._engine = self._folder = self._key = self._model = None
 
 
-def engine_arguments(spec: RunSpec, model: Path, config: Any) -> Mapping[str, Any]:
-    """Return the arguments of `vllm.LLM`; those of `backend.options` override derived ones."""
+def engine_arguments(
+    spec: RunSpec, model: Path, config: Any, setting: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
+    """Return the arguments of `vllm.LLM`; those of `backend.options` override derived ones.
+
+    Args:
+        spec: the run.
+        model: folder of its model.
+        config: of the model.
+        setting: that requests without one of their own have; None: nothing is removed.
+
+    Raises:
+        UserError: `backend.options.hf_overrides` is no table.
+    """
     context = getattr(config.get_text_config(), "max_position_embeddings", LONGEST)
+    options = spec.backend.options
+    pruning = pruning_arguments(spec, setting)
     return {
         "model": str(model),
         "dtype": spec.model.dtype,
@@ -120,15 +136,19 @@ def engine_arguments(spec: RunSpec, model: Path, config: Any) -> Mapping[str, An
         "tensor_parallel_size": spec.backend.tensor_parallel,
         "pipeline_parallel_size": spec.backend.pipeline_parallel,
         **({"load_format": "dummy"} if spec.model.weights == "random" else {}),
-        **built_in_arguments(spec),
-        **spec.backend.options,
+        **pruning,
+        **options,
+        "hf_overrides": {
+            **pruning["hf_overrides"],
+            **table("backend.options.hf_overrides", options.get("hf_overrides")),
+        },
     }
 
 
-def built_in_arguments(spec: RunSpec) -> Mapping[str, Any]:
-    """Return the arguments by which vLLM's own code prunes videos; none if that of methods/ does."""
+def pruning_arguments(spec: RunSpec, setting: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the arguments by which the plug-in prunes, with its setting, or vLLM's own code prunes videos."""
     if not spec.backend.built_in:
-        return {}
+        return {"hf_overrides": {KEY: setting or {}}}
     name = ADAPTERS.load(spec.model.adapter).model_class.__name__
     return {
         "video_pruning_rate": spec.budget.ratio,

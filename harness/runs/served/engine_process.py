@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.errors import EngineEnded, UserError, brief
+from espalier.serve.plugin import TESTED
 
 #: What the other interpreter prints of itself.
 PROBE = """\
@@ -41,7 +42,7 @@ def engine_version(python: Path) -> str:
         ) from error
     if not probe.stdout.strip():
         raise UserError(
-            f"backend.python={str(python)!r} has no vllm; valid: {python} -m pip install vllm"
+            f"backend.python={str(python)!r} has no vllm; valid: {python} -m pip install vllm=={TESTED[-1]}"
         )
     return probe.stdout.split()[0].partition("+")[0]
 

@@ -163,7 +163,8 @@ class EngineServer:
                 f"with {OPTIONS} (docs/serve.md)"
             ) from error
         raise UserError(
-            f"backend.url={self._url!r} has no plug-in of this package; valid: a server that has it (docs/serve.md)"
+            f"backend.url={self._url!r} has no plug-in of this package; valid: a server that has it, started with "
+            f"--hf-overrides '{{\"{KEY}\": {{}}}}' (docs/serve.md)"
         )
 
 

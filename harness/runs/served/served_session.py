@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -110,7 +110,7 @@ class ServedGenerator:
                     "words": prompt.words,
                     "prompt": prompt.ids,
                     "media": prompt.media,
-                    **({} if self.built_in else {"setting": {**asdict(setting), "sample": sample}}),
+                    **({} if self.built_in else {"setting": {**setting.values, "sample": sample}}),
                     "sampling": sampling,
                 }
                 for prompt, sample in zip(prompts, samples, strict=True)

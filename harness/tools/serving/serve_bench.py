@@ -6,9 +6,10 @@
       backend.pruning=espalier,vllm
 
 Each engine life has one method; lives of the unpruned model and of every method take turns, and the order changes each
-time. In a life, `--in-flight` requests are kept in flight (closed loop), one number after another; then requests arrive
-by a Poisson process (open loop) at `--load` times the requests a second that the first unpruned life reached. Each
-request has a picture of its own, or a video of `--frames` frames, and each answer `--tokens` tokens.
+time. In a life, at most `--in-flight` requests are in flight (closed loop), one number after another, `--requests` in
+all or, where that is not enough, one burst of that number; then requests arrive by a Poisson process (open loop) at
+`--load` times the requests a second that the first unpruned life reached. Each request has a picture of its own, or a
+video of `--frames` frames, and each answer `--tokens` tokens.
 
 Goodput is the largest tested rate at which 90 % of the requests get their first token within `--limit` milliseconds.
 
@@ -21,7 +22,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -48,7 +49,7 @@ from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import command, print_error
 from espalier.harness.tools.serving.serve_report import PLAIN, write
 from espalier.methods.base import TokenReducer
-from espalier.serve.setting import KEY, Setting
+from espalier.serve.setting import Setting
 
 if TYPE_CHECKING:
     from espalier.harness.runs.served.served_chats import ServedPrompt
@@ -66,7 +67,7 @@ NARROW = (
 #: Of the videos.
 FRAMES_A_SECOND = 2.0
 
-#: Share of requests that must be in time; limit in multiples of the unpruned model's first token alone.
+#: Share of requests that must be in time; limit in multiples of the unpruned model's at the fewest in flight.
 IN_TIME, PATIENCE = 0.9, 4.0
 
 
@@ -94,7 +95,8 @@ class Loads:
         shares: rates as shares of the largest rate of the first life.
         requests: fewest requests of a load.
         tokens: of an answer.
-        limit: seconds to the first token that count as in time; None: PATIENCE times the unpruned model's alone.
+        limit: seconds to the first token that count as in time; None: PATIENCE times the unpruned model's at the
+            fewest in flight.
         rates: arrivals a second.
     """
 
@@ -106,7 +108,7 @@ class Loads:
     rates: list[float] = field(default_factory=list)
 
     def closed(self) -> Iterator[dict[str, Any]]:
-        """Yield the loads with a number of requests in flight."""
+        """Yield the loads with a number of requests in flight; as many as there are requests start at once."""
         for number in self.in_flight:
             yield {"in_flight": number, "requests": max(self.requests, number)}
 
@@ -121,7 +123,8 @@ class Loads:
             capacity = max(row["requests_per_second"] for row in rows)
             self.rates = [share * capacity for share in self.shares]
         if self.limit is None:
-            self.limit = PATIENCE * rows[0]["first_ms"] / 1e3
+            lightest = min(rows, key=lambda row: row["in_flight"])
+            self.limit = PATIENCE * lightest["first_ms"] / 1e3
 
 
 @command
@@ -174,10 +177,8 @@ def measure(
             for life in range(lives):
                 # The unpruned model goes first in the first life, which the rates come from.
                 for side in sides[:: -1 if life % 2 else 1]:
-                    arguments = engine_arguments(side.spec, folder, configuration)
-                    if not side.spec.backend.built_in:
-                        arguments = {**arguments, "hf_overrides": {KEY: asdict(side.setting)}}
-                    engine.load(arguments)
+                    values = side.setting.values
+                    engine.load(engine_arguments(side.spec, folder, configuration, values))
                     rows += _life(engine, side, life, prompt, loads)
     return rows
 
@@ -318,7 +319,11 @@ def _options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]
     add("--requests", type=_numbers(int, 1), default=[32], help="fewest of a load; default: 32")
     add("--tokens", type=_numbers(int, 1), default=[16], help="of each answer; default: 16")
     add("--frames", type=_numbers(int, 1), help="of a video in each request; default: a picture")
-    add("--limit", type=_numbers(float, 1), help="default: 4 times the unpruned model's alone")
+    add(
+        "--limit",
+        type=_numbers(float, 1),
+        help="ms; default: 4 times the unpruned model's at the fewest in flight",
+    )
     add("--narrow", action="store_true", help="random weights in few and narrow layers")
     add("--write", type=Path, default=Path("results/serving"), help="default: results/serving")
     options, overrides = parser.parse_known_args(argv)

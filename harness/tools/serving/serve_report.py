@@ -16,6 +16,9 @@ from espalier.harness.store.files import durable
 #: Name of the unpruned model in rows; share of requests in time that a rate needs.
 PLAIN, IN_TIME = "none", 0.9
 
+#: Requests of a load from which a 99th percentile is more than its slowest requests.
+MANY = 100
+
 #: What is compared: column, title, and whether more is better.
 COMPARED = (
     ("first_ms", "first token", False),
@@ -58,9 +61,10 @@ def write(rows: pd.DataFrame, path: Path, device: str) -> list[str]:
 def page(rows: pd.DataFrame, device: str) -> list[str]:
     """Return the sentences and the table, in Markdown."""
     lives = rows.life.nunique()
+    spread = "; gains with 95 % intervals over pairs of lives" if lives > 1 else ""
     lines = [
-        f"{subject(rows)} in vLLM on {device}, {lives} engine lives of each, medians of a load, means over lives; "
-        "gains with 95 % intervals over pairs of lives.",
+        f"{subject(rows)} in vLLM on {device}, {engine_lives(lives)} of each, medians of a "
+        f"load, means over lives{spread}.",
         "",
     ]
     lines += [f"- {sentence(rows, method)}" for method in methods(rows)]
@@ -73,6 +77,8 @@ def page(rows: pd.DataFrame, device: str) -> list[str]:
             means["share"] = figures.selection_ms.sum() / max(figures.encoder_ms.sum(), 1e-9)
             if figures.selection_ms.isna().any():
                 means["share"] = None  # vLLM does not time its own
+            if figures.requests.min() < MANY:
+                means["first_p99_ms"] = None
             values = {name: (means[name], form) for name, (_, form) in SHOWN.items()}
             cells = ["-" if pd.isna(v) else form.format(v) for v, form in values.values()]
             lines.append(f"| {load} | `{method}` | {' | '.join(cells)} |")
@@ -86,26 +92,72 @@ def subject(rows: pd.DataFrame) -> str:
 
 
 def sentence(rows: pd.DataFrame, method: str) -> str:
-    """Return what a method gains alone and under the largest closed load, and both goodputs."""
+    """Return a method's gains at the smallest and largest closed load, what gets worse, its price, and goodputs."""
     closed = rows[rows.in_flight.notna()]
-    single, largest = closed.in_flight.min(), closed.in_flight.max()
-    ratio = rows[rows.method == method].ratio.iloc[0]
-    sooner = [
-        gain(closed[closed.in_flight == n], method, "first_ms", False) for n in (single, largest)
-    ]
-    ended, answered = (
-        gain(closed[closed.in_flight == largest], method, column, rising)
-        for column, _, rising in COMPARED[1:]
+    ends = sorted({closed.in_flight.min(), closed.in_flight.max()})
+    loads = [closed[closed.in_flight == number] for number in ends]
+    gains = {
+        title: [gain(part, method, column, rising) for part in loads]
+        for column, title, rising in COMPARED
+    }
+    names = [load_name(part) for part in loads]
+    tokens = " and ".join(
+        f"{rows[rows.method == name].prompt_tokens.iloc[0]:,}" for name in (PLAIN, method)
     )
     parts = [
-        f"`{method}` at {ratio:g} is {factor(sooner[0])} sooner alone and {factor(sooner[1])} under load "
-        f"({largest:.0f} in flight; whole answers {factor(ended)}, requests a second {factor(answered)})"
+        f"`{method}` at {rows[rows.method == method].ratio.iloc[0]:g} (prompts of {tokens} tokens), "
+        f"{' and '.join(names)}: "
+        + ", ".join(f"{title} {' and '.join(map(factor, gains[title]))}" for title in gains)
     ]
+    worse = [
+        f"{title}, {name}"
+        for title, intervals in gains.items()
+        for name, interval in zip(names, intervals, strict=True)
+        if upper_end(interval) < 1
+    ]
+    if worse:
+        parts.append(f"slower than unpruned: {'; '.join(worse)}")
+    shares = selection_shares(rows[rows.method == method])
+    if len(shares):
+        low, high = f"{100 * shares.min():.0f}", f"{100 * shares.max():.0f}"
+        parts.append(
+            f"choosing takes {low if low == high else f'{low} to {high}'} % of the encoder's time"
+        )
     if rows.rate.notna().any():
         limit = rows.limit_ms.dropna().iloc[0]
         rates = " against ".join(goodput(rows, name) for name in (method, PLAIN))
         parts.append(f"goodput within {limit:.0f} ms: {rates} requests a second")
     return "; ".join(parts) + "."
+
+
+def load_name(part: pd.DataFrame) -> str:
+    """Return what a closed load is by its rows: no request of a burst takes the place of one that has ended."""
+    number, requests = part.in_flight.iloc[0], part.requests.min()
+    if is_burst(part):
+        return f"a burst of {requests:.0f}"
+    return f"{requests:.0f} requests with {number:.0f} in flight"
+
+
+def is_burst(part: pd.DataFrame) -> bool:
+    """Return whether all requests of a closed load start at once."""
+    return bool(part.requests.min() <= part.in_flight.iloc[0])
+
+
+def upper_end(interval: Interval) -> float:
+    """Return the upper end of an interval, or the value of a single pair, which has no interval."""
+    return interval.value if interval.high != interval.high else interval.high
+
+
+def selection_shares(rows: pd.DataFrame) -> pd.Series:
+    """Return the share of the encoder's time that choosing takes, load by load; vLLM does not time its own."""
+    loads = rows.fillna({"in_flight": 0, "rate": 0}).groupby(["in_flight", "rate"])
+    sums = loads[["selection_ms", "encoder_ms"]].sum(min_count=1).dropna()
+    return sums.selection_ms / sums.encoder_ms
+
+
+def engine_lives(number: int) -> str:
+    """Return a number of engine lives in words."""
+    return f"{number} engine {'life' if number == 1 else 'lives'}"
 
 
 def gain(rows: pd.DataFrame, method: str, column: str, rising: bool) -> Interval:
@@ -117,7 +169,10 @@ def gain(rows: pd.DataFrame, method: str, column: str, rising: bool) -> Interval
 
 
 def goodput(rows: pd.DataFrame, method: str) -> str:
-    """Return the largest rate with enough requests in time, over lives; `at least` where no tested rate is too much."""
+    """Return the largest rate with enough requests in time, over lives.
+
+    `below` where even the smallest tested rate is too much, `at least` where no tested rate is.
+    """
     open_loop = rows[rows.rate.notna() & (rows.method == method)]
     best, passed = [], 0
     for _, life in open_loop.groupby("life"):
@@ -129,14 +184,17 @@ def goodput(rows: pd.DataFrame, method: str) -> str:
         else:
             passed += 1
         best.append(rate)
-    low, high = min(best), max(best)
-    spread = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
+    low, high = (
+        f"{rate:.2f}" if rate else f"below {open_loop.rate.min():.2f}"
+        for rate in (min(best), max(best))
+    )
+    spread = low if low == high else f"{low} to {high}"
     return f"at least {spread}" if passed == len(best) else spread
 
 
 def factor(interval: Interval) -> str:
     """Return a factor with its interval; a single pair has none."""
-    ends = f" [{interval.low:.2g}, {interval.high:.3g}]" if interval.low == interval.low else ""
+    ends = f" [{interval.low:.2f}, {interval.high:.2f}]" if interval.low == interval.low else ""
     return f"{interval.value:.2f}x{ends}"
 
 
@@ -188,7 +246,14 @@ def picture(rows: pd.DataFrame, device: str) -> Figure:
         )
     title = f"{subject(rows)} in vLLM: gain against load"
     lives = rows.life.nunique()
-    foot = f"{device}; {lives} engine lives of each in turns, 95 % intervals over pairs of lives."
+    spread = ", 95 % intervals over pairs of lives" if lives > 1 else ""
+    bursts = [part.in_flight.iloc[0] for _, part in closed.groupby("in_flight") if is_burst(part)]
+    burst = (
+        f" {', '.join(f'{number:.0f}' for number in bursts)} in flight: one burst."
+        if bursts
+        else ""
+    )
+    foot = f"{device}; {engine_lives(lives)} of each in turns{spread}.{burst}"
     return draw(plots, title, foot)
 
 
@@ -206,7 +271,7 @@ def _waits(rows: pd.DataFrame, method: str) -> Iterator[Spot]:
 
 
 def _by_load(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    for number, part in rows[rows.in_flight.notna()].groupby("in_flight"):
-        yield f"{number:.0f} in flight", part
+    for _, part in rows[rows.in_flight.notna()].groupby("in_flight"):
+        yield load_name(part), part
     for rate, part in rows[rows.rate.notna()].groupby("rate"):
         yield f"{rate:.2f} a second", part

@@ -1,0 +1,146 @@
+"""The lines of an engine's process, its clocks and its loads, without vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from espalier.serve import child, clock, plugin
+from espalier.serve.load import CacheUse, Load, LoadEngine
+from espalier.serve.setting import SettingError
+
+
+class Echo:
+    """An engine that answers with the line, or with the error of its arguments."""
+
+    versions: ClassVar = {"vllm": "0"}
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        if "wrong" in arguments:
+            raise ValueError(arguments["wrong"])
+        self.closed = False
+
+    def reply(self, message: dict[str, Any]) -> dict[str, Any]:
+        return {"answers": message["requests"]}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_process_answers_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [{"requests": []}, {"engine": {"wrong": "a\nb"}}, {"requests": []}]
+    lines += [{"engine": {}}, {"requests": [1]}, {"engine": {}}]
+    replies = io.StringIO()
+    monkeypatch.setattr(child, "_own_output", lambda: replies)
+    monkeypatch.setattr(sys, "stdin", map(json.dumps, lines))
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    assert child.main(Echo) == 0
+    none, ready = {"error": "no engine is loaded"}, {"ready": {"vllm": "0"}}
+    assert [*map(json.loads, replies.getvalue().splitlines())] == [
+        *(none, {"error": "a b"}, none),
+        *(ready, {"answers": [1]}, ready),
+    ]
+
+
+def test_the_plug_ins_own_error_is_the_line() -> None:
+    error = RuntimeError("the engine did not start")
+    error.__cause__ = ValueError("in between")
+    error.__cause__.__context__ = SettingError("espalier.keep=0\nis no count")
+    assert child.one_line(error) == "espalier.keep=0 is no count"
+    assert child.one_line(RuntimeError("a\n b")) == "a b"
+    checked = ValueError("a long text")
+    checked.errors = lambda: [{"ctx": {"error": SettingError("inside")}}]  # type: ignore[attr-defined]
+    assert child.one_line(checked) == "inside"
+
+
+def test_a_request_becomes_a_prompt_of_vllm() -> None:
+    def encoded(content: io.BytesIO) -> str:
+        return base64.b64encode(content.getvalue()).decode()
+
+    picture, frames = io.BytesIO(), io.BytesIO()
+    Image.new("L", (2, 3), 7).save(picture, "PNG")
+    np.save(frames, np.ones((2, 4, 4, 3), np.uint8))
+    media = [{"kind": "image", "data": encoded(picture)}]
+    prompt = child.prompt_of({"prompt": [1], "media": media, "setting": {"keep": 2}})
+    assert prompt["mm_processor_kwargs"] == {"espalier": {"keep": 2}}
+    (image,) = prompt["multi_modal_data"]["image"]
+    assert (image.mode, image.size) == ("RGB", (2, 3))
+    media = [{"kind": "video", "data": encoded(frames), "metadata": {"fps": 2.0}}]
+    media.append({"kind": "video", "data": encoded(frames)})
+    prompt = child.prompt_of({"prompt": [1], "media": media})
+    assert prompt["mm_processor_kwargs"] == {}
+    (timed, metadata), untimed = prompt["multi_modal_data"]["video"]
+    assert (timed.shape, metadata) == (untimed.shape, {"fps": 2.0})
+    assert child.prompt_of({"prompt": [1], "media": []}) == {"prompt_token_ids": [1]}
+
+
+def test_an_answer_holds_what_the_harness_reads() -> None:
+    completion = SimpleNamespace(token_ids=(4, 5), finish_reason="stop")
+    output = SimpleNamespace(outputs=[completion], prompt_token_ids=[1] * 6, num_cached_tokens=None)
+    assert child._answer(output) == {"ids": [4, 5], "prompt": 6, "cached": 0, "ended": True}
+    completion.finish_reason, output.num_cached_tokens = "length", 3
+    assert child._answer(output)["cached"] == 3
+    assert not child._answer(output)["ended"]
+
+
+def test_versions_are_those_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "version", {"vllm": "0.32.0"}.__getitem__)
+    monkeypatch.setattr(child, "version", lambda name: f"{name}-1")
+    assert child.versions() == {
+        "vllm": "0.32.0",
+        "torch": "torch-1",
+        "transformers": "transformers-1",
+    }
+
+
+def test_a_clock_runs_where_somebody_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0, 4.0, 10.0, 10.5])
+    monkeypatch.setattr(clock, "_now", lambda: next(times))
+    idle, running = clock.Stopwatch(False), clock.Stopwatch(True)
+    with idle.running(), running.running():
+        pass
+    with pytest.raises(KeyError), running.running():
+        raise KeyError
+    assert (idle.seconds, running.seconds) == (0.0, 3.5)
+    model = SimpleNamespace(stopwatch=running)
+    worker = clock.WorkerClock()
+    worker.model_runner = SimpleNamespace(get_model=lambda: model)
+    assert [worker.selection_seconds(), worker.selection_seconds()] == [3.5, 0.0]
+    del model.stopwatch
+    assert worker.selection_seconds() is None
+
+
+def test_a_closed_loop_keeps_its_number_in_flight() -> None:
+    """A request starts as soon as another one ends, and none before."""
+    inside, most, sent = 0, 0, []
+
+    async def request(load: Load, item: Any, start: float) -> dict[str, Any]:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        sent.append(item)
+        await asyncio.sleep(0)
+        inside -= 1
+        return {"item": item}
+
+    engine = LoadEngine.__new__(LoadEngine)
+    engine._request = request  # type: ignore[method-assign]
+    load = Load([1], 8, 0, requests=10, tokens=1, in_flight=3)
+    entries = asyncio.run(engine._closed(load, range(10)))
+    assert (most, sent, len(entries)) == (3, list(range(10)), 10)
+
+
+def test_the_use_of_the_cache_is_noted_step_by_step() -> None:
+    use = CacheUse()
+    for stats in (SimpleNamespace(kv_cache_usage=0.25), None, SimpleNamespace(kv_cache_usage=1)):
+        use.record(stats, None, engine_index=0)
+    assert use.shares == [0.25, 1.0]
