@@ -8,6 +8,7 @@ from typing import Any
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.specs.row_settings import (
     benchmark_settings,
+    engine_settings,
     judge_settings,
     model_settings,
     plain,
@@ -85,20 +86,15 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
             **model_settings(draft, contents.draft, contents.draft_quantisation),
         },
         "benchmark": benchmark_settings(spec.benchmark, spec.model, contents.tasks, contents.data),
-        "engine": {
-            "warmup": spec.engine.warmup,
-            **identity.engine,
-            # Rows without meters have no key for them, as rows older than a meter.
-            **dict.fromkeys(spec.engine.meters, True),
-            **_scope(spec),
-            **({"kept": True} if spec.engine.kept else {}),
-        },
+        "engine": engine_settings(spec.engine, identity.engine),
         "artifacts": contents.artifacts,
     }
     if "judge" in spec.benchmark.needs:
         # Other settings of the judge do not change the numbers.
         blocks["judge"] = judge_settings(spec.judge, contents.words)
     if spec.backend.served:
+        # Served runs have the scope beside the version.
+        blocks["engine"].pop("scope", None)
         backend = asdict(spec.backend)
         blocks["backend"] = {
             # A server has settings that a run does not know.
@@ -110,9 +106,3 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
             "scope": "item",  # a choice in each picture by itself
         }
     return {key: plain(value) for key, value in blocks.items()}
-
-
-def _scope(spec: RunSpec) -> dict[str, str]:
-    """Return the scope of a method's choice, if it is not the whole prompt; served runs have it beside the version."""
-    scope = spec.engine.scope
-    return {} if scope == "prompt" or spec.backend.served else {"scope": scope}

@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from typing import Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.specs.run_spec import METERS, EngineSpec
+from espalier.harness.specs.row_settings import COSTS
+from espalier.harness.specs.run_spec import EngineSpec
 from espalier.harness.store.amount_text import amount_text
 
 Row = Mapping[str, Any]
@@ -28,11 +29,6 @@ CELL = (
 
 #: Along a curve ratios and counts of tokens vary, and seeds are averaged.
 ALONG = ("ratio", "keep", "seed")
-
-#: Settings that change the cost or the records of a run, but no answer.
-COSTS = frozenset(
-    f"engine.{name}" for name in ("batch_size", "warmup", "compare", "rescore", "kept", *METERS)
-)
 
 #: Settings of earlier versions that change no number: rows with and without them are comparable.
 BYGONE = frozenset({"model.facts.signals", "draft.facts.signals"})

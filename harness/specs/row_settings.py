@@ -1,18 +1,60 @@
-"""The blocks of a row's settings that follow from the specs of its run, as JSON values."""
+"""The settings of a row, as JSON values: every field of a spec, unless its declaration marks it as `OMITTED`.
+
+A row of earlier code lacks newer fields, so a field at its default is left out, except those that every row has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.media.images import TRANSPARENCY
+from espalier.harness.settings import COST, OMITTED, OPEN, default, marked
+from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.records.record import RecordSettings
-from espalier.harness.specs.run_spec import ORIGINAL, ModelSpec, PromptSpec
+from espalier.harness.specs.run_spec import EngineSpec, ModelSpec, PromptSpec
+
+#: Engine settings that rows have for every method, null where they do not change its numbers.
+CONCERNING = (
+    *("backend", "batch_size", "positions", "separators", "decode", "rescore"),
+    *("transport", "compare", "graphs"),
+)
+
+#: Fields that rows have at their default, too, by block.
+ALWAYS: Mapping[str, tuple[str, ...]] = {
+    "model": (
+        *("adapter", "revision", "dtype", "attention", "weights"),
+        *("device", "device_map", "max_memory", "spared_card"),
+        *("template", "conversation", "generation", "processor", "video", "media"),
+        *("architecture", "facts"),
+    ),
+    "benchmark": ("task", "limit", "metrics", "headline", "higher_is_better", "generation"),
+    "engine": ("warmup", *CONCERNING),
+    "judge": ("model", "temperature", "seed", "max_tokens", "options"),
+}
+
+#: The spec of each block.
+SECTIONS: Mapping[str, type] = {
+    "model": ModelSpec,
+    "draft": ModelSpec,
+    "benchmark": BenchmarkSpec,
+    "engine": EngineSpec,
+    "judge": JudgeSpec,
+    "backend": BackendSpec,
+}
+
+#: Settings that change costs or records of a run, and no answer.
+COSTS = frozenset(f"engine.{name}" for name in marked(EngineSpec, COST))
+
+#: Settings that published tables leave open unless a cell sets them: fields, and digests of files.
+LEFT_OPEN = COSTS.union(
+    (f"{part}.{name}" for part, section in SECTIONS.items() for name in marked(section, OPEN)),
+    ("benchmark.files", "artifacts"),
+)
 
 
 def model_settings(
@@ -26,39 +68,86 @@ def model_settings(
         quantisation: of the weights; None: they are not quantised.
     """
     return {
+        **_fields(model, ALWAYS["model"]),
         # Of a user's class without its folder.
         "adapter": model.adapter.rpartition("/")[2],
         "revision": revision,
-        "dtype": model.dtype,
-        "attention": model.attention,
-        "weights": model.weights,
-        "device": model.device,
-        "device_map": model.device_map,
-        "max_memory": model.max_memory,
-        "spared_card": model.spared_card,
-        "template": model.template,
-        "conversation": model.conversation,
-        "generation": model.generation,
-        "processor": model.processor,
-        "video": asdict(model.video),
-        "media": model.media,
         # A checkpoint brings its own configuration, which its revision covers.
         "architecture": model.architecture if model.weights == "random" else None,
         "facts": _facts(model.facts),
         **_prompt(model.prompt),
-        # Settings that older rows do not have.
         **({} if quantisation is None else {"quantisation": quantisation}),
-        **({"offload": True} if model.offload else {}),
-        **({} if model.parallel == "data" else {"parallel": model.parallel}),
-        **({} if model.transparency == TRANSPARENCY[0] else {"transparency": model.transparency}),
+    }
+
+
+def benchmark_settings(
+    benchmark: BenchmarkSpec, model: ModelSpec, files: Sequence[str], data: str | None
+) -> dict[str, Any]:
+    """Return the settings of a benchmark.
+
+    Args:
+        benchmark: the benchmark.
+        model: the model that answers.
+        files: digests of the files that make its samples and scores.
+        data: digest of its data set in a folder of the user; None: the data set of the hub.
+    """
+    further = {
+        "dataset": _fields(benchmark.dataset, ("path", "revision")),
+        "data": data,
+        "score": _score(benchmark.records),
+        # A nested table, since 0 is a setting and only None is absent.
+        "intervals": None if benchmark.blocks is None else {"blocks": benchmark.blocks},
+        # The format of boxes only changes rows of benchmarks that request boxes.
+        "boxes": model.boxes if benchmark.kind == "localization" else None,
+    }
+    if not any(further["dataset"].values()):
+        del further["dataset"]
+    return {
+        **_fields(benchmark, ALWAYS["benchmark"]),
+        "files": files,
+        **{key: value for key, value in further.items() if value is not None},
+    }
+
+
+def engine_settings(engine: EngineSpec, concerning: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the engine; `concerning` are those of `CONCERNING` as they stand for the method."""
+    return {**_fields(engine, ALWAYS["engine"]), **concerning}
+
+
+def judge_settings(judge: JudgeSpec, words: str | None) -> dict[str, Any]:
+    """Return the settings of a judge; `words` is the digest of a prompt that replaces the benchmark's."""
+    return {**_fields(judge, ALWAYS["judge"]), "prompt": words}
+
+
+def plain(value: Any) -> Any:
+    """Return a value as it comes back from JSON."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(plain(item) for item in value)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _fields(section: Any, always: Collection[str] = ()) -> dict[str, Any]:
+    """Return the fields in `always`, then those off their default that are not marked as `OMITTED`."""
+    omitted = marked(type(section), OMITTED).union(always)
+    return {name: getattr(section, name) for name in always} | {
+        field.name: value
+        for field in fields(section)
+        if field.name not in omitted and (value := getattr(section, field.name)) != default(field)
     }
 
 
 def _prompt(prompt: PromptSpec) -> dict[str, Any]:
-    # Older rows do not have these, so original prompts add nothing. Pixels, videos and generation settings of the
-    # prompt set are in the fields above, its text and its limits in those of the benchmark.
-    newer = {"prompt": prompt.name if prompt.name != ORIGINAL else None, "join": prompt.join}
-    return {key: value for key, value in newer.items() if value is not None}
+    # Pixels, videos and generation settings of the prompt set are in the fields of the model, its text and its limits
+    # in those of the benchmark.
+    values = _fields(prompt)
+    name = values.pop("name", None)
+    return values if name is None else {"prompt": name, **values}
 
 
 def _facts(facts: ModelFacts) -> dict[str, Any]:
@@ -74,66 +163,8 @@ def _facts(facts: ModelFacts) -> dict[str, Any]:
     return stated
 
 
-def benchmark_settings(
-    benchmark: BenchmarkSpec, model: ModelSpec, files: Sequence[str], data: str | None
-) -> dict[str, Any]:
-    """Return the settings of a benchmark.
-
-    Args:
-        benchmark: the benchmark.
-        model: the model that answers.
-        files: digests of the files that make its samples and scores.
-        data: digest of its data set in a folder of the user; None: the data set of the hub.
-    """
-    # Older rows do not have the settings in `newer`.
-    dataset = {"path": benchmark.dataset.path, "revision": benchmark.dataset.revision}
-    newer = {
-        "prompt": benchmark.prompt,
-        "text": benchmark.text,
-        "dataset": dataset if any(dataset.values()) else None,
-        "data": data,
-        "score": _score(benchmark.records),
-        "derived": {name: asdict(metric) for name, metric in benchmark.derived.items()},
-        "answers": None if benchmark.answers is None else asdict(benchmark.answers),
-        "prompt_tokens": benchmark.prompt_tokens,
-        "new_tokens": benchmark.new_tokens,
-        "cluster": None if benchmark.cluster is None else asdict(benchmark.cluster),
-        # A nested table, since 0 is a setting and only None is absent.
-        "intervals": None if benchmark.blocks is None else {"blocks": benchmark.blocks},
-    }
-    return {
-        "task": benchmark.task,
-        "limit": benchmark.limit,
-        "metrics": benchmark.metrics,
-        "headline": benchmark.headline,
-        "higher_is_better": benchmark.higher_is_better,
-        "generation": benchmark.generation,
-        "files": files,
-        **{key: value for key, value in newer.items() if value},
-        # The format of boxes only changes rows of benchmarks that request boxes.
-        **({"boxes": model.boxes} if benchmark.kind == "localization" else {}),
-    }
-
-
 def _score(records: RecordSettings | None) -> dict[str, Any] | None:
     if records is None:
         return None
     tolerance = asdict(records.tolerance) if records.score == "number" else {}
     return {"name": records.score, **tolerance}
-
-
-def judge_settings(judge: JudgeSpec, words: str | None) -> dict[str, Any]:
-    """Return the settings of a judge; `words` is the digest of a prompt that replaces the benchmark's."""
-    names = ("model", "temperature", "seed", "max_tokens", "options")
-    return {**{name: getattr(judge, name) for name in names}, "prompt": words}
-
-
-def plain(value: Any) -> Any:
-    """Return a value as it comes back from JSON."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted(plain(item) for item in value)
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
