@@ -219,6 +219,13 @@ class ModelSpec:
     closed_vocabulary: bool = field(default=False, metadata=OMITTED)
 
 
+#: Keys of the config section `model`, those that become no field of a ModelSpec as they are first.
+MODEL_KEYS = (
+    *("facts", "scale", "prompt", "prompts", "join", "resources"),
+    *setting_hints(ModelSpec),
+)
+
+
 @dataclass(frozen=True)
 class CompressorSpec:
     """The cache compressor that runs after a method that drops tokens, and the share of entries that it evicts.
