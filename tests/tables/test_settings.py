@@ -262,11 +262,14 @@ def test_a_row_of_another_repository_or_commit_is_another_runs() -> None:
     run = next(run for run in all_runs() if run.overrides["model"] == "llava15_7b")
     cell, row = compared_settings(run), row_of(run.line)
     released = str(cell.values["model.revision"])
+    hub, _, commit = released.partition("@")
     for revision, same in (
         (released, True),
         ("0123abcd", True),  # a folder's digest names no commit
-        (f"{released[:-1]}-", False),
-        (f"somebody/else@{released.partition('@')[2]}", False),
+        (f"{hub}@main", True),
+        (f"{hub}@{commit[::-1]}", False),
+        (f"somebody/else@{commit}", False),
+        ("somebody/else@main", False),
     ):
         assert (cell.difference({**row, "model.revision": revision}) == "") is same, revision
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache, lru_cache
@@ -55,6 +56,9 @@ DEFAULTS: Mapping[str, Any] = {
     },
     **dict.fromkeys(("model.prompt", "draft.prompt"), ORIGINAL),
 }
+
+#: A commit of the hub.
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 #: Whether a denoising model caches its prompt; absent means false.
 CACHED = "prefix_cache"
@@ -210,8 +214,7 @@ def _spec(section: Mapping[str, Any], tasks: tuple[str, ...]) -> ModelSpec:
 
 def _settings(model: ModelSpec, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a model's row; without its files only a commit of the hub is known."""
-    pinned = model.path is None and model.revision is not None
-    revision = f"{model.hub}@{model.revision}" if pinned else None
+    revision = None if model.path is not None else f"{model.hub}@{model.revision}"
     device = {key: value for key, value in overrides.items() if key == "device"}
     return {**plain(model_settings(model, revision, None)), **device}
 
@@ -244,9 +247,14 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _is_unknown(key: str, actual: Any, expected: Any) -> bool:
-    """Return whether two revisions cannot be compared: the digest of a folder with a commit of the hub."""
-    named = ("@" in str(revision) for revision in (actual, expected))
-    return key.endswith(".revision") and not all(named)
+    """Return whether two revisions cannot be compared: a folder's digest names no commit, and a branch none."""
+    if not key.endswith(".revision"):
+        return False
+    (hub, *commit), (named_hub, *named) = (str(text).split("@") for text in (actual, expected))
+    commits = [*commit, *named]
+    if len(commits) < 2:
+        return True
+    return hub == named_hub and not all(map(COMMIT.fullmatch, commits))
 
 
 def _equal(actual: Any, expected: Any) -> bool:
