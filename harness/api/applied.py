@@ -73,7 +73,7 @@ class Applied:
             if self._checked.acts:
                 models = {self._adapter.model, *([] if draft is None else [draft.model])}
                 for model in models:
-                    stack.enter_context(_alone(model, self._checked.spec.method.title))
+                    stack.enter_context(_exclusive(model, self._checked.spec.method.title))
             self._opened: OpenMethod = stack.enter_context(
                 open_responder(self._checked, self._adapter, draft)
             )
@@ -260,7 +260,7 @@ class Applied:
 
 
 @contextmanager
-def _alone(model: torch.nn.Module, method: str) -> Iterator[None]:
+def _exclusive(model: torch.nn.Module, method: str) -> Iterator[None]:
     """Let one method act on a model: `ask` of two would answer under one of them, whichever it is called on.
 
     Raises:
