@@ -199,7 +199,7 @@ class BenchmarkSpec:
     blocks: Natural | None = field(default=None, metadata=OMITTED)
     prompt_tokens: Count | None = None
     new_tokens: Annotated[int, at_least(2)] | None = None
-    records: RecordSettings | None = field(default=None, metadata=COMPUTED | OMITTED)
+    records: RecordSettings | None = field(default=None, metadata={**COMPUTED, **OMITTED})
 
     @property
     def needs_media(self) -> bool:

@@ -30,6 +30,9 @@ CELL = (
 #: Along a curve ratios and counts of tokens vary, and seeds are averaged.
 ALONG = ("ratio", "keep", "seed")
 
+#: Blocks in which the rows of one comparison may differ: a curve is named after method and engine policy.
+OF_A_METHOD = ("method.", "draft.", "engine.", "artifacts")
+
 #: Settings of earlier versions that change no number: rows with and without them are comparable.
 BYGONE = frozenset({"model.facts.signals", "draft.facts.signals"})
 
@@ -127,7 +130,7 @@ def check_comparable(rows: Iterable[Row], indifferent: Collection[str] = ()) -> 
         # Hyper-parameters outside the label depend on the ratio: a schedule that was fitted to it.
         _check(group, lambda key: key not in free | COSTS and not key.startswith("method.params."))
     for group in _grouped(rows, lambda row: (row["model"], row["benchmark"])):
-        _check(group, lambda key: key.startswith(("model.", "benchmark.", "judge.")))
+        _check(group, lambda key: not key.startswith(OF_A_METHOD))
 
 
 def text(value: Any) -> str:

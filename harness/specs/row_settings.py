@@ -91,8 +91,9 @@ def benchmark_settings(
         files: digests of the files that make its samples and scores.
         data: digest of its data set in a folder of the user; None: the data set of the hub.
     """
+    dataset = _fields(benchmark.dataset, ("path", "revision"))
     further = {
-        "dataset": _fields(benchmark.dataset, ("path", "revision")),
+        "dataset": dataset if any(dataset.values()) else None,
         "data": data,
         "score": _score(benchmark.records),
         # A nested table, since 0 is a setting and only None is absent.
@@ -100,8 +101,6 @@ def benchmark_settings(
         # The format of boxes only changes rows of benchmarks that request boxes.
         "boxes": model.boxes if benchmark.kind == "localization" else None,
     }
-    if not any(further["dataset"].values()):
-        del further["dataset"]
     return {
         **_fields(benchmark, ALWAYS["benchmark"]),
         "files": files,

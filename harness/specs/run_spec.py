@@ -190,16 +190,16 @@ class ModelSpec:
     attention: Annotated[str, OneOf(ATTENTIONS)] = field(metadata=OPEN)
     weights: Annotated[str, OneOf(WEIGHTS)]
     device: Annotated[str, By(_read_device)] = field(metadata=OPEN)
-    facts: ModelFacts = field(metadata=COMPUTED | OPEN)
+    facts: ModelFacts = field(metadata={**COMPUTED, **OPEN})
     device_map: Annotated[str, OneOf(DEVICE_MAPS)] | None = field(default=None, metadata=OPEN)
     max_memory: Annotated[Mapping[str, int], By(_read_max_memory)] = field(
         default_factory=dict, metadata=OPEN
     )
-    spared_card: int | None = field(default=None, metadata=COMPUTED | OPEN)
+    spared_card: int | None = field(default=None, metadata={**COMPUTED, **OPEN})
     offload: bool = field(default=False, metadata=OPEN)
     parallel: Annotated[str, OneOf(PARALLEL)] = field(default=PARALLEL[0], metadata=OPEN)
     longest: int = field(
-        default=LONGEST_PROMPT, compare=False, repr=False, metadata=COMPUTED | OMITTED
+        default=LONGEST_PROMPT, compare=False, repr=False, metadata={**COMPUTED, **OMITTED}
     )
     check_weights: FlagOrAuto = field(default="auto", metadata=OMITTED)
     template: Text | None = None
@@ -213,9 +213,9 @@ class ModelSpec:
     architecture: Mapping[str, Any] = field(default_factory=dict, metadata=OPEN)
     drafts: Names = field(default=(), metadata=OMITTED)
     boxes: Annotated[str, OneOf(BOXES)] = field(default="unit", metadata=OMITTED)
-    prompt: PromptSpec = field(default_factory=PromptSpec, metadata=COMPUTED | OMITTED)
+    prompt: PromptSpec = field(default_factory=PromptSpec, metadata={**COMPUTED, **OMITTED})
     template_sha256: Text | None = field(default=None, metadata=OMITTED)
-    in_memory: str | None = field(default=None, metadata=COMPUTED | OMITTED)
+    in_memory: str | None = field(default=None, metadata={**COMPUTED, **OMITTED})
     closed_vocabulary: bool = field(default=False, metadata=OMITTED)
 
 
