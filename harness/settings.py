@@ -28,6 +28,17 @@ Reader = Callable[[str, Any], Any]
 #: `field(metadata=COMPUTED)`: the program fills in this field of a section, the config does not have it.
 COMPUTED: Mapping[str, Any] = {"computed": True}
 
+#: `field(metadata=OMITTED)`: rows do not have the setting; it changes no number, or they have what follows from it.
+#: Every other field of a section is in rows and run keys, and is compared (harness/specs/row_settings.py).
+OMITTED: Mapping[str, Any] = {"omitted": True}
+
+#: `field(metadata=COST)`: changes costs or records of a run, and no answer.
+COST: Mapping[str, Any] = {"cost": True}
+
+#: `field(metadata=OPEN)`: published tables leave it open unless a cell sets it: precision, kernels, devices, and what
+#: follows from the model or the benchmark.
+OPEN: Mapping[str, Any] = {"open": True}
+
 #: Bytes of the units of a size.
 UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
 _SIZE = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(UNITS)})")
@@ -131,13 +142,23 @@ def setting_hints(section: type) -> dict[str, Any]:
 
 def defaults(section: type) -> dict[str, Any]:
     """Return the default of each setting that has one, for tables that need not be complete."""
-    values = {}
-    for field in _fields(section):
-        if field.default_factory is not MISSING:
-            values[field.name] = field.default_factory()
-        elif field.default is not MISSING:
-            values[field.name] = field.default
-    return values
+    values = {field.name: default(field) for field in _fields(section)}
+    return {name: value for name, value in values.items() if value is not MISSING}
+
+
+def default(field: Field[Any]) -> Any:
+    """Return the default of a field; MISSING if it has none."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def marked(section: type, *marks: Mapping[str, Any]) -> set[str]:
+    """Return the fields of a section that have one of the marks."""
+    return {
+        field.name
+        for field in fields(section)
+        for mark in marks
+        if mark.keys() <= field.metadata.keys()
+    }
 
 
 def _fields(section: Any) -> list[Field[Any]]:

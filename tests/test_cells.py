@@ -25,7 +25,17 @@ from tests.report.test_curves import add_run
 from tests.report.test_decoders import add, guided
 from tests.runs.helpers import Bench, make_bench
 
-BLOCKS = ("model", "method", "engine", "benchmark", "draft", "artifacts", "judge")
+BLOCKS = (
+    "model",
+    "method",
+    "engine",
+    "benchmark",
+    "draft",
+    "artifacts",
+    "judge",
+    "backend",
+    "weather",
+)
 
 
 def row(method: str = "divprune", label: str = "", **changes: Any) -> dict[str, Any]:
@@ -99,6 +109,8 @@ def test_one_cell_under_two_settings_is_an_error_that_names_them(
         row("random", model_template="plain"),
         row("random", benchmark_limit=8),
         row("random", judge={"prompt": "abc"}),
+        row("random", backend={"name": "vllm"}),
+        row("random", weather={"rain": True}),
     ],
 )
 def test_a_curve_has_one_policy_and_a_panel_one_model(other: dict[str, Any]) -> None:

@@ -29,6 +29,9 @@ from espalier.harness.settings import Count, read_value
 from espalier.harness.specs.generation import cut, settings
 from espalier.methods.base import MethodError
 
+#: Attribute of a model in memory: the name of the method that acts on it inside a `with`.
+ACTING = "_espalier_method"
+
 #: Default of `max_new_tokens`.
 NEW_TOKENS = 128
 
@@ -59,13 +62,18 @@ class Applied:
         """Install the method on the model.
 
         Raises:
-            UserError: the model's attention or layers are not supported, or the draft does not match the model.
+            UserError: another method acts on the model, its attention or layers are not supported, or the draft does
+                not match it.
         """
         if self._stack is not None:
             raise RuntimeError("this `with` is open already; call apply(...) again for another")
         with ExitStack() as stack, user_errors():
             self._adapter = stack.enter_context(self._model.open_adapter())
             draft = None if self._draft is None else stack.enter_context(self._draft.open_adapter())
+            if self._checked.acts:
+                models = {self._adapter.model, *([] if draft is None else [draft.model])}
+                for model in models:
+                    stack.enter_context(_exclusive(model, self._checked.spec.method.title))
             self._opened: OpenMethod = stack.enter_context(
                 open_responder(self._checked, self._adapter, draft)
             )
@@ -249,6 +257,26 @@ class Applied:
                 )
             )
         return answers
+
+
+@contextmanager
+def _exclusive(model: torch.nn.Module, method: str) -> Iterator[None]:
+    """Let one method act on a model: `ask` of two would answer under one of them, whichever it is called on.
+
+    Raises:
+        UserError: another method acts on the model.
+    """
+    acting = vars(model).get(ACTING)
+    if acting is not None:
+        raise UserError(
+            f"method={method!r}: method={acting!r} acts on this model already, and nested `with` blocks do not combine "
+            "methods; valid: one `with` after the other, or apply(..., compressor=<a cache compressor>)"
+        )
+    setattr(model, ACTING, method)
+    try:
+        yield
+    finally:
+        delattr(model, ACTING)
 
 
 def _cached(record: SampleRecord) -> float:

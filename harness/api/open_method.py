@@ -39,6 +39,13 @@ class CheckedMethod:
     prior: Prior | None = None
     admitted: bool = True
 
+    @property
+    def acts(self) -> bool:
+        """Whether the model answers in another way than by itself: fewer tokens, fewer cache entries, or a draft."""
+        compressor = self.spec.method.compressor
+        evicts = compressor is not None and compressor.ratio > 0
+        return self.spec.budget.ratio > 0 or evicts or self.method.drafts
+
     def check_generation(self, generation: Mapping[str, Any]) -> None:
         """Raise UserError for generation settings that this kind of method or model does not support."""
         model = self.spec.model

@@ -19,14 +19,8 @@ from espalier.harness.settings import (
     setting_hints,
     table,
 )
-from espalier.harness.specs.run_spec import ModelSpec, VideoSpec
+from espalier.harness.specs.run_spec import MODEL_KEYS, ModelSpec, VideoSpec
 from espalier.methods.signals import SIGNALS
-
-#: Keys of the section, those that become no field of a ModelSpec as they are first.
-KEYS = (
-    *("facts", "scale", "prompt", "prompts", "join", "resources"),
-    *setting_hints(ModelSpec),
-)
 
 
 def model_spec(part: Mapping[str, Any], tasks: Iterable[str] = ()) -> ModelSpec:
@@ -37,7 +31,7 @@ def model_spec(part: Mapping[str, Any], tasks: Iterable[str] = ()) -> ModelSpec:
     Raises:
         UserError: one line with every config key that is wrong, the value and what is valid.
     """
-    gather({}, key_mistakes("model", part, KEYS))
+    gather({}, key_mistakes("model", part, MODEL_KEYS))
     part, prompt = apply_prompt_set(part, tasks)
     part["video"] = defaults(VideoSpec) | table("model.video", part["video"])
     values = read_fields(

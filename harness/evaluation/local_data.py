@@ -24,7 +24,7 @@ from espalier.harness.evaluation.upstream import dataset_builder, hub_download, 
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.records.record import category_metric
 from espalier.harness.store.files.dataset_copies import Copies, cache_folder
-from espalier.harness.store.files.digests import Digests
+from espalier.harness.store.files.digests import Digests, digest
 from espalier.harness.store.files.folder_checks import check_folder
 
 #: File that lists folders that are unpacked completely.
@@ -92,10 +92,15 @@ class LocalData:
     def _snapshot(
         self, repo_id: str, *, local_dir: str | Path | None = None, **options: Any
     ) -> str:
-        """Return a folder of links to the files of a copy: tasks write into the folder that they downloaded."""
-        target = self.home / "linked" / repo_id if local_dir is None else Path(local_dir)
+        """Return a folder of links to the files of a copy: tasks write into the folder that they downloaded.
+
+        Equal copies share `home`, and each has its own links: another command may read one of them now.
+        """
+        copy = self._find(repo_id)
+        links = self.home / "linked" / digest(str(copy.resolve()))[:16] / repo_id
+        target = links if local_dir is None else Path(local_dir)
         shutil.copytree(
-            self._find(repo_id),
+            copy,
             target,
             copy_function=_link,
             ignore=shutil.ignore_patterns(".*"),
@@ -160,8 +165,11 @@ def _remove(path: Path) -> None:
 
 
 def _link(source: str, target: str) -> None:
+    place = os.path.realpath(source)
+    if os.path.islink(target) and os.readlink(target) != place:
+        os.unlink(target)  # of an equal copy that lies, or lay, elsewhere
     if not os.path.lexists(target):
-        os.symlink(os.path.realpath(source), target)
+        os.symlink(place, target)
 
 
 def record_file(benchmark: BenchmarkSpec) -> Path | None:

@@ -8,14 +8,9 @@ from typing import Any
 
 from espalier.harness.kinds.kind import Identity
 from espalier.harness.specs.labels import label
+from espalier.harness.specs.row_settings import CONCERNING
 from espalier.harness.specs.run_spec import AnswerRequest, EngineSpec, ModelSpec
 from espalier.methods.base import Method
-
-#: Engine settings that change the numbers of some kind, in the order of a row.
-CONCERNING = (
-    *("backend", "batch_size", "positions", "separators", "decode", "rescore"),
-    *("transport", "compare", "graphs"),
-)
 
 
 def identity_of(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.media.images import TRANSPARENCY
-from espalier.harness.specs.benchmark_spec import BenchmarkSpec
-from espalier.harness.specs.judge_spec import JudgeSpec
-from espalier.harness.specs.records.record import RecordSettings
-from espalier.harness.specs.run_spec import ORIGINAL, ModelSpec, PromptSpec, RunSpec
+from espalier.harness.specs.row_settings import (
+    benchmark_settings,
+    engine_settings,
+    judge_settings,
+    model_settings,
+    plain,
+)
+from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import Method
 
 
@@ -77,26 +77,24 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
     identity = kind_of(method, spec).identity(spec, method)
     draft = identity.draft
     blocks = {
-        "model": _model(spec.model, contents.model, contents.quantisation),
+        "model": model_settings(spec.model, contents.model, contents.quantisation),
         "method": {"params": identity.params},
         "draft": None
         if draft is None
-        else {"name": draft.name, **_model(draft, contents.draft, contents.draft_quantisation)},
-        "benchmark": {**_benchmark(spec.benchmark, contents), **_boxes(spec)},
-        "engine": {
-            "warmup": spec.engine.warmup,
-            **identity.engine,
-            # Rows without meters have no key for them, as rows older than a meter.
-            **dict.fromkeys(spec.engine.meters, True),
-            **_scope(spec),
-            **({"kept": True} if spec.engine.kept else {}),
+        else {
+            "name": draft.name,
+            **model_settings(draft, contents.draft, contents.draft_quantisation),
         },
+        "benchmark": benchmark_settings(spec.benchmark, spec.model, contents.tasks, contents.data),
+        "engine": engine_settings(spec.engine, identity.engine),
         "artifacts": contents.artifacts,
     }
     if "judge" in spec.benchmark.needs:
         # Other settings of the judge do not change the numbers.
-        blocks["judge"] = _judge(spec.judge, contents.words)
+        blocks["judge"] = judge_settings(spec.judge, contents.words)
     if spec.backend.served:
+        # Served runs have the scope beside the version.
+        blocks["engine"].pop("scope", None)
         backend = asdict(spec.backend)
         blocks["backend"] = {
             # A server has settings that a run does not know.
@@ -107,117 +105,4 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
             "version": contents.engine,
             "scope": "item",  # a choice in each picture by itself
         }
-    return {key: _plain(value) for key, value in blocks.items()}
-
-
-def _scope(spec: RunSpec) -> dict[str, str]:
-    """Return the scope of a method's choice, if it is not the whole prompt; served runs have it beside the version."""
-    scope = spec.engine.scope
-    return {} if scope == "prompt" or spec.backend.served else {"scope": scope}
-
-
-def _model(model: ModelSpec, revision: str | None, quantisation: str | None) -> dict[str, Any]:
-    return {
-        # Of a user's class without its folder.
-        "adapter": model.adapter.rpartition("/")[2],
-        "revision": revision,
-        "dtype": model.dtype,
-        "attention": model.attention,
-        "weights": model.weights,
-        "device": model.device,
-        "device_map": model.device_map,
-        "max_memory": model.max_memory,
-        "spared_card": model.spared_card,
-        "template": model.template,
-        "conversation": model.conversation,
-        "generation": model.generation,
-        "processor": model.processor,
-        "video": asdict(model.video),
-        "media": model.media,
-        # A checkpoint brings its own configuration, which its revision covers.
-        "architecture": model.architecture if model.weights == "random" else None,
-        "facts": _facts(model.facts),
-        **_prompt(model.prompt),
-        # Settings that older rows do not have.
-        **({} if quantisation is None else {"quantisation": quantisation}),
-        **({"offload": True} if model.offload else {}),
-        **({} if model.parallel == "data" else {"parallel": model.parallel}),
-        **({} if model.transparency == TRANSPARENCY[0] else {"transparency": model.transparency}),
-    }
-
-
-def _prompt(prompt: PromptSpec) -> dict[str, Any]:
-    # Older rows do not have these, so original prompts add nothing. Pixels, videos and generation settings of the
-    # prompt set are in the fields above, its text and its limits in those of the benchmark.
-    newer = {"prompt": prompt.name if prompt.name != ORIGINAL else None, "join": prompt.join}
-    return {key: value for key, value in newer.items() if value is not None}
-
-
-def _facts(facts: ModelFacts) -> dict[str, Any]:
-    stated = asdict(facts)
-    # The signals of a model decide which methods run on it and do not change numbers: a new signal changes no row.
-    # The work on a nominal picture enters estimates alone.
-    del stated["signals"], stated["nominal_work"]
-    if not facts.deepstack:
-        # Older rows do not have this fact.
-        del stated["deepstack"]
-    if not facts.sites:
-        del stated["sites"]
-    return stated
-
-
-def _benchmark(benchmark: BenchmarkSpec, contents: Contents) -> dict[str, Any]:
-    # Older rows do not have the settings in `newer`.
-    dataset = {"path": benchmark.dataset.path, "revision": benchmark.dataset.revision}
-    newer = {
-        "prompt": benchmark.prompt,
-        "text": benchmark.text,
-        "dataset": dataset if any(dataset.values()) else None,
-        "data": contents.data,
-        "score": _score(benchmark.records),
-        "derived": {name: asdict(metric) for name, metric in benchmark.derived.items()},
-        "answers": None if benchmark.answers is None else asdict(benchmark.answers),
-        "prompt_tokens": benchmark.prompt_tokens,
-        "new_tokens": benchmark.new_tokens,
-        "cluster": None if benchmark.cluster is None else asdict(benchmark.cluster),
-        # A nested table, since 0 is a setting and only None is absent.
-        "intervals": None if benchmark.blocks is None else {"blocks": benchmark.blocks},
-    }
-    return {
-        "task": benchmark.task,
-        "limit": benchmark.limit,
-        "metrics": benchmark.metrics,
-        "headline": benchmark.headline,
-        "higher_is_better": benchmark.higher_is_better,
-        "generation": benchmark.generation,
-        "files": contents.tasks,
-        **{key: value for key, value in newer.items() if value},
-    }
-
-
-def _score(records: RecordSettings | None) -> dict[str, Any] | None:
-    if records is None:
-        return None
-    tolerance = asdict(records.tolerance) if records.score == "number" else {}
-    return {"name": records.score, **tolerance}
-
-
-def _boxes(spec: RunSpec) -> dict[str, str]:
-    # The format of boxes only changes rows of benchmarks that request boxes.
-    return {"boxes": spec.model.boxes} if spec.benchmark.kind == "localization" else {}
-
-
-def _judge(judge: JudgeSpec, words: str | None) -> dict[str, Any]:
-    names = ("model", "temperature", "seed", "max_tokens", "options")
-    return {**{name: getattr(judge, name) for name in names}, "prompt": words}
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as it comes back from JSON."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted(_plain(item) for item in value)
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    return {key: plain(value) for key, value in blocks.items()}

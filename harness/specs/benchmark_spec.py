@@ -10,6 +10,8 @@ from typing import Annotated, Any
 from espalier.harness.errors import UserError
 from espalier.harness.settings import (
     COMPUTED,
+    OMITTED,
+    OPEN,
     By,
     Count,
     Names,
@@ -56,12 +58,12 @@ class DatasetSpec:
     """
 
     path: Text | None = None
-    config: Text | None = None
+    config: Text | None = field(default=None, metadata=OMITTED)
     revision: Text | None = None
-    split: Text | None = None
-    samples: Count | None = None
-    video: bool = False
-    licence: Text | None = None
+    split: Text | None = field(default=None, metadata=OMITTED)
+    samples: Count | None = field(default=None, metadata=OMITTED)
+    video: bool = field(default=False, metadata=OMITTED)
+    licence: Text | None = field(default=None, metadata=OMITTED)
 
     @property
     def pinned(self) -> dict[str, str]:
@@ -168,34 +170,36 @@ class BenchmarkSpec:
         records: of a benchmark on the user's own data, which `path` names; None: of a published data set.
     """
 
-    name: Text
+    name: Text = field(metadata=OMITTED)
     task: Text
-    include_path: Path | None
+    include_path: Path | None = field(metadata=OMITTED)
     limit: Count | None
-    metrics: SomeNames
-    headline: Text
-    higher_is_better: bool = True
+    metrics: SomeNames = field(metadata=OPEN)
+    headline: Text = field(metadata=OPEN)
+    higher_is_better: bool = field(default=True, metadata=OPEN)
     generation: Mapping[str, Any] = field(default_factory=dict)
-    sources: tuple[Path, ...] = ()
-    title: Text | None = None
-    kind: Annotated[str, OneOf(TASK_KINDS)] = "understanding"
-    dataset: DatasetSpec = DatasetSpec()
-    media: Annotated[str, OneOf(TASK_MEDIA)] = "auto"
-    path: Path | None = None
-    reported: Mapping[str, Reported] = field(default_factory=dict)
+    sources: tuple[Path, ...] = field(default=(), metadata=OMITTED)
+    title: Text | None = field(default=None, metadata=OMITTED)
+    kind: Annotated[str, OneOf(TASK_KINDS)] = field(default="understanding", metadata=OMITTED)
+    dataset: DatasetSpec = field(default=DatasetSpec(), metadata=OMITTED)
+    media: Annotated[str, OneOf(TASK_MEDIA)] = field(default="auto", metadata=OMITTED)
+    path: Path | None = field(default=None, metadata=OMITTED)
+    reported: Mapping[str, Reported] = field(default_factory=dict, metadata=OMITTED)
     prompt: Mapping[str, Any] = field(default_factory=dict)
     text: Annotated[str, By(_read_template)] | None = None
-    texts: Annotated[Mapping[str, str], By(_read_texts)] = field(default_factory=dict)
-    needs: tuple[Annotated[str, OneOf(NEEDS)], ...] = ()
-    papers: tuple[Annotated[str, OneOf(PAPERS)], ...] = ()
-    note: Text | None = None
+    texts: Annotated[Mapping[str, str], By(_read_texts)] = field(
+        default_factory=dict, metadata=OMITTED
+    )
+    needs: tuple[Annotated[str, OneOf(NEEDS)], ...] = field(default=(), metadata=OMITTED)
+    papers: tuple[Annotated[str, OneOf(PAPERS)], ...] = field(default=(), metadata=OMITTED)
+    note: Text | None = field(default=None, metadata=OMITTED)
     derived: Annotated[Mapping[str, Derived], By(_read_derived)] = field(default_factory=dict)
     answers: Answers | None = None
     cluster: Annotated[Cluster, By(_read_cluster)] | None = None
-    blocks: Natural | None = None
+    blocks: Natural | None = field(default=None, metadata=OMITTED)
     prompt_tokens: Count | None = None
     new_tokens: Annotated[int, at_least(2)] | None = None
-    records: RecordSettings | None = field(default=None, metadata=COMPUTED)
+    records: RecordSettings | None = field(default=None, metadata={**COMPUTED, **OMITTED})
 
     @property
     def needs_media(self) -> bool:

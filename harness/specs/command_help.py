@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 from espalier.harness.errors import plain
 
@@ -14,11 +15,24 @@ WIDTH = 100
 
 
 class PlainParser(argparse.ArgumentParser):
-    """A parser with errors in which no argument can control a terminal."""
+    """A parser with errors in which no argument can control a terminal, and paths that are not empty."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register("type", Path, _path)
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the error, and exit with 2."""
         super().error(plain(message))
+
+
+def _path(text: str) -> Path:
+    """Return the path of an argument; an empty one, as of a variable that is not set, would be the working folder."""
+    if not text:
+        raise argparse.ArgumentTypeError(
+            "'' is no path; valid: a name, or . for the working folder"
+        )
+    return Path(text)
 
 
 def command_parser(name: str, about: str | None, *examples: str) -> argparse.ArgumentParser:

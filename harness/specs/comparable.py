@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from typing import Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.specs.run_spec import METERS, EngineSpec
+from espalier.harness.specs.row_settings import COSTS
+from espalier.harness.specs.run_spec import EngineSpec
 from espalier.harness.store.amount_text import amount_text
 
 Row = Mapping[str, Any]
@@ -29,10 +30,8 @@ CELL = (
 #: Along a curve ratios and counts of tokens vary, and seeds are averaged.
 ALONG = ("ratio", "keep", "seed")
 
-#: Settings that change the cost or the records of a run, but no answer.
-COSTS = frozenset(
-    f"engine.{name}" for name in ("batch_size", "warmup", "compare", "rescore", "kept", *METERS)
-)
+#: Blocks in which the rows of one comparison may differ: a curve is named after method and engine policy.
+OF_A_METHOD = ("method.", "draft.", "engine.", "artifacts")
 
 #: Settings of earlier versions that change no number: rows with and without them are comparable.
 BYGONE = frozenset({"model.facts.signals", "draft.facts.signals"})
@@ -131,7 +130,7 @@ def check_comparable(rows: Iterable[Row], indifferent: Collection[str] = ()) -> 
         # Hyper-parameters outside the label depend on the ratio: a schedule that was fitted to it.
         _check(group, lambda key: key not in free | COSTS and not key.startswith("method.params."))
     for group in _grouped(rows, lambda row: (row["model"], row["benchmark"])):
-        _check(group, lambda key: key.startswith(("model.", "benchmark.", "judge.")))
+        _check(group, lambda key: not key.startswith(OF_A_METHOD))
 
 
 def text(value: Any) -> str:

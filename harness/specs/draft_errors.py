@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from espalier.harness.errors import Refused, UserError
+from espalier.harness.specs.run_spec import MODEL_KEYS
 
 #: A key of the model section in an error line; neither `model.safetensors` nor a directory of that name.
-_KEY = re.compile(
-    r"(?<![\w./-])model\.(?=(?:path|hub|revision|dtype|attention|weights|scale|device|device_map|max_memory|offload|parallel|"
-    r"check_weights|generation|processor|video|media|facts|architecture|template|prompts?|join|template_sha256|conversation|drafts|name|adapter)\b)"
-)
-
+_KEY = re.compile(rf"(?<![\w./-])model\.(?=(?:{'|'.join(MODEL_KEYS)})\b)")
 
 _NAME = re.compile(r"(?<![\w./-])model=")
 

@@ -11,7 +11,18 @@ from typing import Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
 from espalier.harness.errors import UserError
-from espalier.harness.settings import By, Count, Must, Natural, Positive, Text, read_value, table
+from espalier.harness.settings import (
+    OMITTED,
+    OPEN,
+    By,
+    Count,
+    Must,
+    Natural,
+    Positive,
+    Text,
+    read_value,
+    table,
+)
 from espalier.harness.specs.secrets import names_a_key
 
 #: Fields of a request that the harness sets: the model, the messages, and the form of the reply.
@@ -101,14 +112,14 @@ class JudgeSpec:
         concurrency: requests that run at once.
     """
 
-    base_url: Annotated[str, By(_read_address)] | None = None
-    model: Text | None = None
-    key_env: Annotated[str, By(_read_variable)] = "OPENAI_API_KEY"
-    prompt: Path | None = None
+    base_url: Annotated[str, By(_read_address)] | None = field(default=None, metadata=OMITTED)
+    model: Text | None = field(default=None, metadata=OPEN)
+    key_env: Annotated[str, By(_read_variable)] = field(default="OPENAI_API_KEY", metadata=OMITTED)
+    prompt: Path | None = field(default=None, metadata=OMITTED)
     temperature: Temperature | None = 0.0
     seed: Natural | None = 0
     max_tokens: Count | None = 1024
     options: Annotated[Mapping[str, Any], By(_read_options)] = field(default_factory=dict)
-    timeout: Positive = 120.0
-    retries: Natural = 4
-    concurrency: Count = 8
+    timeout: Positive = field(default=120.0, metadata=OMITTED)
+    retries: Natural = field(default=4, metadata=OMITTED)
+    concurrency: Count = field(default=8, metadata=OMITTED)

@@ -15,6 +15,9 @@ from espalier.harness.media import frame_rules as rules
 from espalier.harness.media.images import TRANSPARENCY
 from espalier.harness.settings import (
     COMPUTED,
+    COST,
+    OMITTED,
+    OPEN,
     By,
     Count,
     FlagOrAuto,
@@ -105,9 +108,9 @@ class PromptSpec:
 
     name: str = ORIGINAL
     join: str | None = None
-    words: tuple[str, ...] = ()
-    text: str | None = None
-    generation: Mapping[str, Any] = field(default_factory=dict)
+    words: tuple[str, ...] = field(default=(), metadata=OMITTED)
+    text: str | None = field(default=None, metadata=OMITTED)
+    generation: Mapping[str, Any] = field(default_factory=dict, metadata=OMITTED)
 
 
 #: Tokens of a prompt's words, and of an answer, where nothing states them.
@@ -178,38 +181,49 @@ class ModelSpec:
         closed_vocabulary: whether it knows only the words of its own scenes, so that published benchmarks are refused.
     """
 
-    name: Text
+    name: Text = field(metadata=OMITTED)
     adapter: Text
-    path: Path | None
-    hub: Text | None
+    path: Path | None = field(metadata=OMITTED)
+    hub: Text | None = field(metadata=OMITTED)
     revision: Text | None
-    dtype: Annotated[str, OneOf(DTYPES)]
-    attention: Annotated[str, OneOf(ATTENTIONS)]
+    dtype: Annotated[str, OneOf(DTYPES)] = field(metadata=OPEN)
+    attention: Annotated[str, OneOf(ATTENTIONS)] = field(metadata=OPEN)
     weights: Annotated[str, OneOf(WEIGHTS)]
-    device: Annotated[str, By(_read_device)]
-    facts: ModelFacts = field(metadata=COMPUTED)
-    device_map: Annotated[str, OneOf(DEVICE_MAPS)] | None = None
-    max_memory: Annotated[Mapping[str, int], By(_read_max_memory)] = field(default_factory=dict)
-    spared_card: int | None = field(default=None, metadata=COMPUTED)
-    offload: bool = False
-    parallel: Annotated[str, OneOf(PARALLEL)] = PARALLEL[0]
-    longest: int = field(default=LONGEST_PROMPT, compare=False, repr=False, metadata=COMPUTED)
-    check_weights: FlagOrAuto = "auto"
+    device: Annotated[str, By(_read_device)] = field(metadata=OPEN)
+    facts: ModelFacts = field(metadata={**COMPUTED, **OPEN})
+    device_map: Annotated[str, OneOf(DEVICE_MAPS)] | None = field(default=None, metadata=OPEN)
+    max_memory: Annotated[Mapping[str, int], By(_read_max_memory)] = field(
+        default_factory=dict, metadata=OPEN
+    )
+    spared_card: int | None = field(default=None, metadata={**COMPUTED, **OPEN})
+    offload: bool = field(default=False, metadata=OPEN)
+    parallel: Annotated[str, OneOf(PARALLEL)] = field(default=PARALLEL[0], metadata=OPEN)
+    longest: int = field(
+        default=LONGEST_PROMPT, compare=False, repr=False, metadata={**COMPUTED, **OMITTED}
+    )
+    check_weights: FlagOrAuto = field(default="auto", metadata=OMITTED)
     template: Text | None = None
     conversation: Text | None = None
-    conversion: Text | None = None
+    conversion: Text | None = field(default=None, metadata=OMITTED)
     generation: Mapping[str, Any] = field(default_factory=dict)
     processor: Mapping[str, Any] = field(default_factory=dict)
     video: VideoSpec = VideoSpec()
     transparency: Annotated[str, OneOf(TRANSPARENCY)] = TRANSPARENCY[0]
     media: Annotated[str, OneOf(MEDIA)] = "optional"
-    architecture: Mapping[str, Any] = field(default_factory=dict)
-    drafts: Names = ()
-    boxes: Annotated[str, OneOf(BOXES)] = "unit"
-    prompt: PromptSpec = field(default_factory=PromptSpec, metadata=COMPUTED)
-    template_sha256: Text | None = None
-    in_memory: str | None = field(default=None, metadata=COMPUTED)
-    closed_vocabulary: bool = False
+    architecture: Mapping[str, Any] = field(default_factory=dict, metadata=OPEN)
+    drafts: Names = field(default=(), metadata=OMITTED)
+    boxes: Annotated[str, OneOf(BOXES)] = field(default="unit", metadata=OMITTED)
+    prompt: PromptSpec = field(default_factory=PromptSpec, metadata={**COMPUTED, **OMITTED})
+    template_sha256: Text | None = field(default=None, metadata=OMITTED)
+    in_memory: str | None = field(default=None, metadata={**COMPUTED, **OMITTED})
+    closed_vocabulary: bool = field(default=False, metadata=OMITTED)
+
+
+#: Keys of the config section `model`, those that become no field of a ModelSpec as they are first.
+MODEL_KEYS = (
+    *("facts", "scale", "prompt", "prompts", "join", "resources"),
+    *setting_hints(ModelSpec),
+)
 
 
 @dataclass(frozen=True)
@@ -285,24 +299,28 @@ class EngineSpec:
     """
 
     backend: Annotated[Backend, OneOf(BACKENDS)] = "drop"
-    batch_size: Count | Auto = 8
+    batch_size: Count | Auto = field(default=8, metadata=COST)
     positions: Annotated[PositionPolicy, OneOf(POSITIONS)] = "original"
     separators: Annotated[Separators, OneOf(SEPARATORS)] = "keep"
     scope: Annotated[Scope, OneOf(SCOPES)] = "prompt"
     decode: Annotated[DecodeLoop, OneOf(DECODE_LOOPS)] = "loop"
-    threads: Annotated[int, at_least(1), at_most(os.cpu_count() or 1)] | None = None
-    max_errors: Natural = 0
-    warmup: Natural = 1
-    prefetch: Natural | Auto = "auto"
-    transport: Annotated[str, OneOf(TRANSPORTS)] = "auto"
-    patience: Positive = 30
-    compare: bool = True
+    threads: Annotated[int, at_least(1), at_most(os.cpu_count() or 1)] | None = field(
+        default=None, metadata=OMITTED
+    )
+    max_errors: Natural = field(default=0, metadata=OMITTED)
+    warmup: Natural = field(default=1, metadata=COST)
+    prefetch: Natural | Auto = field(default="auto", metadata=OMITTED)
+    transport: Annotated[str, OneOf(TRANSPORTS)] = field(default="auto", metadata=OPEN)
+    patience: Positive = field(default=30, metadata=OMITTED)
+    compare: bool = field(default=True, metadata=COST)
     graphs: FlagOrAuto = False
-    rescore: bool = False
-    paired: Natural | Auto = "auto"
-    share: Annotated[str, OneOf(SHARES)] = "none"
-    kept: bool = False
-    energy: Annotated[bool, Metered("J", "energy of the GPUs")] = False
+    rescore: bool = field(default=False, metadata=COST)
+    paired: Natural | Auto = field(default="auto", metadata=OMITTED)
+    share: Annotated[str, OneOf(SHARES)] = field(default="none", metadata=OMITTED)
+    kept: bool = field(default=False, metadata=COST)
+    energy: Annotated[bool, Metered("J", "energy of the GPUs")] = field(
+        default=False, metadata=COST
+    )
 
     @property
     def meters(self) -> tuple[str, ...]:

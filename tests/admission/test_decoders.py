@@ -26,7 +26,7 @@ from espalier.harness.paths import CONF, ROOT
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.draft_errors import in_words_of_the_draft
-from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.specs.run_spec import MODEL_KEYS, RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder, TokenReducer
 
@@ -174,6 +174,14 @@ def test_error_lines_speak_of_the_draft() -> None:
         "method.draft_options.path: weight file '/a/model.path/model.safetensors' of method.draft='x'; valid: "
         "method.draft_options.hub=<id>"
     )
+
+
+@pytest.mark.parametrize("key", MODEL_KEYS)
+def test_every_key_of_a_model_is_reworded_for_the_draft(key: str) -> None:
+    with pytest.raises(UserError) as error, in_words_of_the_draft():
+        raise UserError(f"model.{key}=x is wrong, and model.safetensors is a file")
+    line = f"method.draft_options.{key}=x is wrong, and model.safetensors is a file"
+    assert str(error.value) == line
 
 
 # ------------------------------------------------------------------ the job

@@ -151,6 +151,71 @@ def test_methods_may_be_open_inside_one_another():
         assert plain.ask(**request).text == single.text
 
 
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        (("divprune", {}), ("fastv", {})),
+        (("fastv", {}), ("fastv", {})),
+        (("aircache", {}), ("divprune", {})),
+        (("none", {"compressor": "aircache"}), ("fastv", {})),
+        (("divprune", {}), ("pearl", {"draft": True})),
+        (("pearl", {"draft": True}), ("aircache", {})),
+    ],
+)
+def test_two_methods_that_act_are_refused_on_one_model(outer, inner):
+    model, processor = loaded("llava")
+
+    def opened(name, options):
+        # The same weights under another wrapping are the same model.
+        taken = espalier.wrap(model, processor)
+        draft = {"draft": taken, "transport": "sequential"} if options.get("draft") else {}
+        return espalier.apply(
+            taken,
+            name,
+            **({} if name in ("none", "pearl") else {"ratio": 0.5}),
+            **(options | draft),
+        )
+
+    request = {"media": picture(0), "question": QUESTION, "max_new_tokens": 2}
+    with opened(*outer) as first:
+        alone = first.ask(**request)
+        with pytest.raises(espalier.UserError) as refused, opened(*inner):
+            pass
+        assert first.ask(**request).text == alone.text
+    line = str(refused.value)
+    assert line.startswith(f"method={inner[0]!r}: method='{outer[0]}")
+    assert "do not combine" in line
+    assert "\n" not in line
+    with opened(*inner) as second, opened("none", {}) as plain:
+        second.ask(**request)
+        plain.ask(**request)
+    assert not [name for name in vars(model) if "espalier" in name]
+
+
+def test_a_draft_is_a_model_on_which_a_method_acts():
+    target, draft = (espalier.wrap(*loaded("llava")) for _ in range(2))
+    with (
+        espalier.apply(draft, "divprune", ratio=0.5),
+        pytest.raises(espalier.UserError, match="acts on this model already"),
+        espalier.apply(target, "pearl", draft=draft, transport="sequential"),
+    ):
+        pass
+
+
+def test_methods_act_on_two_models_at_once_and_a_failed_block_ends_its_own():
+    first, second = (espalier.wrap(*loaded("llava")) for _ in range(2))
+    request = {"media": picture(0), "question": QUESTION, "max_new_tokens": 2}
+    with (
+        espalier.apply(first, "divprune", ratio=0.5) as outer,
+        espalier.apply(second, "fastv", ratio=0.25) as inner,
+    ):
+        assert (outer.ask(**request).kept, inner.ask(**request).kept) == (8, 12)
+    with pytest.raises(ZeroDivisionError), espalier.apply(first, "divprune", ratio=0.5):
+        raise ZeroDivisionError
+    with espalier.apply(first, "fastv", ratio=0.5) as pruned:
+        assert pruned.ask(**request).kept == 8
+
+
 def test_wrapped_and_loaded_answer_alike():
     taken = espalier.wrap(
         *loaded("qwen2_vl"), conversation="qwen_1_5", processor=FAMILIES["qwen2_vl"].spec.processor

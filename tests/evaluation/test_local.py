@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from espalier.harness.errors import UserError
+from espalier.harness.evaluation.data_sources import allowed_sources
 from espalier.harness.evaluation.lmms_tasks import load_tasks
 from espalier.harness.evaluation.local_data import LocalData, local_data
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, DatasetSpec
@@ -139,6 +141,36 @@ def test_a_changed_file_is_read_again_though_size_and_time_are_the_same(tmp_path
     assert file.stat().st_size == before.st_size
     task, _ = opened(folder, copy)
     assert task.doc_to_text(task.test_docs()[0]) == "what!"
+
+
+@pytest.mark.parametrize("local_dir", [None, "own"])
+def test_equal_copies_share_what_is_prepared_and_no_links(
+    tmp_path: Path, local_dir: str | None
+) -> None:
+    """A data set that was copied or moved is read where it lies now."""
+
+    def linked(copy: Path) -> tuple[Path, Path]:
+        data = local_data(bench(copy))
+        assert data is not None
+        with data.serving(loading=True):
+            place = None if local_dir is None else data.home / local_dir
+            folder = huggingface_hub.snapshot_download(
+                "somebody/questions", repo_type="dataset", local_dir=place
+            )
+        note = allowed_sources(data, None, True).place(f"{folder}/media/note.txt")
+        return data.home, Path(note).resolve()
+
+    first = write_copy(tmp_path / "a")
+    second = Path(shutil.copytree(first, tmp_path / "b"))
+    home, note = linked(first)
+    assert note == first / "media/note.txt"
+    assert linked(second) == (home, second / "media/note.txt")
+    assert linked(first) == (home, note)
+    moved = first.rename(tmp_path / "c")
+    assert linked(moved) == (home, moved / "media/note.txt")
+    if local_dir is None:
+        # Links of one copy stay while another is read.
+        assert len(list((home / "linked").iterdir())) == 3
 
 
 def test_what_is_prepared_lies_in_the_cache_and_nothing_beside_the_copy(tmp_path: Path) -> None:

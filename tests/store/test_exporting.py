@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -302,3 +303,31 @@ def test_a_store_that_lost_its_rows_leaves_the_tables_alone(store: Path, tmp_pat
         write_tables(store, folder)
     assert content(folder) == before
     assert len(read_tables(folder)) == 4
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("cli.store", ["export", ""]),
+        ("cli.store", ["ls", "--store", ""]),
+        ("cli.store", ["show", "0123", "--pictures", ""]),
+        ("cli.curves", ["--out", ""]),
+        ("reports.tables.rebuild", ["all", "--out", ""]),
+        ("reports.curves.decoder_report", ["--write", ""]),
+        ("reports.curves.redraw", [""]),
+    ],
+)
+def test_an_empty_path_is_not_the_working_folder(
+    module: str,
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A variable that is not set gives an empty argument."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        import_module(f"espalier.harness.{module}").main(arguments)
+    assert stopped.value.code == 2
+    assert "'' is no path" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

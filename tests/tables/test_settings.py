@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, make_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,23 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.reports.tables.cell_runs import CellRun, run_of_cell
-from espalier.harness.reports.tables.cell_settings import compared_settings, row_settings
+from espalier.harness.reports.tables.cell_settings import (
+    CHOSEN,
+    ComparedSettings,
+    compared_settings,
+    row_settings,
+)
 from espalier.harness.reports.tables.published_tables import FIRST, papers, read_cells, read_paper
 from espalier.harness.reports.tables.table_presets import preset, titles
+from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.runs.run_settings import Contents, settings_of
+from espalier.harness.settings import OMITTED, marked
+from espalier.harness.specs.benchmark_spec import Answers, DatasetSpec, Derived
 from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.comparable import policy, settings
+from espalier.harness.specs.row_settings import LEFT_OPEN, SECTIONS
+from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.files.digests import Digests
 from tests.tables.stored import commit, write_paper
 from tests.tables.test_rebuilt import rebuilt
 
@@ -95,15 +108,22 @@ def examples() -> Mapping[str, CellRun]:
     return found
 
 
-def row_of(line: tuple[str, ...]) -> dict[str, Any]:
-    """Return what the row of a command line says of its settings, as run.py would store it."""
+def spec_of(line: tuple[str, ...]) -> RunSpec:
     command = read_command(line)
     assert command is not None
-    spec = build_spec(command.cells[0])
+    return build_spec(command.cells[0])
+
+
+def stored_settings(spec: RunSpec, **contents: Any) -> dict[str, Any]:
+    """Return the settings of a run's row, as run.py would store them."""
     method = build_method(spec.method.name, spec.method.params)
     spec = kind_of(method, spec).normalise(spec, method)
-    settings = settings_of(spec, method, Contents("model", "draft"))
-    return row_settings(json.loads(json.dumps(settings)))
+    stored = settings_of(spec, method, Contents("model", "draft", **contents))
+    return dict(json.loads(json.dumps(stored)))
+
+
+def row_of(line: tuple[str, ...]) -> dict[str, Any]:
+    return row_settings(stored_settings(spec_of(line)))
 
 
 def test_presets_set_nothing_that_is_not_compared() -> None:
@@ -164,6 +184,143 @@ def test_what_costs_time_alone_makes_no_difference_where_it_is_not_set() -> None
     run = next(one for one in all_runs() if one.overrides["method"] == "fastv")
     others = ("engine.batch_size=1", "engine.rescore=true", "engine.warmup=3", "seed=5")
     assert compared_settings(run).difference(row_of((*run.line, *others))) == ""
+
+
+@cache
+def seedling() -> CellRun:
+    """Return the run of a published cell on the embedded model."""
+    paper = read_paper("d2pruner")
+    cells = (cell for number in paper.tables for cell in read_cells(paper, number))
+    runs = (run_of_cell(paper, cell, "seedling") for cell in cells)
+    return next(
+        run
+        for run in runs
+        if isinstance(run, CellRun)
+        and (run.overrides["method"], run.overrides["benchmark"]) == ("divprune", "seedling_vqa")
+    )
+
+
+#: What a row states where a run has another setting than its cell, by override.
+UNLIKE = {
+    "engine.scope=item": "engine.scope=item, not prompt",
+    "engine.decode=generate": "engine.decode=generate, not loop",
+    "engine.separators=candidates": "engine.separators=candidates, not keep",
+    "model.transparency=white": "model.transparency=white, not drop",
+    "model.media=required": "model.media=required, not optional",
+    "model.template=qwen": "model.template=qwen, not default",
+    "model.conversation=llava_v1": "model.conversation=llava_v1, not checkpoint",
+    "model.join=lines": "model.join=lines, not None",
+    "benchmark.cluster=scene": "benchmark.cluster={'column': 'scene', 'modulo': None}, not None",
+    "benchmark.blocks=0": "benchmark.intervals={'blocks': 0}, not None",
+    "benchmark.task=seedling_ocr": "benchmark.task=seedling_ocr, not seedling_vqa",
+}
+
+
+@pytest.mark.parametrize("override", UNLIKE)
+def test_a_row_of_a_setting_that_its_cell_does_not_set_is_another_runs(override: str) -> None:
+    cell = compared_settings(seedling())
+    assert cell.difference(row_of(seedling().line)) == ""
+    assert cell.difference(row_of((*seedling().line, override))) == UNLIKE[override]
+
+
+@pytest.mark.parametrize(
+    ("contents", "difference"),
+    [
+        ({"data": "abc"}, "benchmark.data=abc, not None"),
+        ({"quantisation": "awq 4-bit"}, "model.quantisation=awq 4-bit, not None"),
+    ],
+)
+def test_a_row_of_other_files_is_another_runs(contents: dict[str, Any], difference: str) -> None:
+    stored = stored_settings(spec_of(seedling().line), **contents)
+    assert compared_settings(seedling()).difference(row_settings(stored)) == difference
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dataset": DatasetSpec("other", revision="abc")},
+        {"answers": Answers("letters")},
+        {"derived": {"total": Derived("sum", ("accuracy",))}},
+    ],
+)
+def test_a_row_of_another_benchmark_under_its_name_is_another_runs(changes: dict[str, Any]) -> None:
+    spec = spec_of(seedling().line)
+    changed = replace(spec, benchmark=replace(spec.benchmark, **changes))
+    difference = compared_settings(seedling()).difference(row_settings(stored_settings(changed)))
+    assert difference.startswith(f"benchmark.{next(iter(changes))}=")
+
+
+def test_a_row_of_another_engine_and_one_with_an_unknown_block_are_other_runs() -> None:
+    cell, stored = compared_settings(seedling()), stored_settings(spec_of(seedling().line))
+    served = row_settings({**stored, "backend": {"server": True, "name": "vllm"}})
+    assert cell.difference(served) == "backend.name=vllm, not transformers"
+    unknown = row_settings({**stored, "weather": {"rain": True}})
+    assert cell.difference(unknown) == "weather.rain=True, not None"
+
+
+def test_a_row_of_another_repository_or_commit_is_another_runs() -> None:
+    run = next(run for run in all_runs() if run.overrides["model"] == "llava15_7b")
+    cell, row = compared_settings(run), row_of(run.line)
+    released = str(cell.values["model.revision"])
+    hub, _, commit = released.partition("@")
+    for revision, same in (
+        (released, True),
+        ("0123abcd", True),  # a folder's digest names no commit
+        (f"{hub}@main", True),
+        (f"{hub}@{commit[::-1]}", False),
+        (f"somebody/else@{commit}", False),
+        ("somebody/else@main", False),
+    ):
+        assert (cell.difference({**row, "model.revision": revision}) == "") is same, revision
+
+
+@pytest.mark.parametrize("part", SECTIONS)
+def test_every_declared_setting_is_compared_or_left_open(part: str) -> None:
+    run = next(run for run in all_runs() if run.overrides["method"] == "parallelvlm")
+    cell = compared_settings(run)
+    for name in {field.name for field in fields(SECTIONS[part])} - marked(SECTIONS[part], OMITTED):
+        key = f"{part}.{name}"
+        row = {**cell.values, key: "other"}
+        if name == "revision":
+            row[key] = "some@other"
+        free = key not in cell.stated and (key in LEFT_OPEN or key in CHOSEN)
+        assert cell.difference(row).startswith(f"{key}=") is not free, key
+        if free:
+            sets_it = ComparedSettings({**cell.values, key: "set"}, cell.stated | {key})
+            assert sets_it.difference(row).startswith(f"{key}="), key
+
+
+@pytest.mark.parametrize("part", ["model", "benchmark", "engine"])
+def test_a_new_field_of_a_spec_is_stored_keyed_compared_and_shown(part: str) -> None:
+    """A field that nobody listed anywhere counts where it is off its default, and changes no row where it is not."""
+    spec = spec_of(seedling().line)
+    method = build_method(spec.method.name, spec.method.params)
+    section = getattr(spec, part)
+    extended = make_dataclass("Extended", [("novel", int, 0)], bases=(type(section),), frozen=True)
+    usual, unusual = (
+        replace(spec, **{part: extended(**vars(section), novel=value)}) for value in (0, 3)
+    )
+    assert stored_settings(usual) == stored_settings(spec)
+    row = {"settings": stored_settings(unusual)}
+    assert row["settings"][part]["novel"] == 3
+    keys = [run_key(key_parts(one, method, Digests())) for one in (spec, usual, unusual)]
+    assert keys[0] == keys[1] != keys[2]
+    assert compared_settings(seedling()).difference(row_settings(row["settings"])) == (
+        f"{part}.novel=3, not None"
+    )
+    assert settings(row)[f"{part}.novel"] == 3
+    assert ("novel=3" in policy(row)) is (part == "engine")
+
+
+def test_a_row_of_an_earlier_version_has_the_defaults_of_newer_settings() -> None:
+    cell, row = compared_settings(seedling()), row_of(seedling().line)
+    stated = {"model.weights", "benchmark.limit", "engine.decode"}
+    older = {key: row[key] for key in row if key in stated or key.startswith("method.")}
+    assert cell.difference(older) == ""
+    strict = compared_settings(
+        CellRun({**seedling().overrides, "benchmark.cluster": "scene"}, "", 1.0)
+    )
+    assert strict.difference(row).startswith("benchmark.cluster=None, not {")
 
 
 def test_settings_of_a_draft_count() -> None:

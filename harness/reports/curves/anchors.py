@@ -8,7 +8,6 @@ means that prompts, pixels or scores differ from the paper's.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import sys
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError, plain_page
 from espalier.harness.paths import CONF, DEFAULT_STORE
 from espalier.harness.reports.curves.stored_rows import read_results
+from espalier.harness.specs.command_help import PlainParser
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.comparable import Row
 from espalier.harness.specs.run_spec import ORIGINAL
@@ -165,7 +165,7 @@ def table(comparisons: Sequence[AnchorComparison]) -> str:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; exit code 1 if a score is far from its anchor, 2 and one line if there is nothing to read."""
-    parser = argparse.ArgumentParser(
+    parser = PlainParser(
         prog="python -m espalier.harness.reports.curves.anchors", description=__doc__
     )
     parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")

@@ -28,6 +28,7 @@ from espalier.harness.reports.curves.curve_points import (
 )
 from espalier.harness.reports.curves.figures import save
 from espalier.harness.reports.curves.gain_dots import draw_gains
+from espalier.harness.specs.command_help import PlainParser
 from espalier.harness.specs.commands import command
 from espalier.harness.stats import Interval
 
@@ -142,7 +143,7 @@ def _gained(ratio: float, cell: str) -> CurvePoint:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Redraw the figures of pages; exit code 2 and one line if that fails."""
-    parser = argparse.ArgumentParser(
+    parser = PlainParser(
         prog="python -m espalier.harness.reports.curves.redraw",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

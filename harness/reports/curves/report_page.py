@@ -5,7 +5,6 @@ Rows become a frame (stored_rows.py), a comparison selects from it, a specificat
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from espalier.harness.reports.curves.curve_points import share
 from espalier.harness.reports.curves.figures import save
 from espalier.harness.reports.curves.stored_rows import WHERE
 from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.command_help import PlainParser
 from espalier.harness.specs.commands import RUN, command
 from espalier.harness.specs.labels import label
 from espalier.harness.specs.run_spec import RunSpec
@@ -116,7 +116,7 @@ class Report:
         return command(self._run)(argv)
 
     def _run(self, argv: Sequence[str] | None) -> int:
-        parser = argparse.ArgumentParser(
+        parser = PlainParser(
             prog=f"python -m espalier.harness.reports.curves.{self.module}", description=self.about
         )
         parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")

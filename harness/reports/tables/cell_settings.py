@@ -1,43 +1,64 @@
-"""Settings that a row must have to fill a cell: the overrides of the cell's run, and defaults from config files."""
+"""Settings that a row must have to fill a cell: those that the row of the cell's run has, by its specs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from copy import deepcopy
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache, lru_cache
 from typing import Any
 
+from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.group_lists import merged
 from espalier.harness.config.lmms_task_files import read_yaml
-from espalier.harness.config.prompt_section import apply_prompt_set
+from espalier.harness.config.method_kinds import method_kind
+from espalier.harness.config.model_section import model_spec
+from espalier.harness.config.prompt_section import with_question
 from espalier.harness.paths import CONF
 from espalier.harness.reports.tables.cell_runs import CellRun, choice, method_of
 from espalier.harness.reports.tables.published_tables import FIRST
-from espalier.harness.specs.run_spec import PromptSpec, VideoSpec
+from espalier.harness.settings import OMITTED, default, marked, read_section
+from espalier.harness.specs.backend_spec import TRANSFORMERS
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+from espalier.harness.specs.judge_spec import JudgeSpec
+from espalier.harness.specs.row_settings import (
+    ALWAYS,
+    LEFT_OPEN,
+    SECTIONS,
+    benchmark_settings,
+    engine_settings,
+    judge_settings,
+    model_settings,
+    plain,
+)
+from espalier.harness.specs.run_spec import ORIGINAL, EngineSpec, ModelSpec
 
-#: Settings of a model that change its prompts or answers. Precision, kernels and devices count only if a run sets them.
-MODEL_SETTINGS = ("weights", "prompt", "join", "conversation", "generation", "processor", "video")
+#: Settings for which a table has options of its own (`choose` in harness/reports/tables/table_rows.py).
+CHOSEN = frozenset({"engine.positions", "benchmark.limit"})
 
-#: Settings of a benchmark that change its samples, questions or answers.
-BENCHMARK_SETTINGS = ("generation", "text", "prompt", "prompt_tokens", "new_tokens")
+#: Settings that rows have at their default, too: a row without one is of an earlier version. A row without any other
+#: setting has its default.
+IN_ROWS = frozenset(
+    (
+        *(f"{part}.{name}" for part, names in ALWAYS.items() for name in names),
+        *(f"draft.{name}" for name in ("name", *ALWAYS["model"])),
+        *("benchmark.boxes", "benchmark.dataset", "judge.prompt"),
+    )
+)
 
-#: Settings of the engine that may change answers and do not depend on the machine; `positions` is checked for all rows.
-ENGINE_SETTINGS = ("backend", "decode", "graphs", "separators")
-
-#: Settings of a judge, except its server's names.
-JUDGE_SETTINGS = ("temperature", "seed", "max_tokens", "options", "prompt")
-
-#: Settings that a row omits if they have the default, with the default.
-OMITTED_DEFAULTS: Mapping[str, Any] = {
-    "model.prompt": "original",
-    "draft.prompt": "original",
-    **dict.fromkeys(("model.join", "draft.join")),
-    **dict.fromkeys(f"benchmark.{name}" for name in BENCHMARK_SETTINGS if name != "generation"),
+#: Defaults of settings in rows, by dotted key.
+DEFAULTS: Mapping[str, Any] = {
+    **{
+        f"{part}.{field.name}": plain(value)
+        for part, section in SECTIONS.items()
+        for field in fields(section)
+        if field.name not in marked(section, OMITTED) and (value := default(field)) is not MISSING
+    },
+    **dict.fromkeys(("model.prompt", "draft.prompt"), ORIGINAL),
 }
 
-#: Settings that no table compares, most of them long: the model or the benchmark determines them.
-IGNORED = frozenset({"facts", "architecture", "files", "metrics"})
+#: A commit of the hub.
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 #: Whether a denoising model caches its prompt; absent means false.
 CACHED = "prefix_cache"
@@ -61,34 +82,40 @@ class ComparedSettings:
         Args:
             row_values: the row's settings (`row_settings`).
         """
-        for key, value in self.values.items():
-            actual = row_values.get(key, OMITTED_DEFAULTS.get(key))
-            if key not in row_values and key not in OMITTED_DEFAULTS and key not in self.stated:
-                # The row is of a version without the setting, or the setting does not apply to its method.
+        parts = {_part(key) for key in row_values}
+        for key in {**self.values, **row_values}:
+            if key not in self.stated and (key in LEFT_OPEN or key in CHOSEN):
                 continue
-            if not _equal(actual, value):
+            # A row without a judge or a draft has no settings of it.
+            silent = key not in row_values and (key in IN_ROWS or _part(key) not in parts)
+            if silent and key not in self.stated:
+                continue
+            usual = DEFAULTS.get(key)
+            actual = row_values.get(key, None if key in IN_ROWS else usual)
+            value = self.values.get(key, usual)
+            if not _equal(actual, value) and not _is_unknown(key, actual, value):
                 return f"{key}={actual}, not {value}"
         return ""
 
 
 def row_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row's settings in the form of `ComparedSettings.values`."""
-    values = {
-        f"{part}.{name}": _plain(name, value)
-        for part in ("model", "draft", "benchmark", "engine", "judge")
-        for name, value in (settings.get(part) or {}).items()
-        if name not in IGNORED
-    }
+    values = {}
+    for part, block in settings.items():
+        if isinstance(block, Mapping):
+            values |= {f"{part}.{name}": _plain(name, value) for name, value in block.items()}
+        elif block:
+            values[part] = block
     # Engine settings that do not apply to the method are null.
-    values = {key: v for key, v in values.items() if v is not None or not key.startswith("engine.")}
-    params = settings["method"]["params"]
+    values = {key: v for key, v in values.items() if v is not None or _part(key) != "engine"}
+    params = values.pop("method.params")
     return {**values, **{f"method.params.{name}": value for name, value in params.items()}}
 
 
 def compared_settings(run: CellRun) -> ComparedSettings:
     """Return the settings of a run that rows must match.
 
-    Cost: a millisecond for each run, once.
+    Cost: some milliseconds for each run, once.
     """
     return _compared(tuple(run.overrides.items()))
 
@@ -96,92 +123,116 @@ def compared_settings(run: CellRun) -> ComparedSettings:
 @lru_cache(maxsize=8192)
 def _compared(overrides: tuple[tuple[str, Any], ...]) -> ComparedSettings:
     run = CellRun(dict(overrides), "", 1.0)
-    parts, stated = _sections(run)
-    section = merged(choice("benchmark", run.overrides["benchmark"]), parts["benchmark"])
-    tasks = (section["kind"], section["name"])
-    model, prompt = _model(run.overrides["model"], parts["model"], tasks)
-    values = {f"model.{name}": model[name] for name in model}
-    if "draft.name" in stated:
-        adapter = choice("model", run.overrides["model"])["adapter"]
-        draft = _draft(parts["draft"], model, adapter, tasks)
-        values |= {f"draft.{name}": draft[name] for name in draft}
-    benchmark = {**section, **_prompt_settings(section, prompt)}
-    values |= {
-        f"benchmark.{name}": benchmark[name] for name in (*BENCHMARK_SETTINGS, *parts["benchmark"])
+    name, _, params = method_of(run)
+    parts = _sections(run)
+    benchmark = _benchmark(run.overrides["benchmark"], parts["benchmark"])
+    target = (run.overrides["model"], parts["model"], (benchmark.kind, benchmark.name))
+    model = _model(*target)
+    blocks = {
+        "model": _model_settings(*target),
+        "benchmark": plain(
+            benchmark_settings(with_question(benchmark, model.prompt), model, (), None)
+        ),
+        "engine": _engine(parts["engine"]),
+        "judge": _judge(parts["judge"]),
+        "backend": {"name": TRANSFORMERS},
+        "method": {"params": params},
     }
-    engine, judge = choice("engine", "default"), _default_judge()
-    engine = {**{name: engine[name] for name in ENGINE_SETTINGS}, **parts["engine"]}
-    values |= {f"engine.{name}": value for name, value in engine.items()}
-    judge = {**{name: judge[name] for name in JUDGE_SETTINGS}, **parts["judge"]}
-    values |= {f"judge.{name}": value for name, value in judge.items()}
-    params = {f"method.params.{name}": value for name, value in method_of(run)[2].items()}
-    return ComparedSettings({**values, **params}, stated.union(params))
+    if method_kind(name) == "decoder":
+        blocks["draft"] = _draft(parts["draft"], *target)
+    values = row_settings(blocks)
+    stated = {
+        f"{part}.{key.partition('.')[0]}": value for part in parts for key, value in parts[part]
+    }
+    fixed = (key for key in values if _part(key) == "method")
+    return ComparedSettings({**stated, **values}, frozenset((*stated, *fixed)))
 
 
-def _sections(run: CellRun) -> tuple[dict[str, dict[str, Any]], frozenset[str]]:
-    """Return a run's overrides as tables by section, and the keys of the settings that they set."""
-    parts: dict[str, dict[str, Any]] = {
-        name: {} for name in ("model", "draft", "benchmark", "engine", "judge")
+#: Overrides of one section: key within it, and value.
+_Overrides = tuple[tuple[str, Any], ...]
+
+
+def _sections(run: CellRun) -> dict[str, _Overrides]:
+    """Return a run's overrides by section, without those in `FIRST`."""
+    parts: dict[str, list[tuple[str, Any]]] = {
+        name: [] for name in ("model", "draft", "benchmark", "engine", "judge")
     }
-    stated = set()
     for key, value in run.overrides.items():
-        names = key.lstrip("+").replace("method.draft_options.", "draft.").split(".")
-        if key == "method.draft":
-            names = ["draft", "name"]
-        if key in FIRST or names[0] not in parts:
-            continue
-        table: Any = value
-        for name in reversed(names[1:]):
-            table = {name: table}
-        parts[names[0]] = merged(parts[names[0]], table)
-        stated.add(".".join(names[:2]))
-    return parts, frozenset(stated)
+        key = "draft.name" if key == "method.draft" else key.lstrip("+")
+        part, _, name = key.replace("method.draft_options.", "draft.").partition(".")
+        if key not in FIRST and part in parts:
+            parts[part].append((name, value))
+    return {part: tuple(items) for part, items in parts.items()}
 
 
-def _model(
-    name: str, overrides: Mapping[str, Any], tasks: Iterable[str]
-) -> tuple[dict[str, Any], PromptSpec]:
-    """Return the compared settings of a model under its prompt set, and the prompt set."""
-    # Copy: a prompt set is merged into the tables of a cached config file.
-    part, prompt = apply_prompt_set(deepcopy(merged(choice("model", name), overrides)), tasks)
-    part |= {"prompt": prompt.name, "join": prompt.join}
-    part["video"] = asdict(VideoSpec()) | part["video"]
-    values = {key: _plain(key, part[key]) for key in (*MODEL_SETTINGS, *overrides)}
-    return values, prompt
-
-
-def _draft(
-    overrides: Mapping[str, Any], target: Mapping[str, Any], adapter: str, tasks: Iterable[str]
-) -> dict[str, Any]:
-    """Return the compared settings of a draft; it shares its target's inputs (harness/config/build_spec.py)."""
-    name = overrides["name"]
-    draft_config = choice("model", name)
-    shared = {"video": target["video"]}
-    if draft_config["adapter"] == adapter:
-        shared["processor"] = target["processor"]
-    if draft_config["prompts"].get(target["prompt"]) is not None:
-        shared["prompt"] = target["prompt"]
-    options = {key: value for key, value in overrides.items() if key != "name"}
-    return {"name": name, **_model(name, merged(shared, options), tasks)[0]}
-
-
-def _prompt_settings(section: Mapping[str, Any], prompt: PromptSpec) -> dict[str, Any]:
-    """Return the text and generation of a benchmark's requests (harness/config/prompt_section.py, benchmark.py)."""
-    length = section["new_tokens"]
-    limits = {} if length is None else {"min_new_tokens": length, "max_new_tokens": length}
-    texts = [section["texts"][word] for word in prompt.words if word in section["texts"]]
-    return {
-        "text": section["text"] or next(iter(texts), prompt.text),
-        "prompt": section["prompt"] or None,
-        "generation": {**prompt.generation, **limits, **section["generation"]},
-    }
+def _table(overrides: _Overrides) -> dict[str, Any]:
+    """Return overrides as a table of tables."""
+    table: dict[str, Any] = {}
+    for key, value in overrides:
+        for name in reversed(key.split(".")):
+            value = {name: value}
+        table = merged(table, value)
+    return table
 
 
 @cache
-def _default_judge() -> Mapping[str, Any]:
-    path = CONF / "config.yaml"
-    defaults: Mapping[str, Any] = read_yaml(path)["judge"]
-    return defaults
+def _benchmark(name: str, overrides: _Overrides) -> BenchmarkSpec:
+    return benchmark_spec(merged(choice("benchmark", name), _table(overrides)), None)
+
+
+@cache
+def _model(name: str, overrides: _Overrides, tasks: tuple[str, ...]) -> ModelSpec:
+    return _spec(merged(choice("model", name), _table(overrides)), tasks)
+
+
+@cache
+def _model_settings(name: str, overrides: _Overrides, tasks: tuple[str, ...]) -> dict[str, Any]:
+    return _settings(_model(name, overrides, tasks), _table(overrides))
+
+
+@cache
+def _draft(
+    options: _Overrides, target_name: str, overrides: _Overrides, tasks: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return the settings of the draft; it shares its target's inputs (harness/config/build_spec.py)."""
+    target, table = _model(target_name, overrides, tasks), _table(options)
+    name = table.pop("name", next(iter(target.drafts), None))
+    if name is None:
+        return {}
+    section = {**choice("model", name), "video": asdict(target.video)}
+    if section["adapter"] == target.adapter:
+        section["processor"] = dict(target.processor)
+    if section["prompts"].get(target.prompt.name) is not None:
+        section["prompt"] = target.prompt.name
+    return {"name": name, **_settings(_spec(merged(section, table), tasks), table)}
+
+
+def _spec(section: Mapping[str, Any], tasks: tuple[str, ...]) -> ModelSpec:
+    # The cards of this machine are no part of a cell.
+    return model_spec({**section, "device": "cpu"}, tasks)
+
+
+def _settings(model: ModelSpec, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a model's row; without its files only a commit of the hub is known."""
+    revision = None if model.path is not None else f"{model.hub}@{model.revision}"
+    device = {key: value for key, value in overrides.items() if key == "device"}
+    return {**plain(model_settings(model, revision, None)), **device}
+
+
+@cache
+def _engine(overrides: _Overrides) -> dict[str, Any]:
+    section = merged(choice("engine", "default"), _table(overrides))
+    return engine_settings(read_section(EngineSpec, "engine", section), {})
+
+
+@cache
+def _judge(overrides: _Overrides) -> dict[str, Any]:
+    section = merged(read_yaml(CONF / "config.yaml")["judge"], _table(overrides))
+    return plain(judge_settings(read_section(JudgeSpec, "judge", section), None))
+
+
+def _part(key: str) -> str:
+    return key.partition(".")[0]
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -193,6 +244,17 @@ def _plain(name: str, value: Any) -> Any:
             if entry is not None and (key != CACHED or entry)
         }
     return value
+
+
+def _is_unknown(key: str, actual: Any, expected: Any) -> bool:
+    """Return whether two revisions cannot be compared: a folder's digest names no commit, and a branch none."""
+    if not key.endswith(".revision"):
+        return False
+    (hub, *commit), (named_hub, *named) = (str(text).split("@") for text in (actual, expected))
+    commits = [*commit, *named]
+    if len(commits) < 2:
+        return True
+    return hub == named_hub and not all(map(COMMIT.fullmatch, commits))
 
 
 def _equal(actual: Any, expected: Any) -> bool:

@@ -122,11 +122,14 @@ def _records(table: RowTable, settings: RecordSettings, source: str) -> RecordTa
     _check_columns(table.columns, settings, source)
     mistakes = Mistakes(source)
     reader = MediaReader(table.base, table.columns, _cells_by_id(table))
+    has_ids = not set(IDS).isdisjoint(table.columns)
     ids: dict[str, str] = {}
     records = []
     for number, (row, place) in enumerate(zip(table.rows, table.places, strict=True)):
         try:
-            name = _cell_text("id", _first(row, IDS)) or str(number)
+            name = _cell_text("id", _first(row, IDS)) if has_ids else str(number)
+            if not name:
+                raise WrongCell("no id; valid: each id once, or no such column")
             if name in ids:
                 raise WrongCell(f"id {name!r} is also that of {ids[name]}; valid: each id once")
             ids[name] = place

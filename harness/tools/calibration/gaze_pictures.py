@@ -33,6 +33,7 @@ from espalier.harness.engine.session import Session
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.command_help import PlainParser
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.folder_checks import check_files
@@ -237,9 +238,7 @@ def _picture(axes: Any, case: Case, image: np.ndarray, title: str, **look: Any) 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the figure, print the means as JSON; return 0."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = PlainParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/figures/attention"))
     parser.add_argument("--scenes", type=int, default=3)
     parser.add_argument("--questions", type=int, default=200)

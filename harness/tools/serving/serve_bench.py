@@ -46,6 +46,7 @@ from espalier.harness.runs.served.engine_pool import engine_arguments
 from espalier.harness.runs.served.engine_process import EngineProcess
 from espalier.harness.specs.backend_spec import PRUNERS
 from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.command_help import PlainParser
 from espalier.harness.specs.commands import command, print_error
 from espalier.harness.tools.serving.serve_report import PLAIN, write
 from espalier.methods.base import TokenReducer
@@ -306,7 +307,7 @@ def _sides(options: argparse.Namespace, overrides: Sequence[str]) -> list[Side]:
 
 
 def _options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
+    parser = PlainParser(
         prog="espalier bench serve",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

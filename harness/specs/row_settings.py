@@ -1,0 +1,169 @@
+"""The settings of a row, as JSON values: every field of a spec, unless its declaration marks it as `OMITTED`.
+
+A row of earlier code lacks newer fields, so a field at its default is left out, except those that every row has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.settings import COST, OMITTED, OPEN, default, marked
+from espalier.harness.specs.backend_spec import BackendSpec
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+from espalier.harness.specs.judge_spec import JudgeSpec
+from espalier.harness.specs.records.record import RecordSettings
+from espalier.harness.specs.run_spec import EngineSpec, ModelSpec, PromptSpec
+
+#: Engine settings that rows have for every method, null where they do not change its numbers.
+CONCERNING = (
+    *("backend", "batch_size", "positions", "separators", "decode", "rescore"),
+    *("transport", "compare", "graphs"),
+)
+
+#: Fields that rows have at their default, too, by block.
+ALWAYS: Mapping[str, tuple[str, ...]] = {
+    "model": (
+        *("adapter", "revision", "dtype", "attention", "weights"),
+        *("device", "device_map", "max_memory", "spared_card"),
+        *("template", "conversation", "generation", "processor", "video", "media"),
+        *("architecture", "facts"),
+    ),
+    "benchmark": ("task", "limit", "metrics", "headline", "higher_is_better", "generation"),
+    "engine": ("warmup", *CONCERNING),
+    "judge": ("model", "temperature", "seed", "max_tokens", "options"),
+}
+
+#: The spec of each block.
+SECTIONS: Mapping[str, type] = {
+    "model": ModelSpec,
+    "draft": ModelSpec,
+    "benchmark": BenchmarkSpec,
+    "engine": EngineSpec,
+    "judge": JudgeSpec,
+    "backend": BackendSpec,
+}
+
+#: Settings that change costs or records of a run, and no answer.
+COSTS = frozenset(f"engine.{name}" for name in marked(EngineSpec, COST))
+
+#: Settings that published tables leave open unless a cell sets them: fields, and digests of files.
+LEFT_OPEN = COSTS.union(
+    (f"{part}.{name}" for part, section in SECTIONS.items() for name in marked(section, OPEN)),
+    ("benchmark.files", "artifacts"),
+)
+
+
+def model_settings(
+    model: ModelSpec, revision: str | None, quantisation: str | None
+) -> dict[str, Any]:
+    """Return the settings of a model.
+
+    Args:
+        model: the model.
+        revision: digest of the checkpoint's files, or hub id and commit.
+        quantisation: of the weights; None: they are not quantised.
+    """
+    return {
+        **_fields(model, ALWAYS["model"]),
+        # Of a user's class without its folder.
+        "adapter": model.adapter.rpartition("/")[2],
+        "revision": revision,
+        # A checkpoint brings its own configuration, which its revision covers.
+        "architecture": model.architecture if model.weights == "random" else None,
+        "facts": _facts(model.facts),
+        **_prompt(model.prompt),
+        **({} if quantisation is None else {"quantisation": quantisation}),
+    }
+
+
+def benchmark_settings(
+    benchmark: BenchmarkSpec, model: ModelSpec, files: Sequence[str], data: str | None
+) -> dict[str, Any]:
+    """Return the settings of a benchmark.
+
+    Args:
+        benchmark: the benchmark.
+        model: the model that answers.
+        files: digests of the files that make its samples and scores.
+        data: digest of its data set in a folder of the user; None: the data set of the hub.
+    """
+    dataset = _fields(benchmark.dataset, ("path", "revision"))
+    further = {
+        "dataset": dataset if any(dataset.values()) else None,
+        "data": data,
+        "score": _score(benchmark.records),
+        # A nested table, since 0 is a setting and only None is absent.
+        "intervals": None if benchmark.blocks is None else {"blocks": benchmark.blocks},
+        # The format of boxes only changes rows of benchmarks that request boxes.
+        "boxes": model.boxes if benchmark.kind == "localization" else None,
+    }
+    return {
+        **_fields(benchmark, ALWAYS["benchmark"]),
+        "files": files,
+        **{key: value for key, value in further.items() if value is not None},
+    }
+
+
+def engine_settings(engine: EngineSpec, concerning: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the engine; `concerning` are those of `CONCERNING` as they stand for the method."""
+    return {**_fields(engine, ALWAYS["engine"]), **concerning}
+
+
+def judge_settings(judge: JudgeSpec, words: str | None) -> dict[str, Any]:
+    """Return the settings of a judge; `words` is the digest of a prompt that replaces the benchmark's."""
+    return {**_fields(judge, ALWAYS["judge"]), "prompt": words}
+
+
+def plain(value: Any) -> Any:
+    """Return a value as it comes back from JSON."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(plain(item) for item in value)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _fields(section: Any, always: Collection[str] = ()) -> dict[str, Any]:
+    """Return the fields in `always`, then those off their default that are not marked as `OMITTED`."""
+    omitted = marked(type(section), OMITTED).union(always)
+    return {name: getattr(section, name) for name in always} | {
+        field.name: value
+        for field in fields(section)
+        if field.name not in omitted and (value := getattr(section, field.name)) != default(field)
+    }
+
+
+def _prompt(prompt: PromptSpec) -> dict[str, Any]:
+    # Pixels, videos and generation settings of the prompt set are in the fields of the model, its text and its limits
+    # in those of the benchmark.
+    values = _fields(prompt)
+    name = values.pop("name", None)
+    return values if name is None else {"prompt": name, **values}
+
+
+def _facts(facts: ModelFacts) -> dict[str, Any]:
+    stated = asdict(facts)
+    # The signals of a model decide which methods run on it and do not change numbers: a new signal changes no row.
+    # The work on a nominal picture enters estimates alone.
+    del stated["signals"], stated["nominal_work"]
+    if not facts.deepstack:
+        # Older rows do not have this fact.
+        del stated["deepstack"]
+    if not facts.sites:
+        del stated["sites"]
+    return stated
+
+
+def _score(records: RecordSettings | None) -> dict[str, Any] | None:
+    if records is None:
+        return None
+    tolerance = asdict(records.tolerance) if records.score == "number" else {}
+    return {"name": records.score, **tolerance}
