@@ -188,14 +188,14 @@ class Applied:
             check_settings("generation", generation)
             check_generation(merged)
             self._checked.check_generation(merged)
-        facts = spec.model.facts
-        resolved = settings(
-            {},
-            spec.model.generation,
-            generation,
-            denoises=facts.denoises,
-            draws=facts.canvas is not None,
-        )
+            facts = spec.model.facts
+            resolved = settings(
+                {},
+                spec.model.generation,
+                generation,
+                denoises=facts.denoises,
+                draws=facts.canvas is not None,
+            )
         # Decoders set 1: they answer one sample at a time.
         if spec.engine.batch_size != "auto":
             size = spec.engine.batch_size
