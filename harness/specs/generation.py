@@ -106,16 +106,18 @@ def settings(
     if unknown:
         log.warning("generation settings ignored, `generate` has no such: %s", ", ".join(unknown))
     selected = {k: v for k, v in merged.items() if k in valid_names and v is not None}
-    temperature = selected.get("temperature") if denoises else task.get("temperature")
-    sample = bool(selected.get("do_sample", float(temperature or 0) > 0))
+    tables: dict[str, str | None] = dict.fromkeys(model or (), "model")
+    tables |= {**dict.fromkeys(task), **dict.fromkeys(benchmark or (), "benchmark")}
+    by_task = denoises or tables.get("temperature") is None
+    temperature = float(selected.get("temperature", 0)) if by_task else 0.0
+    sample = bool(selected.get("do_sample", temperature > 0))
     if float(selected.get("temperature", 1)) == 0:
         sample = False
     if denoises:
         # The length is the model's own, and a word is sampled from the whole distribution unless a setting cuts it.
         selected["do_sample"] = sample or draws
         return Settings(selected, tuple(stop for stop in until if stop), thinking)
-    stated = {**dict.fromkeys(model or (), "model"), **dict.fromkeys(task)}
-    _refuse_idle(selected, {**stated, **dict.fromkeys(benchmark or (), "benchmark")}, sample)
+    _refuse_idle(selected, tables, sample)
     if sample:
         selected = {**SAMPLING, **selected}
     else:

@@ -139,6 +139,14 @@ def test_whatever_the_library_ignores_is_among_them() -> None:
             GenerationConfig(**{name: value}).validate(strict=True)
 
 
+def test_a_task_draws_by_its_temperature_unless_somebody_unsets_it() -> None:
+    task = {"temperature": 0.7}
+    assert settings(task).generate["do_sample"] is True
+    assert settings(task, {"top_p": 0.5}).generate["top_p"] == 0.5
+    assert settings(task, benchmark={"temperature": None}).generate["do_sample"] is False
+    assert settings(task, benchmark={"temperature": 0}).generate["do_sample"] is False
+
+
 def test_drawing_at_temperature_0_is_refused_where_somebody_asks_for_it() -> None:
     task = {"temperature": 0, "do_sample": True}
     assert settings(task).generate["do_sample"] is False

@@ -55,8 +55,8 @@ def _check_sites(sites: Sequence[Site], facts: ModelFacts, depth: int) -> None:
                 f"`sites` returns {site}; valid for where: {', '.join(get_args(Where))}"
             )
         first, layers = (-1, facts.tower.layers) if site.where == "tower" else (0, depth)
-        whole = isinstance(site.layer, int) and not isinstance(site.layer, bool)
-        if not whole or not first <= site.layer < max(layers, 1):
+        is_integer = isinstance(site.layer, int) and not isinstance(site.layer, bool)
+        if not is_integer or not first <= site.layer < max(layers, 1):
             raise PlanError(f"`sites` returns {site}; valid for layer: {first} to {layers - 1}")
     for site, following in pairwise(sites):
         if following.where == site.where and following.layer < site.layer:
