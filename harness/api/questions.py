@@ -180,9 +180,9 @@ def open_chat(turns: Any, spec: ModelSpec) -> Chat:
 
 
 def _content_part(number: int, part: Any, spec: ModelSpec) -> dict[str, Any]:
-    part_type = part.get("type") if isinstance(part, Mapping) else None
+    part_type = str(part.get("type")) if isinstance(part, Mapping) else ""
     names = {"text": ("text",), "image": ("image", *PLACES), "video": ("video", *PLACES)}
-    name = next((key for key in names.get(str(part_type), ()) if key in part), None)
+    name = next((key for key in names.get(part_type, ()) if key in part), None)
     if name is None or (part_type == "text" and not isinstance(part["text"], str)):
         raise UserError(
             f"turn {number} of the chat holds {part!r}; valid: {{'type': 'text', 'text': ...}}, "
