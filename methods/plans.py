@@ -117,8 +117,12 @@ def check_plan(plan: object, view: View, keep: int | None) -> None:
         _require_site("entering", "block", view)
     if plan.spare is not None:
         require_tensor("Plan.spare", plan.spare, (rows,), place)
+        if not bool(((plan.spare >= 0) & (plan.spare <= width)).all()):
+            raise PlanError(f"Plan.spare must lie in [0, {width}]: how many of the kept tokens")
     if plan.scores is not None:
         require_tensor("Plan.scores", plan.scores, (rows, n_tokens), place, True)
+        if bool(plan.scores.isnan().any()):
+            raise PlanError("Plan.scores holds NaN; valid: numbers, infinity among them, or None")
     if isinstance(plan.merge, Assignment):
         require_tensor("Assignment.slot", plan.merge.slot, (rows, n_tokens), place)
         require_tensor("Assignment.weight", plan.merge.weight, (rows, n_tokens), place, True)

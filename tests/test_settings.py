@@ -200,15 +200,15 @@ KINDS: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
 #: Which setting is of which kind, as the library documents them; those of denoised answers are the harness's own.
 OF_KIND = {
     "COUNT": (
-        "max_new_tokens max_length num_beams num_beam_groups num_return_sequences steps block_length "
+        "max_new_tokens num_beams num_beam_groups num_return_sequences steps block_length "
         "max_denoising_steps"
     ),
     "COUNT_OR_NONE": (
-        "min_new_tokens min_length top_k no_repeat_ngram_size encoder_no_repeat_ngram_size prompt_interval "
+        "min_new_tokens top_k no_repeat_ngram_size encoder_no_repeat_ngram_size prompt_interval "
         "generation_interval stability_threshold"
     ),
     "FLAG": "do_sample use_cache renormalize_logits remove_invalid_values prefix_cache block_cache",
-    "TEXTS": "until stop_strings stop_words",
+    "TEXTS": "until stop_words",
     "TEXT": "infill",
     "NUMBER": "length_penalty guidance_scale",
     "POSITIVE": "max_time repetition_penalty encoder_repetition_penalty shift entropy_bound t_max confidence_threshold",

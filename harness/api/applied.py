@@ -160,6 +160,8 @@ class Applied:
             UserError: as in `ask`; the line starts with the number of the question.
         """
         spec, chats = self._model.spec, []
+        if not isinstance(questions, Iterable):
+            raise UserError(f"questions={questions!r}; valid: a list of (media, question) or chats")
         for number, request in enumerate(questions):
             with user_errors(f"question {number}: "):
                 if not is_chat(request) and not (
@@ -196,14 +198,14 @@ class Applied:
             check_settings("generation", generation)
             check_generation(merged)
             self._checked.check_generation(merged)
-        facts = spec.model.facts
-        resolved = settings(
-            {},
-            spec.model.generation,
-            generation,
-            denoises=facts.denoises,
-            draws=facts.canvas is not None,
-        )
+            facts = spec.model.facts
+            resolved = settings(
+                {},
+                spec.model.generation,
+                generation,
+                denoises=facts.denoises,
+                draws=facts.canvas is not None,
+            )
         # Decoders set 1: they answer one sample at a time.
         if spec.engine.batch_size != "auto":
             size = spec.engine.batch_size
@@ -237,6 +239,11 @@ class Applied:
         ):
             assert record.origin is not None  # every record of a prefill has it
             kept = tuple(record.origin.tolist())
+            budget = self._checked.spec.budget
+            if budget.clips(record.visual):
+                tell_once(
+                    f"keep={budget.count}: a question has {record.visual} visual tokens, and keeps all"
+                )
             answers.append(
                 Answer(
                     question=question,

@@ -118,7 +118,8 @@ def apply(
                     evictor_spec.name, evictor_spec.params, cache_share, evictor_spec.code
                 ),
             )
-        keep = getattr(keep, "item", lambda: keep)()  # a number of numpy is one of Python
+        if getattr(keep, "ndim", None) == 0:
+            keep = keep.item()  # type: ignore[union-attr]  # a number of numpy or torch
         if ratio is not None and keep is not None:
             raise UserError(
                 f"ratio={ratio!r} and keep={keep!r} both set the budget; valid: one of them"

@@ -159,6 +159,10 @@ def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
         family = _family(hf_model)
         adapter = ADAPTERS.load(family)
         check_keys("", settings, OF_BORROWED)
+        if not hasattr(hf_processor, "tokenizer"):
+            raise UserError(
+                f"processor is a {type(hf_processor).__name__}; valid: that of the model, by AutoProcessor"
+            )
         template = template_of_processor(hf_processor, adapter.self_described)
         section = {
             "name": str(hf_model.config.model_type),

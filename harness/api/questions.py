@@ -20,7 +20,7 @@ from torch import Tensor
 from espalier.harness.errors import UserError, first_words
 from espalier.harness.media.frames import Clip, sample_frames
 from espalier.harness.media.images import TRANSPARENCY, open_image
-from espalier.harness.models.chat_media import Chat
+from espalier.harness.models.chat_media import PARTS, Chat, check_turns, refuse_unused
 from espalier.harness.settings import Positive, choice, read_value
 from espalier.harness.specs.run_spec import ModelSpec
 
@@ -34,6 +34,9 @@ SHAPES = "(H, W), (H, W, 3) or (H, W, 4), of tensors also (3, H, W)"
 PATIENCE, LARGEST = 20.0, 64 * 2**20
 
 FRAMES = "a list of pictures of one size, or an array (T, H, W, 3) of uint8"
+#: Keys of a picture or video in a part besides its type.
+PLACES = ("path", "url")
+
 CHAT = "a list of turns {'role': ..., 'content': ...}, a content being a text or a list of parts"
 
 
@@ -172,26 +175,25 @@ def open_chat(turns: Any, spec: ModelSpec) -> Chat:
         chat.append(
             {"role": turn["role"], "content": [_content_part(number, part, spec) for part in parts]}
         )
+    check_turns(turns)
     return chat
 
 
 def _content_part(number: int, part: Any, spec: ModelSpec) -> dict[str, Any]:
-    part_type = part.get("type") if isinstance(part, Mapping) else None
-    if part_type == "text" and isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
-    values = (
-        [part[name] for name in (part_type, "path", "url") if name in part]
-        if part_type in ("image", "video")
-        else []
-    )
-    if not values:
+    part_type = str(part.get("type")) if isinstance(part, Mapping) else ""
+    names = {"text": ("text",), "image": ("image", *PLACES), "video": ("video", *PLACES)}
+    name = next((key for key in names.get(part_type, ()) if key in part), None)
+    if name is None or (part_type == "text" and not isinstance(part["text"], str)):
         raise UserError(
             f"turn {number} of the chat holds {part!r}; valid: {{'type': 'text', 'text': ...}}, "
             "{'type': 'image', 'image': ...}, {'type': 'video', 'video': ...}"
         )
+    refuse_unused(PARTS[part_type], part, ("type", name))
+    if part_type == "text":
+        return {"type": "text", "text": part["text"]}
     if part_type == "image":
-        return {"type": "image", "image": opened_picture(values[0], spec.transparency)}
-    return {"type": "video", "video": _clip(values[0], spec)}
+        return {"type": "image", "image": opened_picture(part[name], spec.transparency)}
+    return {"type": "video", "video": _clip(part[name], spec)}
 
 
 def _part(source: Any, spec: ModelSpec) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from espalier.harness.config.own_data_section import check_path, completed, is_o
 from espalier.harness.errors import UserError
 from espalier.harness.settings import choice, read_fields
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+from espalier.harness.specs.generation import unescaped
 
 
 def benchmark_spec(part: Mapping[str, Any], limit: int | None) -> BenchmarkSpec:
@@ -24,6 +25,7 @@ def benchmark_spec(part: Mapping[str, Any], limit: int | None) -> BenchmarkSpec:
     values = read_fields(BenchmarkSpec, "benchmark", part, _unknown_metrics(part))
     values["title"] = values["title"] or values["name"]
     values["limit"] = limit
+    values["generation"] = unescaped(values["generation"])
     if values["new_tokens"] is not None:
         length = dict.fromkeys(("min_new_tokens", "max_new_tokens"), values["new_tokens"])
         values["generation"] = {**length, **values["generation"]}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from espalier.harness.config.cell_config import Cell
-from espalier.harness.config.kept_tokens import is_count, ratio_of
+from espalier.harness.config.kept_tokens import MOST, is_count, ratio_of
 from espalier.harness.errors import UserError
 from espalier.harness.settings import (
     By,
@@ -154,7 +154,8 @@ def read_amount(ratio: Any, keep: Any, drafts: bool) -> float | int:
         return removed
     if not is_count(keep):
         raise UserError(
-            f"keep={keep!r} must be a number of visual tokens, 1 and more, or a share above 0% up to 100%, such as 10%"
+            f"keep={keep!r} must be a number of visual tokens, 1 and more, or a share above 0% up to 100% without an "
+            f"exponent, such as 10%; at most {MOST:,} tokens"
         )
     count: int = keep
     return count

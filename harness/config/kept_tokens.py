@@ -17,6 +17,9 @@ KEEP, RATIO = "keep", "ratio"
 #: Of the two keys each replaces the other one.
 REPLACES = {KEEP: RATIO, RATIO: KEEP}
 
+#: Visual tokens of a prompt, at most: no model has so long a context.
+MOST = 100_000_000
+
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
 _REFERENCE = re.compile(r"\$\{\s*ratio\s*\}")
 
@@ -61,5 +64,5 @@ def printed(override: str) -> list[str]:
 
 
 def is_count(keep: Any) -> bool:
-    """Return whether a value is a number of tokens, 1 and more."""
-    return isinstance(keep, int) and not isinstance(keep, bool) and keep > 0
+    """Return whether a value is a number of tokens, 1 to `MOST`."""
+    return isinstance(keep, int) and not isinstance(keep, bool) and 0 < keep <= MOST

@@ -19,6 +19,7 @@ from espalier.harness.settings import (
     setting_hints,
     table,
 )
+from espalier.harness.specs.generation import unescaped
 from espalier.harness.specs.run_spec import MODEL_KEYS, ModelSpec, VideoSpec
 from espalier.methods.signals import SIGNALS
 
@@ -44,6 +45,7 @@ def model_spec(part: Mapping[str, Any], tasks: Iterable[str] = ()) -> ModelSpec:
         # Such a model is always built on one device.
         values["device_map"] = None
     _check_spread(values)
+    values["generation"] = unescaped(values["generation"])
     return ModelSpec(
         **values,
         facts=_scaled(_facts(table("model.facts", part["facts"])), part["scale"], random),

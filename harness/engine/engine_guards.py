@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from espalier.harness.cost.facts import StackFacts
 
 #: generate() arguments that break per-layer cache lengths, and why.
-_REFUSED: Mapping[str, str] = {
+REFUSED: Mapping[str, str] = {
     "cache_implementation": "static, offloaded and quantised caches hold one length for all layers",
     "prefill_chunk_size": "a chunked prefill never has all visual tokens at once",
     "assistant_model": "assisted decoding rewinds a cache whose layers differ in length",
@@ -23,9 +23,10 @@ _REFUSED: Mapping[str, str] = {
 }
 
 #: generate() arguments with one value that the engine can honour, and why.
-_FIXED: Mapping[str, tuple[float, str]] = {
+FIXED: Mapping[str, tuple[float, str]] = {
     "num_return_sequences": (1, "a sample has one answer"),
     "num_beam_groups": (1, "beam groups are code outside the library"),
+    "diversity_penalty": (0, "beam groups are code outside the library"),
     "guidance_scale": (1, "guidance runs a second prompt between the steps"),
 }
 
@@ -36,10 +37,10 @@ def check_generation(arguments: Mapping[str, Any]) -> None:
     Raises:
         UserError: names the argument and the reason.
     """
-    for name, reason in _REFUSED.items():
+    for name, reason in REFUSED.items():
         if arguments.get(name) is not None:
             raise UserError(f"generation.{name}={arguments[name]!r} is not supported: {reason}")
-    for name, (only, reason) in _FIXED.items():
+    for name, (only, reason) in FIXED.items():
         if arguments.get(name) not in (None, only):
             raise UserError(
                 f"generation.{name}={arguments[name]!r} is not supported: {reason}; valid: {only}"

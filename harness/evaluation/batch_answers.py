@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from lmms_eval.api.instance import Instance
-from lmms_eval.protocol import ChatMessages
 from torch import Tensor
 
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
@@ -24,7 +23,7 @@ from espalier.harness.errors import EngineEnded, UserError
 from espalier.harness.evaluation import journal_media
 from espalier.harness.evaluation.data_sources import AllowedSources
 from espalier.harness.evaluation.prefetch import ReadingTimes
-from espalier.harness.evaluation.prompt_text import PromptTexts
+from espalier.harness.evaluation.prompt_text import PromptTexts, chat_of
 from espalier.harness.evaluation.samples import Failure, Key, Sample
 from espalier.harness.kinds.kind import OpenMethod, Prepare
 from espalier.harness.media.images import complete_only
@@ -262,8 +261,7 @@ class Answerer:
             raise ValueError(
                 f"columns without a value: {', '.join(empty_columns)} ({type(error).__name__}: {error})"
             ) from error
-        messages = self._wording.of(messages, document, task, doc_id)
-        chat: Chat = ChatMessages(messages=messages).to_hf_messages()
+        chat = chat_of(self._wording.of(messages, document, task, doc_id))
         if self._borders is not None:
             chat = self._borders.chat(chat)
         if self._shown and not has_media(chat):

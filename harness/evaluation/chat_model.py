@@ -34,7 +34,7 @@ from espalier.harness.evaluation.samples import (
 )
 from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.ranks import Ranks
-from espalier.harness.specs.generation import Settings, settings
+from espalier.harness.specs.generation import Settings, settings_of
 from espalier.harness.specs.run_spec import RunSpec
 
 #: Called with (finished samples, all samples) at the start and after each batch.
@@ -183,13 +183,7 @@ class ChatModel(lmms):
         """Group requests by generation settings, each group in the original order."""
         groups: list[RequestGroup] = []
         for request in requests:
-            wanted = settings(
-                request.args[2],
-                self._spec.model.generation,
-                self._spec.benchmark.generation,
-                denoises=self._spec.model.facts.denoises,
-                draws=self._spec.model.facts.canvas is not None,
-            )
+            wanted = settings_of(self._spec, request.args[2])
             for group, members in groups:
                 if group == wanted:
                     members.append(request)

@@ -23,6 +23,7 @@ from espalier.harness.evaluation.samples import (
 )
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.ranks import Ranks, without_launcher
+from espalier.harness.specs.generation import settings_of
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import Method
 
@@ -187,6 +188,8 @@ def open_benchmark(
         check_cluster(loaded.tasks, bench.cluster)
         change_prompts(loaded.tasks, bench.prompt)
         check_text(loaded.tasks, bench.text)
+        for task in loaded.tasks:
+            settings_of(spec, task.config.generation_kwargs or {})
         if not loaded.ours or bench.dataset.path is not None:
             # For other data of our tasks references are optional.
             check_references(loaded.tasks, bench.limit)

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmms_eval.api.task import Task
+from lmms_eval.protocol import ChatMessages
 
 from espalier.harness.errors import UserError
+from espalier.harness.models.chat_media import PARTS, Chat, refuse_unused
 from espalier.harness.settings import unknown_key
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.prompt_templates import rendered
@@ -82,6 +84,21 @@ class PromptTexts:
         return with_question(
             messages, rendered(self.text, sample, place(task, split_of(task), row))
         )
+
+
+def chat_of(messages: Messages) -> Chat:
+    """Return a task's messages as a chat that adapters read.
+
+    Raises:
+        UserError: lmms-eval's messages do not have a key, and would drop it.
+    """
+    parsed = ChatMessages(messages=messages)
+    for message, turn in zip(messages, parsed.messages, strict=True):
+        refuse_unused("a turn", message, type(turn).model_fields)
+        for entry, part in zip(message["content"], turn.content, strict=True):
+            refuse_unused(PARTS.get(part.type, part.type), entry, type(part).model_fields)
+    chat: Chat = parsed.to_hf_messages()
+    return chat
 
 
 def with_question(messages: Messages, text: str) -> Messages:

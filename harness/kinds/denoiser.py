@@ -25,7 +25,7 @@ from espalier.harness.engine.positions import closes_gaps
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.length_check import check_places
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
-from espalier.harness.kinds.checks.signal_check import check_signals
+from espalier.harness.kinds.checks.signal_check import check_acts, check_signals
 from espalier.harness.kinds.identity import answering_settings, identity_of
 from espalier.harness.kinds.kind import Account, Identity, OpenMethod, ResolvedMethod
 from espalier.harness.kinds.reducer import REDUCER, WHOLE
@@ -80,6 +80,7 @@ class Denoiser:
                 "denoises its answers; valid: loop"
             )
         closes_gaps(spec.engine.positions, method, facts)  # raises what is refused
+        check_acts(spec.budget, method, name, facts)
         if not method.all_sites(facts.tower.layers, depth):
             return without_separators(replace(spec, budget=WHOLE))
         denoiser = as_denoiser(method)

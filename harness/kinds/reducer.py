@@ -15,6 +15,7 @@ from espalier.harness.engine.positions import closes_gaps
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
 from espalier.harness.kinds.checks.signal_check import (
+    check_acts,
     check_frames,
     check_signals,
     partial_layers,
@@ -78,6 +79,7 @@ class Reducer:
         if not method.read_sites(facts.tower.layers, facts.text.layers):
             spec = without_separators(spec)
         check_separators(spec, method)
+        check_acts(spec.budget, method, spec.method.name, facts)
         if not sites:
             return replace(spec, budget=WHOLE, engine=replace(spec.engine, scope="prompt"))
         return spec

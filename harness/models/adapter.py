@@ -18,6 +18,7 @@ from espalier.harness.models.chat_batches import (
     check_context,
     process_batch,
     refuse_videos,
+    special_tokens,
     tensor_to,
 )
 from espalier.harness.models.chat_media import MARK, Chat, Media, media_of, place_media
@@ -262,8 +263,17 @@ class Adapter(ModelParts):
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the family's processor on prompts with the pictures and clips of each."""
-        images = pictures if any(pictures) else None
-        return self.processor(text=texts, images=images, padding=True, return_tensors="pt")
+        del clips
+        return self.run_processor(texts, images=pictures if any(pictures) else None)
+
+    def run_processor(self, texts: list[str], **media: Any) -> Any:
+        """Run the processor; the tokenizer adds its special tokens where the library's `apply_chat_template` lets it.
+
+        Raises:
+            UserError: see `special_tokens`.
+        """
+        options = special_tokens(self.processor.tokenizer, texts)
+        return self.processor(text=texts, padding=True, return_tensors="pt", **options, **media)
 
     def decode(self, ids: Tensor) -> list[str]:
         """Return the answers of (B, T) new tokens, without special tokens and after `answer_lead`."""

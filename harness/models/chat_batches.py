@@ -88,6 +88,23 @@ def check_context(mask: Tensor, limit: int | None, model: str) -> None:
             )
 
 
+def special_tokens(tokenizer: Any, texts: Sequence[str]) -> dict[str, bool]:
+    """Return the option of a tokenizer for prompts: it adds no special tokens to those that begin with the begin token.
+
+    This is the rule of the library's `processor.apply_chat_template(tokenize=True)`.
+
+    Raises:
+        UserError: only some of the prompts begin with it, and one call tokenises all of them.
+    """
+    begin = tokenizer.bos_token
+    begun = {begin is not None and text.startswith(begin) for text in texts}
+    if len(begun) > 1:
+        raise UserError(
+            f"some prompts of a batch begin with {begin!r} and others do not; valid: engine.batch_size=1"
+        )
+    return {"add_special_tokens": False} if True in begun else {}
+
+
 def process_batch(adapter: Adapter, texts: list[str], media: Sequence[Media]) -> Any:
     """Run the family's processor on prompts; an error names the picture or video that it refuses by number and size."""
     try:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, brief
 from espalier.harness.media.frames import Clip, sample_frames
 from espalier.harness.media.images import TRANSPARENCY, open_image
+from espalier.harness.settings import choice
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -20,6 +21,16 @@ Chat = list[dict[str, Any]]
 
 #: Marker of tasks for the position of a picture in a text.
 MARK = "<image>"
+
+#: Roles of turns.
+ROLES = ("system", "user", "assistant")
+
+#: Words for the parts of a turn, by type.
+PARTS = {
+    "image": "a picture (model.processor sets its size)",
+    "video": "a video (model.video sets its frames, model.processor their size)",
+    "text": "a text",
+}
 
 
 @dataclass(frozen=True)
@@ -47,18 +58,18 @@ def media_of(
         transparency: handling of transparent pictures, one of TRANSPARENCY.
 
     Raises:
-        UserError: required media are missing, or a picture or video cannot be read.
+        UserError: required media are missing, a picture or video cannot be read, or something in the chat is not used.
     """
     media = Media()
     try:
+        check_turns(chat)
         for turn in chat:
             for part in turn["content"]:
+                check_part(part)
                 if part["type"] == "image":
                     media.pictures.append(open_image(part["image"], transparency))
                 elif part["type"] == "video":
-                    media.clips.append(_clip(part, video))
-                elif part["type"] != "text":
-                    raise UserError(f"{part['type']} in a chat; valid: image, video, text")
+                    media.clips.append(_clip(part["video"], video))
     except UserError as error:
         raise UserError(f"chat {number} of the batch: {error}") from error
     if required and not media.pictures and not media.clips:
@@ -106,28 +117,53 @@ def place_media(chat: Chat, placeholders: Iterable[str], picture: str | None) ->
     ]
 
 
-def _clip(part: Mapping[str, Any], video: VideoSpec) -> Clip:
-    """Return the clip of a video part: a clip as it is, a file sampled by the run's rule."""
-    if isinstance(part["video"], Clip):
-        return part["video"]
-    return sample_frames(_whole_video(part), video.frames, video.rule, video.short, video.rate)
+def check_turns(chat: Iterable[Mapping[str, Any]]) -> None:
+    """Raise UserError for a turn of an unknown role or with unused keys, and for a chat that the model has answered."""
+    role = None
+    for turn in chat:
+        role = choice("role", turn["role"], ROLES)
+        refuse_unused("a turn", turn, ("role", "content"))
+    if role != "user":
+        raise UserError(
+            f"role={role!r} of the last turn; valid: 'user', since the answer follows it"
+        )
 
 
-def _whole_video(part: Mapping[str, Any]) -> str | PathLike[str]:
-    """Return the file of a video part.
+def check_part(part: Mapping[str, Any]) -> None:
+    """Raise UserError for an unknown type of a turn's parts, and for unused keys of a part or of its video."""
+    kind = part["type"]
+    if kind not in tuple(PARTS):
+        raise UserError(f"{kind} in a chat; valid: {', '.join(PARTS)}")
+    if kind == "video" and isinstance(part[kind], Mapping):
+        refuse_unused(PARTS[kind], part[kind], ("type", "path", "url"))
+    refuse_unused(PARTS[kind], part, ("type", kind))
+
+
+def refuse_unused(holder: str, table: Mapping[str, Any], used: Iterable[str]) -> None:
+    """Raise UserError for the first key outside `used` that has a value, since it would change nothing.
+
+    Args:
+        holder: words for the table.
+        table: keys and values; None is no value.
+        used: keys that are read.
+    """
+    for name, value in table.items():
+        if name not in used and value is not None:
+            raise UserError(
+                f"{name}={brief(repr(value))} of {holder} of a chat is not used; valid: {', '.join(used)}"
+            )
+
+
+def _clip(source: Any, video: VideoSpec) -> Clip:
+    """Return a clip as it is, and a file sampled by the run's rule.
 
     Raises:
-        UserError: the part requests a segment of the video, which is not supported, or is not a file.
+        UserError: it is neither.
     """
-    source = part["video"]
-    options = {**part, **source} if isinstance(source, Mapping) else part
-    for end in ("video_start", "video_end"):
-        if options.get(end):
-            raise UserError(
-                f"{end}={options[end]} selects a segment of a video; valid: whole videos"
-            )
+    if isinstance(source, Clip):
+        return source
     if not isinstance(source, str | PathLike):
         raise UserError(
             f"video={type(source).__name__} cannot be opened; valid: the path of a file"
         )
-    return source
+    return sample_frames(source, video.frames, video.rule, video.short, video.rate)

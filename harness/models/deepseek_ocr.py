@@ -283,16 +283,6 @@ class DeepseekOcrAdapter(Adapter):
         layers: Sequence[Any] = self.model.model.vision_tower.sam_encoder.layers
         return layers
 
-    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
-        """Run the processor; the prompt already contains begin-of-sequence."""
-        return self.processor(
-            text=texts,
-            images=pictures if any(pictures) else None,
-            padding=True,
-            add_special_tokens=False,
-            return_tensors="pt",
-        )
-
     @classmethod
     def check_settings(cls, spec: ModelSpec) -> None:
         """Raise UserError for unknown settings and clean-ups, and for values that make no views."""

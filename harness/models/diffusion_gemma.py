@@ -212,17 +212,6 @@ class DiffusionGemmaAdapter(Adapter):
         dtype = torch.promote_types(self.model.dtype, torch.float32)
         return {name: tensor_to(value, self.device, dtype) for name, value in batch.items()}
 
-    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
-        """Run the processor; the templates have written the begin token."""
-        del clips
-        return self.processor(
-            text=texts,
-            images=pictures if any(pictures) else None,
-            padding=True,
-            return_tensors="pt",
-            add_special_tokens=not texts[0].startswith(self.processor.tokenizer.bos_token),
-        )
-
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per picture: tokens in raster order."""
         side = int(self.model.config.vision_config.pooling_kernel_size)

@@ -139,18 +139,6 @@ class Gemma3Adapter(Adapter):
         projected = projected @ self.projector.mm_input_projection_weight
         return projected.type_as(features).flatten(0, 1)[:count]
 
-    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
-        """Run the processor; templates may have written the begin token."""
-        del clips
-        begun = texts[0].startswith(self.processor.tokenizer.bos_token)
-        return self.processor(
-            text=texts,
-            images=pictures if any(pictures) else None,
-            padding=True,
-            return_tensors="pt",
-            add_special_tokens=not begun,
-        )
-
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per picture: units in raster order."""
         pixels = inputs.get("pixel_values", ())

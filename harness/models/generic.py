@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
@@ -35,15 +38,19 @@ PROVED = frozenset(
     | {"text_positions", "visual_positions", "all_positions"}
 )
 
+#: Picture from which the marks around pictures are read.
+PROBE = Image.new("RGB", (64, 64))
+
 
 class GenericAdapter(Adapter):
-    """A class of transformers without a file here: each run of placeholders is one picture, in a grid of one row."""
+    """A class of transformers without a file here: each picture is a grid of one row, without places in the picture."""
 
     model_class = AutoModelForImageTextToText
     checkpoint_types = tuple(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
     conversation: ClassVar[str] = CHECKPOINT
     lacking = tuple(sorted(set(SIGNALS) - PROVED))
     proved_sites = ("prefix",)
+    unplaced = True
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Check that the class has the interfaces."""
@@ -141,17 +148,43 @@ class GenericAdapter(Adapter):
         return torch.cat([part.flatten(0, -2) for part in parts])
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
-        """Return one item per run of placeholders."""
+        """Return one item per picture: runs of placeholders up to a gap with the marks of `border`."""
         image = int(self.model.config.image_token_id)
         items: list[VisualItem] = []
         first = 0
-        for row in inputs["input_ids"].cpu() == image:
-            values, lengths = torch.unique_consecutive(row, return_counts=True)
-            for length in lengths[values].tolist():
+        for row in inputs["input_ids"].cpu():
+            lengths: list[int] = []
+            gap: list[int] = []
+            for is_image, run in groupby(row.tolist(), lambda token: token == image):
+                if not is_image:
+                    gap = list(run)
+                elif lengths and not _holds(gap, self.border):
+                    lengths[-1] += len(list(run))
+                else:
+                    lengths.append(len(list(run)))
+            for length in lengths:
                 units = torch.arange(first, first + length).view(-1, 1)
                 items.append(VisualItem(rectangle(1, 1, length), units))
                 first += length
         return {image: items}
+
+    @cached_property
+    def border(self) -> tuple[int, ...]:
+        """Tokens between the placeholders of two pictures, in this order: the last of one and the first of the other.
+
+        Marks of rows and tiles inside a picture lack them. Empty for classes that write none. Cost: one picture.
+        """
+        chat: Chat = [{"role": "user", "content": [{"type": "image", "image": PROBE}]}]
+        text, tokenizer = self.prompt_text(chat, Media([PROBE])), self.processor.tokenizer
+        kinds = {"images_kwargs": {"return_tensors": "pt"}}
+        batch = self.processor(
+            text=[text], images=[[PROBE]], return_text_replacement_offsets=True, **kinds
+        )
+        ((place,),) = batch["text_replacement_offsets"]
+        ids = list(tokenizer(place["replacement"], add_special_tokens=False)["input_ids"])
+        image = int(self.model.config.image_token_id)
+        before, after = ids[: ids.index(image)], ids[::-1][: ids[::-1].index(image)]
+        return (*after[:1], *before[:1])
 
     def _placeholder(self) -> str:
         token: str = self.processor.tokenizer.convert_ids_to_tokens(
@@ -186,3 +219,9 @@ class GenericAdapter(Adapter):
             check_text_config(decoder.config)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
+
+
+def _holds(gap: Sequence[int], marks: Sequence[int]) -> bool:
+    """Return whether all marks are in a gap, in their order."""
+    remaining = iter(gap)
+    return all(mark in remaining for mark in marks)

@@ -114,7 +114,7 @@ class InternVLAdapter(Adapter):
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on one chat at a time, because one call requires videos of equal length."""
         chats = zip(texts, pictures, clips, strict=True)
-        rows = [process_chat(self.processor, self.spec, *chat) for chat in chats]
+        rows = [process_chat(self, *chat) for chat in chats]
         ids = {"input_ids": [row["input_ids"][0] for row in rows]}
         batch = self.processor.tokenizer.pad(ids, padding=True, return_tensors="pt")
         pixels = [row["pixel_values"] for row in rows if "pixel_values" in row]

@@ -15,6 +15,7 @@ from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT
 from espalier.harness.errors import UserError
 
 if TYPE_CHECKING:
+    from espalier.harness.models.adapter import Adapter
     from espalier.harness.specs.run_spec import ModelSpec
 
 #: The processor's names for special tokens.
@@ -103,14 +104,13 @@ def label_frames(processor: Any, label: str) -> None:
     processor.replace_video_token = frame_labels
 
 
-def process_chat(
-    processor: Any, spec: ModelSpec, text: str, pictures: list[Any], clips: list[Any]
-) -> Any:
+def process_chat(adapter: Adapter, text: str, pictures: list[Any], clips: list[Any]) -> Any:
     """Run the processor on one prompt with its pictures and clips.
 
     Raises:
         UserError: clips of different lengths.
     """
+    processor, spec = adapter.processor, adapter.spec
     counts = sorted({len(clip.frames) for clip in clips})
     if len(counts) > 1:
         raise UserError(
@@ -124,11 +124,10 @@ def process_chat(
     if together is not None and pictures:
         limit = min(processor.image_processor.max_patches, together // len(pictures))
         tiles["max_patches"] = max(limit, 1)
-    return processor(
-        text=[text],
+    return adapter.run_processor(
+        [text],
         images=pictures or None,
         videos=[clip.resized(size["width"], size["height"]) for clip in clips] or None,
         images_kwargs=tiles,
         videos_kwargs={"do_sample_frames": False},
-        return_tensors="pt",
     )

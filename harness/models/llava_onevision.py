@@ -200,13 +200,9 @@ class LlavaOnevisionAdapter(ClipTowerAdapter):
             UserError: videos of different lengths, which the model cannot stack.
         """
         frames = stackable_videos([self._pixels(clip) for row in clips for clip in row])
-        return self.processor(
-            text=texts,
-            images=pictures if any(pictures) else None,
-            videos=frames or None,
-            do_sample_frames=False,
-            padding=True,
-            return_tensors="pt",
+        images = pictures if any(pictures) else None
+        return self.run_processor(
+            texts, images=images, videos=frames or None, do_sample_frames=False
         )
 
     def _pixels(self, clip: Clip) -> Any:

@@ -34,7 +34,7 @@ from espalier.harness.models.chat_batches import refuse_mixed
 from espalier.harness.models.conversations import TEXTS
 from espalier.harness.models.gemma3 import refuse_flash
 from espalier.harness.models.loader import load_part
-from espalier.harness.models.qwen_processor import run_processor
+from espalier.harness.models.qwen_processor import process_in_order
 from espalier.harness.models.random_weights import text_config, vision_config
 from espalier.harness.settings import Count, read_value
 
@@ -159,7 +159,7 @@ class Molmo2Adapter(Adapter):
             UserError: the batch holds both.
         """
         refuse_mixed(pictures, clips, self)
-        return run_processor(self.processor, texts, pictures, clips)
+        return process_in_order(self, texts, pictures, clips)
 
     def layout(self, inputs: Mapping[str, Any], separators: Separators = "keep") -> Layout:
         """Read the layout; marks and newlines are tokens of their own, and count as placeholders."""

@@ -28,7 +28,7 @@ from espalier.harness.models.qwen_processor import (
     BOUNDS,
     CAP,
     new_processor,
-    run_processor,
+    process_in_order,
     set_bounds,
 )
 from espalier.harness.models.random_weights import text_config
@@ -219,7 +219,7 @@ class Qwen2VLAdapter(Adapter):
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on pictures and clips in the order of their placeholders."""
-        return run_processor(self.processor, texts, pictures, clips)
+        return process_in_order(self, texts, pictures, clips)
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per image, then per video, as the tower gets them: units in raster order, frame by frame."""

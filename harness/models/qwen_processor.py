@@ -11,6 +11,7 @@ from transformers import Qwen2VLImageProcessor, Qwen2VLVideoProcessor
 from espalier.harness.settings import Count, read_value
 
 if TYPE_CHECKING:
+    from espalier.harness.models.adapter import Adapter
     from espalier.harness.specs.run_spec import ModelSpec
 
 #: Keys of `model.processor`: the part of the processor, and its bound on the area in pixels.
@@ -55,22 +56,20 @@ def new_processor(
     return set_bounds(processor, spec)
 
 
-def run_processor(
-    processor: Any, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]
+def process_in_order(
+    adapter: Adapter, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]
 ) -> Any:
     """Return one batch of prompts with the pictures and clips of each.
 
     The last frame of a clip with an odd number of frames is repeated, since two frames form one time step.
     """
     images, videos = list(chain(*pictures)), list(chain(*clips))
-    batch = processor(
-        text=texts,
+    batch = adapter.run_processor(
+        texts,
         images=images or None,
         videos=[clip.pixels for clip in videos] or None,
         video_metadata=[clip.metadata() for clip in videos] or None,
         do_sample_frames=False,
-        padding=True,
-        return_tensors="pt",
     )
     if "second_per_grid_ts" in batch:
         # As numbers, because a tensor would be cast to the model's dtype, which rounds times to a few bits.

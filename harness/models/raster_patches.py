@@ -44,8 +44,7 @@ class RasterPatchesAdapter(Adapter):
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on all pictures in the order of their placeholders."""
         del clips
-        images = list(chain(*pictures)) or None
-        return self.processor(text=texts, images=images, padding=True, return_tensors="pt")
+        return self.run_processor(texts, images=list(chain(*pictures)) or None)
 
     def grids(self, inputs: Mapping[str, Any]) -> list[tuple[int, int]]:
         """Return rows and columns of patches of each picture of a batch."""

@@ -107,8 +107,7 @@ class SmolVLMAdapter(Adapter):
         del clips
         chats = zip(texts, pictures, strict=True)
         rows = [
-            self.processor(text=[text], images=[views] if views else None, return_tensors="pt")
-            for text, views in chats
+            self.run_processor([text], images=[views] if views else None) for text, views in chats
         ]
         ids = {"input_ids": [row["input_ids"][0] for row in rows]}
         batch = self.processor.tokenizer.pad(ids, padding=True, return_tensors="pt")

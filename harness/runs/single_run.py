@@ -244,6 +244,11 @@ class CellRunner:
         if world > 1:
             row["extra"]["peak_note"] += f"; the largest of {world} processes"
         directory.commit(row, forced=spec.force)
+        if clipped := row["extra"].get("clipped"):
+            tell_once(
+                f"keep={spec.budget.count}: {clipped} of {row['n_samples']} samples have fewer visual tokens, and keep "
+                "all of them"
+            )
         return row
 
 

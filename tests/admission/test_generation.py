@@ -8,11 +8,24 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.config.single_section import compose_section
+from espalier.harness.engine.engine_guards import check_generation
+from espalier.harness.errors import UserError
+from espalier.harness.kinds.checks.generation_check import (
+    INSTEAD,
+    UNCHECKED,
+    VALUES,
+    check_settings,
+)
 from espalier.harness.paths import CONF
-from espalier.harness.specs.generation import settings
+from espalier.harness.specs.canvas import CANVAS
+from espalier.harness.specs.generation import DENOISING, settings
+from run import main
 from tests.family_runs import Tiny, saved
 from tests.tiny import CHATS, LLAVA, load_tiny
 
@@ -79,3 +92,114 @@ def test_every_model_file_states_its_penalty(name: str) -> None:
     expected = 1.05 if name.startswith("qwen2_5_vl") else PENALTIES.get(name, 1.0)
     stated = model_spec({**compose_section("model", name), "device": "cpu"}).generation
     assert stated["repetition_penalty"] == expected
+
+
+#: Settings with values that act where they act at all, and those with no effect at them.
+ACTING = {
+    **{"temperature": 0.7, "top_k": 3, "top_p": 0.5, "top_h": 0.5, "typical_p": 0.5, "min_p": 0.1},
+    **{"epsilon_cutoff": 0.1, "eta_cutoff": 0.1, "renormalize_logits": True},
+    **{"length_penalty": 2.0, "early_stopping": True},
+}
+NEUTRAL = {
+    **{"temperature": 0, "top_k": 50, "top_p": 1.0, "top_h": 1.0, "typical_p": 1.0, "min_p": 0.0},
+    **{"epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "renormalize_logits": False},
+    **{"length_penalty": 1.0, "early_stopping": False},
+}
+
+
+@pytest.mark.parametrize("table", ["model", "benchmark"])
+@pytest.mark.parametrize("name", ACTING)
+def test_a_setting_that_changes_nothing_is_refused(name: str, table: str) -> None:
+    given = {name: ACTING[name]}
+    on_beams = name in ("length_penalty", "early_stopping")
+    needed = "num_beams=2 or more" if on_beams else "do_sample=true"
+    line = (
+        rf"^{table}\.generation\.{name}=.* changes nothing without benchmark\.generation\.{needed}"
+    )
+    for others in ({}, {"do_sample": False}, {"num_beams": 1}):
+        with pytest.raises(UserError, match=line):
+            settings(others, **{table: given})
+        # Tasks of lmms-eval state such settings for models of all kinds, and null leaves one unset.
+        settings({**others, **{name: NEUTRAL[name]}})
+        settings(others, **{table: {name: NEUTRAL[name]}})
+        settings(others, **{table: {name: None}})
+        if name != "temperature":
+            settings({**others, **given})
+    acting = {"num_beams": 3} if on_beams else {"do_sample": True}
+    assert settings({}, benchmark={**given, **acting}).generate[name] == ACTING[name]
+
+
+def test_whatever_the_library_ignores_is_among_them() -> None:
+    for name, value in ACTING.items():
+        if (
+            name == "renormalize_logits"
+        ):  # it scales all words alike, which the library does not tell
+            continue
+        with pytest.raises(ValueError, match=name):
+            GenerationConfig(**{name: value}).validate(strict=True)
+
+
+def test_a_task_draws_by_its_temperature_unless_somebody_unsets_it() -> None:
+    task = {"temperature": 0.7}
+    assert settings(task).generate["do_sample"] is True
+    assert settings(task, {"top_p": 0.5}).generate["top_p"] == 0.5
+    assert settings(task, benchmark={"temperature": None}).generate["do_sample"] is False
+    assert settings(task, benchmark={"temperature": 0}).generate["do_sample"] is False
+
+
+def test_drawing_at_temperature_0_is_refused_where_somebody_asks_for_it() -> None:
+    task = {"temperature": 0, "do_sample": True}
+    assert settings(task).generate["do_sample"] is False
+    with pytest.raises(UserError, match=r"^benchmark\.generation\.do_sample=true .*temperature=0"):
+        settings(task, benchmark={"do_sample": True})
+    assert settings(task, benchmark={"temperature": 0.5}).generate["do_sample"] is True
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*GenerationConfig().to_dict()} - {*VALUES, *UNCHECKED, *INSTEAD})
+)
+def test_settings_of_the_library_that_no_answer_depends_on_are_refused(name: str) -> None:
+    def check() -> None:
+        check_settings("benchmark.generation", {name: 3})
+        check_generation({name: 3})
+
+    with pytest.raises(UserError):
+        check()
+
+
+def test_settings_are_the_library_s_or_denoising() -> None:
+    library = {*GenerationConfig().to_dict()}
+    assert {*UNCHECKED, *INSTEAD} <= library
+    assert {*VALUES} - library == {"until", "thinking", *DENOISING, *CANVAS}
+
+
+@pytest.mark.parametrize(("name", "remedy"), INSTEAD.items())
+def test_settings_under_another_name_say_it(name: str, remedy: str) -> None:
+    with pytest.raises(UserError, match=rf"^generation\.{name}=3 .*valid: generation\.{remedy}$"):
+        check_settings("generation", {name: 3})
+
+
+@pytest.mark.parametrize(
+    "setting", ["temperature=0.9", "top_p=0.5", "do_sample=true", "length_penalty=2.0"]
+)
+def test_a_command_that_sets_one_ends_before_the_model_is_loaded(
+    setting: str, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [f"+benchmark.generation.{setting}", "limit=1", f"store={tmp_path}"]
+    assert main(line) == 2
+    name = setting.partition("=")[0]
+    assert f"benchmark.generation.{name}=" in capsys.readouterr().err
+    assert not list(tmp_path.glob("runs/*/journal.jsonl"))
+
+
+@pytest.mark.parametrize("table", ["model", "benchmark"])
+def test_escapes_of_a_shell_are_read_in_stop_strings(table: str) -> None:
+    line = [
+        rf'+{table}.generation.until=["\n\n", "\\text", "\boxed", "a\tb", " "]',
+        rf'+{table}.generation.stop_words="\n"',
+    ]
+    command = read_command(line)
+    assert command is not None
+    generation = getattr(build_spec(command.cells[0]), table).generation
+    assert list(generation["until"]) == ["\n\n", r"\text", r"\boxed", "a\tb", " "]
+    assert generation["stop_words"] == "\n"

@@ -306,6 +306,14 @@ UNANSWERED = {
         [(i, "is there a star ?"), ("no.png", "w")]
     ),
     "question 0: 'w'; valid: (media, question)": lambda p, i: p.ask_many(["w"]),
+    "questions=None; valid: a list of": lambda p, i: p.ask_many(None),
+    "questions=7; valid: a list of": lambda p, i: p.ask_many(7),
+    "role='5' is unknown": lambda p, i: p.ask([{"role": 5, "content": "w"}]),
+    "max_pixels=9 of a picture": lambda p, i: p.ask(
+        [{"role": "user", "content": [{"type": "image", "image": i, "max_pixels": 9}]}]
+    ),
+    "top_p=0.5 changes nothing without do_sample=True": lambda p, i: p.ask(i, "w", top_p=0.5),
+    "length_penalty=2.0 changes nothing": lambda p, i: p.ask(i, "w", length_penalty=2.0),
     "max_new_tokens=0 must be an integer": lambda p, i: p.ask(i, "w", max_new_tokens=0),
     "temprature": lambda p, i: p.ask(i, "w", temprature=1.0),
     "use_cache=False is not supported": lambda p, i: p.ask(i, "w", use_cache=False),

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import espalier
+from espalier.harness.errors import tell_once
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.harness.specs.catalogue import names_of
 from espalier.methods.base import TokenReducer
@@ -140,6 +143,12 @@ def test_a_denoiser_keeps_the_count_after_the_first_step(scene: tuple[Image.Imag
     ("how", "words"),
     [
         ({"keep": 0}, "keep=0 must be a number of visual tokens"),
+        ({"keep": np.array([1, 2])}, "keep=array([1, 2]) must be a number of visual tokens"),
+        ({"keep": torch.ones(1, 1)}, "must be a number of visual tokens"),
+        ({"keep": np.arange(0)}, "must be a number of visual tokens"),
+        ({"keep": 10**23}, "at most 100,000,000 tokens"),
+        ({"keep": "1e-9%"}, "keep='1e-9%' must be"),
+        ({"keep": "1e-9%"}, "above 0% up to 100% without an exponent"),
         ({"keep": "110%"}, "keep='110%' must be"),
         (
             {"keep": 64, "ratio": 0.9},
@@ -160,3 +169,21 @@ def test_a_mistake_is_one_line(model: espalier.Model, how: dict[str, Any], words
 def test_entries_of_text_are_not_counted(model: espalier.Model) -> None:
     with pytest.raises(espalier.UserError, match=r"^keep=20 counts visual entries.*scope=visual"):
         espalier.apply(model, "snapkv", keep=COUNT, scope="prompt")
+
+
+@pytest.mark.parametrize("keep", [64, np.int64(64), np.array(64), torch.tensor(64)], ids=type)
+def test_numbers_of_other_libraries_are_counts(model: espalier.Model, keep: Any) -> None:
+    assert "64 tokens" in repr(espalier.apply(model, "divprune", keep=keep))
+
+
+def test_more_than_there_is_is_told(
+    model: espalier.Model,
+    scene: tuple[Any, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tell_once.cache_clear()
+    line = "keep=640: a question has 144 visual tokens, and keeps all"
+    assert ask(model, "divprune", scene, keep=640).kept == ALL
+    assert line in capsys.readouterr().err
+    assert ask(model, "divprune", scene, keep=ALL).kept == ALL
+    assert capsys.readouterr().err == ""

@@ -542,3 +542,45 @@ def test_methods_import_with_torch_alone() -> None:
         "assert not [name for name in sys.modules if name.startswith(('espalier.harness', 'transformers'))]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("amount", [{"ratio": 0.9}, {"keep": 20}])
+def test_a_method_without_a_site_removes_nothing(model: Any, denoising: Any, amount: Any) -> None:
+    for loaded in (model, denoising):
+        with pytest.raises(
+            espalier.UserError,
+            match=r"^(ratio=0.9|keep=20): method='Mine' removes nothing.*`sites`",
+        ):
+            espalier.apply(loaded, Mine(first, (), ()), **amount)
+        espalier.apply(loaded, "none", **amount)
+    espalier.apply(model, Mine(first, (), ()), ratio=0.0)
+
+
+@pytest.mark.parametrize("layer", [1.5, 2.0, "2", None, True])
+def test_a_layer_is_a_whole_number(model: Any, layer: Any) -> None:
+    line = str(refusal(model, Mine(first, (Site("layer", layer),), ())))
+    assert "valid for layer: 0 to 5" in line
+
+
+@pytest.mark.parametrize("count", [2, 1000])
+def test_a_site_stands_once(model: Any, count: int) -> None:
+    line = str(refusal(model, Mine(first, (Site("layer", 2),) * count, ())))
+    assert "returns Site(where='layer', layer=2) twice; valid: once" in line
+
+
+@pytest.mark.parametrize("spare", [10**6, 15, -1])
+def test_spare_tokens_are_among_the_kept(model: Any, spare: int) -> None:
+    def rule(view: Any, keep: int) -> Plan:
+        return Plan(first(view, keep), spare=torch.full((1,), spare))
+
+    assert "Plan.spare must lie in [0, 14]" in str(refusal(model, Mine(rule)))
+
+
+@pytest.mark.parametrize("places", [slice(None), 0])
+def test_scores_are_numbers(model: Any, places: Any) -> None:
+    def rule(view: Any, keep: int) -> Plan:
+        scores = torch.full(view.tokens.shape[:2], -torch.inf)
+        scores[:, places] = torch.nan
+        return Plan(first(view, keep), scores=scores)
+
+    assert "Plan.scores holds NaN" in str(refusal(model, Mine(rule)))

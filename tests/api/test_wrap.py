@@ -259,6 +259,9 @@ def test_a_model_of_no_family_is_refused_by_name():
         espalier.UserError, match="LlavaModel; valid for model_type='llava': LlavaForCond"
     ):
         espalier.wrap(model.model, processor)
+    for other in (None, processor.image_processor, processor.tokenizer, "llava"):
+        with pytest.raises(espalier.UserError, match=r"^processor is a .*valid: that of the model"):
+            espalier.wrap(model, other)
     with pytest.raises(espalier.UserError, match=r"setting='dtype' is unknown.*conversation"):
         espalier.wrap(model, processor, dtype="float16")
 

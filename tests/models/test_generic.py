@@ -8,7 +8,9 @@ from functools import wraps
 from pathlib import Path
 
 import pytest
+import torch
 
+import espalier
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import build_adapter
 from espalier.harness.models.families import GENERIC, MODEL_TYPES
@@ -88,3 +90,29 @@ def test_a_run_acts_before_the_decoder_and_nowhere_else(
     assert (
         "acts at layer, and model='model', a class without a file here" in capsys.readouterr().err
     )
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("name", [name for name in UNLISTED if name not in REFUSED])
+def test_a_picture_of_several_tiles_is_one_item(name: str, tmp_path: Path) -> None:
+    model = espalier.load(save_unlisted(name, tmp_path), device="cpu")
+    sizes = ((28, 28), (56, 28), (28, 84), (84, 56))
+    with model.open_adapter() as adapter:
+        alone = [
+            adapter.layout(adapter.encode([chat("What?", picture(0, *size))])) for size in sizes
+        ]
+        parts = [{"type": "image", "image": picture(0, *size)} for size in sizes]
+        words = [{"type": "text", "text": f"w{n} and:"} for n in range(len(sizes))]
+        mixed = [part for pair in zip(parts, words, strict=True) for part in pair]
+        turns = [{"role": "user", "content": mixed}]
+        layout = adapter.layout(adapter.encode([turns]))
+    assert [int(one.picture.max()) for one in alone] == [0] * len(sizes)
+    counts = torch.bincount(layout.picture[0]).tolist()
+    assert counts == [one.counts[0] for one in alone]
+    with espalier.apply(model, "divprune", ratio=0.5) as pruned:
+        for size, one in zip(sizes, alone, strict=True):
+            answer = pruned.ask(picture(0, *size), "What?", max_new_tokens=2)
+            assert (answer.visual, len(answer.kept_indices)) == (one.counts[0], answer.kept)
+            with pytest.raises(UserError, match="have no place in the picture"):
+                answer.show()
+        assert pruned.ask(turns, max_new_tokens=2).visual == sum(counts)

@@ -312,11 +312,11 @@ def test_videos_of_other_lengths_are_answered_one_by_one_where_the_model_cannot_
     [
         (
             {"type": "video", "video": "v.mp4", "video_start": 2.5},
-            "video_start=2.5 selects a segment",
+            "video_start=2.5 of a video",
         ),
         (
             {"type": "video", "video": {"url": "v.mp4", "video_end": 9}},
-            "video_end=9 selects a segment",
+            "video_end=9 of a video",
         ),
         ({"type": "video", "video": [1, 2]}, "video=list cannot be opened"),
         ({"type": "audio", "audio": "a.wav"}, "audio in a chat; valid: image, video, text"),

@@ -9,8 +9,8 @@ from typing import Any
 
 from espalier.harness.decoding.diffusion.denoising_settings import REMASKING, STOPS
 from espalier.harness.decoding.diffusion.schedules import SCHEDULES
-from espalier.harness.errors import UserError
-from espalier.harness.specs.generation import check_names
+from espalier.harness.engine.engine_guards import FIXED, REFUSED
+from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.specs.think_tags import LEAST_BUDGET, MODES, Thinking
 from espalier.methods.base import Decoder, Method
@@ -64,14 +64,23 @@ THINKING = Valid(
     lambda value: Thinking.of(value) is not None,
 )
 
-#: Settings that are not listed here are only checked by the library, at the first sample.
+#: Settings with values that only the library checks, at the first sample.
+UNCHECKED = (
+    *("eos_token_id", "bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens"),
+    *("forced_eos_token_id", "exponential_decay_length_penalty", "watermarking_config"),
+)
+
+#: The library's settings that this harness has under another name.
+INSTEAD = {
+    "max_length": "max_new_tokens",
+    "min_length": "min_new_tokens",
+    "stop_strings": "until",
+}
+
 VALUES: Mapping[str, Valid] = {
     "until": TEXTS,
-    "stop_strings": TEXTS,
     "max_new_tokens": COUNT,
-    "max_length": COUNT,
     "min_new_tokens": COUNT_OR_NONE,
-    "min_length": COUNT_OR_NONE,
     "max_time": POSITIVE,
     "do_sample": FLAG,
     "use_cache": FLAG,
@@ -151,10 +160,11 @@ def check_settings(key: str, table: Mapping[str, Any]) -> None:
         key: the config key of the table.
         table: the settings.
     """
-    unlisted = [name for name in table if name not in VALUES]
-    if unlisted:
-        check_names(key, unlisted)
     for name, value in table.items():
+        if name in INSTEAD:
+            raise UserError(f"{key}.{name}={value!r} is not used; valid: {key}.{INSTEAD[name]}")
+        if name not in (*VALUES, *UNCHECKED, *REFUSED, *FIXED):
+            raise unknown_name(key, name, (*VALUES, *UNCHECKED))
         valid = VALUES.get(name)
         if valid is not None and value is not None and not valid.holds(value):
             raise UserError(f"{key}.{name}={value!r} must be {valid.words}, or null")

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import get_args
 
+from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.engine.engine_guards import check_full
 from espalier.harness.errors import Refused
@@ -15,6 +16,7 @@ from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 from espalier.methods.base import Method, MethodError, Need, PlanError, Site, TokenReducer, Where
 from espalier.methods.blame import Blame
+from espalier.methods.none import NoReduction
 
 
 def signals_of(method: Method, facts: ModelFacts) -> set[str]:
@@ -53,11 +55,24 @@ def _check_sites(sites: Sequence[Site], facts: ModelFacts, depth: int) -> None:
                 f"`sites` returns {site}; valid for where: {', '.join(get_args(Where))}"
             )
         first, layers = (-1, facts.tower.layers) if site.where == "tower" else (0, depth)
-        if not first <= site.layer < max(layers, 1):
+        is_integer = isinstance(site.layer, int) and not isinstance(site.layer, bool)
+        if not is_integer or not first <= site.layer < max(layers, 1):
             raise PlanError(f"`sites` returns {site}; valid for layer: {first} to {layers - 1}")
     for site, following in pairwise(sites):
         if following.where == site.where and following.layer < site.layer:
             raise PlanError(f"`sites` returns {site} before {following}; valid: first to last")
+        if following == site:
+            raise PlanError(f"`sites` returns {site} twice; valid: once, or stages of their own")
+
+
+def check_acts(budget: Budget, method: TokenReducer, name: str, facts: ModelFacts) -> None:
+    """Raise Refused for a budget that would remove nothing, because the method has no site; `none` is meant so."""
+    sites = method.all_sites(facts.tower.layers, facts.text.layers)
+    if budget.acts and not sites and not isinstance(method, NoReduction):
+        request = f"ratio={budget.ratio:g}" if budget.count is None else f"keep={budget.count}"
+        raise Refused(
+            f"{request}: method={name!r} removes nothing, since `sites` returns (); valid: a site, or ratio=0"
+        )
 
 
 def check_signals(model: ModelSpec, method: Method, name: str, base: type[object]) -> None:

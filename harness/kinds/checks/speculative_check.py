@@ -21,6 +21,7 @@ from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
 from espalier.harness.kinds.checks.signal_check import (
+    check_acts,
     check_frames,
     check_signals,
     refuse_partial,
@@ -134,6 +135,7 @@ def check_draft(spec: RunSpec, method: Decoder, digests: Digests) -> tuple[Path,
         check_model(draft, spec.offline, digests)
         if reducer is not None:
             check_signals(draft, reducer, name, TokenReducer)
+            check_acts(spec.budget, reducer, name, draft.facts)
             check_frames(draft, reducer, name)
             spec.budget.check(reducer, draft.facts)
     if not method.text_only:

@@ -90,7 +90,7 @@ class EngineServer:
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         sampling = {**NEUTRAL, **request["sampling"]}
         parts = [*map(_part, request["media"]), {"type": "text", "text": request["words"]}]
-        reply = self._post(parts, request["setting"], sampling)
+        reply = self._post(parts, request["setting"], sampling, request["adds_special"])
         choice = reply["choices"][0]
         details = reply["usage"].get("prompt_tokens_details") or {}
         return {
@@ -101,14 +101,18 @@ class EngineServer:
         }
 
     def _post(
-        self, parts: Sequence[Any], setting: Mapping[str, Any], sampling: Mapping[str, Any]
+        self,
+        parts: Sequence[Any],
+        setting: Mapping[str, Any],
+        sampling: Mapping[str, Any],
+        adds_special: bool = True,
     ) -> dict[str, Any]:
         body = {
             "model": self._name,
             "messages": [{"role": "user", "content": parts}],
             "chat_template": VERBATIM,
             "add_generation_prompt": False,
-            "add_special_tokens": True,
+            "add_special_tokens": adds_special,
             "mm_processor_kwargs": {KEY: setting},
             "return_token_ids": True,
             **sampling,

@@ -14,7 +14,7 @@ from torch import Tensor
 from espalier.harness.cost.row_work import Work
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.chat_batches import process_batch
+from espalier.harness.models.chat_batches import process_batch, special_tokens
 from espalier.harness.models.chat_media import Chat, Media
 
 
@@ -25,6 +25,7 @@ class ServedPrompt:
     Attributes:
         words: the rendered text, with placeholders.
         ids: its token ids, one placeholder for each picture or video.
+        adds_special: whether the tokenizer adds special tokens to the text.
         media: pictures and videos, ready for JSON.
         visual: visual tokens that a method may drop, of each picture or video.
         text: other tokens of the whole prompt.
@@ -35,6 +36,7 @@ class ServedPrompt:
 
     words: str
     ids: tuple[int, ...]
+    adds_special: bool
     media: tuple[Mapping[str, Any], ...]
     visual: tuple[int, ...]
     text: int
@@ -96,9 +98,12 @@ def served_prompt(adapter: Adapter, chat: Chat) -> ServedPrompt:
         raise UserError(
             f"backend=vllm: {number} pictures and videos of a prompt have {len(items)} parts; valid: one video a prompt"
         )
+    tokenizer = adapter.processor.tokenizer
+    options = special_tokens(tokenizer, [text])
     return ServedPrompt(
         words=text,
-        ids=tuple(adapter.processor.tokenizer(text)["input_ids"]),
+        ids=tuple(tokenizer(text, **options)["input_ids"]),
+        adds_special=options.get("add_special_tokens", True),
         media=tuple(encoded_media(media)),
         visual=tuple(items),
         text=layout.text[0],

@@ -109,6 +109,7 @@ class ServedGenerator:
                 {
                     "words": prompt.words,
                     "prompt": prompt.ids,
+                    "adds_special": prompt.adds_special,
                     "media": prompt.media,
                     **({} if self.built_in else {"setting": {**setting.values, "sample": sample}}),
                     "sampling": sampling,

@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lmms_eval.api.task import Task
-from lmms_eval.protocol import ChatMessages
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
@@ -21,6 +20,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.evaluation.data_sources import AllowedSources
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate, open_benchmark
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, quiet
+from espalier.harness.evaluation.prompt_text import chat_of
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.models.chat_media import media_of
 from espalier.harness.ranks import without_launcher
@@ -104,8 +104,8 @@ def _row(
     # Pictures of a data set are decoded here.
     doc = _read_checked(place, columns, lambda: task.eval_docs[number])
     messages = _read_checked(place, columns, lambda: task.doc_to_messages(doc))
-    chat: list[dict[str, Any]] = ChatMessages(messages=messages).to_hf_messages()
     try:
+        chat = chat_of(messages)
         chat = chat if borders is None else borders.chat(chat)
         media = media_of(0, chat, VideoSpec(frames=2))
     except UserError as error:

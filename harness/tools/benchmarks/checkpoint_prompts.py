@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from lmms_eval.protocol import ChatMessages
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, quiet
-from espalier.harness.evaluation.prompt_text import PromptTexts
+from espalier.harness.evaluation.prompt_text import PromptTexts, chat_of
 from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import build_skeleton
@@ -79,9 +78,7 @@ def same_tokens(spec: RunSpec, loaded: LoadedBenchmark) -> tuple[str, str]:
         for row in range(min(PROMPTS, len(task.eval_docs))):
             doc = task.eval_docs[row]
             messages = wording.of(task.doc_to_messages(doc), doc, name, row)
-            prompts.append(
-                compare_tokens(adapter, ChatMessages(messages=messages).to_hf_messages())
-            )
+            prompts.append(compare_tokens(adapter, chat_of(messages)))
     differences = [
         f"prompt {row} differs from the original's, {tokens.difference}"
         for row, tokens in enumerate(prompts)
