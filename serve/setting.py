@@ -24,6 +24,7 @@ from espalier.methods.base import (
     TokenReducer,
 )
 from espalier.methods.chance import row_generators
+from espalier.methods.readings import readings_of
 
 #: The key of a request's `mm_processor_kwargs`, and of the engine's `hf_overrides`.
 KEY = "espalier"
@@ -53,7 +54,7 @@ class Setting:
 
     Attributes:
         method: name of a method that acts before the decoder.
-        params: its hyper-parameters; those not given keep the defaults of its class.
+        params: its hyper-parameters; those not given are those of `method=NAME` in the harness (conf/method).
         ratio: share of an item's visual tokens that is removed.
         keep: tokens of each item that stay, in place of `ratio`; None: the ratio applies.
         positions: those of the kept tokens in the full prompt, or `renumbered` without gaps.
@@ -233,8 +234,11 @@ def build(name: object, params: Mapping[str, Any]) -> Method:
         if key not in names_of_fields:
             valid = ", ".join(names_of_fields) or "none"
             raise SettingError(f"espalier.params.{key} is unknown; method {name} has: {valid}")
+    readings = readings_of(str(name))
+    values = {**({} if readings is None else readings.params), **params}
     try:
-        return kind(**params)
+        # JSON and YAML have lists where methods have tuples.
+        return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     except (MethodError, TypeError) as error:
         raise SettingError(f"espalier.params of method {name}: {error}") from error
 
@@ -246,7 +250,7 @@ def served() -> tuple[str, ...]:
 
 def reason_of(name: str, depth: int = 32) -> str | None:
     """Return why a method cannot be served with its defaults in a decoder of `depth` layers, None if it can."""
-    method = method_class(name)()
+    method = build(name, {})
     if not isinstance(method, TokenReducer) or not method.in_one_prefill:
         return "does not remove tokens of a prompt"
     return why_refused(method, method.sites(depth), depth)
