@@ -261,10 +261,7 @@ def test_method_configs_differ_in_their_settings() -> None:
     assert command is not None
     specs = dict(zip(setting_names(), map(build_spec, command.cells), strict=True))
     assert len({(spec.method.name, build(spec)) for spec in specs.values()}) == len(specs)
-    labels = {
-        name: (spec.method.name, label_of(spec))
-        for name, spec in specs.items()
-    }
+    labels = {name: (spec.method.name, label_of(spec)) for name, spec in specs.items()}
     assert len(set(labels.values())) == len(labels)
 
 

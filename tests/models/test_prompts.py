@@ -18,6 +18,7 @@ from typing import Any
 import lmms_eval.tasks
 import numpy as np
 import pytest
+from jinja2 import Template
 from lmms_eval.utils import load_yaml_config
 
 import run
@@ -31,6 +32,7 @@ from espalier.harness.media.frames import Clip
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.models.chat_media import Media
 from espalier.harness.models.chat_templates import render_chat
+from espalier.harness.models.conversations import FRAMES, template_of
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.prompt_templates import rendered
@@ -486,6 +488,29 @@ def test_the_checkpoint_s_template_yields_to_the_family_s_and_both_are_told(tmp_
 def test_unknown_frames_are_refused(name: str, frame: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         load_adapter(replace(FAMILIES[name].spec, conversation=frame))
+
+
+@pytest.mark.parametrize(
+    ("frame", "end"),
+    [
+        *(
+            ("internvl2", "<|im_end|>"),
+            ("internvl2_5", "<|im_end|>\n"),
+            ("internvl2_phi3", "<|end|>"),
+        ),
+        *(("qwen_1_5", "<|im_end|>\n"), ("chatml_direct", "<|im_end|>")),
+        *(
+            ("mistral_instruct", " [/INST]"),
+            ("gemma3", "<end_of_turn>\n"),
+            ("dream", "<|im_end|>\n"),
+        ),
+    ],
+)
+def test_a_turn_ends_as_in_the_release(frame: str, end: str) -> None:
+    turns = [{"role": "user", "content": "first"}, {"role": "user", "content": "second"}]
+    text = Template(template_of(frame, "")).render(messages=turns, add_generation_prompt=True)
+    head, answer = FRAMES[frame].heads["user"], FRAMES[frame].answer
+    assert text.endswith(f"{head}first{end}{head}second{end}{answer}")
 
 
 @pytest.mark.parametrize("family", ADAPTERS.names())

@@ -153,7 +153,7 @@ def texts(report: str, **words: str) -> list[str]:
 
 
 def config_names(methods: Collection[str], budget: Budget) -> dict[str, str]:
-    """Return setting names by curve name for some methods: `fastv queries=mean` is fastv_paper."""
+    """Return setting names by curve name for some methods: `fastv paper` is fastv_paper."""
     register()
     stems = {}
     for setting in setting_names():
