@@ -248,5 +248,5 @@ def test_the_least_tokens_may_be_as_many_as_the_most() -> None:
 
 
 def test_a_text_in_place_of_null_or_true_is_not_listed_as_what_it_is_refused_for() -> None:
-    line = "model.join='null' is a text; valid: null without quotes, media_first"
+    line = "model.join='null' is a text; valid: media_first, null without quotes"
     assert str(unknown_name("model.join", "null", ("media_first", "null"))) == line

@@ -355,7 +355,8 @@ def template_of(name: str, media: str, thinking: bool = False) -> str:
     """
     if name == CHECKPOINT:
         raise UserError(
-            f"model.conversation={CHECKPOINT!r}: the checkpoint comes without a chat template; valid: {', '.join(FRAMES)}"
+            f"model.conversation={CHECKPOINT!r}: the checkpoint comes without a chat template; valid: "
+            f"{', '.join(FRAMES)}"
         )
     if name not in FRAMES:
         raise unknown_name("model.conversation", name, (*FRAMES, CHECKPOINT))

@@ -21,9 +21,12 @@ def label(method: Method, variant: str, variants: Variants, budget: Budget) -> s
     of its first part.
     """
     sets = variants.get(variant, {})
-    first, *others = method.parts
-    parts = [] if first is method else [(first, sets), *((part, {}) for part in others)]
-    named = [(type(part).__name__, _changed(part, values, budget)) for part, values in parts]
+    first = method.parts[0]
+    parts = [part for part in method.parts if part is not method]
+    named = [
+        (type(part).__name__, _changed(part, sets if part is first else {}, budget))
+        for part in parts
+    ]
     words = [f"{name}({' '.join(changed)})" for name, changed in named if changed]
     return " ".join([*words, *_changed(method, sets, budget), *([variant] if sets else [])])
 

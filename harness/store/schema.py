@@ -54,8 +54,8 @@ def _from_second(row: Row) -> Row:
     if not readings.variants:
         return {**row, "variant": readings.default}
     params = _first_params(_table(stated.get("params")), composed=len(names) > 1)
-    same = (name for name, sets in readings.variants.items() if {**params, **sets} == params)
-    variant = next(same, former)
+    equal = (name for name, sets in readings.variants.items() if {**params, **sets} == params)
+    variant = next(equal, former)
     sets = readings.variants.get(variant, {})
     changed = {key: params[key] for key in sets if params.get(key, sets[key]) != sets[key]}
     return {

@@ -300,10 +300,10 @@ def _file_row(path: Path) -> tuple[str, ...]:
     lines = takewhile(lambda line: line.startswith("#"), text.splitlines())
     comment = " ".join(filter(None, (line.lstrip("# ") for line in lines)))
     readings = dict(re.findall(r"^  (official|paper): # (.+)$", text, re.MULTILINE))
-    known = readings_of(path.stem)
-    assert known is not None  # every file here has the name of its method
-    if not known.variants and _paper(_module(build_method(path.stem, {}))) != "control":
-        readings = {known.default: "the only reading"}
+    file = readings_of(path.stem)
+    assert file is not None  # every file here has the name of its method
+    if not file.variants and _paper(_module(build_method(path.stem, {}))) != "control":
+        readings = {file.default: "the only reading"}
     return f"`{path.stem}`", comment, readings.get("official", "-"), readings.get("paper", "-")
 
 

@@ -191,8 +191,8 @@ def _method_section(method: Method, composed: Mapping[str, Any]) -> dict[str, An
         return {**composed, "name": class_name, "variant": "paper", "params": {}, "variants": {}}
     params = {field.name: getattr(method, field.name) for field in fields(method)}
     variants = composed.get("variants") or {composed["variant"]: {}}
-    same = (key for key in variants if build_method(name, params | variants[key]) == method)
-    return {**composed, "variant": next(same, "paper"), "params": params}
+    equal = (key for key in variants if build_method(name, params | variants[key]) == method)
+    return {**composed, "variant": next(equal, "paper"), "params": params}
 
 
 def _with_compressor(cell: dict[str, Any], built: Method | None, compressor: Any) -> Method:
