@@ -127,6 +127,9 @@ def print_lines(*lines: object, file: TextIO | None = None) -> None:
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UserError:
     """Return the error for a name that is not in a table: the config key, the name, the nearest and all valid names."""
     names = sorted(valid)
+    if name in names:  # as another type: null, true
+        names[names.index(name)] = f"{name} without quotes"
+        return UserError(f"{kind}={name!r} is a text; valid: {', '.join(names)}")
     hint = near_names(name, names, at_most=1)
     return UserError(f"{kind}={name!r} is unknown{hint}; valid: {', '.join(names)}")
 

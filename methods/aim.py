@@ -12,11 +12,12 @@ Of the merged tokens, 7/8, 6/8, ... 1/8 are left after layers 14, 15, ... 20 (fr
 ratio=0.96875 under budget=kept is this schedule after merging to a quarter; any other budget is solved for what merging
 leaves, and where that is all, for the slope.
 
-The released code (github.com/LaVi-Lab/AIM, commit edc24e9f) merges the frames of videos. The last eighth stays to the
-end here, where the code hides it after layer 21. The code hides tokens by masks, so that those hidden earlier still
-give away their equal share in the first round of PageRank; here they are gone. Tokens keep raster order, where the code
-has what remains of A before B; after a round of halves nothing remains. Pictures share the budget by size, by largest
-remainders. The code counts positions anew after merging, not inside the decoder. The paper's text was not compared.
+Differs: followed is the released code (github.com/LaVi-Lab/AIM, commit edc24e9f), which merges the frames of videos.
+The last eighth stays to the end here, where the code hides it after layer 21. The code hides tokens by masks, so that
+those hidden earlier still give away their equal share in the first round of PageRank; here they are gone. Tokens keep
+raster order, where the code has what remains of A before B; after a round of halves nothing remains. Pictures share the
+budget by size, by largest remainders. The code counts positions anew after merging, not inside the decoder. The paper's
+text was not compared.
 """
 
 from __future__ import annotations

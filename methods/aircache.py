@@ -9,16 +9,17 @@ They vote over visual and elite keys, mean over the window:
     I_j = 1/|E| sum_{i in E} softmax(Q_E [K_V; K_E]^T / sqrt(D) + M)[i, j],                  (6) to (8)
     M_ij = 0 if j stands at i or before it in the prompt, else -infinity.
 
-(7) is printed without M. The model's own attention is causal, and so is (4): a word does not read later keys.
+Differs: (7) is printed without M. The model's own attention is causal, and so is (4): a word does not read later keys.
 
-The instruction is all text but the system prompt. Here it is the text after the last picture, or, with `text=between`
-and words between pictures, the text after the first one; text before the first picture cannot be distinguished from a
-system prompt.
+Differs: the instruction is all text but the system prompt. Here it is the text after the last picture, or, with
+`text=between` and words between pictures, the text after the first one; text before the first picture cannot be
+distinguished from a system prompt.
 
 Layer budgets (3.4): r_l = (s'_t + s'_k) / 2 * r from the strength, sum I, and the skewness of a layer's importance,
-each scaled to mean one over layers (9) to (11). The paper does not mention heads: here attention is averaged over all
-of them, and a layer has one window and one choice; `per_head` averages over the query heads of a KV head instead.
-Negative skewness counts as 0.
+each scaled to mean one over layers (9) to (11). Negative skewness counts as 0.
+
+Differs: the paper does not mention heads. Here attention is averaged over all of them, and a layer has one window and
+one choice; `per_head` averages over the query heads of a KV head instead.
 """
 
 from __future__ import annotations

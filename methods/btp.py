@@ -15,13 +15,14 @@ and then, until there are k, the tokens farthest from all chosen, by the distanc
     6                               N/4     0.9   1.5   0.1   0
     14                              N/12    1     1.2   0     0
 
-ratio=0.9167 under budget=kept is this schedule; for any other the shares are scaled, at most to 1. Read is the code in
-github.com/allenhaozhu/NeurIPS2025-Balanced-Token-Pruning (commit 9682db06), a copy of the authors' for LLaVA-1.5; the
-paper's text, in which stages are calibrated for each model, was not compared. The code drops
-what is left before layer 22; here the last twelfth stays to the end. In its second stage a token can be chosen twice
-and is then kept twice; here it counts once, and diversity adds another. Where the union is more than k, the last of the
-places and then of diversity go; the code keeps them all. Its places are those of 24 x 24 patches; here of each picture,
-one below the other.
+ratio=0.9167 under budget=kept is this schedule; for any other the shares are scaled, at most to 1.
+
+Differs: followed is the code in github.com/allenhaozhu/NeurIPS2025-Balanced-Token-Pruning (commit 9682db06), a copy of
+the authors' for LLaVA-1.5; the paper's text, in which stages are calibrated for each model, was not compared. The code
+drops what is left before layer 22; here the last twelfth stays to the end. In its second stage a token can be chosen
+twice and is then kept twice; here it counts once, and diversity adds another. Where the union is more than k, the last
+of the places and then of diversity go; the code keeps them all. Its places are those of 24 x 24 patches; here of each
+picture, one below the other.
 """
 
 from __future__ import annotations

@@ -5,16 +5,16 @@ Keeps the set S of projected tokens x that greedily maximises the determinant of
     L = diag(r~) cos(x, x) diag(r~),    r~_i = (r_i - min r + 1e-6) / (max r - min r)
 
 (MAP of a determinantal point process: tokens dissimilar to each other and relevant to the prompt), in their order. The
-authors take the relevance r from CLIP's text tower, which multimodal models do not include. Here r_i is the mean over
-the prompt's words w of cos(x_i, w) between a projected token and the words' embeddings, both as they enter the
-decoder, and more similar is more relevant (the authors' code negates the cosine, which they call particular to
-CLIP's patches). Words are all text of the prompt, the template included. If all tokens are equally relevant
-(max = min), r~ is 1.
+relevance r_i is the mean over the prompt's words w of cos(x_i, w) between a projected token and the words' embeddings,
+both as they enter the decoder. Words are all text of the prompt, the template included. If all tokens are equally
+relevant (max = min), r~ is 1.
 
-Their code scales and selects in each crop of a high-resolution image separately, with an equal budget; here one
-selection covers all tokens of a sample. Where their factorisation runs out of rank it returns tokens twice; here the
-most relevant remaining tokens fill the count. The exponent that trades relevance for diversity is off in
-their code and is not offered.
+Differs: the authors take the relevance from CLIP's text tower, which multimodal models do not include; there a token is
+the more relevant the lower its cosine, which they call particular to CLIP's patches, and here the higher. Their code
+scales and selects in each crop of a high-resolution image separately, with an equal budget; here one selection covers
+all tokens of a sample. Where their factorisation runs out of rank it returns tokens twice; here the most relevant
+remaining tokens fill the count. The exponent that trades relevance for diversity is off in their code and is not
+offered.
 """
 
 from __future__ import annotations

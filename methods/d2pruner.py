@@ -11,11 +11,12 @@ places, not contents, so the attention of the last prompt token is divided by it
     (7)  S_fused = alpha S^_sem + (1 - alpha) S_spat
     (8)  i and j are adjacent if S_fused(i, j) > theta_sim
 
-floor(r_pivot keep) pivots with the highest A_rel are kept; their neighbours leave the pool. Then the most
-important token of the pool is kept and its neighbours leave, until `keep` are found; if the pool empties first,
-the most important tokens not yet kept fill the rest. The paper's main text leaves open whether pivots may be
-neighbours of one another: they may here, and `pivot_exclusion=true` is the other reading. If all tokens are alike
-(max = min), S^_sem is 1.
+floor(r_pivot keep) pivots with the highest A_rel are kept; their neighbours leave the pool. Then the most important
+token of the pool is kept and its neighbours leave, until `keep` are found; if the pool empties first, the most
+important tokens not yet kept fill the rest.
+
+Differs: the paper's main text leaves open whether pivots may be neighbours of one another: they may here, and
+`pivot_exclusion=true` is the other reading. If all tokens are alike (max = min), S^_sem is 1.
 
 A_bias has one value for each place of each view. An image in several views has a map for its global view, and one for
 the plane of its stitched crops or, where a model does not stitch them, for each tile; so attention that follows from

@@ -6,10 +6,11 @@ u = 0 .. T - 2,
     r_u = r_min + (r_max - r_min) u / (T - 2),    r_min = max(0, 2 r - 1),    r_max = min(1, 2 r),
 
 so that the mean is exactly r. These points reproduce the paper's Table 2; where r_u is 1 one token stays, because the
-others have to merge into something. Table 6 uses the same shares from high to low. The released code counts in the
-opposite direction, t = 1 .. T - 1: r_t = r_min + (1 - r_min) (1 - t / T), with a mean other than r; T and t are those
-of a block, and a later block begins at t = 0, where r is 1 (the code fails there; here one token stays). With a cached
-prompt it does not know the step, and the share stays r.
+others have to merge into something. Table 6 uses the same shares from high to low.
+
+Differs: the released code counts in the opposite direction, t = 1 .. T - 1: r_t = r_min + (1 - r_min) (1 - t / T), with
+a mean other than r; T and t are those of a block, and a later block begins at t = 0, where r is 1 (the code fails
+there; here one token stays). With a cached prompt it does not know the step, and the share stays r.
 """
 
 from __future__ import annotations

@@ -8,10 +8,11 @@ final norm, a few pivots p are chosen, visual tokens and words after the image, 
 and each pivot in turn keeps, of the visual tokens not yet taken, those least like it: the lowest cos(x_p, x_j). Words
 only choose; visual pivots are kept, too.
 
-The visual pivots choose first, then the words, both by descending norm; the released code goes through a Python set,
-an order that means nothing. It lets each pivot choose floor(T / pivots) and so keeps up to a dozen tokens more or less
-than the T requested; here the count is exact: the remainder of the division goes to the first pivots, one each,
-and the visual pivots count. A prompt with fewer words has fewer pivots.
+The visual pivots choose first, then the words, both by descending norm. A prompt with fewer words has fewer pivots.
+
+Differs: the pivots of the released code choose in the order of a Python set, which means nothing. It lets each pivot
+choose floor(T / pivots) and so keeps up to a dozen tokens more or less than the T requested; here the count is exact:
+the remainder of the division goes to the first pivots, one each, and the visual pivots count.
 """
 
 from __future__ import annotations

@@ -5,12 +5,14 @@ diversity):
 
     d(i, j) = 1 - cos(x_i, x_j),    first: argmax_i min_{j != i} d(i, j),    next: argmax_i min_{j in S} d(i, j)
 
-Kept tokens stay in their order. Where the released code can return a token twice (all remaining tokens duplicate
-kept ones), a kept token is never picked again here.
+Kept tokens stay in their order.
 
-On models that end each row of crops with a newline token (LLaVA-NeXT, LLaVA-OneVision) the released code runs over the
-whole visual sequence: newlines are candidates, may displace patches, and count as kept. Here they are always kept, are
-not candidates and do not count: of LLaVA-NeXT's 2,880 patches and 48 newlines, a share of 0.098 is 287 tokens
+Differs: where the released code can return a token twice (all remaining tokens duplicate kept ones), a kept token is
+never picked again here.
+
+Differs: on models that end each row of crops with a newline token (LLaVA-NeXT, LLaVA-OneVision) the released code runs
+over the whole visual sequence: newlines are candidates, may displace patches, and count as kept. Here they are always
+kept, are not candidates and do not count: of LLaVA-NeXT's 2,880 patches and 48 newlines, a share of 0.098 is 287 tokens
 in the released code, and 282 patches plus the 48 newlines here; with engine.separators=candidates it is 287 here as
 well. In a row, `tokens.positions` counts newlines in either case, and `tokens.visual` where they are candidates.
 """

@@ -13,8 +13,9 @@ model's input: Qwen's is two frames of the file.
     paper     every window is thinned
     official  the third frame of the last window stays whole, and videos of four frames or fewer are refused
 
-The released code also drops the last frame of an odd number, which an exact budget cannot do at every ratio: here it
-stays whole. It rounds each frame's (1 - K) T down, and leaves tokens in the order of similarity; here they ascend.
+Differs: the released code also drops the last frame of an odd number, which an exact budget cannot do at every ratio:
+here it stays whole. It rounds each frame's (1 - K) T down, and leaves tokens in the order of similarity; here they
+ascend.
 
 **While tokens are generated**, layers from l on attend to part of the visual entries (methods/select/step_entries.py).
 The budget's ratio applies to the first part; the second one is active at every ratio, 0 included.

@@ -8,8 +8,10 @@ nearest to it in the sequence. AirCache (arXiv 2503.23956, Table 11) finds that 
 official: the released code uses the values of an argsort as ranks, so that it does not keep the top: entry j is evicted
 if the index of the j-th smallest score is among the first f. It also counts evicted entries from the protected first
 slot, but reads them from slot 0: instead of entry j the one before it, which may be a kept one, is averaged into the
-kept entry nearest to j - 1. Not followed: it evicts one entry more than the ratio requires, continues positions from
-the shortened length, and while decoding evicts about one entry at a fixed place for each new token.
+kept entry nearest to j - 1.
+
+Differs: the released code evicts one entry more than the ratio requires, continues positions from the shortened length,
+and while decoding evicts about one entry at a fixed place for each new token. None of this is followed.
 """
 
 from __future__ import annotations

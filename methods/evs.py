@@ -7,12 +7,12 @@ With x[t, i] the projected token at place i of frame t,
 and the tokens with the largest d of all frames together stay, of equal ones the earlier. Since 255 > 2 >= d, the first
 frame of a video is always whole. A frame is compared with the one before as it came, whatever of that is dropped.
 
-Followed is the code of its authors in vLLM (vllm/multimodal/video_prune/evs.py, version 0.32.0). A review of the paper
-describes a choice by pixels, the L1 distance of a patch to the one before, with the same first frame and one cut-off
-for the video; the paper's text itself was not compared. The code keeps max(n, floor((1 - q) T n)) of T frames of n
-tokens: it exceeds a budget below one frame, which is refused here. It compares in the model's precision, here in fp32.
-Positions are those of the whole video, as in both. Every video of a prompt keeps its own first frame, and they share
-the budget; a picture is all first frame, so that pictures alone are refused.
+Differs: followed is the code of its authors in vLLM (vllm/multimodal/video_prune/evs.py, version 0.32.0). A review of
+the paper describes a choice by pixels, the L1 distance of a patch to the one before, with the same first frame and one
+cut-off for the video; the paper's text itself was not compared. The code keeps max(n, floor((1 - q) T n)) of T frames
+of n tokens: it exceeds a budget below one frame, which is refused here. It compares in the model's precision, here in
+fp32. Positions are those of the whole video, as in both. Every video of a prompt keeps its own first frame, and they
+share the budget; a picture is all first frame, so that pictures alone are refused.
 """
 
 from __future__ import annotations

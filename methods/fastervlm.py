@@ -1,10 +1,12 @@
 """FasterVLM: "[CLS] Attention is All You Need for Training-Free Visual Token Pruning" (Zhang et al., arXiv 2412.01818).
 
 Before the decoder, the tokens are ranked by the attention that the tower's class token pays their patches, mean over
-heads, in the layer that feeds the projector, and the highest stay in raster order. The class token of each
-crop and of each frame sees that crop alone, so scores are not comparable across crops: as in the released code, every
-crop keeps the same share. That code drops AnyRes padding and newlines before it counts; here a crop's share refers to
-its tokens in the prompt. Paper and code do not differ otherwise.
+heads, in the layer that feeds the projector, and the highest stay in raster order. The class token of each crop and of
+each frame sees that crop alone, so scores are not comparable across crops: as in the released code, every crop keeps
+the same share.
+
+Differs: the code drops AnyRes padding and newlines before it counts; here a crop's share refers to its tokens in the
+prompt. Paper and code do not differ otherwise.
 """
 
 from __future__ import annotations

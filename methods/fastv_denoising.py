@@ -10,9 +10,9 @@ merges, by the attention that they received in layer K-1, A being the mean over 
 The N_keep tokens with the highest a_j stay, in their order and with their position ids; layers K to the last run
 without the others (24). The next step starts from every visual token again.
 
-The appendix does not name the ranking attention. Its count (24) gives the printed figures only if the first step keeps
-all tokens, as it must if deciders rank; hence the default. The other two also leave the first step whole, so that all
-three cost the same.
+Differs: the appendix does not name the ranking attention. Its count (24) gives the printed figures only if the first
+step keeps all tokens, as it must if deciders rank; hence the default. The other two also leave the first step whole, so
+that all three cost the same.
 """
 
 from __future__ import annotations

@@ -7,8 +7,10 @@ A being the mean over heads, and layers K to the last run with the N_keep highes
     mean:  a_j = 1/L sum_i A_ij       all tokens, since every token sees every other
 
 All later steps run without the others from the first layer on. LLaDA-V aligns words and picture in middle and late
-layers, so K lies there: half of the depth by default. The abstract (the paper itself was not read) names neither the
-layer nor the tokens that rank; `last` is FastV's released code.
+layers, so K lies there: half of the depth by default.
+
+Differs: the abstract (the paper itself was not read) names neither the layer nor the tokens that rank; `last` is
+FastV's released code.
 """
 
 from __future__ import annotations

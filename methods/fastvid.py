@@ -15,12 +15,13 @@ anchors of its other frames included, where every token b goes to the one with t
 
     a <- w a + (1 - w) mean of its n tokens b,   w = max(1 / (n + 1), beta)
 
-Followed is the released code for LLaVA-Video (github.com/LunarShen/FastVID, commit a40a109); that for LLaVA-OneVision
-scores all frames at once, lets anchors of their own frame join the mean, and rounds the number of anchors down frame by
-frame. Where the released code rounds a frame's share down, the budget is exact here: frames get their shares rounded up
-or down, evenly over time. Anchors that a frame has no tokens left for become tokens of attention. Density has no random
-part; the lower index counts as denser. Frames are described by the mean of their tokens, as in the code for Qwen2.5-VL;
-for LLaVA it reads the output of SigLIP's pooling head. Several videos are cut between each other. Newlines stay.
+Differs: followed is the released code for LLaVA-Video (github.com/LunarShen/FastVID, commit a40a109); that for
+LLaVA-OneVision scores all frames at once, lets anchors of their own frame join the mean, and rounds the number of
+anchors down frame by frame. Where the released code rounds a frame's share down, the budget is exact here: frames get
+their shares rounded up or down, evenly over time. Anchors that a frame has no tokens left for become tokens of
+attention. Density has no random part; the lower index counts as denser. Frames are described by the mean of their
+tokens, as in the code for Qwen2.5-VL; for LLaVA it reads the output of SigLIP's pooling head. Several videos are cut
+between each other. Newlines stay.
 """
 
 from __future__ import annotations

@@ -9,12 +9,13 @@ layer, before any rotation, and softmax over the visual tokens left:
     late     keep of what is left the rho^2 with the highest a_j, without regard to places
 
 Published are rho = 0.3, s = 3 and layers 8 and 16 of 32: of N tokens 0.378 N stay if chance decides what both criteria
-keep, then 0.034 N, which is ratio=0.966 under budget=kept. Any other budget is solved for rho. The released code
-(github.com/markendo/FEATHER, commit c2a09b27) keeps what the two criteria together happen to keep; here the count is
-exact: the grid first, then the highest a_j of the others, and if the count is below the grid's, the best of the grid.
-It ranks by layers 7 and 15 (from 0) on the states that enter them and drops the tokens after these layers; here the
-same ranking drops them before. Shares of other depths are the same. Rows and columns count in each crop or frame from
-0; the code takes one square picture. The paper's text was not compared.
+keep, then 0.034 N, which is ratio=0.966 under budget=kept. Any other budget is solved for rho.
+
+Differs: followed is the released code (github.com/markendo/FEATHER, commit c2a09b27), which keeps what the two criteria
+together happen to keep; here the count is exact: the grid first, then the highest a_j of the others, and if the count
+is below the grid's, the best of the grid. It ranks by layers 7 and 15 (from 0) on the states that enter them and drops
+the tokens after these layers; here the same ranking drops them before. Shares of other depths are the same. Rows and
+columns count in each crop or frame from 0; the code takes one square picture. The paper's text was not compared.
 """
 
 from __future__ import annotations

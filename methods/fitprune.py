@@ -10,13 +10,14 @@ alpha from 0 to 1 a layer may lose the largest set that leaves the share 1 - alp
 intersection of the longest admissible prefixes of the tokens in ascending order of c and of s. The mean remaining share
 after each layer, over images, is one row of `scheme`; a budget lies between two rows.
 
-The paper drops inside layer l, between attention and feed-forward. Nothing dropped comes back, and the feed-forward
-works token by token, so dropping before layer l + 1 gives the same outputs; only the feed-forward of layer l on its own
-dropped tokens is not saved. Hence a site before every layer but the first; what the last layer drops changes nothing.
+Differs: the paper drops inside layer l, between attention and feed-forward. Nothing dropped comes back, and the
+feed-forward works token by token, so dropping before layer l + 1 gives the same outputs; only the feed-forward of layer
+l on its own dropped tokens is not saved. Hence a site before every layer but the first; what the last layer drops
+changes nothing.
 
-Paper and released code select alike. They differ in the fit: the code has tables of token counts for LLaVA-1.5, fitted
-with the last alpha that its bisection tried, whether it reached the target or not; here alpha is the smallest that
-does.
+Differs: paper and released code select alike. They differ in the fit: the code has tables of token counts for
+LLaVA-1.5, fitted with the last alpha that its bisection tried, whether it reached the target or not; here alpha is the
+smallest that does.
 
 As published, s is not corrected for the causal mask: early tokens are seen by more visual queries, which favours them.
 

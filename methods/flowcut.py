@@ -13,13 +13,13 @@ and the patches with the highest c stay. With N left, T in the end, and p blocks
 so that attention on few patches removes more. Sites are every second block up to the last but one that the projector
 needs, of 24 blocks 2, 4, ... 22 (from 1).
 
-Followed is the released code (github.com/TungChintao/FlowCut, commit a2ecd247, and PyPI flowcut 1.0.2); the paper's
-text was not compared. The code takes e anew from each block, the largest removal of a batch for all its pictures. Here
-a count belongs to the budget and is the same for every sample: e is a hyper-parameter, `entropy`. It decides who is
-left in between; how many stay at the end, and the c of those that last, do not depend on it. For LLaVA-NeXT the code
-keeps half of the final count in each crop and prunes a second time, by the text, in decoder layer 1; this is left out,
-and crops share the budget by size. Towers without a class token have s_j = (attention received) |mean v_j|_1, as the
-code for Qwen2-VL does; that model's own tower blends patches and is refused.
+Differs: followed is the released code (github.com/TungChintao/FlowCut, commit a2ecd247, and PyPI flowcut 1.0.2); the
+paper's text was not compared. The code takes e anew from each block, the largest removal of a batch for all its
+pictures. Here a count belongs to the budget and is the same for every sample: e is a hyper-parameter, `entropy`. It
+decides who is left in between; how many stay at the end, and the c of those that last, do not depend on it. For
+LLaVA-NeXT the code keeps half of the final count in each crop and prunes a second time, by the text, in decoder layer
+1; this is left out, and crops share the budget by size. Towers without a class token have s_j = (attention received)
+|mean v_j|_1, as the code for Qwen2-VL does; that model's own tower blends patches and is refused.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ pays the most attention in layer K-1, mean over heads.
 The count in between is the sample's own, so that S > -2 is adaptive, while the count in the end is the budget's. S = -2
 merges all the way and prunes nothing.
 
-Followed is the released code (github.com/thu-nics/FrameFusion, commit fbec1d2e) with its S of 0.6, which it sets for
-each model; the paper's text was not compared. The code merges before layer 0 and then, layer by layer, between
+Differs: followed is the released code (github.com/thu-nics/FrameFusion, commit fbec1d2e) with its S of 0.6, which it
+sets for each model; the paper's text was not compared. The code merges before layer 0 and then, layer by layer, between
 attention and feed-forward, until a merging takes less than a tenth of the tokens, and prunes at the next; two mergings
 and K = 2 are the fewest it can do where the first takes more. Here each acts before a layer, on what the feed-forward
 has passed. Its budget is the mean over layers, so that it prunes the more the less has merged; here the count in the

@@ -15,10 +15,11 @@ and the global view keeps the share R by s_G.
              layer; s^_G and s_L have unit length in each crop, padding left out, before they are added
 
 Attention sums to 1 over the view, so with tau = 10 all crops get nearly the same share; only logits distinguish them.
-The code keeps the global view's tokens by descending score; here all stay in order. It cuts the view into equal
-rectangles; here padding is gone, and regions are those of the image. Counts are exact: what a full crop cannot take
-goes to the others, and fractions go by largest remainders. Several images, and frames of a video, get the same share
-each; the code reads the wrong attention for several images, which is not followed.
+
+Differs: the code keeps the global view's tokens by descending score; here all stay in order. It cuts the view into
+equal rectangles; here padding is gone, and regions are those of the image. Counts are exact: what a full crop cannot
+take goes to the others, and fractions go by largest remainders. Several images, and frames of a video, get the same
+share each; the code reads the wrong attention for several images, which is not followed.
 
 An image of one view is that view's top `keep`; the authors define the method for cropped images only.
 """

@@ -9,8 +9,10 @@ compares it: nothing is evicted while the answer is decoded, and no recent windo
 evicted. A KV head has one copy, chosen by the mean over the query heads that read it.
 
 official: code released for comparisons (KVCache-Factory) repeats keys and values for every query head before it
-chooses, so that the cache of a model with grouped heads grows by the group size regardless of eviction. The authors'
-own code does not run on grouped heads, and evicts at every step of decoding, which is not followed.
+chooses, so that the cache of a model with grouped heads grows by the group size regardless of eviction.
+
+Differs: the authors' own code does not run on grouped heads, and evicts at every step of decoding, which is not
+followed.
 """
 
 from __future__ import annotations

@@ -14,10 +14,12 @@ readings; they differ where a neighbour lies before the first or after the last 
     official (border=clamp): the first or the last patch is taken in its place
 
 The released code (github.com/Danielement321/HiPrune, commit 6e83a124) has l = 9 for CLIP's 24 layers and l = 16 for the
-32 of Qwen2.5-VL (object_layer=16 depth=32); towers of another depth are read at the same share of it. The code counts
-padding of high-resolution crops as tokens; here a crop's share refers to its tokens in the prompt, and shares that are
-not whole numbers go by largest remainders. If anchors and buffers are more than T, buffers with low a(-1) go; the code
-fails there. HiPrune++, which adds tokens by CLIP's text tower, is not in the code and left out.
+32 of Qwen2.5-VL (object_layer=16 depth=32); towers of another depth are read at the same share of it.
+
+Differs: the code counts padding of high-resolution crops as tokens; here a crop's share refers to its tokens in the
+prompt, and shares that are not whole numbers go by largest remainders. If anchors and buffers are more than T, buffers
+with low a(-1) go; the code fails there. HiPrune++, which adds tokens by CLIP's text tower, is not in the code and left
+out.
 """
 
 from __future__ import annotations

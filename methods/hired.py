@@ -8,11 +8,12 @@ Then every view keeps the patches with the most class-token attention in the lay
     official (budget=stripes): s_i = how many of the (1 - alpha) N0 highest A(0) of the N0 patches of the global view
                                lie in the i-th of equal runs of its raster order
 
-The released code cuts the flat map into runs, which are horizontal stripes and not the crops' regions. It also selects
-before padding is cut off, so that fewer tokens remain; here padding is removed before the method acts, regions are
-those of the image itself, and all counts are exact: a full view passes on what it cannot take, and fractions go by
-largest remainders instead of being cut off. It puts no newline tokens after rows; here they stay. Several images, and
-frames of a video, get the same share each.
+The released code cuts the flat map into runs, which are horizontal stripes and not the crops' regions.
+
+Differs: the released code also selects before padding is cut off, so that fewer tokens remain; here padding is removed
+before the method acts, regions are those of the image itself, and all counts are exact: a full view passes on what it
+cannot take, and fractions go by largest remainders instead of being cut off. It puts no newline tokens after rows; here
+they stay. Several images, and frames of a video, get the same share each.
 
 An image of one view is that view's top `keep`, as the authors do for LLaVA-1.5.
 """

@@ -17,11 +17,11 @@ beta a + (1 - beta) times the mean of those that joined it.
 attention in layer k - 1. Each of them in turn, in sequence order, is averaged into the kept one with the highest
 cosine: a <- (a + b) / 2.
 
-Followed is the released code (github.com/cokeshao/HoliTom, commit e9b2972f) with its defaults; tau is 0.65 there at a
-tenth of the tokens, k is 18 of 28 layers, read at the same share of other depths, and r = 0 is "HoliTom (w/o M)".
-Clusters of a frame's other tokens (D > 0) end in an error there, and are left out. It rounds the share of each frame up
-and that of each window's still places to the nearest; here the budget is exact, by largest remainders. Where still
-places leave fewer tokens than the budget it keeps so many; here the least similar ones move again until it fits.
+Differs: followed is the released code (github.com/cokeshao/HoliTom, commit e9b2972f) with its defaults; tau is 0.65
+there at a tenth of the tokens, k is 18 of 28 layers, read at the same share of other depths, and r = 0 is "HoliTom (w/o
+M)". Clusters of a frame's other tokens (D > 0) end in an error there, and are left out. It rounds the share of each
+frame up and that of each window's still places to the nearest; here the budget is exact, by largest remainders. Where
+still places leave fewer tokens than the budget it keeps so many; here the least similar ones move again until it fits.
 Density has no random part; the lower index counts as denser. Tokens stand in raster order; the code has a window's
 still ones first for LLaVA-OneVision. Gaps in positions close up after both stages, in the code after the first. Every
 video of a prompt is cut by itself, and they share the budget by their tokens; a picture is a video of one frame.

@@ -13,10 +13,10 @@ others by w_c (M - quota). Each part keeps its tokens with the highest scores:
     paper    (cut=regions, ranking=holistic, alpha=1, missing=highest): scores H; one part gets all that is missing
     official (cut=runs, ranking=attention, alpha=0.09, missing=each):   scores A; each of the first gets one
 
-The paper leaves the shape of its crops open; here they are `regions`, nearly square parts of the grid. The released
-code (github.com/obananas/HoloV, commit 1d2e65e9) cuts the sequence into runs, across views and images. It has zeros for
-what a part is too small for, and falling attention inside parts; here the count is exact, in raster order. An exponent
-of w without a value in the paper and the refetching inside the decoder are not in the code and left out.
+Differs: the paper leaves the shape of its crops open; here they are `regions`, nearly square parts of the grid. The
+released code (github.com/obananas/HoloV, commit 1d2e65e9) cuts the sequence into runs, across views and images. It has
+zeros for what a part is too small for, and falling attention inside parts; here the count is exact, in raster order. An
+exponent of w without a value in the paper and the refetching inside the decoder are not in the code and left out.
 """
 
 from __future__ import annotations

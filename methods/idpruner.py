@@ -6,12 +6,12 @@ importance of a token:
     Imp_i = (w_i - min w) / (max w - min w + 1e-6)
     next: argmax_i  lambda Imp_i - (1 - lambda) max_{j in S} cos(z_i, z_j),    first: argmax_i Imp_i
 
-The released code (github.com/YF-T/IDPruner, commit 6aeb9dc3, and Tencent/AngelSlim) takes w from a scorer that its
-authors trained for each model (VisionSelector): the mean over j of q_i . k_j, with two trained projections of z. These
-weights are no part of a model, and w is the attention that the tower's class token pays a patch here, in the layer that
-the projector reads. Published scores are those of the trained scorer and do not carry over. Given the same w, paper,
-code and this file choose the same tokens. Kept tokens stay in raster order, as in the code; lambda = 0.5 is its
-setting in all examples.
+Differs: the released code (github.com/YF-T/IDPruner, commit 6aeb9dc3, and Tencent/AngelSlim) takes w from a scorer that
+its authors trained for each model (VisionSelector): the mean over j of q_i . k_j, with two trained projections of z.
+These weights are no part of a model, and w is the attention that the tower's class token pays a patch here, in the
+layer that the projector reads. Published scores are those of the trained scorer and do not carry over. Given the same
+w, paper, code and this file choose the same tokens. Kept tokens stay in raster order, as in the code; lambda = 0.5 is
+its setting in all examples.
 """
 
 from __future__ import annotations

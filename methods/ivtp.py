@@ -9,14 +9,15 @@ groups of three. Inside a group attention is accumulated by rollout; at its end 
     decoder   a_j = sum over words t of w_t R[t, j],   w = softmax over t of cos(h_t, mean of all visual h)
               at the end of every group of the first 12 layers
 
-and the tokens with the highest a stay, equal ones by lower index. In the paper, words that are relevant to the image
-are pooled into one more token, a pseudo class token, and a is its row of R; ours weights the rows of the words and adds
-no token, so that the sequence stays as it is. The paper takes a word's relevance from CLIP's similarity and a
-threshold, which only models with CLIP's text encoder have; ours is the softmax above, over the words after the image, h
-as they enter the next layer. Also ours: nothing is pruned after the last full group of the tower (a tower shorter than
-a group is one); towers without a class token take the mean over all rows of R; the tower prunes down to sqrt(share) and
-the decoder from there to share, each in steps of equal ratio; decoders shallower than 32 layers are pruned at the same
-shares of their depth.
+and the tokens with the highest a stay, equal ones by lower index.
+
+Differs: no code was released. In the paper, words that are relevant to the image are pooled into one more token, a
+pseudo class token, and a is its row of R; ours weights the rows of the words and adds no token, so that the sequence
+stays as it is. The paper takes a word's relevance from CLIP's similarity and a threshold, which only models with CLIP's
+text encoder have; ours is the softmax above, over the words after the image, h as they enter the next layer. Also ours:
+nothing is pruned after the last full group of the tower (a tower shorter than a group is one); towers without a class
+token take the mean over all rows of R; the tower prunes down to sqrt(share) and the decoder from there to share, each
+in steps of equal ratio; decoders shallower than 32 layers are pruned at the same shares of their depth.
 """
 
 from __future__ import annotations

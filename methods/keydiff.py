@@ -6,10 +6,10 @@ An entry is worth the more the less its key k_j, rotary positions applied, is li
 
 and the highest stay, for each KV head by itself. No query is read.
 
-Followed is NVIDIA's kvpress (github.com/NVIDIA/kvpress, commit 8bb29b9c, `KeyDiffPress`); the paper's text was not
-compared. kvpress evicts once, as here, while the paper does block by block as the prompt is read (`BlockPress` there).
-Under `scope=visual` words count in the mean and stay. kvpress leaves the question out of what it compresses; here it
-counts in the mean.
+Differs: followed is NVIDIA's kvpress (github.com/NVIDIA/kvpress, commit 8bb29b9c, `KeyDiffPress`); the paper's text was
+not compared. kvpress evicts once, as here, while the paper does block by block as the prompt is read (`BlockPress`
+there). Under `scope=visual` words count in the mean and stay. kvpress leaves the question out of what it compresses;
+here it counts in the mean.
 """
 
 from __future__ import annotations

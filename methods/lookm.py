@@ -14,13 +14,13 @@ similar, c(i) = argmax_c cos(k_i, k_c), keys and values alike. With E(c) the n e
 
 Keys are compared and merged as they are cached, rotary positions applied, and a value goes where its key goes.
 
-The released code (github.com/SUSTechBruce/LOOK-M, commit ecf0f51, `TextPivotMerge_LayerWise`) is followed for `pivot`.
-Its budget covers words and pictures, and words take what they need first; here it is that of visual entries. It also
-keeps the last tenth of the prompt. Its averaged and weighted merging are for the entries with a similarity, mean over
-heads, above the overall mean; the averaged one then pairs their targets with the first entries that go. Neither is
-followed, and their formulas above were not compared with the paper's text. Heads that share keys are averaged (there,
-none do).
-EffiVLM-Bench finds that merging pictures into words hurts: `targets=visual` merges into visual entries alone.
+Differs: the released code (github.com/SUSTechBruce/LOOK-M, commit ecf0f51, `TextPivotMerge_LayerWise`) is followed for
+`pivot`. Its budget covers words and pictures, and words take what they need first; here it is that of visual entries.
+It also keeps the last tenth of the prompt. Its averaged and weighted merging are for the entries with a similarity,
+mean over heads, above the overall mean; the averaged one then pairs their targets with the first entries that go.
+Neither is followed, and their formulas above were not compared with the paper's text. Heads that share keys are
+averaged (there, none do). EffiVLM-Bench finds that merging pictures into words hurts: `targets=visual` merges into
+visual entries alone.
 """
 
 from __future__ import annotations

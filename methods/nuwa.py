@@ -22,8 +22,9 @@ The authors keep 112 and then 16 of 576, 224 and 32, 336 and 48 (64, 128, 192 on
 LLaVA-NeXT. So stage 2 keeps the share `second` of what stage 1 kept, and the budget sets stage 1; where stage 1 keeps
 everything, nothing is merged and stage 2 alone meets the budget.
 
-Choices of ours: the text's max in W is read as min, "mean text embedding" as the states that enter the same layer, as
-embeddings lie in another space; border squares of odd grids are smaller; `reach`, of 24 x 24 patches, is not scaled.
+Differs: choices of ours: the text's max in W is read as min, "mean text embedding" as the states that enter the same
+layer, as embeddings lie in another space; border squares of odd grids are smaller; `reach`, of 24 x 24 patches, is not
+scaled.
 """
 
 from __future__ import annotations

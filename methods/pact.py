@@ -14,8 +14,8 @@ nearest centre if that is not farther than 1.5 d_c, else it is dropped; a centre
 d_c sets the number of centres. Here it is solved for the budget (null), by bisection: a hundredth that makes as many or
 more, where the one above makes fewer; the densest of them stay. For a d_c that makes fewer, the densest others join.
 
-Followed is the released code (github.com/orailix/PACT, commit cf9a0c9f) with its settings d_c 0.21, p 0.55 and L 4;
-the paper's text was not compared. The code adds the logarithm of a cluster's size to the attention it gets in all
+Differs: followed is the released code (github.com/orailix/PACT, commit cf9a0c9f) with its settings d_c 0.21, p 0.55 and
+L 4; the paper's text was not compared. The code adds the logarithm of a cluster's size to the attention it gets in all
 layers from L on, which cannot be done here, and has a switch to leave that out. It keeps equal scores and densities in
 no fixed order; here the lower index comes first.
 """

@@ -8,12 +8,12 @@ the left, A, above, B, and above on the left, C, by the rule of JPEG-LS with equ
 in the first row A, in the first column B. The patches with the largest error max |x - p| stay, the first one always:
 what is left out repeats its neighbour, up to the largest error that is left out.
 
-Followed is the released code (github.com/OPPO-Mente-Lab/PixelPrune, commit a870e31b, `pred_2d` with the metric `max`);
-the paper's text was not compared. There `tau` alone decides how many stay, those with an error above it; here a count
-belongs to the budget, and the same patches stay if it is theirs. Tokens that a smaller `tau` would leave out are
+Differs: followed is the released code (github.com/OPPO-Mente-Lab/PixelPrune, commit a870e31b, `pred_2d` with the metric
+`max`); the paper's text was not compared. There `tau` alone decides how many stay, those with an error above it; here a
+count belongs to the budget, and the same patches stay if it is theirs. Tokens that a smaller `tau` would leave out are
 reported as spare. For `tau` above 0 the code compares with the values that a decoder would have (`anchored`), which
-depend on what has been left out before; here, as with its `anchored=False`, with the pixels. The code prunes units of
-2 x 2 patches of Qwen3-VL and Qwen3.5, towers in which methods cannot act here; the towers that allow it have tokens of
+depend on what has been left out before; here, as with its `anchored=False`, with the pixels. The code prunes units of 2
+x 2 patches of Qwen3-VL and Qwen3.5, towers in which methods cannot act here; the towers that allow it have tokens of
 one patch.
 """
 

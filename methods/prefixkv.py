@@ -9,8 +9,9 @@ official: the released curves include the first slot and the last, which always 
 threshold: of a layer of L entries, max(0, L - n(p) - 2) are evicted. Here these two are the first and the last
 candidate. The search ends when the number of evicted entries is within five of the target, scales each layer's number
 to the total and cuts off its fraction, so that a layer may keep up to one entry too many. It does not end if no
-threshold comes that close; here it stops after 50 halvings. Not followed: averages over samples, and eviction during
-decoding.
+threshold comes that close; here it stops after 50 halvings.
+
+Differs: averages over samples, and eviction during decoding, are not followed.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ absorbs the k other patches, kept ones too, with the highest cosine of keys in t
     paper    (merging=average):  x'_i = sum_{j in i, NN(i)} a_j x_j / sum_{j in i, NN(i)} a_j
     official (merging=sum):      x'_i = x_i + sum_{j in NN(i)} a_j x_j, and one more token sum_{j not kept} a_j x_j
 
-The authors keep as many patches as there are outliers, and in PruMerge+ about three times that many more. Here all rows
-of a batch have one count, the budget's: `keep` tokens in all, the extra token of the official reading included; if more
-outliers exist than fit, the weakest are dropped. The official raster samples start at the first patch with a step
-derived from the number of outliers, which no budget fixes. Tokens stand in raster order (the authors put the highest
-attention first), the extra token at the last place that is not kept (the authors put it last).
-Towers without a class token: the attention that a patch receives or the pooling query pays, in one head likewise.
+Differs: the authors keep as many patches as there are outliers, and in PruMerge+ about three times that many more. Here
+all rows of a batch have one count, the budget's: `keep` tokens in all, the extra token of the official reading
+included; if more outliers exist than fit, the weakest are dropped. The official raster samples start at the first patch
+with a step derived from the number of outliers, which no budget fixes. Tokens stand in raster order (the authors put
+the highest attention first), the extra token at the last place that is not kept (the authors put it last). Towers
+without a class token: the attention that a patch receives or the pooling query pays, in one head likewise.
 """
 
 from __future__ import annotations

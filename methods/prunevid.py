@@ -14,15 +14,15 @@ the nearest one, which becomes the mean of its cluster.
 **In the decoder**, after layer M, each frame keeps the share alpha of its tokens with the highest attention in that
 layer, the largest over heads and over the words after the video.
 
-Followed is the released code for PLLaVA (github.com/Visual-AI/PruneVid, commit b12600c6): gamma 0.25, tau 0.8, alpha
-0.4, and layer 10 of 32, read at the same share of other depths. There the first stage keeps half of each part (beta
-0.5), so that the count follows from the video; here from the budget, exactly, by largest remainders, and where static
-places leave fewer tokens the least similar ones become others again. Parts of up to 14 tokens stay whole there; here
-they have their share. In the decoder it ranks static tokens apart from those of the frame in which they stand here, and
-it removes the entries of layers up to M from the cache too, which stay here. Density has no random part; the lower
-index counts as denser. Tokens stand in raster order, where the code has static ones first, clusters by density. Gaps in
-positions close up after both stages, in the code after the first. Every video of a prompt has segments of its own, and
-they share the budget by their tokens; a picture is a video of one frame. The paper's text was not compared.
+Differs: followed is the released code for PLLaVA (github.com/Visual-AI/PruneVid, commit b12600c6): gamma 0.25, tau 0.8,
+alpha 0.4, and layer 10 of 32, read at the same share of other depths. There the first stage keeps half of each part
+(beta 0.5), so that the count follows from the video; here from the budget, exactly, by largest remainders, and where
+static places leave fewer tokens the least similar ones become others again. Parts of up to 14 tokens stay whole there;
+here they have their share. In the decoder it ranks static tokens apart from those of the frame in which they stand
+here, and it removes the entries of layers up to M from the cache too, which stay here. Density has no random part; the
+lower index counts as denser. Tokens stand in raster order, where the code has static ones first, clusters by density.
+Gaps in positions close up after both stages, in the code after the first. Every video of a prompt has segments of its
+own, and they share the budget by their tokens; a picture is a video of one frame. The paper's text was not compared.
 """
 
 from __future__ import annotations

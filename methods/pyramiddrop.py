@@ -17,8 +17,8 @@ removed on average: they end before layers l, 2l, 3l, with the largest l that ne
 from equal stages down to l = 2. Of 32 layers, 192, 128 and 64 of 576 tokens give l = 4, 2, 2 and, by the budget,
 lambda = 0.547, 0.515, 0.307. A budget that a layout cannot reach is refused with the valid range.
 
-The released code also closes the gaps in the positions after every stage: the tokens of a stage are counted from 0, and
-a new token takes the next number of each stage, as with engine.positions=method; by default positions stay.
+Differs: the released code also closes the gaps in the positions after every stage: the tokens of a stage are counted
+from 0, and a new token takes the next number of each stage, as with engine.positions=method; by default positions stay.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ So the ratio r sets the share of one stage. The appendix calls it the average re
 Rows record the achieved shares (`extra.achieved`). r must be above 1 - 1 / excess, where x is 1; r = 0 drops nothing.
 For an exact mean use `pyramiddrop` with budget=average, which acts at every step as well.
 
-The appendix does not name the ranking attention; here it is PyramidDrop's own, which needs no token of the answer, so
-that the first step can drop tokens as its count (25) requires.
+Differs: the appendix does not name the ranking attention; here it is PyramidDrop's own, which needs no token of the
+answer, so that the first step can drop tokens as its count (25) requires.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ layer on average, n candidates and L layers,
     layer l keeps high - l floor((high - low) / (L - 1)).
 
 With 128 entries in 32 layers (8 of them the window) that is 4 % too many. Prompts shorter than 2 k share evenly. Keys
-and values are repeated for every query head, as in SnapKV's code; its window does not extend into the picture here.
+and values are repeated for every query head, as in SnapKV's code.
+
+Differs: the window of the released code may extend into the picture; here it does not.
 """
 
 from __future__ import annotations

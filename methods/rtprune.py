@@ -10,7 +10,8 @@ Acts once, on the visual tokens T as they enter the decoder: N grid tokens, with
 `merging` is the second stage: `ot`, or one that the paper compares with (methods/select/flows.py). `ratio=dynamic` lets
 each sample keep a share of its own, (7) to (10), and meets the run's ratio in the mean (methods/select/page_share.py).
 
-Kept tokens keep their positions, as in the released code. That also folds newlines of empty rows; here every one stays.
+Differs: kept tokens keep their positions, as in the released code. That also folds newlines of empty rows; here every
+one stays.
 """
 
 from __future__ import annotations

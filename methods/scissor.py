@@ -13,12 +13,12 @@ tau sets the number of the z_k. Here it is solved for the budget (null), by bise
 or more, where the one below leaves fewer. Then the likest components of time join below tau until the count is exact.
 For a tau that leaves fewer in space alone, the least similar links of space do not count.
 
-Followed is the released code (github.com/HumanMLLM/LLaVA-Scissor, commit b63354c8), where tau is 0.9 and is moved by
-hand; the paper's text was not compared. The code compares a sample of ln(n) / 0.05^2 of n points with all others, so
-that it finds all pairs of up to about 3,200 points; here all pairs count. Its union-find can leave points out of a mean
-which are linked to the root of their component over others; here all of a component count. z_k stands where the code
-sorts it to, at the point with the most pairs above tau, the first of equals. Several videos of a prompt share the
-budget by their tokens; a picture is a video of one frame. Newlines stay; the code has none.
+Differs: followed is the released code (github.com/HumanMLLM/LLaVA-Scissor, commit b63354c8), where tau is 0.9 and is
+moved by hand; the paper's text was not compared. The code compares a sample of ln(n) / 0.05^2 of n points with all
+others, so that it finds all pairs of up to about 3,200 points; here all pairs count. Its union-find can leave points
+out of a mean which are linked to the root of their component over others; here all of a component count. z_k stands
+where the code sorts it to, at the point with the most pairs above tau, the first of equals. Several videos of a prompt
+share the budget by their tokens; a picture is a video of one frame. Newlines stay; the code has none.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ covers patch u by its nearest member, or not at all, and the next kept patch v b
 
 with a the attention that the class token pays a patch in the layer that the projector reads, and alpha = 1.
 
-Followed is the released code (github.com/kinredon/SCOPE, commit 6bf73069); the equations of the paper's text were not
-compared with it. The code sums attention over heads and this file takes the mean, which changes no choice. It counts
-padding of high-resolution crops as tokens; here a crop's share refers to its tokens in the prompt, and shares that are
-not whole numbers go by largest remainders.
+Differs: followed is the released code (github.com/kinredon/SCOPE, commit 6bf73069); the equations of the paper's text
+were not compared with it. The code sums attention over heads and this file takes the mean, which changes no choice. It
+counts padding of high-resolution crops as tokens; here a crop's share refers to its tokens in the prompt, and shares
+that are not whole numbers go by largest remainders.
 """
 
 from __future__ import annotations

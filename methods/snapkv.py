@@ -8,8 +8,10 @@ votes are pooled along the sequence so that neighbours of a hit stay too, and ea
 chosen by the mean vote of the query heads that read it.
 
 official: the released code chooses after it has repeated keys and values for every query head, so that the cache of a
-model with grouped heads grows by the size of a group. Not followed: its window is the last w tokens of the prompt of
-any kind; if fewer words stand after the picture, here the window is these words.
+model with grouped heads grows by the size of a group.
+
+Differs: the window of the released code is the last w tokens of the prompt of any kind; if fewer words stand after the
+picture, here the window is these words.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ as with engine.positions=method.) No noise is added to the densities: ties go to
 clusters: kept tokens and the clusters that follow from their number make exactly `keep`; clusters are at most half of
 it.
 
-How many stay: the paper and the first release derive the count from the rank of the raters' attention map, sample by
-sample, so that no budget can be stated; here a budget decides. Releases from 1.5 on state counts for each pruning
-layer, of 576: 300, 200, 110 and, with clusters, 309, 204, 113 where they speak of 192 tokens; these proportions are
-scaled by one factor until the budget is met. Unscaled they average 206.5 (145.4, 114.1, 82.3 for "128", "96", "64"):
-ratio=0.6415, 0.7475, 0.8019, 0.8572 under budget=average. Release 2 keeps positions, re-weighs attention by position
-and takes the 14 heads that look at the image most; that is another method and not offered.
+Differs: how many stay: the paper and the first release derive the count from the rank of the raters' attention map,
+sample by sample, so that no budget can be stated; here a budget decides. Releases from 1.5 on state counts for each
+pruning layer, of 576: 300, 200, 110 and, with clusters, 309, 204, 113 where they speak of 192 tokens; these proportions
+are scaled by one factor until the budget is met. Unscaled they average 206.5 (145.4, 114.1, 82.3 for "128", "96",
+"64"): ratio=0.6415, 0.7475, 0.8019, 0.8572 under budget=average. Release 2 keeps positions, re-weighs attention by
+position and takes the 14 heads that look at the image most; that is another method and not offered.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ The score of a visual token j is the attention of the words after the images, th
     stage II: of the m other tokens, in their order, the f that are missing: those at floor(q (m - 1) / (f - 1)),
               q = 0 to f - 1, so that they are spread evenly (f = 1: the first)
 
-In the paper a verifier scores the video for its draft model, with the attention of all its layers. Here the model
-prunes itself before decoder layer `layer`, so only the layers before it count: all of them (guidance=layers, the
+Differs: in the paper a verifier scores the video for its draft model, with the attention of all its layers. Here the
+model prunes itself before decoder layer `layer`, so only the layers before it count: all of them (guidance=layers, the
 nearest to the paper) or the one just before (guidance=last). The paper states no such layer; 2 is common.
 """
 

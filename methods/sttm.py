@@ -18,14 +18,14 @@ exact. Where space alone leaves fewer, the least similar cells are split until t
 splits as far as the budget needs); where the first frame has more cells than the budget, each of them is paired with
 the cell before it.
 
-This follows the released code (github.com/HYUNJS/STTM, commit 00736c79); the paper's text was not compared. It sets
-both thresholds by model and data set, 0.75 to 0.95 and 0.5 to 0.9 for 30 and 50 % of the tokens, before layer 2 (layer
-0 of 72B models). Two details of the code are kept here: a cell with fewer than four parts, at an odd side, is compared
-with the frame's first cell of the finer level as well, and merging passes a cell's label on until no label points on,
-so that a cell with two pairs before it joins both only in videos where a chain takes a second pass. Its options
-(weighted means, similarity by head) are not in its published commands. It pools in the model's precision, here in fp32.
-Positions close up, as in the code for LLaVA. Pictures and views are videos of one frame; the videos share the budget by
-their tokens.
+Differs: followed is the released code (github.com/HYUNJS/STTM, commit 00736c79); the paper's text was not compared. It
+sets both thresholds by model and data set, 0.75 to 0.95 and 0.5 to 0.9 for 30 and 50 % of the tokens, before layer 2
+(layer 0 of 72B models). Two details of the code are kept here: a cell with fewer than four parts, at an odd side, is
+compared with the frame's first cell of the finer level as well, and merging passes a cell's label on until no label
+points on, so that a cell with two pairs before it joins both only in videos where a chain takes a second pass. Its
+options (weighted means, similarity by head) are not in its published commands. It pools in the model's precision, here
+in fp32. Positions close up, as in the code for LLaVA. Pictures and views are videos of one frame; the videos share the
+budget by their tokens.
 """
 
 from __future__ import annotations

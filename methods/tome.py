@@ -21,8 +21,8 @@ A class token is neither merged nor merged into. The paper does not state the or
                 before all of B, the remainder ordered by place, without a class token by descending cosine. Without a
                 class token, the first block's pairs are the same in both orders.
 
-Either way a merged token leaves the tower at b's place in the raster, also for its grid position; the released code,
-made for classifiers, keeps its own order, which no projector or language model was trained on.
+Differs: either way a merged token leaves the tower at b's place in the raster, also for its grid position; the released
+code, made for classifiers, keeps its own order, which no projector or language model was trained on.
 
 Ports to language models average the tokens of each merge without regard to sizes and attend as before:
 `weighted=false`, `proportional=false`.

@@ -1,13 +1,15 @@
 """Top-p: a count for each sample, by the mass of attention, as in ZipVL (He et al., 2024, arXiv 2410.08584).
 
-Each sample keeps the fewest visual tokens that hold a share p of the attention, up to the budget. ZipVL chooses the
-important tokens of a layer by such a share, and Twilight (Lin et al., arXiv 2502.02770) the keys of a head; both choose
-anew in every layer. Here tokens leave for good before decoder layer K, ranked as in FastV by the attention a_j that the
-last prompt token pays to them in layer K-1, mean over heads:
+Each sample keeps the fewest visual tokens that hold a share p of the attention, up to the budget. Tokens leave before
+decoder layer K, ranked as in FastV by the attention a_j that the last prompt token pays to them in layer K-1, mean over
+heads:
 
     k = min {k : a_(1) + ... + a_(k) >= p (a_1 + ... + a_N)},   at most the budget's count.
 
 p=1 keeps the budget's count in every sample and is FastV. Where the budget keeps all N tokens, nothing is dropped.
+
+Differs: ZipVL chooses the important tokens of a layer by such a share, and Twilight (Lin et al., arXiv 2502.02770) the
+keys of a head; both choose anew in every layer, where tokens leave for good here.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Token Omission Via Attention: an entry is worth the attention that the last toke
 
 the highest stay, and all heads of a layer keep the same entries.
 
-Followed is NVIDIA's kvpress (github.com/NVIDIA/kvpress, commit 8bb29b9c, `TOVAPress`); the paper's text was not
-compared. The paper drops the lowest entry at every step once a cache is full; kvpress and this file once, after the
+Differs: followed is NVIDIA's kvpress (github.com/NVIDIA/kvpress, commit 8bb29b9c, `TOVAPress`); the paper's text was
+not compared. The paper drops the lowest entry at every step once a cache is full; kvpress and this file once, after the
 prompt. As there the last token's own entry always stays, which the paper leaves to its attention.
 """
 

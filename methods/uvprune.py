@@ -6,9 +6,11 @@ the hidden states after l layers (l = 0: as they enter the decoder), the paper's
     dS_i = sum_j sum_{l=1..L} (S^l(i, j) - S^{l-1}(i, j)) = sum_j (S^L(i, j) - S^0(i, j))
 
 so that two layers suffice; and since sum_j cos(v_i, x_j) = v_i/|v_i| . sum_j x_j/|x_j|, no matrix of pairs is needed.
-The tokens with the highest dS stay, before decoder layer L. In the paper they are the tokens of a draft model, chosen
-by its verifier (methods/parallelvlm.py); here the model prunes itself, and its layers 0 to L-1 still see every token.
-Words are all text of the prompt, the template included.
+The tokens with the highest dS stay, before decoder layer L.
+
+Differs: in the paper they are the tokens of a draft model, chosen by its verifier (methods/parallelvlm.py); here the
+model prunes itself, and its layers 0 to L-1 still see every token. Words are all text of the prompt, the template
+included.
 
 The paper compares four criteria (figures 7 and 9). With A^l(j, i) the attention, mean over heads, that word j pays
 token i in layer l, counted from 0:
@@ -18,8 +20,8 @@ token i in layer l, counted from 0:
     attention_variation:   sum_j (A^{L-1}(j, i) - A^0(j, i)), which telescopes in the same way
     attention:             sum_j A^{L-1}(j, i)
 
-It does not spell out the last two. Attention belongs to a layer, similarity to the output of one, so L layers have one
-attention step less, and attention_variation needs two layers.
+Differs: the paper does not spell out the last two. Attention belongs to a layer, similarity to the output of one, so L
+layers have one attention step less, and attention_variation needs two layers.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ f[t] = -mean_i G(y[t, i], c). With r = keep / N, p = softmax(f / 0.01) and n tok
 tokens with the smallest s. Where rounding and bounds miss the budget, the kept tokens with the largest s go, over all
 frames together, or the dropped ones with the smallest s come back.
 
-Followed is the released code (github.com/xuyang-liu16/VidCom2, commit 944a17d1), which keeps the k[t] as they come; the
-last step is that of the code in vLLM 0.32.0 (vllm/multimodal/video_prune/vidcom2.py), which keeps at least one token a
-frame. Here the budget is exact below that too. Of equal tokens and channels the first counts as smaller, where both
-leave it open. Several videos of a prompt are scored each by itself and share the budget by their tokens; a picture is a
-video of one frame. Newlines are not tokens here, and stay, as in the code for LLaVA-Video. Of the paper its summary and
-the code were compared, not its full text.
+Differs: followed is the released code (github.com/xuyang-liu16/VidCom2, commit 944a17d1), which keeps the k[t] as they
+come; the last step is that of the code in vLLM 0.32.0 (vllm/multimodal/video_prune/vidcom2.py), which keeps at least
+one token a frame. Here the budget is exact below that too. Of equal tokens and channels the first counts as smaller,
+where both leave it open. Several videos of a prompt are scored each by itself and share the budget by their tokens; a
+picture is a video of one frame. Newlines are not tokens here, and stay, as in the code for LLaVA-Video. Of the paper
+its summary and the code were compared, not its full text.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ them:
                 Three times in turn each token left goes to the j with the highest sum_w cos(x_i, w) cos(w, y_j), and
                 y_j grows by the mean of the tokens that came to it
 
-This follows the released code (github.com/hanxunyu/VisionTrim, commit 22b686d6, removed in 5e299c0d) with its 48 and 16
-of 64 tokens. The code computes the paper's local affinity of neighbours too, and overwrites it; the paper's text, in
-which the decoder compresses once more, was not compared. The authors take words from CLIP's text tower, which
+Differs: followed is the released code (github.com/hanxunyu/VisionTrim, commit 22b686d6, removed in 5e299c0d) with its
+48 and 16 of 64 tokens. The code computes the paper's local affinity of neighbours too, and overwrites it; the paper's
+text, in which the decoder compresses once more, was not compared. The authors take words from CLIP's text tower, which
 multimodal models do not include, and merge before the projector. Here words and tokens are those that enter the
 decoder, as in CDPruner, and all text of the prompt counts. r includes the attention from the class token and from the
 patch itself, which the code leaves out. The code puts centres after the dominant tokens; here they stay in place. The

@@ -8,8 +8,8 @@ heads):
     paper    (contextual=mean):             x'_t = mean of x_t and of all x_j that joined t
     official (contextual=target_plus_mean): x'_t = x_t + mean of all x_j that joined t, or x_t if none did
 
-The authors count the class token itself as one dominant token and hand it to the language model. Here the class
-token never reaches the projector, so its slot goes to the next dominant patch. A contextual token stands at its
+Differs: the authors count the class token itself as one dominant token and hand it to the language model. Here the
+class token never reaches the projector, so its slot goes to the next dominant patch. A contextual token stands at its
 target's place in raster order (as in the authors' code for Qwen2.5-VL; their code for LLaVA puts them after all
 dominant ones). On LLaVA-NeXT their code neither cuts padding off nor puts newline tokens between rows; here padding is
 gone and newlines stay.

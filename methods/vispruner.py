@@ -9,10 +9,12 @@ tokens are left: of R tokens, those at even places are set A and those at odd pl
 
 go. What is left of A, by falling similarity, and then B are the next step's order.
 
-Followed is the released code (github.com/Theia-4869/VisPruner, commit aefa01ad); the equations of the paper's text were
-not compared with it. The code fails where R is odd, which published settings avoid; here A then has one token more. It
-counts padding of high-resolution crops as tokens and cuts it off afterwards; here a crop's share refers to its tokens
-in the prompt, and shares that are not whole numbers go by largest remainders. Tokens keep raster order, as in the code.
+Differs: followed is the released code (github.com/Theia-4869/VisPruner, commit aefa01ad); the equations of the paper's
+text were not compared with it. The code fails where R is odd, which published settings avoid; here A then has one token
+more. It counts padding of high-resolution crops as tokens and cuts it off afterwards; here a crop's share refers to its
+tokens in the prompt, and shares that are not whole numbers go by largest remainders. Tokens keep raster order, as in
+the code. Its picks are not reproducible across machines on a random picture: similarities that differ in the last bit
+swap places in an order, and every later step follows from it.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ stay, each KV head by itself (per_head) or all alike. Scores are scaled here so 
 which changes no choice inside a layer and makes `allocation=strength` this rule. What clipping leaves over or takes
 goes to the other layers, so that the sum is exact.
 
-No code of the authors was found, and the equations were not compared with the paper's text. Followed is EffiVLM-Bench
-(github.com/EffiVLM-Bench/EffiVLM-Bench, commit ab3ee18, `VlCacheKVCluster`). It also reserves a tenth of
+Differs: no code of the authors was found, and the equations were not compared with the paper's text. Followed is
+EffiVLM-Bench (github.com/EffiVLM-Bench/EffiVLM-Bench, commit ab3ee18, `VlCacheKVCluster`). It also reserves a tenth of
 the budget for the last entries of the prompt, which are words and always stay here.
 """
 

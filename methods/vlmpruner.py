@@ -13,10 +13,10 @@ none. theta starts at 0.8 and rises by 0.1 a round, until S is full; of a group 
 with the lowest l join. At last each other token goes to the kept one with the highest cosine w, and a kept token with a
 positive sum of w becomes 0.3 x + 0.7 (sum w x) / (sum w).
 
-Followed is the released code (github.com/Casey-bit/VLMPruner, commit 556a9142) for LLaVA-1.5; the paper's text was not
-compared. The code stops short of the count when a round brings none; here theta goes on rising. Its grid has 24 columns
-and its diagonal is 24 sqrt(2); here they are those of the picture, and tokens of other pictures or crops are a diagonal
-away. Equal l go to the lower index.
+Differs: followed is the released code (github.com/Casey-bit/VLMPruner, commit 556a9142) for LLaVA-1.5; the paper's text
+was not compared. The code stops short of the count when a round brings none; here theta goes on rising. Its grid has 24
+columns and its diagonal is 24 sqrt(2); here they are those of the picture, and tokens of other pictures or crops are a
+diagonal away. Equal l go to the lower index.
 """
 
 from __future__ import annotations

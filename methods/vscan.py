@@ -10,11 +10,11 @@ and each other token joins the kept one of its crop with the highest cosine of p
 the mean of itself and of those that joined it. In the middle of the decoder (layer 16 of 32), the tokens to which the
 last prompt token pays the most attention in that layer stay: a third of them (96, then 32 of 576 are 64 on average).
 
-The paper's method and the code (github.com/Tencent/SelfEvolvingAgent, commit a82450e1) do not differ. The code keeps
-fewer tokens where the local ones do not divide by the number of windows; here windows get them by largest remainders.
-It takes 24 x 24 patches only; here windows are cut off where a grid ends, with quotas by their size. It has windows of
-4 and layer 14 of 28 for Qwen2.5-VL. Tokens stand in raster order and position numbers close up after both stages, as in
-the code. Towers of another depth than 24 are read at the same share of it.
+Differs: the paper's method and the code (github.com/Tencent/SelfEvolvingAgent, commit a82450e1) do not differ. The code
+keeps fewer tokens where the local ones do not divide by the number of windows; here windows get them by largest
+remainders. It takes 24 x 24 patches only; here windows are cut off where a grid ends, with quotas by their size. It has
+windows of 4 and layer 14 of 28 for Qwen2.5-VL. Tokens stand in raster order and position numbers close up after both
+stages, as in the code. Towers of another depth than 24 are read at the same share of it.
 """
 
 from __future__ import annotations

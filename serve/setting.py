@@ -24,6 +24,7 @@ from espalier.methods.base import (
     TokenReducer,
 )
 from espalier.methods.chance import row_generators
+from espalier.methods.readings import readings_of
 from espalier.serve.hyper_parameters import annotations_of, typed
 
 #: The key of a request's `mm_processor_kwargs`, and of the engine's `hf_overrides`.
@@ -54,7 +55,7 @@ class Setting:
 
     Attributes:
         method: name of a method that acts before the decoder.
-        params: its hyper-parameters; those not given keep the defaults of its class.
+        params: its hyper-parameters; those not given are those of `method=NAME` in the harness (conf/method).
         ratio: share of an item's visual tokens that is removed.
         keep: tokens of each item that stay, in place of `ratio`; None: the ratio applies.
         positions: those of the kept tokens in the full prompt, or `renumbered` without gaps.
@@ -266,8 +267,10 @@ def build(name: object, params: Mapping[str, Any]) -> Method:
         if key not in names_of_fields:
             valid = ", ".join(names_of_fields) or "none"
             raise SettingError(f"espalier.params.{key} is unknown; method {name} has: {valid}")
+    readings = readings_of(str(name))
+    values = {**({} if readings is None else readings.params), **params}
     try:
-        return kind(**{key: _param(name, kind, key, value) for key, value in params.items()})
+        return kind(**{key: _param(name, kind, key, value) for key, value in values.items()})
     except MethodError as error:
         raise SettingError(f"espalier.params of method {name}: {error}") from error
 
@@ -288,7 +291,7 @@ def served() -> tuple[str, ...]:
 
 def reason_of(name: str, depth: int = 32) -> str | None:
     """Return why a method cannot be served with its defaults in a decoder of `depth` layers, None if it can."""
-    method = method_class(name)()
+    method = build(name, {})
     if not isinstance(method, TokenReducer) or not method.in_one_prefill:
         return "does not remove tokens of a prompt"
     return why_refused(method, method.sites(depth), depth)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.kinds.checks import generation_check as generation
 from espalier.harness.kinds.checks.generation_check import VALUES, Valid, check_settings
 from espalier.harness.paths import ROOT
@@ -245,3 +245,8 @@ def test_the_least_tokens_may_be_as_many_as_the_most() -> None:
     for wrong in ({"min_new_tokens": 5, "max_new_tokens": 4}, {"top_p": 0}, {"nosuch": 1}):
         with pytest.raises(UserError, match=r"^generation"):
             check_settings("generation", wrong)
+
+
+def test_a_text_in_place_of_null_or_true_is_not_listed_as_what_it_is_refused_for() -> None:
+    line = "model.join='null' is a text; valid: media_first, null without quotes"
+    assert str(unknown_name("model.join", "null", ("media_first", "null"))) == line

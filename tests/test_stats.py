@@ -80,6 +80,21 @@ def test_where_nothing_changed_the_bound_is_that_of_no_failure_in_n_trials(scale
     assert (-gap.low, gap.high) == pytest.approx((scale * missed,) * 2, rel=0.01)
 
 
+@pytest.mark.parametrize(("benchmarks", "n"), [(1, 200), (2, 100), (6, 60)])
+def test_where_nothing_changed_benchmarks_of_an_average_share_the_unobserved_sample(
+    benchmarks: int, n: int
+) -> None:
+    full = np.ones(n)
+    kept = stats.average_retention([(full, full)] * benchmarks)
+    # A gamma weight for each benchmark, its share of what the benchmarks have together, among n others.
+    share = 1.0 if benchmarks == 1 else 2 / 3 / benchmarks
+    rng = np.random.default_rng(1)
+    unseen = rng.gamma(share, size=(100_000, benchmarks))
+    lost = (unseen / (unseen + rng.gamma(n, size=unseen.shape))).mean(1)
+    bound = np.quantile(lost, 0.975)
+    assert (1 - kept.low, kept.high - 1) == pytest.approx((bound, bound), rel=0.08)
+
+
 def test_an_average_over_benchmarks_resamples_each_within() -> None:
     rng = np.random.default_rng(3)
     pairs = [((rng.random(n) < 0.7).astype(float), np.ones(n)) for n in (80, 200)]
@@ -204,3 +219,13 @@ def test_a_ratio_of_rates_is_of_totals_and_resamples_whole_samples() -> None:
     for wrong in ([], [(1.0, 2, 3.0)], [(1.0, 0, 1.0, 1)], [(1.0, 1, float("nan"), 1)]):
         with pytest.raises(ValueError, match="samples must be"):
             stats.rate_ratio_interval(wrong)
+
+
+def test_the_mid_p_value_counts_what_is_as_likely_as_the_observed_by_half() -> None:
+    for broke in range(9):
+        for mended in range(9):
+            chances = np.array([math.comb(broke + mended, k) for k in range(broke + mended + 1)])
+            observed = chances[broke]
+            expected = chances[chances < observed].sum() + chances[chances == observed].sum() / 2
+            expected = 1.0 if broke + mended == 0 else expected / 2 ** (broke + mended)
+            assert stats.mcnemar_midp(broke, mended) == pytest.approx(expected, abs=1e-12)

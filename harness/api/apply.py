@@ -174,7 +174,8 @@ def _build(
             if name not in hints:
                 raise unknown_argument(name, value, method, hints, ARGUMENTS)
         merged = {**(section["params"] or {}), **params}
-        method_spec = MethodSpec(section["name"], variant_of("method", section), merged, code=code)
+        name, variants = section["name"], section.get("variants") or {}
+        method_spec = MethodSpec(name, variant_of("method", section), merged, variants, code=code)
         return build_method(method_spec.name, merged, code), method_spec
     if inspect.isclass(method) and issubclass(method, Method):
         raise UserError(

@@ -44,6 +44,7 @@ from espalier.harness.specs.run_spec import (
 )
 from espalier.harness.specs.think_tags import Thinking
 from espalier.methods.base import Method
+from espalier.methods.readings import readings_of
 
 #: The name of a compressor that evicts nothing.
 NO_COMPRESSOR = "none"
@@ -175,7 +176,9 @@ def _method(
     folders: Sequence[Path],
 ) -> MethodSpec:
     name, params, draft = part.name, part.params, part.draft
-    spec = MethodSpec(name, variant_of("method", vars(part)), params, code=part.code)
+    spec = MethodSpec(
+        name, variant_of("method", vars(part)), params, part.variants or {}, code=part.code
+    )
     if _decodes(spec, method) and (method or build_method(name, params, part.code)).takes_draft:
         if model.facts.denoises:
             return spec  # a later check refuses the method by name, and a sweep may skip it
@@ -187,7 +190,7 @@ def _method(
 
 
 def variant_of(key: str, part: Mapping[str, Any]) -> str:
-    """Return the variant of a method's section: one of those that it lists, else `paper`.
+    """Return the variant of a method's section: one of those that it lists, else the reading that its file names.
 
     A sweep over variants can include methods with one reading: these run in that one, which a line reports.
 
@@ -196,12 +199,12 @@ def variant_of(key: str, part: Mapping[str, Any]) -> str:
     """
     listed: tuple[str, ...] = tuple(part.get("variants") or ())
     variant: str = choice(f"{key}.variant", part["variant"], listed or VARIANTS)
-    if listed or variant == VARIANTS[0]:
+    readings = readings_of(part["name"])
+    only = VARIANTS[0] if readings is None else readings.default
+    if listed or variant == only:
         return variant
-    tell_once(
-        f"{key}.variant={variant}: {key}={part['name']} has one reading, {VARIANTS[0]}, which runs"
-    )
-    return VARIANTS[0]
+    tell_once(f"{key}.variant={variant}: {key}={part['name']} has one reading, {only}, which runs")
+    return only
 
 
 def _compressor(part: CompressorSection) -> CompressorSpec | None:

@@ -32,7 +32,7 @@ def identity_of(
         params=params_of(method),
         engine={name: concerning.get(name) for name in CONCERNING},
         draft=draft,
-        label=label(method, spec.method.variant, spec.budget),
+        label=label(method, spec.method.variant, spec.method.variants, spec.budget),
     )
 
 

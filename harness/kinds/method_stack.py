@@ -58,4 +58,5 @@ def _kind(method: Method) -> str:
 
 def label_of(spec: RunSpec) -> str:
     """Return the label of a run by its config; a schedule that is fitted to a model is not part of it."""
-    return label(method_of(spec.method), spec.method.variant, spec.budget)
+    named = spec.method
+    return label(method_of(named), named.variant, named.variants, spec.budget)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from espalier.harness.errors import unknown_name
+from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.specs.run_spec import CHECKPOINT
 
 #: Media first, separated by blanks and followed by a line break, as in LLaVA's code and lmms-eval's classes.
@@ -351,8 +351,13 @@ def template_of(name: str, media: str, thinking: bool = False) -> str:
     """Return the template of a frame with a family's rule for media; with `thinking`, its prompts ask for reasoning.
 
     Raises:
-        UserError: an unknown frame.
+        UserError: an unknown frame, or that of a checkpoint, which has none.
     """
+    if name == CHECKPOINT:
+        raise UserError(
+            f"model.conversation={CHECKPOINT!r}: the checkpoint comes without a chat template; valid: "
+            f"{', '.join(FRAMES)}"
+        )
     if name not in FRAMES:
         raise unknown_name("model.conversation", name, (*FRAMES, CHECKPOINT))
     frame = FRAMES[name]

@@ -182,6 +182,7 @@ class DeepseekOcrAdapter(Adapter):
     checkpoint_types = ("deepseek_vl_v2", UnlimitedOcrConfig.model_type)
     settings = (*SETTINGS, "clean_up")
     conversation: ClassVar[str] = "plain"
+    joins: ClassVar[Mapping[str, str]] = {}
     pieces = "begun"
     #: The release's config.json belongs to remote code, which holds the image settings.
     self_described = False
@@ -195,7 +196,7 @@ class DeepseekOcrAdapter(Adapter):
         """
         if name not in (None, cls.conversation):
             raise unknown_name("model.conversation", name, (cls.conversation,))
-        join_of(join, {})
+        join_of(join, cls.joins)
         del thinking
         return PLAIN
 

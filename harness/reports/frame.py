@@ -62,8 +62,12 @@ ROWS: Mapping[str, ResultColumn] = {
     "curve": ResultColumn(
         TEXT, "name of its curve: method, what is off its defaults, the engine's policy", name
     ),
-    "variant": ResultColumn(TEXT, "`paper`, or the released code's reading", at("variant")),
-    "label": ResultColumn(TEXT, "hyper-parameters off their default", at("extra.label")),
+    "variant": ResultColumn(
+        TEXT, "`paper` or `official` (released code): the reading that ran", at("variant")
+    ),
+    "label": ResultColumn(
+        TEXT, "hyper-parameters off their default, and which of two variants", at("extra.label")
+    ),
     "policy": ResultColumn(TEXT, "settings of the engine off their default", policy),
     "ratio": ResultColumn(NUMBER, "share of visual tokens removed, 0 to 1", at("ratio")),
     "keep": ResultColumn(

@@ -21,7 +21,7 @@ from espalier.harness.store.amount_text import amount_text
 Row = Mapping[str, Any]
 
 #: Keys of a row that name its cell; `keep` does so too where it was set, and `extra.label`: hyper-parameters off their
-#: default.
+#: default, and which of two variants it is.
 CELL = (
     *("model", "benchmark", "method", "variant"),
     *("ratio", "budget_rule", "seed", "n_samples"),

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from typing import Any
 
 from espalier.harness.cost.budget import Budget
 from espalier.methods.base import Method
 
+#: The hyper-parameters that each variant of a method sets; empty for a method with one reading.
+Variants = Mapping[str, Mapping[str, Any]]
 
-def label(method: Method, variant: str, budget: Budget) -> str:
-    """Return the label of a method's configuration: parameters that differ from their default, and the variant.
 
-    Parameters that repeat the budget are left out: they change along a curve. A composition has the labels of its parts
-    before its own.
+def label(method: Method, variant: str, variants: Variants, budget: Budget) -> str:
+    """Return the label of a method's configuration: parameters off their default, and which of several variants it is.
+
+    The default of a parameter is what the variant sets, else that of the class. Parameters that repeat the budget are
+    left out: they change along a curve. A composition has the labels of its parts before its own; the variant is that
+    of its first part.
     """
-    repeated = {"ratio": budget.ratio, "rule": budget.rule}
-    values = {
-        field.name: (getattr(method, field.name), field.default)
-        for field in fields(method)
-        if field.default is not MISSING
-    }
+    sets = variants.get(variant, {})
+    first = method.parts[0]
     parts = [part for part in method.parts if part is not method]
-    part_labels = [(type(part).__name__, label(part, "paper", budget)) for part in parts]
-    changed = [
-        f"{name}={value}"
-        for name, (value, default) in values.items()
-        if value != default and repeated.get(name) != value
+    named = [
+        (type(part).__name__, _changed(part, sets if part is first else {}, budget))
+        for part in parts
     ]
-    named_parts = [f"{part}({part_label})" for part, part_label in part_labels if part_label]
-    return " ".join([*named_parts, *changed, *([] if variant == "paper" else [variant])])
+    words = [f"{name}({' '.join(changed)})" for name, changed in named if changed]
+    return " ".join([*words, *_changed(method, sets, budget), *([variant] if sets else [])])
+
+
+def _changed(method: Method, sets: Mapping[str, Any], budget: Budget) -> list[str]:
+    repeated = {"ratio": budget.ratio, "rule": budget.rule}
+    values = [
+        (field.name, getattr(method, field.name), sets.get(field.name, field.default))
+        for field in fields(method)
+    ]
+    return [
+        f"{name}={value}"
+        for name, value, default in values
+        if default is not MISSING and value != default and repeated.get(name) != value
+    ]

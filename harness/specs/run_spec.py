@@ -243,6 +243,7 @@ class CompressorSpec:
 class MethodSpec:
     """Which method, which reading of its paper, and the hyper-parameters that differ from its defaults.
 
+    `variants` are the hyper-parameters that each of its readings sets, empty for a method with one reading.
     `draft` is the model that drafts, None where the method needs none; `compressor` evicts cache entries of what the
     method has left, None where nothing does. `code` is the place of a user's class, None for a file in methods/.
     """
@@ -250,6 +251,7 @@ class MethodSpec:
     name: str
     variant: str = "paper"
     params: Mapping[str, Any] = field(default_factory=dict)
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     draft: ModelSpec | None = None
     compressor: CompressorSpec | None = None
     code: str | None = None

@@ -55,7 +55,7 @@ class Comparison:
 
 
 def compare(ours: AnsweredRun, theirs: AnsweredRun) -> Comparison:
-    """AnswerPair two runs by sample.
+    """Pair the answers of two runs by sample.
 
     Raises:
         UserError: the runs are of different benchmarks or share no sample.

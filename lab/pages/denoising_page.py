@@ -46,9 +46,9 @@ PLACES = 8
 PANEL, COLUMNS = (1.75, 2.25), 4
 #: Text for masked positions, and for those after the answer's end.
 MASKED, ENDED = "·", "∎"
-TITLE = "Which visual tokens does D3ToM keep at each step? (one scene, embedded model)"
+TITLE = "Which tokens does D3ToM (paper) keep at each step? (one scene, embedded model)"
 LEGEND = (
-    "Outlined squares: the tokens kept. Fog: low attention of the words that decide, in a box below.\n"
+    "Outlined squares are kept. The paler a square, the less attention it gets from the words that decide (in boxes).\n"
     f"Below each picture: the answer so far to “{{question}}”; {MASKED} still masked, {ENDED} its end."
 )
 

@@ -13,11 +13,12 @@ from types import ModuleType
 from espalier.harness.config.group_lists import choices
 from espalier.harness.config.method_names import MethodName, former_names
 from espalier.harness.paths import CONF, ROOT
-from espalier.harness.specs.catalogue import build_method, names_of
+from espalier.harness.specs.catalogue import METHODS, build_method, names_of
 from espalier.harness.specs.commands import command
 from espalier.methods.base import Decoder, Method, Site, TokenReducer
 from espalier.methods.compressor import CacheCompressor
 from espalier.methods.denoiser import DenoisingReducer
+from espalier.methods.readings import readings_of
 from lab.pages.page_writer import print_or_write, table
 from lab.pages.proofs import Subject, kinds_of
 
@@ -28,8 +29,12 @@ HEAD = """\
 # Methods
 
 Generated from the code and the config files with `python -m lab.pages.methods_page --write docs/methods.md`; a test
-checks that it is up to date. The docstring of each method's file names its sources and the decisions where they leave
-details open.
+checks that it is up to date. [Differences](#differences) lists what each method follows and where it departs from that;
+the docstring of its file has the rest.
+
+A method follows its paper (`paper`) or released code (`official`). `method=NAME` runs `official` wherever released code
+is followed, else `paper`; [config files](#config-files) shows which. Command line, Python and vLLM take this and all
+hyper-parameters from `conf/method/NAME.yaml`. In results a method with both readings has the reading after its name.
 
 `acts at` lists the sites for the default settings on LLaVA-1.5 7B: {blocks} tower blocks and {depth} decoder layers.
 `reads` lists the signals; `methods/signals.py` explains them. `cost` is the cost of choosing tokens, without what the
@@ -91,10 +96,20 @@ full answers with a plain loop.
 CONFIGS = """\
 ## Config files
 
-Select a method with `python run.py method=<file>`. Methods with entries in the last two columns have two variants:
-`method.variant=official` (default) follows the released code, `method.variant=paper` follows the paper. Other methods
-have only the variant `paper`. To run both in one sweep: `-m method=fastv method.variant=paper,official`.
+Select a method with `python run.py method=<file>`. Methods with entries in both of the last two columns have two
+variants: `method.variant=official` (default) follows the released code, `method.variant=paper` the paper. Others have
+the one named. To run both in one sweep: `-m method=fastv method.variant=paper,official`.
 """
+
+DIFFERENCES = """\
+## Differences
+
+What each method follows where paper and code leave a choice, and where it departs from that, as its file says. Methods
+without a line depart in nothing that is known.
+"""
+
+#: The mark of a paragraph in a method's docstring that the page lists under `Differences`.
+DIFFERS = "Differs: "
 
 FORMER_NAMES = """\
 `<method>_official` and `<method>_paper` are aliases for a method with this variant. These other names of earlier
@@ -116,6 +131,7 @@ def page(root: Path = ROOT) -> str:
     evicts = ("compressor", "budgets", "heads choose", "cost", "paper", "first, last slots")
     ways = ("decoder", "who drafts", "rounds", "window", "draft sees", "target is read at", "reads")
     files = [_file_row(CONF / "method" / f"{name}.yaml") for name in choices("method")]
+    differences = [f"- `{name}`: {text}" for name in METHODS.names() for text in _differences(name)]
     former = [_former_name_row(name, setting) for name, setting in sorted(former_names().items())]
     return "\n".join(
         [
@@ -129,6 +145,9 @@ def page(root: Path = ROOT) -> str:
             table(head, denoisers),
             CONFIGS,
             table(("method", "what it is", "`official`", "`paper`"), files),
+            DIFFERENCES,
+            *differences,
+            "",
             FORMER_NAMES,
             table(("former name", "written now"), former),
         ]
@@ -268,11 +287,23 @@ def _own_tests(subject: Subject, module: ModuleType, tests: dict[str, str]) -> s
     return "; ".join(cells) or "-"
 
 
+def _differences(name: str) -> list[str]:
+    """Return where a method departs from what it follows, by the paragraphs of its file that are marked so."""
+    text = inspect.getdoc(_module(build_method(name, {}))) or ""
+    paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
+    marked = (part.removeprefix(DIFFERS) for part in paragraphs if part.startswith(DIFFERS))
+    return [part[0].upper() + part[1:] for part in marked]
+
+
 def _file_row(path: Path) -> tuple[str, ...]:
     text = path.read_text(encoding="utf-8")
     lines = takewhile(lambda line: line.startswith("#"), text.splitlines())
     comment = " ".join(filter(None, (line.lstrip("# ") for line in lines)))
     readings = dict(re.findall(r"^  (official|paper): # (.+)$", text, re.MULTILINE))
+    file = readings_of(path.stem)
+    assert file is not None  # every file here has the name of its method
+    if not file.variants and _paper(_module(build_method(path.stem, {}))) != "control":
+        readings = {file.default: "the only reading"}
     return f"`{path.stem}`", comment, readings.get("official", "-"), readings.get("paper", "-")
 
 

@@ -48,22 +48,20 @@ TITLES = {
     "seedling_video_qa": "questions",
     "seedling_video_find": "moments and boxes",
 }
-#: Display names, by name of the curve or of the row, in the order of pictures.
+#: Display names, by name of the curve or of the row, in the order of pictures; a method alone is its default reading.
 NAMES = {
     "d2pruner": "D²Pruner",
     "divprune": "DivPrune",
-    "dycoke": "DyCoke",
+    "dycoke paper": "DyCoke\n(paper)",
     "fastv official": "FastV",
     "uvprune": "UV-Prune",
-    "visionzip": "VisionZip",
+    "visionzip paper": "VisionZip\n(paper)",
     "aircache": "AirCache",
-    "elastic_paper": "Elastic Cache",
-    "h2o": "H2O",
-    "h2o_paper": "H2O",
-    "prefixkv_paper": "PrefixKV",
-    "pyramidkv_paper": "PyramidKV",
-    "snapkv": "SnapKV",
-    "snapkv_paper": "SnapKV",
+    "elastic_paper": "Elastic Cache\n(paper)",
+    "h2o_paper": "H2O\n(paper)",
+    "prefixkv_paper": "PrefixKV\n(paper)",
+    "pyramidkv_paper": "PyramidKV\n(paper)",
+    "snapkv_paper": "SnapKV\n(paper)",
     "uniform": "uniform\n(control)",
     "pooled": "pooled\n(control)",
     "random": "random\n(control)",
@@ -187,7 +185,7 @@ def merging() -> Figure:
             frame["flops"] = frame.flops.map(float) * 1e9
             named = {"metric": TITLES[_benchmark(table)], "n_samples": 40}
             frames[_benchmark(table)] = frame.assign(**named)
-    return draw_steps(frames, "D3ToM")
+    return draw_steps(frames, "D3ToM (paper)")
 
 
 def _percent_point(text: str) -> CurvePoint:

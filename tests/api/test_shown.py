@@ -14,6 +14,7 @@ import espalier
 from espalier.harness.api.questions import question_chat
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.harness.seedling.seedling_model import weights_dir
+from espalier.methods.h2o import H2O
 from tests.family_runs import saved
 from tests.tiny import picture
 
@@ -63,6 +64,25 @@ def test_a_compressor_scores_every_layer(model: Any) -> None:
         assert np.isfinite(answer.scores(layer).values).all()
     np.testing.assert_array_equal(answer.scores(), answer.scores(5))
     assert not np.array_equal(answer.scores(0), answer.scores(1))
+
+
+def test_scores_of_a_compressor_that_chooses_by_head_are_the_mean_of_its_heads(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[Any] = []
+    score = H2O.score
+
+    def recorded(self: H2O, view: Any) -> Any:
+        rows.append((view.layer, score(self, view)))
+        return rows[-1][1]
+
+    monkeypatch.setattr(H2O, "score", recorded)
+    with espalier.apply(model, "h2o", ratio=0.9) as pruned:
+        answer = pruned.ask(SCENE, QUESTION, record=True)
+    for layer, scores in rows:
+        assert len(scores) > 1
+        np.testing.assert_allclose(answer.scores(layer).values, scores.mean(0), rtol=1e-5)
+        assert not np.allclose(scores[0], scores.mean(0))
 
 
 def test_rows_of_a_batch_are_those_of_single_questions() -> None:

@@ -19,10 +19,10 @@ from espalier.harness.config.method_names import setting_names
 from espalier.harness.config.resolvers import configs, methods, register
 from espalier.harness.config.single_section import compose_section, section_in_full
 from espalier.harness.errors import UserError
+from espalier.harness.kinds.method_stack import label_of
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.specs.benchmark_spec import Cluster, Derived
 from espalier.harness.specs.catalogue import METHODS, build_method, names_of
-from espalier.harness.specs.labels import label
 from espalier.harness.specs.run_spec import POSITIONS, RunSpec
 from espalier.methods.base import Decoder, Method, Positions, TokenReducer
 
@@ -261,10 +261,7 @@ def test_method_configs_differ_in_their_settings() -> None:
     assert command is not None
     specs = dict(zip(setting_names(), map(build_spec, command.cells), strict=True))
     assert len({(spec.method.name, build(spec)) for spec in specs.values()}) == len(specs)
-    labels = {
-        name: (spec.method.name, label(build(spec), spec.method.variant, spec.budget))
-        for name, spec in specs.items()
-    }
+    labels = {name: (spec.method.name, label_of(spec)) for name, spec in specs.items()}
     assert len(set(labels.values())) == len(labels)
 
 

@@ -12,6 +12,8 @@ from espalier.harness.decoding.speculative.forward_times import (
     MIN_ROUNDS,
     TIMED_ROUNDS,
     WARMUP_ROUNDS,
+    ForwardTimes,
+    WindowChoice,
     best_window_of,
     measure_forwards,
 )
@@ -107,3 +109,15 @@ def test_the_best_window_is_that_of_the_rounds_so_far() -> None:
     assert best_window_of(DecodingTrace(rounds=[good, bad] * MIN_ROUNDS)) == 2
     assert best_window_of(DecodingTrace(rounds=[good] * MIN_ROUNDS)) == 3
     assert best_window_of(DecodingTrace(rounds=[Round(0, 0, 0, 0, True)] * 2 * MIN_ROUNDS)) is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "window"), [(0.2, 1), (1.49, 1), (1.5, 2), (2.4, 2), (2.5, 3), (2.6, 3), (13.4, 13)]
+)
+def test_auto_is_the_nearest_number_of_draft_forwards_in_one_of_the_target(
+    ratio: float, window: int
+) -> None:
+    choice = WindowChoice("auto")
+    assert choice.gamma == 1
+    choice.timings.append(ForwardTimes(ratio, 1.0))
+    assert choice.gamma == window

@@ -211,3 +211,10 @@ def test_the_mean_of_ratios_is_one_of_seconds_a_token() -> None:
     block = speculative_block([record.entry() for record in records], overlap=True)
     assert block["speedup_decode_mean_of_ratios"] == pytest.approx((4 / 3 + 2 / 5) / 2)
     assert block["speedup_decode"] == pytest.approx((26 / 9) / (16 / 4))
+
+
+def test_a_tree_takes_a_draft_forward_for_each_level_and_not_for_each_node() -> None:
+    tree = tuple(Round(3, 7, 3, 1, True, 4.0, 3.0, 4.0, 2.0, 3.0) for _ in range(4))
+    block = speculative_block([decoded(gamma=3, rounds=tree).entry()], overlap=False)
+    assert block["draft_ms"] == pytest.approx(1000)
+    assert block["c"] == pytest.approx(4)

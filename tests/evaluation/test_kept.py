@@ -16,6 +16,7 @@ from espalier.harness.evaluation.samples import finished_samples, read_scorings,
 from espalier.harness.seedling.video.clip_media import in_memory
 from espalier.harness.seedling.video.clips import clip
 from espalier.harness.store import Journal
+from espalier.harness.store.answer_digest import journal_answers
 from tests.arithmetic import Calculator, make_spec, sums, write_task
 
 
@@ -93,6 +94,11 @@ def test_a_run_keeps_question_target_and_media(
     }
     assert json.loads(json.dumps(finished_samples(old)["sums", 0].entry())) == old[0]
     assert read_scorings(old)["sums", 1].scores == {"right": 0.0}
+    # A run that was taken over may have answered a sample twice.
+    twice = [*old, {**old[0], "answer": "of another machine"}]
+    first = {key: sample.answer for key, sample in finished_samples(old).items()}
+    assert {key: sample.answer for key, sample in finished_samples(twice).items()} == first
+    assert journal_answers(twice) == journal_answers(old) == first
 
 
 def test_a_table_that_several_metrics_share_is_written_once() -> None:

@@ -24,6 +24,7 @@ from espalier.harness.evaluation.paired_times import (
     MOST,
     NEW_TOKENS,
     PAIRS,
+    SHARE,
     PairPlan,
     measure,
     plan_pairs,
@@ -50,7 +51,7 @@ def test_auto_costs_a_tenth_at_most_and_has_pairs_enough_for_an_interval(
     planned = [(n, one) for n, _, one in found if one is not None]
     for n, one in planned:
         # The untimed pair before the first costs as much as any other.
-        assert (one.pairs + 1) * one.rows * (1 + gain) * processes <= 0.1 * n
+        assert (one.pairs + 1) * one.rows * (1 + gain) * processes <= SHARE * n
         assert one.pairs >= PAIRS
         assert one.pairs * one.rows <= MOST
     # It is left out only where four pairs of single samples and the untimed one cost more.

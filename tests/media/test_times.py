@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from transformers import Qwen3VLProcessor
 
-from espalier.harness.media.frames import sample_frames
+from espalier.harness.media.frames import Clip, sample_frames
 from espalier.harness.models.llava_video import time_instruction
 
 #: Ten frames in the first second, then ten a second apart.
@@ -72,6 +73,20 @@ def test_models_are_told_the_times_of_the_frames(ending: str, tmp_path: Path) ->
     sentence = time_instruction(clip)
     assert sentence.startswith("The video lasts for 10.5")
     assert ",".join(f"{second:.2f}s" for second in clip.timestamps) in sentence
+
+
+@pytest.mark.parametrize(("rate", "total"), [(29.97, 360), (23.976, 288), (59.94, 720)])
+def test_frames_of_every_second_are_told_in_whole_seconds(rate: float, total: int) -> None:
+    """As the release: it divides by the rounded rate, which shows from the fifth second on."""
+    steps = range(0, total, round(rate))
+    clip = Clip(
+        *(np.zeros((len(steps), 2, 2, 3), np.uint8), tuple(steps), tuple(i / rate for i in steps)),
+        *(rate, total, total / rate),
+    )
+    sentence = time_instruction(clip)
+    assert f"located at {','.join(f'{second}.00s' for second in range(12))}." in sentence
+    uneven = replace(clip, indices=(0, 100, total - 1))
+    assert f"0.00s,{100 / rate:.2f}s,{(total - 1) / rate:.2f}s." in time_instruction(uneven)
 
 
 @pytest.mark.parametrize("ending", CONTAINERS)

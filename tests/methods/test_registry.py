@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +17,21 @@ import yaml
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.config.method_names import setting_names
+from espalier.harness.config.method_names import former_name, setting_names
 from espalier.harness.config.resolvers import register
 from espalier.harness.config.single_section import compose_section
+from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
 from espalier.harness.settings import read_value
 from espalier.harness.specs.catalogue import METHODS, Catalogue, build_method, names_of
+from espalier.harness.specs.labels import label
 from espalier.methods.base import Decoder, TokenReducer
 from espalier.methods.compressor import CacheCompressor
 from espalier.methods.denoiser import DenoisingReducer
 from espalier.methods.fastv import FastV
+from espalier.methods.readings import readings_of
+from espalier.serve.setting import build as served
 
 CONF = ROOT / "conf" / "method"
 FILES = sorted(CONF.glob("*.yaml"))
@@ -189,11 +196,46 @@ def test_every_setting_builds_and_shows_every_parameter(name: str):
 def test_variants_set_the_same_parameters_and_the_released_code_is_the_default(path: Path):
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
     listed = config.get("variants", {})
-    assert config["variant"] == next(iter(listed), "paper")
+    assert config["variant"] == next(iter(listed), config["variant"])
     assert tuple(listed) in ((), ("official", "paper"))
     left_open = {key for key, value in config["params"].items() if value == "${variant:}"}
     assert all(set(values) == left_open for values in listed.values())
     assert bool(left_open) == bool(listed)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_single_reading_has_the_name_of_what_it_follows(path: Path):
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    text = " ".join(
+        (inspect.getdoc(import_module(f"espalier.methods.{config['name']}")) or "").split()
+    )
+    follows_code = re.search(r"\bfollowed is\b|\bis followed for\b", text.lower()) is not None
+    assert "variants" in config or (config["variant"] == "official") == follows_code
+    assert not follows_code or "Differs: " in text
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_harness_and_server_build_the_same_method_for_a_name(name: str):
+    register()
+    section = compose_section("method", name)
+    readings = readings_of(name)
+    assert readings is not None
+    assert served(name, {}) == build_method(name, section["params"])
+    assert section["variant"] == readings.default
+    for variant, sets in readings.variants.items():
+        section = compose_section("method", name, values=[f"method.variant={variant}"])
+        assert served(name, sets) == build_method(name, section["params"])
+
+
+@pytest.mark.parametrize("name", setting_names())
+def test_a_label_says_which_of_two_readings_ran_and_nothing_that_it_sets(name: str):
+    config = config_of(name)
+    method, variants = build_method(config["name"], config["params"]), config.get("variants") or {}
+    words = label(method, config["variant"], variants, Budget("kept", 0.5))
+    named = former_name(name)
+    changed = [] if named is None else [f"{key}={value}" for key, value in named.params.items()]
+    assert len(changed) == words.count("=")
+    assert words.endswith(config["variant"]) == bool(variants)
 
 
 @pytest.mark.slow
@@ -206,6 +248,8 @@ def test_a_bare_name_is_the_released_code_and_former_names_stay(capsys: pytest.C
         ("none", "paper"),
     ]
     assert "method=none has one reading, paper, which runs" in capsys.readouterr().err
+    assert specs("method=scope", "method.variant=paper") == specs("method=scope")
+    assert "method=scope has one reading, official, which runs" in capsys.readouterr().err
     assert specs("method=elastic") == specs("method=elastic", "method.variant=official")
     for name, line in (
         ("elastic_official", "method=elastic method.variant=official"),

@@ -11,12 +11,14 @@ import re
 import shutil
 from dataclasses import replace
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import lmms_eval.tasks
 import numpy as np
 import pytest
+from jinja2 import Template
 from lmms_eval.utils import load_yaml_config
 
 import run
@@ -25,17 +27,21 @@ from espalier.harness.config.model_section import model_spec
 from espalier.harness.config.prompt_section import with_question
 from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError
+from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.media.frames import Clip
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.models.chat_media import Media
 from espalier.harness.models.chat_templates import render_chat
+from espalier.harness.models.conversations import FRAMES, template_of
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.prompt_templates import rendered
 from espalier.harness.specs.run_spec import ModelSpec, PromptSpec
+from espalier.harness.store.files.digests import Digests
 from tests.families import FAMILIES
 from tests.families.onevision import video
 from tests.family_runs import Tiny, saved
-from tests.tiny import load_tiny, picture
+from tests.tiny import LLAVA, load_tiny, picture
 
 VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
@@ -482,6 +488,56 @@ def test_the_checkpoint_s_template_yields_to_the_family_s_and_both_are_told(tmp_
 def test_unknown_frames_are_refused(name: str, frame: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         load_adapter(replace(FAMILIES[name].spec, conversation=frame))
+
+
+@pytest.mark.parametrize(
+    ("frame", "end"),
+    [
+        *(
+            ("internvl2", "<|im_end|>"),
+            ("internvl2_5", "<|im_end|>\n"),
+            ("internvl2_phi3", "<|end|>"),
+        ),
+        *(("qwen_1_5", "<|im_end|>\n"), ("chatml_direct", "<|im_end|>")),
+        *(
+            ("mistral_instruct", " [/INST]"),
+            ("gemma3", "<end_of_turn>\n"),
+            ("dream", "<|im_end|>\n"),
+        ),
+    ],
+)
+def test_a_turn_ends_as_in_the_release(frame: str, end: str) -> None:
+    turns = [{"role": "user", "content": "first"}, {"role": "user", "content": "second"}]
+    text = Template(template_of(frame, "")).render(messages=turns, add_generation_prompt=True)
+    head, answer = FRAMES[frame].heads["user"], FRAMES[frame].answer
+    assert text.endswith(f"{head}first{end}{head}second{end}{answer}")
+
+
+@pytest.mark.parametrize("family", ADAPTERS.names())
+def test_no_line_lists_what_it_refuses_as_valid(family: str) -> None:
+    for frame, join in product((None, "checkpoint", "other"), (None, "vllm", "other", "null")):
+        prompt = replace(LLAVA.prompt, join=join)
+        spec = replace(
+            LLAVA,
+            adapter=family,
+            conversation=frame,
+            prompt=prompt,
+            hub="some/model",
+            weights="trained",
+        )
+        with pytest.raises(UserError) as caught:
+            check_model(spec, True, Digests())
+        line = str(caught.value)
+        refused = re.search(r"='(\w+)' is unknown", line)
+        assert refused is None or refused[1] not in re.findall(r"\w+", line.partition("valid: ")[2])
+        if frame == "checkpoint" and join is None:
+            assert "model.hub='some/model'" in line
+
+
+def test_a_checkpoint_without_a_template_is_not_an_unknown_name() -> None:
+    words = r"model.conversation='checkpoint': the checkpoint comes without a chat template; valid: vicuna_v1, "
+    with pytest.raises(UserError, match=words):
+        ADAPTERS.load("generic").format(None)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from espalier.harness.reports.curves.method_report import page as sweep_page
 from espalier.harness.reports.curves.redraw import redraw
 from espalier.harness.reports.curves.report_page import config_names
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.stats import holm, paired_pvalue
 from espalier.harness.store import Store
 from tests.report.stored_rows import settings
 
@@ -111,6 +112,23 @@ def test_points_are_means_with_paired_retention_and_gain(root: Path) -> None:
     assert clever.points[0].retention.value == 1.0
 
 
+def test_losses_are_corrected_over_all_points_of_a_panel_as_gains_are(tmp_path: Path) -> None:
+    add_run(tmp_path, "none", 0.0, 0.9, layer=None)
+    for ratio, random, means in ((0.5, 0.86, (0.87, 0.8)), (0.9, 0.7, (0.84, 0.89))):
+        add_run(tmp_path, "random", ratio, random)
+        for method, mean in zip(("first", "second"), means, strict=True):
+            add_run(tmp_path, method, ratio, mean)
+    (panel,) = read_panels(tmp_path, ["boxes"])
+    points = [point for curve in panel.curves for point in curve.points]
+    scores = [point.scores for point in points]
+    losses = [paired_pvalue(ours, panel.unpruned) for ours in scores if ours is not None]
+    assert [point.loss_pvalue for point in points] == pytest.approx(holm(losses))
+    assert holm(losses) != pytest.approx(losses)
+    gains = [point for point in points if point.pvalue is not None]
+    corrected = holm([point.pvalue for point in gains if point.pvalue is not None])
+    assert [point.corrected_pvalue for point in gains] == pytest.approx(corrected)
+
+
 def test_files_and_table(root: Path, tmp_path: Path) -> None:
     png, svg, table, latex, points = write_curves(root, tmp_path / "new" / "curves")
     assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -182,7 +200,8 @@ def against(tmp_path: Path) -> Path:
         add_run(tmp_path, "random", ratio, random + 0.05, label="layer=2", layer=2)
         add_run(tmp_path, "divprune", ratio, random + 0.1)
         add_run(tmp_path, "visionzip", ratio, random)
-        add_run(tmp_path, "hired", ratio, random - 0.1, label="budget=stripes official")
+        label = "budget=stripes official"
+        add_run(tmp_path, "hired", ratio, random - 0.1, label=label, variant="official")
         add_run(tmp_path, "fastv", ratio, random + 0.1, label="queries=mean", layer=2)
         add_run(tmp_path, "pyramiddrop", ratio, random, layer=1)
     add_run(tmp_path, "uniform", 0.5, 0.8)
@@ -235,14 +254,14 @@ def test_a_method_between_layers_is_compared_with_random_between_layers(against:
     (strict,) = read_panels(against, ["boxes"])
     (near,) = read_panels(against, ["boxes"], nearest=True)
     floors = [{curve.name: curve.floor for curve in panel.curves} for panel in (strict, near)]
-    assert [found["pyramiddrop"] for found in floors] == [None, "random layer=2"]
+    assert [found["pyramiddrop paper"] for found in floors] == [None, "random layer=2"]
     assert all(found["divprune"] == "random" for found in floors)
-    assert all(found["fastv queries=mean"] == "random layer=2" for found in floors)
+    assert all(found["fastv paper"] == "random layer=2" for found in floors)
     # Nothing else moves, but corrections for the number of comparisons: what has a floor of its own place keeps it.
     kept = [
         [uncorrected(curve) for curve in panel.curves if curve.floor] for panel in (strict, near)
     ]
-    assert kept[0] == [curve for curve in kept[1] if curve.name != "pyramiddrop"]
+    assert kept[0] == [curve for curve in kept[1] if curve.name != "pyramiddrop paper"]
 
 
 def test_without_random_between_layers_such_methods_have_no_floor(against: Path) -> None:
@@ -379,11 +398,11 @@ def test_what_has_no_tables_is_not_drawn(tmp_path: Path) -> None:
 
 def test_names_of_config_files_are_found_by_their_settings() -> None:
     names = config_names({"fastv", "random", "pyramiddrop"}, Budget("kept", 0.9))
-    assert names["fastv queries=mean"] == "fastv_paper"
+    assert names["fastv paper"] == "fastv_paper"
     assert names["fastv official"] == "fastv_official"
     assert names["random layer=2"] == "random_layer2"
     # What repeats the budget is no setting: the name is the same at every ratio.
-    assert names["pyramiddrop"] == "pyramiddrop_paper"
+    assert names["pyramiddrop paper"] == "pyramiddrop_paper"
 
 
 def add_f1(root: Path, method: str, ratio: float, right: float, told: bool = True) -> float:

@@ -73,7 +73,7 @@ def test_numbers_of_steps_are_kept_apart(root: Path) -> None:
     (first, second) = read_step_panels(root)["reading"]
     assert (first.steps, second.steps, first.length) == (16, 8, 16)
     for dealt, lost in ((first, 0.0), (second, 0.1)):
-        start, half, tenth = cost_frame([dealt], "d3tom").itertuples()
+        start, half, tenth = cost_frame([dealt], "d3tom paper").itertuples()
         assert start.point.score.value == pytest.approx(0.9 - lost)
         assert (start.ratio, half.ratio, tenth.ratio) == (0, 0.5, 0.9)
         assert tenth.point.score.value == pytest.approx(0.7 - lost)
@@ -86,7 +86,15 @@ def test_tables_have_costs_and_gains(root: Path, tmp_path: Path) -> None:
     assert [path.name for path in written] == ["merging.png", "merging.svg", "README.md"]
     assert written[0].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     picture = written[1].read_text()
-    for text in ("every token", "d3tom", "16 steps", "8 steps", "10 %", "100 samples", "16.0"):
+    for text in (
+        "every token",
+        "d3tom paper",
+        "16 steps",
+        "8 steps",
+        "10 %",
+        "100 samples",
+        "16.0",
+    ):
         assert text in picture
     lines = written[2].read_text().splitlines()
     (costs,) = [line for line in lines if line.startswith("| 16 |")]

@@ -140,7 +140,7 @@ def test_nothing_is_read_from_damaged_tables(root: Path, tmp_path: Path) -> None
     pd.concat([rows, rows[:1]]).to_parquet(small / "rows.parquet", index=False)
     with pytest.raises(UserError, match="is there twice"):
         results.load(small)
-    rows["row"] = rows["row"].str.replace('"schema": 2', '"schema": 0')
+    rows["row"] = rows["row"].str.replace('"schema": 3', '"schema": 0')
     rows.to_parquet(small / "rows.parquet", index=False)
     with pytest.raises(UserError, match="has schema 0"):
         results.load(small)

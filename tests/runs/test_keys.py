@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
+from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.runs import run_key as keys
 from espalier.harness.runs.admission import admit
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.specs.run_spec import RunSpec
@@ -164,8 +168,6 @@ def test_a_decoder_is_nothing_else(store: Path, change: str) -> None:
 
 
 def test_the_weights_of_the_draft_are_part_of_the_key(store: Path, tmp_path: Path) -> None:
-    import shutil
-
     source = spec_of(store, "model=seedling_draft").model.path
     assert source is not None
     copy = tmp_path / "draft"
@@ -174,6 +176,38 @@ def test_the_weights_of_the_draft_are_part_of_the_key(store: Path, tmp_path: Pat
     assert decoder_key(store, options) == decoder_key(store)
     (copy / "generation_config.json").write_text("{}")
     assert decoder_key(store, options) != decoder_key(store)
+
+
+@pytest.mark.parametrize("side", ["model", "draft"])
+def test_the_version_of_what_unpacks_quantised_weights_is_part_of_the_key(
+    side: str, store: Path, tmp_path: Path
+) -> None:
+    names = {"model": "model=seedling", "draft": "model=seedling_draft"}
+    source = spec_of(store, names[side]).model.path
+    assert source is not None
+    folder = shutil.copytree(source, tmp_path / side)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    place = {"model": f"model.path={folder}", "draft": f"method.draft_options={{path: {folder}}}"}
+    spec = spec_of(store, "method=vanilla_sd", place[side])
+
+    parts = key_parts(spec, method_of(spec.method), Digests())
+    assert "bitsandbytes" in parts["packages"]
+    assert "bitsandbytes" not in parts_of(spec_of(store))["packages"]
+
+
+@pytest.mark.parametrize("served", ["engine", "server"])
+def test_the_version_of_the_program_that_answers_is_part_of_the_key(
+    served: str, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"engine": "backend.python=/bin/python", "server": "backend.url=http://localhost:1"}
+    spec = spec_of(store, "method=divprune", "backend=vllm", place[served])
+    found = []
+    for version in ("1.0", "1.1", "1.0"):
+        monkeypatch.setattr(keys, f"{served}_version", lambda _, version=version: version)
+        found.append(run_key(key_parts(spec, method_of(spec.method), Digests())))
+    assert found[0] == found[2] != found[1]
 
 
 @pytest.mark.parametrize("method", ["vanilla_sd", "onsd", "autoregressive"])

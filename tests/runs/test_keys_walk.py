@@ -41,6 +41,7 @@ EXEMPT = {
     "model.drafts": "names to choose a draft from; the chosen one is in method.draft",
     "method.draft.conversion": "as model.conversion",
     "method.draft.drafts": "a draft has no draft",
+    "method.variants": "names of readings in a label; the hyper-parameters that they set are in the key",
     "method.draft.boxes": "what is asked is the same for both sides of a pair, by the target's format",
     **dict.fromkeys(
         (

@@ -88,6 +88,19 @@ def test_wrong_answers_as_tab_separated_values(
     assert errors == ["fastv K=3 0.5: 4 of 8 answers without full marks in acc"]
 
 
+def test_of_a_sample_answered_twice_the_first_answer_and_the_last_scoring_are_shown(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Store(root).run("aa11").journal
+    journal.append({"task": "t", "doc_id": 1, "answer": "of another machine"})
+    journal.append({"task": "t", "doc_id": 3, "scores": {"acc": 1.0}})
+    assert main(["show", "aa", "--wrong", "--store", str(root)]) == 0
+    lines, _ = printed(capsys)
+    assert [(line[0], line[3]) for line in lines[1:]] == [
+        *(("t/1", "wrong 1"), ("t/4", "wrong 4"), ("t/7", "wrong 7"))
+    ]
+
+
 def test_all_answers_and_a_limit(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "aa11", "--limit", "3", "--store", str(root)]) == 0
     lines, errors = printed(capsys)

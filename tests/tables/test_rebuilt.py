@@ -14,7 +14,12 @@ import pytest
 from espalier.harness.errors import UserError
 from espalier.harness.reports.tables.analytic.formulas import verdicts
 from espalier.harness.reports.tables.cell_runs import CellRun
-from espalier.harness.reports.tables.cell_verdicts import FilledCell, FormulaValue, ResultIndex
+from espalier.harness.reports.tables.cell_verdicts import (
+    WIDTH,
+    FilledCell,
+    FormulaValue,
+    ResultIndex,
+)
 from espalier.harness.reports.tables.printed_cell import KEYS, PrintedCell
 from espalier.harness.reports.tables.published_tables import papers, read_paper
 from espalier.harness.reports.tables.rebuild import main, rebuild, requested_tables
@@ -216,6 +221,21 @@ def test_an_average_that_does_not_follow_is_marked(store: Path, tmp_path: Path) 
     assert (full.measured, fast.measured) == (pytest.approx(100), None)
 
 
+@pytest.mark.parametrize(
+    ("printed", "follows"),
+    [("82.60", True), ("82.40", True), ("82.62", False), ("82.38", False)],
+)
+def test_an_average_may_be_off_by_the_rounding_of_its_cells_and_of_its_reference(
+    printed: str, follows: bool, tmp_path: Path
+) -> None:
+    # 60 / 80 and 81 / 90: each number is off by 0.05 at most, which is 0.1075 points on average.
+    cells = CELLS.replace("relative,90.0,%", f"relative,{printed},%")
+    folder = write_paper(tmp_path / "papers", cells)
+    _, fast = build("toy", "1", ResultIndex([]), folder=folder).averaged
+    line = f"printed {printed}, the printed cells give 82.50"
+    assert fast.remark == ("" if follows else line)
+
+
 def test_an_average_over_a_reference_that_is_not_printed_is_not_judged(tmp_path: Path) -> None:
     cells = CELLS.replace("Vqa,,accuracy,90.0,%", "Vqa,,accuracy,,%")
     folder = write_paper(tmp_path / "papers", cells)
@@ -366,6 +386,22 @@ def test_models_that_are_printed_side_by_side_stand_one_after_another(number: st
     models = [block[0] for block in blocks]
     assert models == sorted(models, key=models.index)
     assert len({line.label for line in table.lines if line.headings == blocks[1]}) > 2
+
+
+def test_what_the_printed_digits_leave_open_is_allowed_on_top() -> None:
+    cell = PrintedCell("P", "1", "m", "SD", "", "b", "", "accuracy", "80.0", "%")
+    row = MeasuredResult("k", (), 50, True, None, "", 0.0, 0, {}, {})
+    filled = FilledCell(cell, CellRun({}, "metrics.acc.value", 1.0), row=row)
+    allowed, half = cell.allowed, cell.half
+    assert (allowed, half) == (0.5, pytest.approx(0.05))
+    for sign in (-1, 1):
+        at_most = 80.0 + sign * (allowed + half)
+        assert replace(filled, value=at_most).verdict == "near"
+        assert replace(filled, value=at_most + sign * 0.001).verdict == "FAR"
+        # An interval that ends short of the printed number reaches what it was rounded from.
+        beyond = replace(filled, value=80.0 + sign * (WIDTH + half), stderr=1.0)
+        assert beyond.verdict == "within error"
+        assert replace(beyond, value=80.0 + sign * (WIDTH + half + 0.001)).verdict == "FAR"
 
 
 def test_accepted_lengths_are_near_by_their_own_scale() -> None:

@@ -212,7 +212,7 @@ class Speculation:
         return {**adapter.prepare([list(chat) for chat in chats]), "chats": chats}
 
     def _answers(self, request: TargetRequest) -> tuple[DecodedAnswer, DecodedAnswer | None]:
-        """Answer by the decoder and, if `engine.compare`, plainly; the draft_request alternates."""
+        """Answer by the decoder and, if `engine.compare`, plainly, one and the other first in turn."""
         self._answer_count += 1
         if not self._spec.engine.compare or self._method.source == "nobody":
             return self._drafted_answer(request), None

@@ -22,7 +22,7 @@ class SpeedUp:
     Attributes:
         ratio: seconds per token of all plain answers over those of all answers of the decoder, so that every token has
             the same weight, with its 95 % bootstrap interval over answers.
-        mean: mean over answers of their target_added ratios.
+        mean: mean of the ratio of each answer.
     """
 
     ratio: Interval
@@ -134,7 +134,7 @@ def _lengths(rounds: DecodingTrace) -> dict[str, Any]:
 def _times(records: Sequence[DecodingRecord], rounds: DecodingTrace) -> dict[str, float | None]:
     """Return the times of single forwards in milliseconds, measured in the run itself.
 
-    The target's target_added step is one of plain decoding; without plain decoding, the one measured beforehand.
+    A step of the target is one of plain decoding; without plain decoding, the one measured beforehand.
     """
     measured = next(
         (record.steps for record in reversed(records) if record.steps is not None), None
@@ -145,7 +145,7 @@ def _times(records: Sequence[DecodingRecord], rounds: DecodingTrace) -> dict[str
     target = None if measured is None else measured.target
     if plain:
         target = sum(record.decode for record in plain) / sum(record.tokens - 1 for record in plain)
-    # Each answer has its target_added window, which is the number of draft forwards in each of its rounds.
+    # Each answer has a window, which is the number of draft forwards in each of its rounds.
     busy, forwards = 0.0, 0
     for record in records:
         drafted = [step for step in steady_rounds([record]).rounds if step.drafted]
@@ -200,7 +200,7 @@ def _predicted(
     formula = renewal.parallel_speedup if overlap else renewal.sequential_speedup
 
     def expected(step: float) -> float:
-        """Return the speed-up over the total time of all answers, each with its target_added window."""
+        """Return the speed-up over the total time of all answers, each with its window."""
         tokens = Counter[int]()
         for record in records:
             tokens[record.gamma] += max(record.spent.tokens - 1, 0)

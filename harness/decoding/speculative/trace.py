@@ -16,7 +16,7 @@ class Round:
         drafted: drafted tokens, all nodes of a tree.
         checked: drafted tokens that were judged, one per place (siblings count once).
         accepted: number of accepted tokens among them.
-        target_added: whether the target added a token of its target_added.
+        target_added: whether the target added a token that the draft had not proposed.
         seconds: by the clock of the run.
         draft_seconds: the drafter's part.
         target_seconds: the target's part.

@@ -24,7 +24,7 @@ from espalier.harness.reports.curves.step_panels import (
 from espalier.harness.store.unparsed_mark import FOOTNOTE
 
 #: The method shown at every number of steps.
-FOLLOWED = "d3tom"
+FOLLOWED = "d3tom paper"
 
 INTRO, COSTS, GAINS = texts("denoisers", followed=FOLLOWED)
 

@@ -153,7 +153,7 @@ def texts(report: str, **words: str) -> list[str]:
 
 
 def config_names(methods: Collection[str], budget: Budget) -> dict[str, str]:
-    """Return setting names by curve name for some methods: `fastv queries=mean` is fastv_paper."""
+    """Return setting names by curve name for some methods: `fastv paper` is fastv_paper."""
     register()
     stems = {}
     for setting in setting_names():
@@ -163,7 +163,8 @@ def config_names(methods: Collection[str], budget: Budget) -> dict[str, str]:
             run = {"ratio": budget.ratio, "budget": {"rule": budget.rule}, "method": part}
             resolved: Any = OmegaConf.to_container(OmegaConf.create(run).method, resolve=True)
             method = build_method(part.name, resolved["params"])
-            stems[f"{part.name} {label(method, part.variant, budget)}".strip()] = setting
+            words = label(method, part.variant, resolved.get("variants") or {}, budget)
+            stems[f"{part.name} {words}".strip()] = setting
     return stems
 
 

@@ -155,7 +155,7 @@ def draw_steps(frames: Mapping[str, pd.DataFrame], name: str) -> Figure:
                 for label, (colour, face, is_full) in faces.items()
             ],
             note=f"{readable(frame.metric.iloc[0])}, {frame.n_samples.iloc[0]} samples",
-            values="score (%); right: GFLOP",
+            values="score (%)",
             ticks=dict(zip(places.values(), rows.values(), strict=True)),
             heads=frozenset(places[key] for key in rows if key[1] is None),
         )

@@ -25,7 +25,7 @@ class JobCell:
     Attributes:
         key: of its run.
         row: path of its row.
-        before: when the row that existed at the submission was row_time, in nanoseconds; None: there was none.
+        before: when the row that existed at the submission was written, in nanoseconds; None: there was none.
         config: the composed config.
         conf: further folders of configs.
     """
@@ -139,7 +139,7 @@ def _entry(fields: Mapping[str, Any]) -> JobCell:
 
 
 def row_time(row: Path) -> int | None:
-    """Return when a row was row_time, in nanoseconds; None if it does not exist."""
+    """Return when a row was written, in nanoseconds; None if it does not exist."""
     try:
         return row.stat().st_mtime_ns
     except OSError:  # missing or unreadable; reading it reports the reason

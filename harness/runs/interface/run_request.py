@@ -190,11 +190,9 @@ def _method_section(method: Method, composed: Mapping[str, Any]) -> dict[str, An
             )
         return {**composed, "name": class_name, "variant": "paper", "params": {}, "variants": {}}
     params = {field.name: getattr(method, field.name) for field in fields(method)}
-    for variant in composed.get("variants") or ():
-        section = compose_section("method", name, values=[f"method.variant={variant}"])
-        if build_method(name, section["params"]) == method:
-            return {**composed, "variant": variant, "params": params}
-    return {**composed, "variant": "paper", "params": params}
+    variants = composed.get("variants") or {composed["variant"]: {}}
+    equal = (key for key in variants if build_method(name, params | variants[key]) == method)
+    return {**composed, "variant": next(equal, "paper"), "params": params}
 
 
 def _with_compressor(cell: dict[str, Any], built: Method | None, compressor: Any) -> Method:
