@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,9 @@ class Journal:
 
     def files(self) -> list[Path]:
         """Return the existing files, the first process's first."""
-        further = sorted(self.path.parent.glob(f"{self.path.stem}.*{self.path.suffix}"))
-        return [path for path in (self.path, *further) if path.exists()]
+        name = re.compile(rf"{re.escape(self.path.stem)}(\.take\d+)?(\.rank\d+)?\.jsonl")
+        further = [path for path in self.path.parent.glob("*") if name.fullmatch(path.name)]
+        return sorted(filter(Path.exists, further), key=lambda path: (path != self.path, path))
 
     def _take_files(self) -> list[Path]:
         names = f"{self.path.stem}.take*{self.path.suffix}"
