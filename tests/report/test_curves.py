@@ -407,7 +407,7 @@ def add_f1(root: Path, method: str, ratio: float, right: float, told: bool = Tru
     run.journal.append(*score_entries(scores if told else {}, of))
     row = run.row()
     assert row is not None
-    note = None if told else "its aggregation opens a connection, so it is computed once only"
+    note = None if told else "benchmark.blocks=0: computed once only"
     counts = {"samples": len(scores) if told else 0, "units": N // 2, "note": note}
     row["extra"]["aggregation"] = {"acc": {"how": "influence" if told else "once", **counts}}
     run.commit(row)
@@ -434,9 +434,7 @@ def test_a_headline_that_is_no_mean_has_curves_with_paired_intervals(tmp_path: P
 
 def test_a_headline_without_contributions_says_why_there_is_no_curve(tmp_path: Path) -> None:
     add_f1(tmp_path, "none", 0.0, 0.95, told=False)
-    with pytest.raises(
-        UserError, match="acc: its aggregation opens a connection, so it is computed once"
-    ):
+    with pytest.raises(UserError, match="acc: benchmark.blocks=0: computed once"):
         read_panels(tmp_path, ["yes_no"])
 
 
