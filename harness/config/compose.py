@@ -281,7 +281,7 @@ def _compose(overrides: Sequence[str], loader: Loader) -> DictConfig:
         raise
     except HYDRAS as error:
         raise _explain(error, overrides, loader) from error
-    except yaml.MarkedYAMLError as error:
+    except yaml.YAMLError as error:
         raise not_yaml(error) from error
 
 

@@ -13,8 +13,10 @@ from typing import Any
 
 from filelock import FileLock
 
+from espalier.harness.errors import FOREIGN
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.folder_checks import below
+from espalier.harness.store.files.untrusted_json import read_json
 
 #: Seconds to wait for another command that logs the same run.
 PATIENCE = 60.0
@@ -51,8 +53,8 @@ class MirrorMark:
     def read(self) -> dict[str, Any]:
         """Return the content; empty if the file is missing or damaged, and the run is then logged again."""
         try:
-            content = json.loads(self.path.read_bytes())
-        except (FileNotFoundError, ValueError):
+            content = read_json(self.path)
+        except FOREIGN:
             return {}
         return content if isinstance(content, dict) else {}
 

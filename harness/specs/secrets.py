@@ -12,6 +12,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from espalier.harness.errors import FOREIGN
+
 MASK = "***"
 
 #: A part of a key of this many letters is masked, too: servers shorten keys that they repeat.
@@ -78,7 +80,7 @@ def scrub(files: Iterable[Path], keys: Iterable[str | None]) -> None:
             clean = masked(text, keys)
             if clean != text:
                 file.write_text(clean, encoding="utf-8", errors="surrogateescape")
-        except OSError:
+        except FOREIGN:
             continue
 
 

@@ -434,7 +434,7 @@ def test_a_headline_that_is_no_mean_has_curves_with_paired_intervals(tmp_path: P
 
 def test_a_headline_without_contributions_says_why_there_is_no_curve(tmp_path: Path) -> None:
     add_f1(tmp_path, "none", 0.0, 0.95, told=False)
-    with pytest.raises(UserError, match="acc: benchmark.blocks=0: computed once"):
+    with pytest.raises(UserError, match=r"acc: benchmark\.blocks=0: computed once"):
         read_panels(tmp_path, ["yes_no"])
 
 

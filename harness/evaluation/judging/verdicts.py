@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from espalier.harness.errors import StoreLost, tell_once
+from espalier.harness.errors import FOREIGN, StoreLost, tell_once
 from espalier.harness.store import WITHOUT_LOCKS
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.digests import digest
@@ -65,7 +65,7 @@ class VerdictStore:
                 raise ValueError("of another question")
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except FOREIGN as error:
             tell_once(f"judge: {path} is damaged and does not count: {error}")
             return None
         return verdict

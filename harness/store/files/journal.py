@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.errors import UserError, tell_once
+from espalier.harness.errors import FOREIGN, UserError, foreign, tell_once
 from espalier.harness.store.files import durable
 
 
@@ -112,7 +112,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
     try:
         # The closing brace is the last byte of an entry, so a torn line is never valid JSON.
         entry = json.loads(line)
-    except (ValueError, RecursionError):
+    except FOREIGN:
         return None
     return entry if isinstance(entry, dict) else None
 
@@ -126,7 +126,5 @@ def _bytes(path: Path) -> bytes:
     # Reading a pipe would never end.
     if not path.is_file():
         raise UserError(f"store: {path} is not a file; remove it")
-    try:
+    with foreign(f"store: {path} cannot be read", "the right to read it"):
         return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"store: {path} cannot be read: {error.strerror or error}") from error
