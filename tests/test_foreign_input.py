@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,9 +18,11 @@ import run
 from espalier.harness.api.questions import opened_picture
 from espalier.harness.cli.convert import main as convert
 from espalier.harness.config.checkpoint_names import model_choice
+from espalier.harness.config.compose import read_command
+from espalier.harness.config.group_table import listing
 from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.config.own_choices import own_choices
-from espalier.harness.errors import FOREIGN, UserError
+from espalier.harness.errors import FOREIGN, UserError, steers
 from espalier.harness.evaluation.judging.judge_prompt import read_prompt
 from espalier.harness.paths import ROOT, located
 from espalier.harness.runs.cluster.job_file import JobFile
@@ -286,3 +289,69 @@ def test_an_interruption_of_imports_is_a_line(command: tuple[str, ...], tmp_path
     )
     assert ended.returncode == 130
     assert ended.stderr.splitlines() == ["error: stopped"]
+
+
+@pytest.mark.parametrize(
+    ("override", "place", "table"),
+    [
+        ("cluster.options={qos: long}", ("cluster", "options"), {"qos": "long"}),
+        ("judge.options={top_p: 0.5}", ("judge", "options"), {"top_p": 0.5}),
+        ("log.options={project: a}", ("log", "options"), {"project": "a"}),
+        (
+            "method.draft_options={dtype: float32}",
+            ("method", "draft_options"),
+            {"dtype": "float32"},
+        ),
+        ("benchmark.generation={until: [x]}", ("benchmark", "generation"), {"until": ["x"]}),
+    ],
+)
+def test_a_table_of_options_is_typed_as_pages_print_it(
+    override: str, place: tuple[str, str], table: dict[str, Any]
+) -> None:
+    command = read_command([override], typed=True)
+    assert command is not None
+    assert command.cells[0][place[0]][place[1]].items() >= table.items()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            ["backend=vllm", "backend.options=[1]"],
+            r"backend\.options=\[1\]: backend\.options is a table",
+        ),
+        (
+            ["cluster.option={a: 1}"],
+            r"cluster\.option is not a config key \(did you mean options\?\)",
+        ),
+        (["modle.x={a: 1}"], r"modle is not a config key"),
+        (["model.facts={depht: 1}"], r"model\.facts\.depht is not a config key"),
+    ],
+)
+def test_a_wrong_table_of_options_is_a_line(
+    overrides: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main([*overrides, "--dry"]) == 2
+    assert re.search(line, capsys.readouterr().err.splitlines()[-1])
+
+
+@pytest.mark.parametrize("key", ["backend.url", "judge.base_url", "model.path"])
+def test_a_key_in_an_address_is_in_no_line(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for address in (
+        "http://h/?key=SECRET99",
+        "http://h/a?b=c&api_key=SECRET99#d",
+        "http://h/?a=1;token=SECRET99",
+    ):
+        assert run.main([f"{key}={address}"]) == 2
+        assert "SECRET99" not in capsys.readouterr().err
+
+
+def test_a_listing_steers_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {f"conf/method/{name}.yaml": config("x", None) for name in ("a\x1b[2J", "\u202eb")}
+    install(
+        tmp_path, "own_pack", files | {"conf/method/c.yaml": "# About \x1b]0;own\x07.\nname: c\n"}
+    )
+    with imported_from(tmp_path, monkeypatch):
+        page = listing("method")
+    assert "\\x1b[2J" in page
+    assert not steers(page.replace("\n", ""))

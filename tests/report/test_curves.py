@@ -18,12 +18,12 @@ from espalier.harness.errors import UserError
 from espalier.harness.evaluation.influence import influence
 from espalier.harness.evaluation.samples import score_entries
 from espalier.harness.reports.curves.comparison import read_panels
-from espalier.harness.reports.curves.curve_files import draw_curves, write_curves
+from espalier.harness.reports.curves.curve_files import draw_curves, file_name, write_curves
 from espalier.harness.reports.curves.curve_points import Curve
 from espalier.harness.reports.curves.figures import spread
 from espalier.harness.reports.curves.gain_dots import DOTS, draw_gains
-from espalier.harness.reports.curves.method_report import file_name, write_report
 from espalier.harness.reports.curves.method_report import page as sweep_page
+from espalier.harness.reports.curves.method_report import write_report
 from espalier.harness.reports.curves.redraw import redraw
 from espalier.harness.reports.curves.report_page import config_names
 from espalier.harness.specs.run_spec import RunSpec
@@ -223,6 +223,13 @@ def test_files_of_a_report_have_names_that_links_can_hold(tmp_path: Path) -> Non
     assert "[task:pope](task_pope.md)" in pages["README.md"]
     assert "](task_pope.svg)" in pages["task_pope.md"]
     assert file_name("pope") == "pope"
+    hostile = ("\x1b[2J", "a|b", "a\nb", "\u202eexe", "x" * 3000, "ü" * 3000, "../..", "<b>", '"')
+    names = {file_name(name) for name in hostile}
+    assert len(names) == len(hostile)
+    assert all(
+        len(name.encode()) < 200 and not set(name) & set("/|<>\"'\n\x1b\u202e") for name in names
+    )
+    assert file_name("a|b") != file_name("a/b") == "a_b"
 
 
 def uncorrected(curve: Curve) -> Curve:

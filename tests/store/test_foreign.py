@@ -121,6 +121,17 @@ def test_a_row_that_is_none_is_named(
     assert [row["run_key"] for row in Store(store).rows()] == ["bbbbbbbbbbbbbbbb"]
 
 
+def test_a_row_of_a_gigabyte_is_not_read(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = store / "runs" / ("a" * 16) / "row.json"
+    with path.open("r+b") as file:
+        file.truncate(2**40)  # more than any memory; it takes no room
+    printed = overview(store, tmp_path, capsys)
+    assert "it has more than 64 MiB" in printed["ls"]
+    assert "a" * 16 in printed["verify --dry"]
+
+
 @pytest.mark.parametrize("damage", FILES)
 @pytest.mark.parametrize("name", ["journal.jsonl", "lease", "failed.json", "spec.json", "lock"])
 def test_other_files_that_are_none_stop_nobody(

@@ -15,7 +15,7 @@ from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import FOREIGN, UserError, first_words
 from espalier.harness.paths import ROOT, short_path
 from espalier.harness.reports.html.page_content import KINDS, lines, panels, styles, unscored
 from espalier.harness.reports.html.page_rows import BLOCKS, CodeOf, PageResults, gather
@@ -186,8 +186,9 @@ def _draw(source: PictureSource, results: PageResults, stores: Sequence[Path]) -
         for store in stores:
             try:
                 report.write(store, Path(folder))
-            except UserError as error:
-                results.drop(f"no picture of {source.title.lower()}", f"{store}: {error}")
+            except (*FOREIGN, RuntimeError) as error:  # of names and numbers in rows, in a figure
+                reason = error if isinstance(error, UserError) else first_words(error)
+                results.drop(f"no picture of {source.title.lower()}", f"{store}: {reason}")
                 continue
             return {path.stem: path.read_bytes() for path in Path(folder).glob("*.svg")}
     return {}
